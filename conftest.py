@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,13 +22,19 @@ QUICKLY_COMPILED = (
 # JAX ends the process over a flag it does not know: only versions that were tried have them.
 if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)):
     os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
+# One thread per computation: workers keep all cores busy, and idle threads look for work all day.
+os.environ.setdefault("NPROC", "1")  # of XLA
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy
+
+gc.disable()  # until tests begin: what is imported stays
 
 import pytest  # noqa: E402  (JAX is imported where tests run: xdist's controller needs none)
+
+from helpers import patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
 MEMORY_KEPT = 1.2 * (1 << 30)  # bytes; with more, a worker frees compiled code after a file
 PEAKS = []  # memory of each worker, in KiB
-_code_kept = False  # whether compiled code of earlier files may be in memory
 
 
 def pytest_configure(config):
@@ -41,6 +46,7 @@ def pytest_configure(config):
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # tests run here
         # not in pyproject.toml, since pytest would import JAX to read it before the flags above
         config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
+        patching.watch()
     config.option.loadscopereorder = False  # else files of few tests come last, however long
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)
@@ -97,6 +103,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -109,31 +116,13 @@ def compiled_code_stays():
         yield
 
 
-@cache
-def _patches(path):
-    """Whether tests of a file replace parts of the library, which compiled code would not show."""
-    text = path.read_text(errors="replace")
-    return "setattr(" in text or "MonkeyPatch" in text
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Begin with files that share what they compile; those that patch the library follow."""
-    items.sort(key=lambda item: _patches(item.path))
-
-
 @pytest.fixture(scope="module", autouse=True)
-def let_compiled_code_go(request):
-    """The next file uses what this one compiled, unless parts are patched or memory runs short."""
-    global _code_kept
+def let_compiled_code_go():
+    """The next file uses what this one compiled, unless memory runs short."""
+    yield
     from modicum import runtime
 
-    patched = _patches(request.path)
-    if patched and _code_kept:
-        runtime.let_compiled_code_go()
-    yield
-    _code_kept = not (patched or _memory() > MEMORY_KEPT or runtime.share_of_maps() > 0.3)
-    if not _code_kept:
+    if _memory() > MEMORY_KEPT or runtime.share_of_maps() > 0.3:
         runtime.let_compiled_code_go()
 
 

@@ -31,7 +31,7 @@ SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
         "modicum.posterior.checks.ChecksMixin.loo",
     ),
     *("modicum.posterior.comparison.compare", "modicum.digest.making.digest"),
-    *("modicum.models.from_numpyro.from_numpyro", "modicum.models.own.Model"),
+    *("modicum.models.numpyro.wrapping.from_numpyro", "modicum.models.own.model.Model"),
 }
 
 

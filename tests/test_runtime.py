@@ -54,18 +54,16 @@ def test_options_the_compiler_does_not_know_are_left_out():
     # options come and go with the compiler's versions; this one has long been there
     known = {"xla_backend_optimization_level": 1}
     usable = runtime._usable(tuple((known | {"xla_no_such_option": True}).items()))
-    assert usable == {"compiler_options": known}
-    assert runtime._usable(()) == {}
+    assert usable == known
+    assert runtime._usable(()) is None
 
 
 def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
     usable = runtime._usable(tuple(GPU_GRAPHS.items()))
-    assert usable == {
-        "compiler_options": GPU_GRAPHS
-    }  # a slip of the pen would be left out silently
+    assert usable == GPU_GRAPHS  # a slip of the pen would be left out silently
     asked = []
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)) or {})
+    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)))
     for backend in ("cpu", "gpu", "tpu"):
         monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
         assert float(traced([], on_gpu=GPU_GRAPHS)(jnp.asarray(3.0), 2)) == 9
@@ -74,7 +72,7 @@ def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
 
 def test_options_that_somebody_set_stay_as_they_are(monkeypatch):
     asked = []
-    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)) or {})
+    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)))
     monkeypatch.setenv("XLA_FLAGS", "--xla_other=1 --xla_backend_optimization_level=3")
     assert float(traced([])(jnp.asarray(3.0), 2)) == 9
     assert asked == [{"xla_cpu_use_fusion_emitters": False}]

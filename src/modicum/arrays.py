@@ -24,6 +24,7 @@ __all__ = [
     "erfc",
     "is_numpy",
     "log_gamma_of",
+    "log_sum_exp",
     "namespace",
     "power",
     "sigmoid",
@@ -84,6 +85,14 @@ def sigmoid(x: jax.Array) -> jax.Array:
 def erfc(x: jax.Array) -> jax.Array:
     """The complementary error function."""
     return special.erfc(x) if is_numpy(x) else jax.scipy.special.erfc(x)
+
+
+def log_sum_exp(x: jax.Array) -> jax.Array:
+    """log sum e^x over the last axis."""
+    if not is_numpy(x):
+        return jax.nn.logsumexp(x, axis=-1)
+    highest = np.max(x, axis=-1, keepdims=True)
+    return (highest + np.log(np.sum(np.exp(x - highest), axis=-1, keepdims=True)))[..., 0]
 
 
 def log_gamma_of(x: jax.Array) -> jax.Array:

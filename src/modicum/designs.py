@@ -57,7 +57,7 @@ __all__ = [
 class NamedArrays(Protocol):
     """A named tuple of arrays."""
 
-    def _asdict(self) -> dict[str, Any]: ...
+    def _asdict(self) -> dict[str, Any]: ...  # arrays, of NumPy or of JAX
 
 
 Tables = TypeVar("Tables", bound=NamedArrays)
@@ -104,6 +104,7 @@ class Design(ABC, Generic[Tables]):
     """Which of the `RowFacts` that take a pass the tables are made from."""
     independent: ClassVar[bool] = True
     """Whether rows are drawn independently, any number at a time, so that some can be replaced."""
+    # Any: the design's own Tables, which a class variable cannot name
     layout: ClassVar[Callable[..., Any]]
     """The named tuple that holds the tables."""
 

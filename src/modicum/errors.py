@@ -23,6 +23,7 @@ __all__ = [
     "UnknownNameError",
     "argument",
     "as_options",
+    "fault_text",
     "is_number",
     "suggestion",
     "too_few",
@@ -129,13 +130,13 @@ class ModicumWarning(UserWarning):
     def __hash__(self) -> int:
         return hash((self.code, self.sentence, self.remedy))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain values, for a file."""
-        entries = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
-        return entries | {"numbers": self.numbers}
+        texts = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
+        return {**texts, "numbers": self.numbers}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Self:
+    def from_dict(cls, saved: Mapping[str, Any]) -> Self:  # as json.loads returns it
         """Undo `to_dict`."""
         return cls(saved["code"], saved["sentence"], saved["remedy"], **saved["numbers"])
 
@@ -165,9 +166,21 @@ def too_few(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s are' if number != 1 else ' is'} too few"
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean 'x'?)" if `name` looks like a misspelling of something known."""
-    close = get_close_matches(name.lower(), list(known), n=1)
+def fault_text(fault: Exception) -> str:
+    """Return what other code raised, in one line.
+
+    Examples
+    --------
+    >>> fault_text(ValueError("no such axis"))
+    'ValueError: no such axis'
+    """
+    message = str(fault).splitlines()
+    return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
+
+
+def suggestion(name: str, candidates: Iterable[str]) -> str:
+    """Return " (did you mean 'x'?)" if `name` looks like a misspelling of a candidate."""
+    close = get_close_matches(name.lower(), list(candidates), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -152,7 +152,9 @@ def fit(
         _check_digest(formula, data, (weights, offset, store, dtype), missing)
         table_rows = TableRows(data.pool.rows, 0)
         has_groups = bool(FormulaEncoding.from_dict(data.schema.origin or {}).groups)
-        chosen = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
+        formula_model = model_for(
+            table_rows.rows, family, priors, "explicit" if has_groups else groups
+        )
     else:
         table_rows = read_formula(
             formula,
@@ -165,9 +167,9 @@ def fit(
             text_encoding=encoding,
             progressbar=progressbar,
         )
-        chosen = model_for(table_rows.rows, family, priors, groups)
+        formula_model = model_for(table_rows.rows, family, priors, groups)
     post = sample(
-        chosen.model,
+        formula_model.model,
         data if isinstance(data, Digest) else table_rows.rows,
         method=method,
         draws=draws,
@@ -183,7 +185,7 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    return replace(with_formula(post, table_rows, chosen), table=data)
+    return replace(with_formula(post, table_rows, formula_model), table=data)
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
@@ -193,11 +195,11 @@ def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missin
         raise SettingError(
             "the digest was not made of a formula; sample it with mo.sample(model, digest)."
         )
-    made = FormulaEncoding.from_dict(origin).formula
-    if "".join(str(formula).split()) != "".join(made.split()):
+    original = FormulaEncoding.from_dict(origin).formula
+    if "".join(str(formula).split()) != "".join(original.split()):
         raise SettingError(
-            f"the digest was made for the formula {made!r}, and the likelihood of another needs "
-            "the data: give that formula, or the table."
+            f"the digest was made for the formula {original!r}, and the likelihood of another "
+            "needs the data: give that formula, or the table."
         )
     if others != (None,) * len(others) or missing != "refuse":
         raise SettingError(
@@ -246,8 +248,8 @@ def model_for(
         if groups is not None:
             raise SettingError("groups says how effects are held, and the formula has none.")
         return FormulaModel(model, {})
-    held = multilevel(model, _group_terms(encoding, rows), rows, groups)
-    return FormulaModel(held.model, {"groups": {"value": held.how, "why": held.why}})
+    choice = multilevel(model, _group_terms(encoding, rows), rows, groups)
+    return FormulaModel(choice.model, {"groups": {"value": choice.how, "why": choice.why}})
 
 
 def family_named(name: str) -> type[LinearPredictorModel]:
@@ -308,15 +310,15 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
     name, levels = type(model).__name__, outcome.levels
     classes = type(model).decide is not BaseModel.decide
     binary = classes and "classes" not in {f.name for f in fields(model)}
-    shown = ", ".join(map(repr, levels[:5])) + (", ..." if len(levels) > 5 else "")
+    listed = ", ".join(map(repr, levels[:5])) + (", ..." if len(levels) > 5 else "")
     if levels and set(levels) != {False, True} and not classes:
         raise SettingError(
-            f"the outcome {outcome.expression!r} has levels ({shown}), and {name} needs numbers: "
+            f"the outcome {outcome.expression!r} has levels ({listed}), and {name} needs numbers: "
             "choose a family for classes, or compute numbers from it."
         )
     if len(levels) > 2 and binary:
         raise SettingError(
-            f"the outcome {outcome.expression!r} has {len(levels)} levels ({shown}), and {name} "
+            f"the outcome {outcome.expression!r} has {len(levels)} levels ({listed}), and {name} "
             f"needs two: write {outcome.expression} == {levels[-1]!r}, or use family='softmax'."
         )
     for extra in getattr(model, "outcome_fields", ("y",)):
@@ -329,7 +331,7 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             )
 
 
-def with_formula(post: Posterior, table_rows: TableRows, chosen: FormulaModel) -> Posterior:
+def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaModel) -> Posterior:
     """Add to a posterior the formula and the facts of its table."""
     assert table_rows.rows.schema.origin is not None
     encoding = FormulaEncoding.from_dict(table_rows.rows.schema.origin)
@@ -354,5 +356,5 @@ def with_formula(post: Posterior, table_rows: TableRows, chosen: FormulaModel) -
         post,
         warnings=Warnings(doubts),
         settings=post.settings | settings,
-        tuning=chosen.tuning | post.tuning,
+        tuning=formula_model.tuning | post.tuning,
     )

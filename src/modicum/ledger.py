@@ -121,8 +121,8 @@ class Ledger:
 
     def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return what was entered since `before` (an earlier `to_dict`), in the same form."""
-        then = {(purpose, kind): n for purpose, kind, n in before["counts"]}
-        fresh = {key: n - then.get(key, 0) for key, n in self.counts.items()}
+        earlier = {(purpose, kind): n for purpose, kind, n in before["counts"]}
+        fresh = {key: n - earlier.get(key, 0) for key, n in self.counts.items()}
         return Ledger(
             self.rows,
             counts={key: n for key, n in fresh.items() if n},

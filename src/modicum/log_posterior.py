@@ -19,8 +19,11 @@ from modicum.engines import EngineChoice, engine_for
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
+from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Sums, anchor_at_mode
-from modicum.passes.mode import DENSE_LIMIT, TOLERANCE, curvature, prior_slope
+from modicum.passes.curvature import curvature
+from modicum.passes.mode import TOLERANCE
+from modicum.passes.prior import prior_slope
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision, jit
 from modicum.sample import check_model_and_rows

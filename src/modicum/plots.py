@@ -185,8 +185,8 @@ def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes
         left = 0.0
         for k, purpose in enumerate(purposes):
             passes = post.ledger.by_purpose.get(purpose, 0) / post.ledger.rows
-            shown = purpose if at == 0 else None
-            ax.barh(at, passes, left=left, color=f"C{k % 10}", height=0.6, label=shown)
+            legend = purpose if at == 0 else None
+            ax.barh(at, passes, left=left, color=f"C{k % 10}", height=0.6, label=legend)
             left += passes
         if post.ledger.share:
             words = f"{left:,.0f} passes; HMC on all rows: {left / post.ledger.share:,.0f}"
@@ -244,15 +244,15 @@ def residual_weights(
             "is nothing to draw."
         )
     share = np.arange(1, len(sizes) + 1) / len(sizes)
-    held = np.cumsum(sizes) / sizes.sum()
+    covered = np.cumsum(sizes) / sizes.sum()
     ax = new_axes(ax)
-    ax.plot(100 * share, 100 * held, color=colour_of(post), label="rows of this fit")
+    ax.plot(100 * share, 100 * covered, color=colour_of(post), label="rows of this fit")
     ax.plot(100 * share, 100 * share, color=OTHER, linewidth=0.8, label="all rows alike")
-    one = max(1, len(sizes) // 100)
-    ax.plot(100 * share[one - 1], 100 * held[one - 1], "o", color=colour_of(post), markersize=4)
-    where = (100 * share[one - 1], 100 * held[one - 1])
+    top = max(1, len(sizes) // 100)
+    where = (100 * share[top - 1], 100 * covered[top - 1])
+    ax.plot(*where, "o", color=colour_of(post), markersize=4)
     text = f"  {where[0]:.2g}% of rows: {where[1]:.0f}%"
-    ax.annotate(text, where, va="bottom", ha="right" if held[one - 1] > 0.6 else "left")
+    ax.annotate(text, where, va="bottom", ha="right" if covered[top - 1] > 0.6 else "left")
     ax.set(
         xscale="log",
         xlabel="% of rows, those with the largest residuals first",
@@ -510,20 +510,20 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
 
 def _scalars(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
     """Find scalars by name: where each lies, as (parameter, flat index)."""
-    known = {
+    scalar_places = {
         scalar: (parameter, i)
         for parameter, x in post.draws.items()
         for i, scalar in enumerate(scalar_names(parameter, x.shape[2:], post.labels))
     }
-    chosen: dict[str, tuple[str, int]] = {}
+    places: dict[str, tuple[str, int]] = {}
     for name in [names] if isinstance(names, str) else post.draws if names is None else names:
-        if name in known:
-            chosen[name] = known[name]
+        if name in scalar_places:
+            places[name] = scalar_places[name]
         elif name in post.draws:
-            chosen |= {k: v for k, v in known.items() if v[0] == name}
+            places |= {k: v for k, v in scalar_places.items() if v[0] == name}
         else:
-            raise SettingError(f"there is no parameter {name!r}: {names_like(name, known)}")
-    return chosen
+            raise SettingError(f"there is no parameter {name!r}: {names_like(name, scalar_places)}")
+    return places
 
 
 def _flat(post: Posterior, parameter: str) -> np.ndarray:

@@ -194,10 +194,10 @@ class _Lines:
             sys.stderr.flush()
 
     def update(self, phase: Phase) -> None:
-        """Nothing: a log wants no more."""
+        """Write nothing: a log has a line at the start of each phase only."""
 
     def end(self, phase: Phase) -> None:
-        """Nothing."""
+        """Write nothing."""
 
 
 class _Bars:
@@ -241,7 +241,7 @@ class _Bars:
 class _Output(Protocol):
     """What is shown under a cell, as IPython hands it out."""
 
-    def update(self, shown: dict[str, str], *, raw: bool) -> None:
+    def update(self, data: dict[str, str], *, raw: bool) -> None:
         """Show something else in its place."""
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from modicum.diagnostics.convergence import load_soon
 from modicum.digest import Digest
 from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
@@ -30,11 +29,10 @@ from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
 from modicum.methods.base import Plan, Task
 from modicum.methods.groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
-from modicum.models.base import Params
+from modicum.models.base import DENSE_LIMIT, Params
 from modicum.passes import Starts, Sums
 from modicum.passes.engine import Engine
 from modicum.passes.full_likelihood import free_memory
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import Posterior
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
@@ -64,7 +62,7 @@ from modicum.runtime import in_double_precision, refuse_forked
 
 __all__ = ["sample"]
 
-FUSED = 256  # iterations per call, at most
+FUSED = 128  # iterations per call, at most: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 
@@ -168,27 +166,27 @@ def sample(
             f"checkpoint must be the path of a folder, not {type(checkpoint).__name__}."
         )
     of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
-    chosen = _method_for(method, of_chains, rows, starts)
-    _check_chains(chosen, chains, superchains)
-    tune, draws = _lengths(chosen, rows, draws, tune, passes, thin)
+    sampler = _method_for(method, of_chains, rows, starts)
+    _check_chains(sampler, chains, superchains)
+    tune, draws = _lengths(sampler, rows, draws, tune, passes, thin)
     started = time.monotonic()
     seed = _seed(random_seed, checkpoint)
     problem = _problem(model, rows, starts, engine_for(engine, progressbar))
-    layout = _layout(chosen, chains, superchains, draws, problem.target.size, checkpoint)
+    layout = _layout(sampler, chains, superchains, draws, problem.target.size, checkpoint)
     folder = None
     if checkpoint is not None:
         _check_tracer(problem.target, checkpoint)
         run_length = (draws, tune * thin, layout, thin)
-        folder = Checkpoint(checkpoint, _identity(problem, rows, chosen, *run_length, seed))
+        folder = Checkpoint(checkpoint, _identity(problem, rows, sampler, *run_length, seed))
     with folder or nullcontext(), stoppable(), within_limits():
         length = (draws * thin, tune * thin, layout.chains)
         task = _task(problem, length, seed, folder, FEW if chains == "auto" else None)
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
-            chosen, plan = chosen.decide(task)
+            sampler, plan = sampler.decide(task)
         if "method" in plan.tuning:
             say(str(plan.tuning["method"]), progressbar)
-        if not chosen.of_few_rows:  # though the method that was asked for may be
+        if not sampler.of_few_rows:  # though the method that was asked for may be
             task = task.of_few_chains()
             layout = Layout(task.chains)
         notes = [*_captured(task.target), *plan.notes]
@@ -196,7 +194,6 @@ def sample(
             notes += _about_digest(rows, plan, task.target)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
-            load_soon()  # it takes as long as compiling does, and can go on beside it
             ready = _chains(plan, task, layout, parallel, thin)
             history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
             if plan.settled is not None and ready.settled is None:
@@ -205,7 +202,7 @@ def sample(
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
-            return posterior_of(task, rows, chosen, plan, history, doubts, seconds, thin, layout)
+            return posterior_of(task, rows, sampler, plan, history, doubts, seconds, thin, layout)
 
 
 # What is sampled --------------------------------------------------------------------------
@@ -258,12 +255,12 @@ def _method_for(
     method: str | Method | None, of_chains: bool, rows: Rows | Digest, starts: object
 ) -> Method:
     """The method; with settings that only chains have, the default runs chains."""
-    chosen = resolve(DEFAULT if method is None else method)
-    if isinstance(chosen, Auto) and of_chains:
-        chosen = Auto(laplace=False)
+    sampler = resolve(DEFAULT if method is None else method)
+    if isinstance(sampler, Auto) and of_chains:
+        sampler = Auto(laplace=False)
     if isinstance(rows, Digest):
-        _check_digest(chosen, starts)
-    return chosen
+        _check_digest(sampler, starts)
+    return sampler
 
 
 def _check_chains(method: Method, chains: ChainCount, superchains: int | None) -> None:
@@ -482,25 +479,25 @@ def _chains(
 ) -> Chains | ChainTasks:
     keys = chain_keys(task.seed, task.chains)
     hosts = task.sums.engine.hosts(ChainHost, task.chains)
-    there: Parallel | None = "stacked" if hosts is not None and hosts.accelerators else None
-    how = parallel or there or default_parallel(task.chains)
+    at_hosts: Parallel | None = "stacked" if hosts is not None and hosts.accelerators else None
+    how = parallel or at_hosts or default_parallel(task.chains)
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
-    both = capacity_for(recorded + plan.floats_per_iteration, total, together)
+    with_rows = capacity_for(recorded + plan.floats_per_iteration, total, together)
     # Fetched rows stay in memory for a whole call, others for a block of it.
     fetched = isinstance(plan.rows, Rows)
-    capacity = both if fetched else capacity_for(recorded, total, together)
+    capacity = with_rows if fetched else capacity_for(recorded, total, together)
     assert plan.kernel is not None
     rows = task.sums.engine.feed(plan.rows) if isinstance(plan.rows, Rows) else plan.rows
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     ready = Chains(
         *parts,
-        block=min(both, BLOCK),
+        block=min(with_rows, BLOCK),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,
         settled_length=_settled_length(plan, task),
-        group=task.chains // len(hosts) if hosts is not None and how == there else None,
+        group=task.chains // len(hosts) if hosts is not None and how == at_hosts else None,
     )
     return ready if hosts is None else ChainTasks(ready, hosts)
 

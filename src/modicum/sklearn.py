@@ -119,7 +119,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
     # Sampling -----------------------------------------------------------------------------
 
     def _sample(self, family: LinearPredictorModel, rows: Rows) -> Posterior:
-        changes: dict[str, Any] = {"intercept": self.fit_intercept}
+        changes: dict[str, Any] = {"intercept": self.fit_intercept}  # fields of the family
         if self.prior_scale is not None:
             changes["prior_scale"] = self.prior_scale
         if self.priors is not None:
@@ -144,6 +144,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return np.asarray(self.posterior_.predict(rows, draws=PREDICTION_DRAWS).mean)
 
 
+# Keyword arguments of scikit-learn, which has no types.
 _OF_X: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
 _OF_Y: dict[str, Any] = {"multi_output": False}
 
@@ -158,7 +159,7 @@ def _categorical_columns(X: Features) -> list[str]:
     return []
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(kind: Any) -> bool:  # a type of polars, which need not be installed
     return bool(kind.is_numeric()) or str(kind) == "Boolean"
 
 

@@ -1,4 +1,4 @@
-"""ArviZ's diagnostics behind our names, at the edges too."""
+"""The diagnostics of ArviZ, for all scalars at once, at the edges too."""
 
 import ast
 from pathlib import Path
@@ -20,14 +20,61 @@ def draws():
     return np.random.default_rng(1).normal(size=(4, 500, 3, 2))
 
 
+def arviz_of(x):
+    tail = (1 - 0.9) / 2
+    return {
+        ess: array_stats.ess(x, method="bulk"),
+        ess_tail: array_stats.ess(x, method="tail", prob=(tail, 1 - tail)),
+        mcse: array_stats.mcse(x, method="mean"),
+        r_hat: array_stats.rhat(x, method="rank"),
+    }
+
+
 def test_agree_with_arviz(draws):
-    x = draws[:, :, 1, 0]
-    assert ess(draws)[1, 0] == pytest.approx(float(array_stats.ess(x)))
-    assert ess_tail(draws)[1, 0] == pytest.approx(
-        float(array_stats.ess(x, method="tail", prob=(0.05, 0.95)))
-    )
-    assert mcse(draws)[1, 0] == pytest.approx(float(array_stats.mcse(x)))
-    assert r_hat(draws)[1, 0] == pytest.approx(float(array_stats.rhat(x)))
+    for measure, theirs in arviz_of(draws[:, :, 1, 0]).items():
+        assert measure(draws)[1, 0] == pytest.approx(float(theirs), rel=1e-12)
+
+
+def some_series(seed):
+    """Few and many draws, odd numbers of them, ties, rejections, long tails, chains apart."""
+    rng = np.random.default_rng(seed)
+    chains, n = rng.integers(1, 6), rng.choice([4, 5, 6, 7, 8, 9, 11, 16, 50, 99, 201])
+    phi = rng.choice([-0.9, -0.5, 0, 0.5, 0.9, 0.99])
+    x = lfilter([1], [1, -phi], rng.normal(size=(chains, n)), axis=1)
+    kinds = [
+        lambda: x,
+        lambda: np.round(x),
+        lambda: x[:, np.sort(rng.integers(0, n, n))],
+        lambda: np.exp(3 * x),
+        lambda: x + rng.normal(size=(chains, 1)),
+    ]
+    return kinds[seed % len(kinds)]()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+def test_agree_with_arviz_on_all_kinds_of_series():
+    compared = dict.fromkeys(MEASURES, 0)
+    for seed in range(150):
+        x = some_series(seed)
+        if np.ptp(x) == 0:
+            continue
+        for measure, theirs in arviz_of(x).items():
+            if measure is r_hat and len(x) == 1:  # ArviZ has none
+                continue
+            ours = measure(x)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, err_msg=f"{measure} of {seed}")
+            compared[measure] += np.isfinite(ours)
+    assert min(compared.values()) > 100
+
+
+def test_scalars_do_not_depend_on_each_other(monkeypatch):
+    x = np.stack([some_series(seed=k)[:1, :4] for k in range(30)], axis=-1)
+    x = np.concatenate([x, x[:, ::-1] + 0.1, x * 1.3 - 0.2])
+    whole = {measure: measure(x) for measure in MEASURES}
+    monkeypatch.setattr("modicum.diagnostics.convergence.TOGETHER", 50)
+    for measure, values in whole.items():
+        np.testing.assert_array_equal(measure(x), values)
+        np.testing.assert_array_equal([measure(x[..., k]) for k in range(30)], values)
 
 
 def test_ess_and_mcse_of_an_autoregression():

@@ -50,7 +50,7 @@ def test_stein_kernel_is_the_one_of_its_definition(x64):
         return k(a, b) * sa @ sb + sa @ jax.grad(k, 1)(a, b) + sb @ jax.grad(k, 0)(a, b) + mixed
 
     over = jax.vmap(jax.vmap(pair, (None, 0, None, 0)), (0, None, 0, None))
-    right = np.asarray(over(x, x, s, s))
+    right = np.asarray(jax.jit(over)(x, x, s, s))
     settings = {"c": 1.3, "beta": -0.4}
     assert kernel_stein_discrepancy(x, s, **settings) ** 2 == pytest.approx(right.mean())
     off = right.sum() - np.trace(right)

@@ -17,7 +17,7 @@ from modicum.designs import weight_tables
 from modicum.digest.keeping import expansion
 from modicum.digest.pool import Pool, RowCounts, choose
 from modicum.methods.whole_posterior import WholeLogPosterior
-from modicum.passes.mode import whitening_factor
+from modicum.passes.curvature import whitening_factor
 
 N, SIZE = 2500, 600
 MODEL = mo.models.Logistic()

@@ -1,32 +1,37 @@
 """Optimised code, for the few tests that compute longer than they compile (see conftest.py)."""
 
-import os
 from contextlib import contextmanager
 from functools import cache
 
 import jax
 import pytest
 
+from modicum.methods.ecs.tuning import pilot_chains
 from modicum.run import advance
-from modicum.runtime import FAST_COMPILE, _usable, jit
+from modicum.runtime import FAST_COMPILE, _usable
 
 
 def optimised(function, **settings):
     """`jax.jit` for long simulations."""
-    return jax.jit(function, **settings, **_usable(tuple(FAST_COMPILE.items())))
+    options = _usable(tuple(FAST_COMPILE.items()))
+    return jax.jit(function, **settings, compiler_options=options)
 
 
 @contextmanager
 def optimised_chains():
-    """Have the loop in which chains run compiled as users have it."""
-    rest = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "_level" not in flag]
+    """Have the loops in which chains run, a pilot's too, compiled as users have them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XLA_FLAGS", " ".join(rest))  # `jit` looks when a function is first called
-        for name in ("advance", "advance_together"):
-            patch.setattr(advance, name, _loop(name))
+        patch.setattr(advance, "advance", _loop(ONE, 2))
+        patch.setattr(advance, "advance_together", _loop(TOGETHER, 2))
+        patch.setattr(pilot_chains, "_chains", _loop(PILOT, 3))
         yield
 
 
 @cache
-def _loop(name):
-    return jit(static=(0, 1))(getattr(advance, name).__wrapped__)
+def _loop(function, statics):
+    return optimised(function, static_argnums=tuple(range(statics)))
+
+
+ONE = advance.advance.__wrapped__
+TOGETHER = advance.advance_together.__wrapped__
+PILOT = pilot_chains._chains.__wrapped__

@@ -46,6 +46,11 @@ def class_rows(n=300, d=2, classes=3, seed=4, **kwargs):
     return mo.Rows(x=x, y=np.argmax(eta + rng.gumbel(size=eta.shape), axis=1) * 1.0, **kwargs)
 
 
+def softplus(eta):
+    """log(1 + exp(eta)) where eta is not large: twice as quick as `np.logaddexp`."""
+    return np.log(1 + np.exp(eta))
+
+
 def all_of(rows):
     return rows.slice(0, len(rows))
 

@@ -24,7 +24,7 @@ from modicum.kernels.energy_conserving import (
     replace_blocks,
 )
 from modicum.kernels.moves import HMCMove
-from modicum.methods.ecs import pilot
+from modicum.methods.ecs import composition
 from modicum.methods.ecs.tuning import refresh_acceptance
 
 SLOW = pytest.mark.slow
@@ -308,7 +308,7 @@ def test_weighted_rows_about_the_same_anchor_are_right():
 @pytest.mark.slow
 def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
     # each subsample's own posterior, averaged: too wide by the noise of the gradient
-    monkeypatch.setattr(pilot, "EnergyConservingKernel", AlwaysAccept)
+    monkeypatch.setattr(composition, "EnergyConservingKernel", AlwaysAccept)
     method = mo.HMCECS(anchor=toy.poor_anchor(), design="weighted", order=1, **toy.POOR)
     post = toy.sample(method, draws=2000, chains=2, random_seed=1)
     assert "sd" in toy.faults(post)

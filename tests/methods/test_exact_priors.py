@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.targets import TIMES, flat_draws, mean_and_error
+from helpers.targets import TIMES, flat_draws, mean_and_error, softplus
 
 M, P = mo.models, mo.priors
 PRIORS = {"a": P.Laplace(0, 0.02), "b": P.StudentT(2, 0, 0.02)}
@@ -36,7 +36,7 @@ def truth():
     log = np.empty(len(points))
     for part in np.array_split(np.arange(len(points)), 40):
         eta = points[part] @ x.T
-        log[part] = eta @ y - np.logaddexp(0, eta).sum(1)
+        log[part] = eta @ y - softplus(eta).sum(1)
     log += -np.abs(points[:, 0]) / 0.02 - 1.5 * np.log1p((points[:, 1] / 0.02) ** 2 / 2)
     weight = np.exp(log - log.max())
     return weight @ np.c_[points, points**2] / weight.sum()

@@ -90,19 +90,30 @@ def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):
     cov = np.array([[4.0, 1.2], [1.2, 1.0]])
     inverse_mass, factor = jnp.asarray(cov), np.linalg.cholesky(cov)
 
+    @jax.jit
     def density(z):
         return -0.5 * z @ jnp.linalg.solve(inverse_mass, z)
 
     at = jnp.array([1.0, -0.5])
     point = Point(at, *jax.value_and_grad(density)(at))
     key, move = jax.random.key(1), HMCMove(1.2)
-    moved, _ = _move_by_matrix(move, key, point, density, jnp.asarray(0.3), inverse_mass)
+
+    @jax.jit
+    def after(step):
+        return _move_by_matrix(move, key, point, density, step, inverse_mass)[0]
+
+    @jax.jit
+    def after_plain(point):
+        along = lambda w: density(at + factor @ w)  # noqa: E731
+        return move(key, point, along, jnp.asarray(0.3), jnp.ones(2))[0]
+
+    moved = after(0.3)
     np.testing.assert_allclose(moved.logdensity, density(moved.position), rtol=1e-10)
     np.testing.assert_allclose(moved.logdensity_grad, jax.grad(density)(moved.position), rtol=1e-8)
     plain = Point(jnp.zeros(2), point.logdensity, factor.T @ point.logdensity_grad)
-    there, _ = move(key, plain, lambda w: density(at + factor @ w), jnp.asarray(0.3), jnp.ones(2))
+    there = after_plain(plain)
     np.testing.assert_allclose(moved.position, at + factor @ there.position, rtol=1e-10)
-    stayed, _ = _move_by_matrix(move, key, point, density, jnp.asarray(50.0), inverse_mass)
+    stayed = after(50.0)
     assert np.array_equal(stayed.position, at)
     assert np.array_equal(stayed.logdensity_grad, point.logdensity_grad)
 

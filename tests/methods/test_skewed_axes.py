@@ -140,7 +140,7 @@ def test_nuts_moves_along_the_curves(rows, monkeypatch):
     assert plan.context.curves is not None
     assert plan.tuning["skewed axes"]["value"] == 1
     assert mo.NUTS(step_size=0.3).plan(task_of(MODEL, rows)).context.curves is None
-    task.kept[KEPT] = None  # as if draws had been weighed, and no axis were skewed
+    task.cache[KEPT] = None  # as if draws had been weighed, and no axis were skewed
     assert mo.NUTS().plan(task).context.curves is None
 
 

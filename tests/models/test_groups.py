@@ -51,11 +51,11 @@ def test_the_likelihood_is_that_of_the_columns_written_out(x64):
     rng = np.random.default_rng(2)
     t = start + rng.normal(size=len(start))
     batch = held.slice(0, len(held))
-    theta = target.report(jnp.asarray(t))
+    theta = jax.tree.map(np.asarray, jax.jit(target.report)(t))
     eta = batch["x"] @ theta["beta"] + theta["intercept"] + theta["1|h"][batch["h"]]
     eta += theta["1|g"][batch["g"]] + theta["b|g"][batch["g"]] * batch["x"][:, 1]
     truth = batch["y"] * eta - np.logaddexp(0, eta)
-    np.testing.assert_allclose(target.log_likelihood(jnp.asarray(t), batch), truth, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(target.log_likelihood)(t, batch), truth, atol=1e-6)
 
 
 # The prior -------------------------------------------------------------------------------------
@@ -81,16 +81,20 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
     term = Effects(where, count, sds, partials, (HalfNormal,) * count)
     numbers = (*(np.asarray(1.0),) * count, np.asarray(eta))
 
+    @jax.jit
+    def transformed(own):
+        return correlations(own, count), jax.jacobian(lambda o: correlations(o, count))(own)
+
     def without_constant(t):
-        own = jnp.asarray(t)[np.array(partials)]
+        below, jacobian = transformed(t[np.array(partials)])
         r = np.eye(count)
-        r[np.tril_indices(count, -1)] = correlations(own, count)
+        r[np.tril_indices(count, -1)] = below
         r = np.tril(r) + np.tril(r, -1).T
         sd = np.exp(t[list(sds)])
         u = t[: len(where)].reshape(count, levels).T
         log = stats.multivariate_normal(np.zeros(count), np.outer(sd, sd) * r).logpdf(u).sum()
         log += stats.halfnorm.logpdf(sd).sum() + np.log(sd).sum()
-        volume = np.linalg.slogdet(jax.jacobian(lambda o: correlations(o, count))(own))[1]
+        volume = np.linalg.slogdet(jacobian)[1]
         return log + (eta - 1) * np.linalg.slogdet(r)[1] + volume
 
     ours = jax.jit(term.log_density)
@@ -122,18 +126,21 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
     where, whole, scale = np.array([0, 2]), 1, 4
     w = np.array([0.3, 0.7])
 
+    @jax.jit
+    def both(z, proxy):
+        return *straighten(z, proxy), jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+
     def moved(shared):
         into = np.linalg.inv(factor)[:, [*where, whole]]
         arrays = (where, np.zeros(2, int), ratio * w, [scale], [shared], into)
         warp = Warp(*map(jnp.asarray, arrays))
-        proxy = Proxy(at, jnp.asarray(factor), jnp.zeros(5), None, warp=warp)
-        s, growth = straighten(z, proxy)
-        jacobian = jax.jacobian(lambda z: straighten(z, proxy)[0])(z)
+        proxy = Proxy(jnp.asarray(at), jnp.asarray(factor), jnp.zeros(5), None, warp=warp)
+        s, growth, jacobian = map(np.asarray, both(z, proxy))
         assert float(growth) == pytest.approx(np.linalg.slogdet(jacobian)[1], abs=1e-10)
-        return np.array(at + factor @ s)
+        return at + factor @ s
 
-    at, z = jnp.asarray(rng.normal(size=5)), jnp.asarray(rng.normal(size=5))
-    r = np.array(at + factor @ z)
+    at, z = rng.normal(size=5), rng.normal(size=5)
+    r = at + factor @ z
     away, tau_square = (r - at)[where], np.exp(2 * np.array([at[scale], r[scale]]))
     V = 1 / (ratio * w / tau_square[0] + 1 / tau_square[:, None])  # at the anchor, and here
     narrower = np.sqrt(V[1] / V[0])

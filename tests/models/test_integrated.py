@@ -1,5 +1,6 @@
 """Groups integrated out: against brute-force quadrature, autodiff, and effects held explicitly."""
 
+from functools import partial
 from itertools import product
 
 import jax
@@ -11,7 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import modicum as mo
-from helpers.targets import exact_draws
+from helpers.targets import exact_draws, softplus
 from modicum.errors import DataError, SettingError
 from modicum.estimators.groups import (
     GroupTaylor,
@@ -117,11 +118,11 @@ def test_nodes_kept_at_a_point_give_the_same_function_there():
 class Standing(IntegratedEffects):
     """The negative control: nodes that stay where they were at the anchor."""
 
-    def nodes_of(self, theta, batch):
+    def nodes_of(self, theta, flat, known):
         """Those of the anchor."""
-        if "group_centre" in batch:
-            theta = integrated._laid_out(theta, jnp.asarray(batch["group_point"]))
-        return super().nodes_of(theta, batch)
+        if known is not None:
+            theta = integrated._laid_out(theta, known.point)
+        return super().nodes_of(theta, flat, known)
 
 
 @pytest.mark.parametrize("kind", [IntegratedEffects, Standing])
@@ -182,8 +183,13 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
     # sum of proxies and residuals over all groups: the log-likelihood itself
     moved = np.asarray(anchor.point + anchor.factor @ z)
-    total = anchor.C + cv.log_proxy(z, proxy) - target.log_prior(moved)
-    total += jax.jit(lambda b: jnp.sum(cv.values(cv.cache(b, proxy), z, proxy)))(everything)
+
+    @jax.jit
+    def added_up(batch):
+        residuals = cv.values(cv.cache(batch, proxy), z, proxy)
+        return cv.log_proxy(z, proxy) - target.log_prior(moved) + jnp.sum(residuals)
+
+    total = anchor.C + added_up(everything)
     exact = Sums(target, groups, sums.engine, sums.ledger).value(moved, "mode")
     assert abs(float(total) - exact) < 1e-8
 
@@ -267,7 +273,7 @@ def test_posterior_of_all_rows(fitted):
         found = []
         for beta, log_tau, intercept in points:
             eta = (intercept + beta * batch["x"][:, 0])[:, None] + np.exp(log_tau) * xi
-            f = -np.log1p(np.exp(sign * eta))  # y eta - log(1 + exp(eta))
+            f = -softplus(sign * eta)  # y eta - log(1 + exp(eta))
             likelihood = logsumexp(np.add.reduceat(f, starts), b=w, axis=1).sum()
             prior = -0.5 * (beta / 2) ** 2 - 0.5 * (intercept / 2) ** 2
             found.append(likelihood + prior - 0.5 * np.exp(2 * log_tau) + log_tau)
@@ -298,7 +304,7 @@ def test_effects_drawn_afterwards(fitted):
         x, y = everything["x"][mine, 0], everything["y"][mine]
         tau = draws["group_sd"] * grid  # (draws, grid)
         eta = (draws["intercept"][:, None] + draws["beta"] * x)[:, :, None] + tau[:, None, :]
-        h = np.sum(y[:, None] * eta - np.logaddexp(0, eta), axis=1) - grid**2 / 2
+        h = np.sum(y[:, None] * eta - softplus(eta), axis=1) - grid**2 / 2
         p = np.exp(h - logsumexp(h, axis=1, keepdims=True))
         mean = np.sum(p * tau, axis=1)
         sd = np.sqrt(np.mean(np.sum(p * tau**2, axis=1)) - np.mean(mean) ** 2)
@@ -352,10 +358,13 @@ def over_normal(family, predictors, sd):
     """The mean of outcomes over a first predictor with this sd, by a fine trapezium rule."""
     z = np.linspace(-9, 9, 4001)
     weights = np.exp(-(z**2) / 2)
-    means = jax.vmap(lambda z: jax.vmap(family.mean)(jnp.asarray(predictors).at[:, 0].add(sd * z)))(
-        jnp.asarray(z)
-    )
+    means = _means(family, np.asarray(predictors), sd, z)
     return np.tensordot(weights / weights.sum(), np.asarray(means), 1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _means(family, predictors, sd, z):
+    return jax.vmap(lambda z: jax.vmap(family.mean)(predictors.at[:, 0].add(sd * z)))(z)
 
 
 QUICKLY = ("probit", "poisson", "ordinal")
@@ -385,20 +394,24 @@ def test_means_over_groups_that_are_not_said(name):
     theta["group_partial"] = jnp.array([0.3])
     batch = {k: v for k, v in rows.slice(0, 4).items() if k not in ("y", "g")}
     alone = {k: v for k, v in batch.items() if k != "h"}
-    predictors = model.family.predictor_vector(theta, batch)  # effects of h are 0 at the start
     u = np.array([[0.4, -0.2], [0.4, -0.2], [-0.6, 0.5], [-0.6, 0.5]])
     shift = u[:, 0] + x[:, 0] * u[:, 1]
-    T = np.asarray(model.covariance.factor(theta))
+
+    @jax.jit
+    def evaluated(theta, u):
+        means = [model.expected(theta, rows) for rows in (batch, alone)]
+        means += [model.expected_given(theta, u, rows) for rows in (batch, alone)]
+        (factor,) = model.family.resolved_priors.effect_factors(theta[OWN])
+        of_start = model.family.predictor_vector(theta, batch)  # where effects of h are 0
+        return means, of_start, model.covariance.factor(theta), factor
+
+    means, predictors, T, factor = jax.tree.map(np.asarray, evaluated(theta, u))
     of_g = np.linalg.norm(np.column_stack([np.ones(4), x[:, 0]]) @ T, axis=1)
-    (factor,) = model.family.resolved_priors.effect_factors(theta[OWN])
-    of_h = np.linalg.norm(np.column_stack([np.ones(4), x[:, 1]]) @ np.asarray(factor), axis=1)
-    known = jnp.asarray(predictors).at[:, 0].add(shift)
-    checks = [
-        (model.expected(theta, batch), predictors, of_g),
-        (model.expected(theta, alone), predictors, np.hypot(of_g, of_h)),
-        (model.expected_given(theta, u, batch), known, 0 * of_g),
-        (model.expected_given(theta, u, alone), known, of_h),
-    ]
+    of_h = np.linalg.norm(np.column_stack([np.ones(4), x[:, 1]]) @ factor, axis=1)
+    known = predictors.copy()
+    known[:, 0] += shift
+    points = [predictors, predictors, known, known]
+    checks = list(zip(means, points, (of_g, np.hypot(of_g, of_h), 0 * of_g, of_h), strict=True))
     for mean, at, sd in checks:
         np.testing.assert_allclose(mean, over_normal(model.family, at, sd), rtol=1e-4)
     if name == "probit":  # Phi(eta / sqrt(1 + s^2))

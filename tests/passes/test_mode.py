@@ -26,7 +26,8 @@ from helpers.targets import (
 from modicum.errors import NoModeError
 from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
 from modicum.passes.anchor import whitening_factor
-from modicum.passes.mode import TOLERANCE, _is_idle, prior_slope
+from modicum.passes.mode import TOLERANCE, _is_idle
+from modicum.passes.prior import prior_slope
 
 M = mo.models
 

@@ -16,8 +16,8 @@ from modicum.methods.pool import _block_values
 from modicum.models import Target
 from modicum.passes import anchor_at, engine
 from modicum.passes.linear import linear_hessian_sum
-from modicum.passes.mode import _prior_hessian, _prior_slope, prior_hessian, prior_slope
 from modicum.passes.on_numpy import hessian_by_numpy
+from modicum.passes.prior import _prior_hessian, _prior_slope, prior_hessian, prior_slope
 from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
 
 M, P = mo.models, mo.priors
@@ -160,11 +160,12 @@ def test_weighted_normal_draws_compile_nothing(name):
     assert COMPILED.total > before  # the negative control: what is compiled is counted
 
 
-def test_products_take_one_thread_while_anybody_asks():
-    switch = _blas_threads()
-    if switch is None:
-        pytest.skip("the library that NumPy multiplies by has no switch")
-    get, put = switch
+@pytest.mark.parametrize("library", [0, 1])  # NumPy's, and SciPy's
+def test_products_take_one_thread_while_anybody_asks(library):
+    switches = _blas_threads()
+    if len(switches) <= library:
+        pytest.skip("the library has no switch")
+    get, put = switches[library]
     before = get()
     try:
         put(2)
@@ -173,6 +174,10 @@ def test_products_take_one_thread_while_anybody_asks():
                 assert get() == 1
             assert get() == 1
         assert get() == 2
+        with one_blas_thread.for_small(100):
+            assert get() == 1
+        with one_blas_thread.for_small(2000):  # where threads are worth it
+            assert get() == 2
         with pytest.raises(KeyError), one_blas_thread():
             raise KeyError
         assert get() == 2

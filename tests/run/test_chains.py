@@ -66,7 +66,7 @@ def records(rows, counts, parallel="threads", kernel=None, capacity=8, **more):
         chains.begin()
         done, parts = 0, []
         for count, after in zip(counts, [*counts[1:], 0], strict=True):
-            parts.append(chains.advance(done, count, next_count=after))
+            parts += chains.advance(done, count, next_count=after)
             done += count
         chains.close()
     return {name: np.concatenate([p[name] for p in parts], axis=1) for name in parts[0]}
@@ -152,7 +152,7 @@ def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
         chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, given["store"])
         chains.begin()
         for count in (3, 7, 2):
-            part = chains.advance(done, count, next_count=5)  # never what comes next
+            (part,) = chains.advance(done, count, next_count=5)  # never what comes next
             np.testing.assert_array_equal(part["position"], truth["position"][:, done:][:, :count])
             done += count
         chains.close()
@@ -178,7 +178,7 @@ def test_state_saved_and_restored_goes_on_the_same(tmp_path):
             first.begin()
             first.advance(0, 8)
             second.restore(first.leaves())
-            part = second.advance(8, 8)
+            (part,) = second.advance(8, 8)
         np.testing.assert_array_equal(part["position"], truth["position"][:, 8:])
 
 

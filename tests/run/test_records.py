@@ -1,6 +1,4 @@
-"""Records are packed, come to the host whole, in pieces, and are taken apart again."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""Records are packed, come to the host whole, and are taken apart again."""
 
 import jax
 import jax.numpy as jnp
@@ -18,24 +16,37 @@ def some_record(slots, chains=3):
     }
 
 
-@pytest.mark.parametrize("slots", [5, 64, 130, 192])
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("threads", [1, 8])
-def test_the_beginning_of_a_record(slots, share, threads, x64, monkeypatch):
-    record, count, at = some_record(slots), int(share * slots), 7
-    monkeypatch.setattr(records, "COPY_THREADS", threads)
-    monkeypatch.setattr(records, "PIECE", 64 * 3 * 4 * 8)  # 64 slots, which those above straddle
-    room = records.room_for(record, at + count + 2)
-    for values in room.values():
-        values[:] = -1
-    with ThreadPoolExecutor(threads) as pool:
-        records.copy_to(room, at, jax.tree.map(jnp.asarray, record), count, pool)
+@pytest.mark.parametrize("count", [0, 3, 60, 64])
+@pytest.mark.parametrize("left", [records.MOST_PINNED, 0])
+def test_the_beginning_of_a_record_arrives(count, left, x64):
+    record, pages = some_record(64), records.PinnedPages(left)
+    here = pages.arrived(pages.send(jax.tree.map(jnp.asarray, record)), count)
     for names, values in record.items():
-        found = room[names]
-        np.testing.assert_array_equal(found[:, at : at + count], values[:, :count])
-        assert np.all(found[:, :at] == -1)
-        assert np.all(found[:, at + count :] == -1)
-        assert found.dtype == values.dtype
+        np.testing.assert_array_equal(here[names], values[:, :count])
+        assert here[names].dtype == values.dtype
+        # few slots do not hold the pages of many, nor does a run that has used its share
+        assert here[names].flags.owndata == (left == 0 or count <= 32)
+    assert (left - pages.left > 0) == (left > 0 and count > 32)
+
+
+def test_pages_are_reserved_and_given_back(x64, monkeypatch):
+    sent = []
+    monkeypatch.setattr(records, "RESERVED", 1000)
+    pages = records.PinnedPages(left=4_500)
+    monkeypatch.setattr(pages, "send", lambda piece: sent.append(piece) or piece)
+    pages.reserve(2_500)
+    assert [piece["piece",].nbytes for piece in sent] == [1000] * 3
+    pages.reserve(10**9)  # no more than a run may use
+    assert len(sent) == 3 + 5
+    assert pages.left == 4_500
+
+
+def test_parts_are_joined_by_iterations_and_groups_by_chains():
+    one, two = ({"lp": np.full((2, n), float(n))} for n in (3, 4))
+    assert records.joined([one, two])["lp"].tolist() == [[3.0] * 3 + [4.0] * 4] * 2
+    assert records.joined([]) == {}
+    both = records.side_by_side([[one, two], [one, two]])
+    assert [part["lp"].shape for part in both] == [(4, 3), (4, 4)]
 
 
 def test_numbers_are_packed_by_type_and_unpacked_by_name(x64):

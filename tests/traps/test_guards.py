@@ -13,6 +13,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.compiling import optimised_chains
 from helpers.interrupted import planned
 from helpers.targets import logistic_rows, quick, sums_of
 from modicum.errors import ModicumWarning
@@ -74,7 +75,8 @@ def by_default(model, rows):
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
     task = Task(sums.target, start, rows, sums, names, 100, 100, 2, 1)
-    return mo.Auto(laplace=False).decide(task)
+    with optimised_chains():
+        return mo.Auto(laplace=False).decide(task)
 
 
 # What the pilot study shows ----------------------------------------------------------------

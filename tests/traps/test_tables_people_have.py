@@ -10,7 +10,7 @@ import modicum as mo
 from helpers.targets import sums_of
 from modicum.errors import as_options
 from modicum.models.separation import find_silent_counts
-from modicum.passes.mode import require_noise
+from modicum.passes.faults import require_noise
 from modicum.rows.checks import names_like
 from modicum.rows.formula.parsing import parse
 
@@ -95,6 +95,6 @@ def test_noise_is_asked_for_of_quantiles_too():
     y = 2 * x[:, 0] + 1
     sums, start = sums_of(mo.models.AsymmetricLaplace(), mo.Rows(x=x, y=y))
     with pytest.raises(mo.ModicumError, match="without noise"):
-        require_noise(sums, start)
+        require_noise(sums, start, converged=False)
     noisy = mo.Rows(x=x, y=y + 0.01 * rng.normal(size=100))
-    require_noise(*sums_of(mo.models.AsymmetricLaplace(), noisy))
+    require_noise(*sums_of(mo.models.AsymmetricLaplace(), noisy), converged=False)

@@ -7,7 +7,8 @@ functions each, an intercept) is not public. The Polish one is (Zieba, Tomczak a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
 from zipfile import ZipFile
 
 import numpy as np
@@ -118,7 +119,9 @@ def _tables(folder: Folder, download: bool, progressbar: bool) -> Iterator[pd.Da
                     yield _table(file, True, None)
 
 
-def _table(file: Any, arff: bool, compression: Any) -> pd.DataFrame:
+def _table(
+    file: Path | IO[bytes], arff: bool, compression: Literal["infer"] | None
+) -> pd.DataFrame:
     import pandas as pd
 
     if not arff:
@@ -133,8 +136,8 @@ def _columns(table: pd.DataFrame) -> Arrays:
     missing = [name for name in (*RATIOS.values(), "class") if name not in table.columns]
     if missing:
         raise DataError(f"a file of the Polish firms has no column {missing[0]}; fetch it again.")
-    kept = table[[*RATIOS.values(), "class"]].apply(_numbers).dropna()
-    return {name: kept[name].to_numpy(np.float64) for name in kept}  # type: ignore[misc]
+    complete = table[[*RATIOS.values(), "class"]].apply(_numbers).dropna()
+    return {name: complete[name].to_numpy(np.float64) for name in complete}  # type: ignore[misc]
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:

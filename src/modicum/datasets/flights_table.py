@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -90,7 +90,8 @@ def _table(path: Path, columns: list[str] | None) -> pd.DataFrame:
         return pd.read_csv(path, usecols=columns)
     with tarfile.open(path) as archive:
         member = next(m for m in archive.getmembers() if m.name.endswith("data/flights.csv.zip"))
-        inside: Any = archive.extractfile(member)
+        inside = archive.extractfile(member)
+        assert inside is not None, "a member that is a file"
         return pd.read_csv(inside, usecols=columns, compression="zip")
 
 

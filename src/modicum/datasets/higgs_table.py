@@ -55,12 +55,12 @@ def higgs(
     x, y = _read(path, limit)
     whole = len(y) == WHOLE
     cut = WHOLE - TEST if whole else len(y)
-    what = "all" if whole else "a part"
+    extent = "all" if whole else "a part"
     return Dataset(
         name="higgs",
         rows=Rows(x=x[:cut], y=y[:cut], columns=COLUMNS),
         model=Logistic(prior_scale=2.5, intercept_scale=10.0),
-        description=f"simulated collisions, signal against background; {what} of the file",
+        description=f"simulated collisions, signal against background; {extent} of the file",
         source=HOME,
         test=Rows(x=x[cut:], y=y[cut:], columns=COLUMNS) if whole else None,
     )

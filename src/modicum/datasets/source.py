@@ -27,9 +27,9 @@ def data_folder(folder: Folder = None) -> Path:
     >>> data_folder("tables").name
     'tables'
     """
-    chosen = folder or os.environ.get("MODICUM_DATA")
-    if chosen:
-        return Path(chosen).expanduser()
+    path = folder or os.environ.get("MODICUM_DATA")
+    if path:
+        return Path(path).expanduser()
     return cache_folder()
 
 

@@ -1,11 +1,15 @@
-"""Effective sample size, R-hat and Monte Carlo error, by ArviZ's rank-normalised estimators.
+"""Effective sample size, R-hat and Monte Carlo error, rank-normalised; and nested R-hat.
 
-Nested R-hat, for thousands of short chains, is implemented here.
+The estimators of Vehtari et al., with Geyer's sums as Stan and ArviZ take them, for all scalars of
+an array at once. They are those of ArviZ, with which the tests compare them: importing it takes
+longer than many a fit, and its functions take the scalars one by one.
 
 References
 ----------
 Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), "Rank-normalization, folding, and
 localization: an improved R-hat for assessing convergence of MCMC", Bayesian Analysis.
+
+Geyer (1992), "Practical Markov chain Monte Carlo", Statistical Science.
 
 Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman (2022), "Nested R-hat: assessing the
 convergence of Markov chain Monte Carlo when running many short chains", arXiv 2110.13017.
@@ -13,10 +17,9 @@ convergence of Markov chain Monte Carlo when running many short chains", arXiv 2
 
 from __future__ import annotations
 
-import threading
-import warnings
+import os
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +30,8 @@ from modicum.errors import SettingError, whole_number
 __all__ = ["ess", "ess_tail", "mcse", "nested_r_hat", "r_hat"]
 
 Floats = NDArray[np.float64]
+TOGETHER = 2**20  # numbers that are ranked and transformed at a time
+CONSTANT = 1e-15  # the range of a series of zeros and ones that has but one of them
 
 
 def ess(x: ArrayLike) -> PerScalar:
@@ -41,24 +46,30 @@ def ess(x: ArrayLike) -> PerScalar:
     >>> ess(x).shape, bool(np.all(ess(x) > 1500))
     ((2,), True)
     """
-    return _each(x, lambda a: _array_stats().ess(a, method="bulk"))
+    return _per_scalar(x, lambda a: _effective(_normal_scores(_halves(a))))
 
 
 def ess_tail(x: ArrayLike, prob: float = 0.9) -> PerScalar:
     """Effective sample size for the two ends of the central interval of probability `prob`."""
     tail = (1 - prob) / 2
-    return _each(x, lambda a: _array_stats().ess(a, method="tail", prob=(tail, 1 - tail)))
+
+    def of_ends(a: Floats) -> Floats:
+        ends = np.quantile(a, (tail, 1 - tail), axis=(1, 2))[..., None, None]
+        low, high = (_effective(_halves((a <= end).astype(np.float64))) for end in ends)
+        return np.minimum(low, high)
+
+    return _per_scalar(x, of_ends)
 
 
 def mcse(x: ArrayLike) -> PerScalar:
     """Monte Carlo standard error of the mean."""
 
-    def standardised(a: Floats) -> Any:
-        # ArviZ calls a spread below 1e-15 constant, whatever the unit of measurement
-        unit = a.std(ddof=1)
-        return unit * _array_stats().mcse((a - a.mean()) / unit, method="mean")
+    def standard_error(a: Floats) -> Floats:
+        unit = a.std(axis=(1, 2), ddof=1)
+        centred = (a - a.mean(axis=(1, 2), keepdims=True)) / unit[:, None, None]
+        return np.asarray(unit / np.sqrt(_effective(_halves(centred))))
 
-    return _each(x, standardised)
+    return _per_scalar(x, standard_error)
 
 
 def r_hat(x: ArrayLike) -> PerScalar:
@@ -73,22 +84,13 @@ def r_hat(x: ArrayLike) -> PerScalar:
     >>> bool(r_hat(x) < 1.01), bool(r_hat(x + np.arange(4)[:, None]) > 1.1)
     (True, True)
     """
-    if as_chains(x).shape[0] == 1:
-        return _each(x, _r_hat_of_halves)
-    return _each(x, lambda a: _array_stats().rhat(a, method="rank"))
 
+    def of_bulk_and_tails(a: Floats) -> Floats:
+        halves = _halves(a)
+        folded = np.abs(halves - np.median(halves, axis=(1, 2), keepdims=True))
+        return np.fmax(_ratio(_normal_scores(halves)), _ratio(_normal_scores(folded)))
 
-def _r_hat_of_halves(a: Floats) -> Any:
-    from scipy import special, stats
-
-    half = a.shape[1] // 2
-    halves = np.concatenate([a[:, :half], a[:, -half:]])
-    values = []
-    for series in (halves, np.abs(halves - np.median(halves))):
-        # Blom's normal scores, as in Vehtari et al. (2021), eq. 14
-        scores = special.ndtri((stats.rankdata(series) - 3 / 8) / (series.size + 1 / 4))
-        values.append(_array_stats().rhat(scores.reshape(halves.shape), method="identity"))
-    return np.fmax(*values)
+    return _per_scalar(x, of_bulk_and_tails, least=8 if as_chains(x).shape[0] == 1 else 4)
 
 
 def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
@@ -121,44 +123,123 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
         raise SettingError(
             f"{len(chains)} chains cannot be divided into {groups} superchains of equal size."
         )
-    each = chains.reshape(groups, len(chains) // groups, *chains.shape[1:])
-    size, draws = each.shape[1:3]
+    by_group = chains.reshape(groups, len(chains) // groups, *chains.shape[1:])
+    size, draws = by_group.shape[1:3]
     shape = chains.shape[2:]
     if not draws:
         return np.full(shape, np.nan) if shape else float("nan")
     with np.errstate(all="ignore"):
-        means = each.mean(axis=2)
+        means = by_group.mean(axis=2)
         between = means.mean(axis=1).var(axis=0, ddof=1)
         within = np.zeros(shape)
         if size > 1:
             within = within + means.var(axis=1, ddof=1).mean(axis=0)
         if draws > 1:
-            within = within + each.var(axis=2, ddof=1).mean(axis=(0, 1))
+            within = within + by_group.var(axis=2, ddof=1).mean(axis=(0, 1))
         ratio = np.sqrt(1 + between / within)
-    result = np.where(np.isfinite(each).all(axis=(0, 1, 2)), ratio, np.nan)
+    result = np.where(np.isfinite(by_group).all(axis=(0, 1, 2)), ratio, np.nan)
     return result if shape else float(result)
 
 
-def _each(x: ArrayLike, measure: Callable[[Floats], Any]) -> PerScalar:
-    """Apply `measure` to every scalar that is finite and not constant; the rest are ``nan``."""
+def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 4) -> PerScalar:
+    """Apply `measure` to the scalars that are finite and not constant; the rest are ``nan``.
+
+    It is handed (scalar, chain, draw), some scalars at a time and by several threads; chains of
+    fewer than `least` draws have no measure.
+    """
     chains = as_chains(x)
     shape = chains.shape[2:]
     result = np.full(shape, np.nan)
-    if chains.shape[1] >= 4:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            for i in np.argwhere(finite_and_moving(chains)):
-                result[tuple(i)] = measure(chains[(slice(None), slice(None), *i)])
+    if chains.shape[1] >= least:
+        flat = chains.reshape(*chains.shape[:2], -1)
+        places = np.flatnonzero(finite_and_moving(flat))
+        together = max(1, TOGETHER // (flat.shape[0] * flat.shape[1]))
+        parts = [places[start : start + together] for start in range(0, len(places), together)]
+
+        def fill(part: NDArray[np.intp]) -> None:
+            scalars = np.ascontiguousarray(np.moveaxis(flat[:, :, part], 2, 0))
+            with np.errstate(all="ignore"):
+                result.reshape(-1)[part] = measure(scalars)
+
+        if len(parts) > 1:
+            with ThreadPoolExecutor(os.cpu_count()) as threads:
+                list(threads.map(fill, parts))
+        elif parts:
+            fill(parts[0])
     return result if shape else float(result)
 
 
-def load_soon() -> None:
-    """Import ArviZ in the background, for a run that needs diagnostics at its end."""
-    threading.Thread(target=_array_stats, daemon=True).start()
+def _halves(a: Floats) -> Floats:
+    """First and second half of each chain, as chains; of an odd number the middle is left out."""
+    half = a.shape[2] // 2
+    return np.concatenate([a[..., :half], a[..., -half:]], axis=1)
 
 
-def _array_stats() -> Any:
-    # imported here, since it takes two seconds
-    from arviz_stats.base import array_stats
+def _normal_scores(a: Floats) -> Floats:
+    """Normal quantiles of the ranks of a scalar's values, by Blom's offsets (eq. 14)."""
+    from scipy.special import ndtri
 
-    return array_stats
+    ranks = _ranks(a.reshape(len(a), -1))
+    scores: Floats = ndtri((ranks - 3 / 8) / (ranks.shape[1] + 1 / 4))
+    return scores.reshape(a.shape)
+
+
+def _ranks(x: Floats) -> Floats:
+    """Ranks along the second axis, from 1; equal values share the mean of theirs."""
+    order = np.argsort(x, axis=1)
+    ascending = np.take_along_axis(x, order, axis=1)
+    places = np.arange(x.shape[1])
+    rises = ascending[:, 1:] != ascending[:, :-1]
+    edge = np.ones((len(x), 1), bool)
+    first = np.maximum.accumulate(np.where(np.hstack([edge, rises]), places, 0), axis=1)
+    ends = np.where(np.hstack([rises, edge]), places, x.shape[1])
+    last = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
+    ranks = np.empty(x.shape)
+    np.put_along_axis(ranks, order, (first + last) / 2 + 1, axis=1)
+    return ranks
+
+
+def _ratio(a: Floats) -> Floats:
+    """R-hat as it stands (eqs. 1 to 4): sqrt((B / W + n - 1) / n)."""
+    n = a.shape[2]
+    between = n * a.mean(axis=2).var(axis=1, ddof=1)
+    within = a.var(axis=2, ddof=1).mean(axis=1)
+    return np.asarray(np.sqrt((between / within + n - 1) / n))
+
+
+def _effective(a: Floats) -> Floats:
+    """N / tau of N draws of each scalar, with tau by Geyer's initial monotone sequence.
+
+    Autocorrelations (eq. 10) are summed in pairs, up to the first pair that is not positive, each
+    at most the one before; of the next pair its first half counts, if positive, half as much.
+    """
+    chains, n = a.shape[1:]
+    rho = _autocorrelations(a)
+    pairs = rho[:, 0 : 2 * (n // 2) : 2] + rho[:, 1::2][:, : n // 2]
+    most = max(0, (n - 1) // 2 - 1)  # pairs, so that the next one is known
+    positive = np.logical_and.accumulate(pairs[:, :most] > 0, axis=1)
+    count = positive.sum(axis=1)
+    pair_sums = np.where(positive, np.minimum.accumulate(pairs[:, :most], axis=1), 0.0).sum(axis=1)
+    scalar = np.arange(len(a))
+    following = rho[scalar, 2 * count]
+    following = np.where((following > 0) | (pairs[scalar, count] >= 0), following, 0.0)
+    total = chains * n
+    tau = np.maximum(-1 + 2 * pair_sums + following, 1 / np.log10(total))
+    return np.where(np.ptp(a, axis=(1, 2)) < CONSTANT, total, total / tau)
+
+
+def _autocorrelations(a: Floats) -> Floats:
+    """Of all chains of each scalar together, (scalar, lag): what is between chains counts too."""
+    from scipy.fft import irfft, next_fast_len, rfft
+
+    chains, n = a.shape[1:]
+    length = next_fast_len(2 * n, real=True)
+    means = a.mean(axis=2, keepdims=True)
+    transformed = rfft(a - means, n=length, axis=2)
+    power = (transformed.real**2 + transformed.imag**2).mean(axis=1)
+    covariance = irfft(power, n=length, axis=1)[:, :n] / n
+    within = covariance[:, :1] * n / (n - 1)
+    total = covariance[:, :1] + (means[..., 0].var(axis=1, ddof=1)[:, None] if chains > 1 else 0.0)
+    rho: Floats = 1 - (within - covariance) / total
+    rho[:, 0] = 1
+    return rho

@@ -108,7 +108,7 @@ def inefficiency(x: ArrayLike) -> PerScalar:
 def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
     """Spectral density at frequency zero of each column of (draw, series), and the chosen order.
 
-    This is ``spectrum0.ar`` of the R package CODA, which the HMC-ECS paper uses (section 6.1).
+    This is ``spectrum0.ar`` of the R package CODA, which the HMC-ECS paper uses (section 6.2).
     Yule-Walker equations on autocovariances with divisor R, solved order by order (Levinson);
     the order up to ``min(R - 1, floor(10 log10 R))`` with the least ``R log v + 2 p`` is kept;
     ``spec0 = v R / (R - p - 1) / (1 - sum phi)^2``.

@@ -86,8 +86,8 @@ def _fitted(excess: Floats) -> tuple[float, float]:
     quarter = excess[int(number / 4 + 0.5) - 1]
     theta = 1 - np.sqrt(points / (np.arange(1, points + 1) - 0.5))
     theta = theta / (3 * quarter) + 1 / excess[-1]
-    each = np.mean(np.log1p(-theta[:, None] * excess), axis=1)
-    log_likelihood = number * (np.log(-theta / each) - each - 1)
+    mean_logs = np.mean(np.log1p(-theta[:, None] * excess), axis=1)
+    log_likelihood = number * (np.log(-theta / mean_logs) - mean_logs - 1)
     weight = 1 / np.sum(np.exp(log_likelihood - log_likelihood[:, None]), axis=1)
     weight = np.where(weight >= 10 * np.finfo(float).eps, weight, 0.0)
     best = float(theta @ weight / weight.sum())

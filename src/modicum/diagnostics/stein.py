@@ -13,7 +13,6 @@ Gorham and Mackey (2017), "Measuring sample quality with kernels", ICML.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +22,7 @@ from modicum.errors import SettingError
 __all__ = ["kernel_stein_discrepancy", "squared_stein_discrepancy"]
 
 Floats = NDArray[np.float64]
-Score = Callable[[Floats], Any] | ArrayLike
+Score = Callable[[Floats], ArrayLike] | ArrayLike
 BLOCK = 512  # draws compared with as many others at once: blocks that fit the caches
 
 

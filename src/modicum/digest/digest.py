@@ -19,12 +19,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.digest.doubts import (
+    anchor_left,
+    overlap,
+    parts_mixed_up,
+    pool_crude,
+    unknown_rows,
+)
 from modicum.digest.keeping import expansion, keep, proxy_at
 from modicum.digest.likelihood import (
     identity_of,
@@ -44,19 +51,14 @@ from modicum.models.base import Batch
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
-from modicum.passes.mode import (
-    Curvature,
-    flat_prior,
-    prior_hessian,
-    prior_slope,
-    settle,
-    whitening_factor,
-)
+from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.prior import flat_prior, prior_hessian, prior_slope
+from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
 from modicum.rows.sources import is_table
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
 
@@ -233,11 +235,11 @@ class Digest:
         part = self.pool.part[self.pool.stratum]
         out = np.empty((len(draws), len(self.pool)))
         for k, anchor in enumerate(self.anchors):
-            mine = np.flatnonzero(part == k)
+            pool_rows = np.flatnonzero(part == k)
             proxy = proxy_at(anchor, np.eye(size))
-            for first in range(0, len(mine), BLOCK):
-                block = mine[first : first + BLOCK]
-                row_ids = np.resize(block, min(BLOCK, len(mine)))  # all of one shape
+            for first in range(0, len(pool_rows), BLOCK):
+                block = pool_rows[first : first + BLOCK]
+                row_ids = np.resize(block, min(BLOCK, len(pool_rows)))  # all of one shape
                 batch = self.pool.rows.take(row_ids) | {"probability": np.ones(len(row_ids))}
                 values = np.asarray(_values(form, batch, proxy, draws - anchor))
                 out[:, block] = values[:, : len(block)]
@@ -250,17 +252,9 @@ class Digest:
         distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
         notes = [note for note in self.notes if note.code == "separation"]
         if distance > FAR:
-            notes.append(_left(distance))
+            notes.append(anchor_left(distance))
         if error > CRUDE:
-            notes.append(
-                ModicumWarning(
-                    "digest-crude",
-                    f"the {len(self.pool):,} rows of the digest leave posterior means uncertain by "
-                    f"up to {error:.2g} posterior sd",
-                    "make the digest anew from the rows, and keep more of them (size)",
-                    error=error,
-                )
-            )
+            notes.append(pool_crude(len(self.pool), error))
         return notes
 
     # What is made of it ------------------------------------------------------------------------
@@ -279,8 +273,8 @@ class Digest:
         """The target of a model with the units of all rows, and the sums' point in its layout."""
         rows = self.pool.rows
         require_digestible(model, rows)
-        known = with_known_data(model, rows, self.units, self.classes)
-        target, start = Target.of(known, self.pool.weighted())
+        complete_model = with_known_data(model, rows, self.units, self.classes)
+        target, start = Target.of(complete_model, self.pool.weighted())
         refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
         start[: len(self.total.point)] = self.total.point
         return target, start
@@ -302,7 +296,9 @@ class Digest:
             )
         places, anchors = [], list(self.anchors)
         for anchor in other.anchors:  # those that are here already keep their place
-            same = [k for k, known in enumerate(anchors) if np.array_equal(known, anchor)]
+            same = [
+                k for k, other_anchor in enumerate(anchors) if np.array_equal(other_anchor, anchor)
+            ]
             places.append(same[0] if same else len(anchors))
             anchors += [] if same else [anchor]
         joined = replace(
@@ -317,22 +313,22 @@ class Digest:
         )
         shared, single = self.pool.shared(other.pool)
         if shared >= max(FEW_SHARED, SHARED * single):
-            warn(_overlap(shared), stacklevel=3)
+            warn(overlap(shared), stacklevel=3)
         return joined.guarded()
 
     def add(self, rows: object) -> Digest:
         """The digest of its rows and these: Modicum rows, or a table encoded as the others were."""
-        known = self.rows_like(rows)
-        size = max(FEWEST, ceil(len(self.pool) * len(known) / self.number))
+        added_rows = self.rows_like(rows)
+        size = max(FEWEST, ceil(len(self.pool) * len(added_rows) / self.number))
         engine = LocalEngine(progressbar=False)
-        return self + self.shard(self._model(), known, size, self.number, engine)
+        return self + self.shard(self._model(), added_rows, size, self.number, engine)
 
     @in_double_precision
     def shard(self, model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
         """The digest of other rows at this one's anchor, for the posterior of both together."""
         self._require_schema(rows.schema, rows._description)
-        known = with_known_data(model, rows, self.units, self.classes)
-        target, start = Target.of(known, rows)
+        complete_model = with_known_data(model, rows, self.units, self.classes)
+        target, start = Target.of(complete_model, rows)
         refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
         start[: len(self.total.point)] = self.total.point
         ledger = Ledger(rows=len(rows))
@@ -361,40 +357,40 @@ class Digest:
         told from a pool of some; those that cannot have been are refused, and where fewer of many
         are found in the pool than chance allows, a warning says so.
         """
-        known, model = self.rows_like(rows), self._model()
-        if len(known) >= self.number:
+        removed_rows, model = self.rows_like(rows), self._model()
+        if len(removed_rows) >= self.number:
             raise DataError(
-                f"{len(known):,} rows cannot be removed from a digest of {self.number:,}: at least "
-                "one must be left."
+                f"{len(removed_rows):,} rows cannot be removed from a digest of {self.number:,}: "
+                "at least one must be left."
             )
         target, _ = self._target(model)
         engine = LocalEngine(progressbar=False)
-        gone = removed_sums(target, known, self.pool, self.anchors, engine)
-        pool, used = self.pool.without(known).parts_used()
-        least, present = self.pool.presence(known)
+        removed = removed_sums(target, removed_rows, self.pool, self.anchors, engine)
+        pool, parts_left = self.pool.without(removed_rows).parts_used()
+        least, present = self.pool.presence(removed_rows)
         if least < UNLIKELY:
-            warn(_strangers(len(known), present, len(self.pool)), stacklevel=3)
-        less = replace(
+            warn(unknown_rows(len(removed_rows), present, len(self.pool)), stacklevel=3)
+        remaining = replace(
             self,
-            number=self.number - len(known),
-            total=self.total - gone.sums,
-            anchors=self.anchors[used],
+            number=self.number - len(removed_rows),
+            total=self.total - removed.sums,
+            anchors=self.anchors[parts_left],
             pool=pool,
-            units=None if self.units is None else self.units - moment_sums(known),
+            units=None if self.units is None else self.units - moment_sums(removed_rows),
             notes=(),
-            fit_rows=_merged_rows(self.fit_rows, FitRows.of(known)),
+            fit_rows=_merged_rows(self.fit_rows, FitRows.of(removed_rows)),
         )
-        at, _ = less._curvature
+        at, _ = remaining._curvature
         mode = (at.point + at.newton_step())[: len(self.total.point)]
-        error = gone.error(mode, whitening_factor(at.dense_precision)[0])
+        error = removed.error(mode, whitening_factor(at.dense_precision)[0])
         if error > CRUDE:
-            warn(_mixed_up(error), stacklevel=3)
-        return less.guarded()
+            warn(parts_mixed_up(error), stacklevel=3)
+        return remaining.guarded()
 
     def guarded(self) -> Digest:
         """Itself, with a warning where the mode has left the anchor."""
         if self.model is not None and self.distance > FAR:
-            warn(_left(self.distance), stacklevel=4)
+            warn(anchor_left(self.distance), stacklevel=4)
         return self
 
     def rows_like(self, rows: object) -> Rows:
@@ -482,8 +478,8 @@ class Digest:
         if spec is not None:
             if model is not None:
                 raise SettingError("the file keeps the model of this digest: leave `model` out.")
-            known = rebuild(spec)
-            model = None if known is None else known.model
+            predictor = rebuild(spec)
+            model = None if predictor is None else predictor.model
         digest = cls(
             model=None,
             likelihood=contents.likelihood,
@@ -507,56 +503,13 @@ class Digest:
         return replace(digest, model=model)
 
 
-def _left(distance: float) -> ModicumWarning:
-    return ModicumWarning(
-        "anchor-left",
-        f"the mode lies {distance:.1f} posterior sd from the point that the digest's rows are "
-        "expanded about, so that the rows it keeps are no longer those that matter",
-        "a pass is due: make the digest anew from the rows with mo.digest",
-        distance=distance,
-    )
-
-
-def _mixed_up(error: float) -> ModicumWarning:
-    return ModicumWarning(
-        "digest-crude",
-        "the digest is the sum of several that were expanded about points of their own, and the "
-        "rows it keeps do not tell well which of them the removed rows came from, which leaves "
-        f"posterior means uncertain by up to {error:.2g} posterior sd",
-        "remove rows from the digest that holds them before it is added to others",
-        error=error,
-    )
-
-
-def _overlap(shared: int) -> ModicumWarning:
-    return ModicumWarning(
-        "digest-overlap",
-        f"{shared:,} rows that occur once in each of the two digests are equal, and count twice if "
-        "they are the same observations",
-        "add digests of different rows, or remove those of both from one; if equal rows are "
-        "different observations all is well",
-        rows=shared,
-    )
-
-
-def _strangers(removed: int, present: int, pool: int) -> ModicumWarning:
-    return ModicumWarning(
-        "digest-unknown-rows",
-        f"of {removed:,} rows that were removed {present:,} are among the {pool:,} that the digest "
-        "keeps, fewer than there would be if all had been among its data",
-        "remove rows as they were when the digest was made, and only those that were in it",
-        removed=removed,
-        present=present,
-    )
-
-
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
     """What is remembered of rows that were never together: no data set has their fingerprint."""
-    both = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
-    return replace(ours, hashed="digest-" + blake2b(both, digest_size=8).hexdigest())
+    fingerprints = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
+    return replace(ours, hashed="digest-" + blake2b(fingerprints, digest_size=8).hexdigest())
 
 
 @jit(static=0)
-def _values(form: ControlVariate[Any], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
+def _values(form: ControlVariate[Pytree], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
     cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, proxy)
     return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)

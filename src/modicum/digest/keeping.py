@@ -7,7 +7,6 @@ to be, and a third, of the host alone, counts how many rows are equal to each th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,7 +60,7 @@ def keep(
     """
     rows = sums.rows
     if len(rows) <= size:
-        kept, strata = np.arange(len(rows)), np.zeros(len(rows), np.int32)
+        row_ids, strata = np.arange(len(rows)), np.zeros(len(rows), np.int32)
         n = drawn = np.array([float(len(rows))])
     else:
         form = control_variate(sums.target, 2)
@@ -70,11 +69,11 @@ def keep(
         pilot = centre + generator(seed, Stream.PILOT_DRAWS).standard_normal((PILOT, d))
         rng = generator(seed, Stream.DIGEST_ROWS)
         tables = weight_tables(expected_residuals(sums, form, proxy, pilot), FLOOR)
-        kept, strata, n, drawn = choose(tables, size, rng)
-    pool = rows.subset(kept)
+        row_ids, strata, n, drawn = choose(tables, size, rng)
+    pool = rows.subset(row_ids)
     count = _counts(sums, pool)
     part = np.zeros(len(n), np.int32)
-    return Pool(pool, np.ones(len(kept)), count, strata, n, drawn, part)
+    return Pool(pool, np.ones(len(row_ids)), count, strata, n, drawn, part)
 
 
 def _counts(sums: Sums, pool: Rows) -> np.ndarray:
@@ -87,5 +86,5 @@ def _counts(sums: Sums, pool: Rows) -> np.ndarray:
 
 def _among(
     sought: RowCounts, batch: Mapping[str, np.ndarray], present: np.ndarray
-) -> tuple[Any, ...]:
+) -> tuple[np.ndarray]:
     return (sought.among(batch, present),)

@@ -68,9 +68,9 @@ def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
             f"{version('jax')}): use that version, or make the digest anew with mo.digest."
         )
     family = theirs.partition("(")[0]
-    what = f"{family} with other settings" if family == type(model).__name__ else family
+    other_likelihood = f"{family} with other settings" if family == type(model).__name__ else family
     raise SettingError(
-        f"the digest was made for the likelihood of another model ({what}) than this "
+        f"the digest was made for the likelihood of another model ({other_likelihood}) than this "
         f"{type(model).__name__}: priors can be changed without the data, a likelihood cannot; "
         "make a digest of this model with mo.digest(model, rows)."
     )

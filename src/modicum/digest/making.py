@@ -16,11 +16,11 @@ from modicum.engines import EngineChoice, engine_for
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, LinearPredictorModel, Target
+from modicum.models.base import DENSE_LIMIT
 from modicum.models.outcomes import count_classes
 from modicum.models.prediction import ModelPredictor
 from modicum.models.priors.units import moment_sums
 from modicum.passes import NEAR, Engine, Quadratic, Sums, anchor_at_mode
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior import FitRows, Posterior
 from modicum.posterior.alignment import rows_of_fit
 from modicum.progress import Progressbar, phase

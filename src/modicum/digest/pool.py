@@ -77,15 +77,15 @@ class Pool:
             description = replace(description, fields=(*description.fields, Field("weight")))
         fields["weight"] = weight.astype(description.dtype)
         if part is not None:
-            mine = self.part[self.stratum] == part
-            fields = {name: values[mine] for name, values in fields.items()}
+            in_part = self.part[self.stratum] == part
+            fields = {name: values[in_part] for name, values in fields.items()}
         description = replace(description, n=len(fields["weight"]))
         return Rows._at(description, MemoryBackend(description, fields))
 
     def joined(self, other: Pool, parts: np.ndarray) -> Pool:
         """Both pools, of different rows of one schema; `parts` renumbers those of the other."""
-        mine, theirs = (p.rows.slice(0, len(p)) for p in (self, other))
-        fields = {name: np.concatenate([mine[name], theirs[name]]) for name in mine}
+        own, theirs = (p.rows.slice(0, len(p)) for p in (self, other))
+        fields = {name: np.concatenate([own[name], theirs[name]]) for name in own}
         counts = RowCounts.of(self.rows), RowCounts.of(other.rows)
         # A row may be in both: it is then one of as many as there are in both together.
         in_other = counts[1].largest(other.count, counts[0])
@@ -102,17 +102,17 @@ class Pool:
 
     def without(self, rows: Rows) -> Pool:
         """The pool of the data without some of its rows."""
-        kept = RowCounts.of(self.rows)
-        gone = kept.counted(rows)
-        if np.any(gone > self.count):
-            row = int(np.argmax(gone > self.count))
+        counts = RowCounts.of(self.rows)
+        removed = counts.counted(rows)
+        if np.any(removed > self.count):
+            row = int(np.argmax(removed > self.count))
             raise DataError(
-                f"{gone[row]:.0f} of the rows to remove are alike, and the digest holds "
+                f"{removed[row]:.0f} of the rows to remove are alike, and the digest holds "
                 f"{self.count[row]:.0f} such rows: remove each row once, as it was when the digest "
                 "was made."
             )
         with np.errstate(invalid="ignore"):
-            share = self.share * (self.count - gone) / self.count
+            share = self.share * (self.count - removed) / self.count
         left = share > 0
         fields = {k: v[left] for k, v in self.rows.slice(0, len(self)).items()}
         if not left.any():
@@ -121,15 +121,15 @@ class Pool:
             self,
             rows=_rows_like(self.rows, fields),
             share=share[left],
-            count=(self.count - gone)[left],
+            count=(self.count - removed)[left],
             stratum=self.stratum[left],
         )
 
     def parts_used(self) -> tuple[Pool, np.ndarray]:
         """The pool with its parts numbered anew, and which of them still have rows."""
-        used = np.unique(self.part[self.stratum])
-        place = np.minimum(np.searchsorted(used, self.part), len(used) - 1)
-        return replace(self, part=place.astype(self.part.dtype)), used
+        parts = np.unique(self.part[self.stratum])
+        place = np.minimum(np.searchsorted(parts, self.part), len(parts) - 1)
+        return replace(self, part=place.astype(self.part.dtype)), parts
 
     def shared(self, other: Pool) -> tuple[int, int]:
         """Rows that occur once in the data of both and are equal; rows of the smaller pool."""
@@ -146,8 +146,8 @@ class Pool:
         probability.
         """
         present = int(np.sum(RowCounts.of(rows).counted(self.rows) > 0))
-        kept = float(np.min(self.drawn / self.size))
-        return float(bdtr(present, len(rows), kept)), present
+        share = float(np.min(self.drawn / self.size))
+        return float(bdtr(present, len(rows), share)), present
 
     def variance(self, values: np.ndarray) -> np.ndarray:
         """Design variance of the estimated sums of `values`, (draws, rows): one per draw.
@@ -204,8 +204,8 @@ class RowCounts:
         of_value = np.zeros(len(self.sorted))
         np.maximum.at(of_value, self.place, count)
         at = np.minimum(np.searchsorted(self.sorted, sought.sorted), len(self.sorted) - 1)
-        known = np.where(self.sorted[at] == sought.sorted, of_value[at], 0.0)
-        return np.asarray(known[sought.place])
+        of_sought = np.where(self.sorted[at] == sought.sorted, of_value[at], 0.0)
+        return np.asarray(of_sought[sought.place])
 
 
 def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:

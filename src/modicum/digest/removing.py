@@ -56,25 +56,25 @@ def removed_sums(
 ) -> Removed:
     """Add up `rows`, which leave the digest of this pool, each about its own anchor."""
 
-    def about(anchor: np.ndarray, some: Rows) -> Quadratic:
-        return expansion(Sums(target, some, engine, Ledger(rows=len(some))), anchor)
+    def about(anchor: np.ndarray, subset: Rows) -> Quadratic:
+        return expansion(Sums(target, subset, engine, Ledger(rows=len(subset))), anchor)
 
     if len(anchors) == 1:
         return Removed(about(anchors[0], rows))
-    known, stands_for = _anchors_known(rows, pool)
+    parts, stands_for = _anchors_known(rows, pool)
     unknown = [about(anchor, rows) for anchor in anchors]
     total: Quadratic | None = None
-    for part in np.unique(known[known >= 0]):
-        mine = rows.subset(np.flatnonzero(known == part))
+    for part in np.unique(parts[parts >= 0]):
+        rows_of_part = rows.subset(np.flatnonzero(parts == part))
         for k, anchor in enumerate(anchors):
-            here = about(anchor, mine)
-            unknown[k] = unknown[k] - here
+            part_sums = about(anchor, rows_of_part)
+            unknown[k] = unknown[k] - part_sums
             if k == part:
-                total = here if total is None else total + here
-    if not (known < 0).any():
+                total = part_sums if total is None else total + part_sums
+    if not (parts < 0).any():
         assert total is not None
         return Removed(total)
-    counts = np.bincount(known[known >= 0], minlength=len(anchors))
+    counts = np.bincount(parts[parts >= 0], minlength=len(anchors))
     others = np.bincount(pool.part, weights=pool.size, minlength=len(anchors))
     share = stands_for if stands_for.sum() > 0 else others
     share = share / share.sum()
@@ -91,14 +91,14 @@ def removed_sums(
 
 def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     """The anchor of each row that the pool keeps, -1 of others; of each, how many others it has."""
-    kept = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
-    distinct, first = np.unique(kept, return_index=True)
+    pool_hashes = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
+    distinct, first = np.unique(pool_hashes, return_index=True)
     part, others = pool.part[pool.stratum][first], np.maximum(pool.multiplier[first] - 1, 0.0)
-    known, stands_for = [], np.zeros(int(pool.part.max()) + 1)
+    parts, stands_for = [], np.zeros(int(pool.part.max()) + 1)
     for chunk in rows.chunks(1 << 16):
         hashed = hashes(pool.rows._description, chunk)
         at = np.minimum(np.searchsorted(distinct, hashed), len(distinct) - 1)
-        here = distinct[at] == hashed
-        known.append(np.where(here, part[at], -1))
-        np.add.at(stands_for, part[at[here]], others[at[here]])
-    return np.concatenate(known), stands_for
+        is_in_pool = distinct[at] == hashed
+        parts.append(np.where(is_in_pool, part[at], -1))
+        np.add.at(stands_for, part[at[is_in_pool]], others[at[is_in_pool]])
+    return np.concatenate(parts), stands_for

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from modicum.errors import ModicumWarning
 from modicum.ledger import Ledger
 from modicum.models.priors.units import MomentSums
 from modicum.posterior import FitRows, archive
-from modicum.posterior.archive import Json
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.entries import mapping, text, whole
+from modicum.rows.entries import Json, mapping, text, whole
 from modicum.rows.fields import MemoryBackend
 
 __all__ = ["Contents", "load", "save"]
@@ -33,7 +31,7 @@ WHOLE = ("stratum", "part")  # arrays of whole numbers
 class Contents:
     """What a digest's file holds; see `modicum.digest.Digest`."""
 
-    model: dict[str, Any] | None
+    model: dict[str, Json] | None
     likelihood: str
     number: int
     arrays: dict[str, np.ndarray]
@@ -71,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> Contents:
     return archive.read(path, KIND, PARTS, _contents)
 
 
-def _contents(parts: dict[str, Any], page: dict[str, Json]) -> Contents:
+def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
     arrays = mapping(parts["arrays"])
     number = whole(page["rows"], 1)
     rows = _rows(Description.from_json(page["description"]), mapping(parts["fields"]))
@@ -95,7 +93,7 @@ def _contents(parts: dict[str, Any], page: dict[str, Json]) -> Contents:
 
 def _rows(description: Description, fields: dict[str, object]) -> Rows:
     """The rows of the pool, if the arrays are those that the description announces."""
-    held: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     for f in description.fields:
         values = fields.get(f.name)
         kind = description.dtypes[f.name]
@@ -103,37 +101,37 @@ def _rows(description: Description, fields: dict[str, object]) -> Rows:
             raise ValueError(f"the field {f.name!r} has another shape than it says")
         if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
             raise ValueError(f"the field {f.name!r} holds something else than numbers")
-        held[f.name] = values
-    if set(fields) != set(held):
+        columns[f.name] = values
+    if set(fields) != set(columns):
         raise ValueError("it holds fields that it does not describe")
-    if description.coding is not None and description.coding.fault(held) is not None:
+    if description.coding is not None and description.coding.fault(columns) is not None:
         raise ValueError("a code stands for no level")
-    return Rows._at(replace(description), MemoryBackend(description, held))
+    return Rows._at(replace(description), MemoryBackend(description, columns))
 
 
 def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
     """The arrays beside the rows, if their shapes and numbers agree with each other."""
-    held: dict[str, np.ndarray] = {}
+    loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
         if not isinstance(values, np.ndarray):
             raise TypeError(f"{name!r} is no array")
         kind = "iu" if name in WHOLE else "f"
         if values.dtype.kind not in kind or not np.isfinite(values).all():
             raise ValueError(f"{name!r} holds something else than numbers")
-        held[name] = values.astype(np.int32 if name in WHOLE else np.float64)
-    d, strata, parts = len(held["point"]), len(held["size"]), len(held["anchors"])
+        loaded[name] = values.astype(np.int32 if name in WHOLE else np.float64)
+    d, strata, parts = len(loaded["point"]), len(loaded["size"]), len(loaded["anchors"])
     shapes = {
         "point": (d,), "C": (), "A": (d,), "B": (d, d), "anchors": (parts, d),
         "share": (rows,), "count": (rows,), "stratum": (rows,),
         "size": (strata,), "drawn": (strata,), "part": (strata,),
     }  # fmt: skip
     for name, shape in shapes.items():
-        if held[name].shape != shape:
+        if loaded[name].shape != shape:
             raise ValueError(f"{name!r} has another shape than the rest")
-    size, drawn, stratum, part = (held[k] for k in ("size", "drawn", "stratum", "part"))
-    if not (np.all(drawn >= 1) and np.all(drawn <= size) and np.all(held["count"] > 0)):
+    size, drawn, stratum, part = (loaded[k] for k in ("size", "drawn", "stratum", "part"))
+    if not (np.all(drawn >= 1) and np.all(drawn <= size) and np.all(loaded["count"] > 0)):
         raise ValueError("its strata keep more rows than they have")
-    if not (np.all(held["share"] > 0) and np.all(held["share"] <= 1)):
+    if not (np.all(loaded["share"] > 0) and np.all(loaded["share"] <= 1)):
         raise ValueError("its rows stand for more than they did")
     if np.any(np.diff(stratum) < 0) or stratum.min() < 0 or stratum.max() >= strata:
         raise ValueError("its rows are in no order of strata")
@@ -143,10 +141,10 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
         or np.any(np.bincount(stratum) > drawn[: stratum.max() + 1])
     ):
         raise ValueError("its strata have no anchor")
-    return held
+    return loaded
 
 
-def _units(saved: dict[str, Any], columns: int) -> MomentSums:
+def _units(saved: dict[str, Json], columns: int) -> MomentSums:
     units = MomentSums(**saved)
     numbers = (units.weight, units.counts, units.log_exposure)
     shapes = {np.shape(units.mean), np.shape(units.squares)}

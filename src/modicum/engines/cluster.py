@@ -100,25 +100,25 @@ class Ray(EngineChoice):
     def _start(self, ray: ModuleType) -> None:
         if not ray.is_initialized():
             self._initialise(ray)
-        wanted = self.workers
-        if wanted is None:
+        workers = self.workers
+        if workers is None:
             cores = ray.cluster_resources().get("CPU", 1.0)
-            wanted = max(1, int(cores // self.cpus))
+            workers = max(1, int(cores // self.cpus))
         remote = ray.remote(concurrency_groups={PULSE: 1})(Worker).options(
             num_cpus=self.cpus, max_restarts=RESTARTS, max_task_retries=-1
         )
-        self._actors = [remote.remote(self.cpus) for _ in range(wanted)]
-        there, missing = ray.wait(
-            [actor.ready.remote() for actor in self._actors], num_returns=wanted, timeout=120
+        self._actors = [remote.remote(self.cpus) for _ in range(workers)]
+        started, missing = ray.wait(
+            [actor.ready.remote() for actor in self._actors], num_returns=workers, timeout=120
         )
         if missing:
             self.close()
             raise ResourceError(
-                f"only {len(there)} of {wanted} workers of {self.cpus} cores could be started on "
-                "the Ray cluster: ask for fewer (workers), or wait until it has room."
+                f"only {len(started)} of {workers} workers of {self.cpus} cores could be started "
+                "on the Ray cluster: ask for fewer (workers), or wait until it has room."
             )
         try:
-            ray.get(there)
+            ray.get(started)
         except ray.exceptions.RayError as error:
             self.close()
             if isinstance(error, ray.exceptions.OutOfMemoryError):

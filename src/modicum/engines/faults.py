@@ -46,8 +46,8 @@ def fault_of(error: Exception) -> ModicumError:
         raise error
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return could_not_finish(NO_MEMORY)
-    said = first_line(str(error))
-    return could_not_finish(f"a worker died, and so did those that took its place ({said})")
+    message = first_line(str(error))
+    return could_not_finish(f"a worker died, and so did those that took its place ({message})")
 
 
 def could_not_finish(what: str) -> ResourceError:

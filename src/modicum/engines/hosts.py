@@ -7,11 +7,10 @@ again. Ray has it do so.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from modicum.engines.faults import RESTARTS, SILENCE, fault_of, silence_of
 from modicum.engines.ray_library import ray_library
-from modicum.engines.shipping import Reference, packed, unpacked
+from modicum.engines.shipping import Answer, Reference, packed, unpacked
 
 __all__ = ["RayHosts", "fetched", "started_hosts"]
 
@@ -39,21 +38,21 @@ class RayHosts:
         ray = ray_library()
         return [ray.put(packed(settings)), ray.put(rows)]
 
-    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Answer]:
         """Answers of the first hosts, each of which is called with arguments of its own."""
         ray = ray_library()
         pairs = zip(self._actors, arguments, strict=False)
-        asked = [getattr(actor, method).remote(*each) for actor, each in pairs]
-        _, missing = ray.wait(asked, num_returns=len(asked), timeout=SILENCE)
+        references = [getattr(actor, method).remote(*of_host) for actor, of_host in pairs]
+        _, missing = ray.wait(references, num_returns=len(references), timeout=SILENCE)
         if missing:
             raise silence_of(len(self._actors))
         try:
-            return list(ray.get(asked))
+            return list(ray.get(references))
         except ray.exceptions.RayError as error:
             raise fault_of(error) from None
 
     def close(self) -> None:
-        """Let them go."""
+        """Release the hosts."""
         ray = ray_library()
         if ray.is_initialized():
             for actor in self._actors:
@@ -63,9 +62,9 @@ class RayHosts:
 def started_hosts(kind: type, most: int) -> RayHosts:
     """Actors of class `kind`: as many as there are accelerators, or processors where none are."""
     ray = ray_library()
-    there = ray.cluster_resources()
-    accelerators = int(there.get("GPU", 0))
-    number = max(1, min(most, accelerators or int(there.get("CPU", 1))))
+    resources = ray.cluster_resources()
+    accelerators = int(resources.get("GPU", 0))
+    number = max(1, min(most, accelerators or int(resources.get("CPU", 1))))
     while most % number:  # all get as many chains
         number -= 1
     # Workers may have all processors, and have little to do while chains run.
@@ -79,7 +78,7 @@ def started_hosts(kind: type, most: int) -> RayHosts:
     return RayHosts([remote.remote() for _ in range(number)], accelerators > 0)
 
 
-def fetched(shared: list[Reference]) -> tuple[Any, Any]:
+def fetched(shared: list[Reference]) -> tuple[Answer, Answer]:
     """What `RayHosts.share` put into the cluster's memory: settings, and rows."""
     ray = ray_library()
     settings, rows = ray.get(list(shared))

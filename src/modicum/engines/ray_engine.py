@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -28,7 +27,7 @@ from modicum.engines.sharded_weights import (
     in_shape,
     rows_from,
 )
-from modicum.engines.shipping import Parcel, Reference, packed
+from modicum.engines.shipping import Answer, Parcel, Reference, packed
 from modicum.errors import ModicumError
 from modicum.passes.engine import A, ChunkSum, added, chunk_bounds, joined
 from modicum.progress import PATIENCE, Progressbar, phase
@@ -107,11 +106,11 @@ class RayEngine:
         """Rows at `row_ids`, any shape, each from the worker whose chunks it is in."""
         flat, source = row_ids.ravel(), self.source(rows)
 
-        def ask(actor: Actor, mine: np.ndarray) -> Reference:
-            return actor.take.remote(source, flat[mine])
+        def ask(actor: Actor, places: np.ndarray) -> Reference:
+            return actor.take.remote(source, flat[places])
 
-        taken = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
-        return in_shape(taken, row_ids.shape)
+        batch = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
+        return in_shape(batch, row_ids.shape)
 
     def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
         """Numbers of the workers that pass over these rows."""
@@ -121,21 +120,21 @@ class RayEngine:
 
     def each_from(
         self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    ) -> Iterator[tuple[np.ndarray, Answer]]:
         """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         calls = []
         for number in np.unique(owner):
-            mine = np.flatnonzero(owner == number)
+            places = np.flatnonzero(owner == number)
 
-            def about(actor: Actor, mine: np.ndarray = mine) -> Reference:
-                return ask(actor, mine)
+            def about(actor: Actor, places: np.ndarray = places) -> Reference:
+                return ask(actor, places)
 
-            calls.append((mine, self._asked(int(number), about)))
-        return ((mine, self._answer(call)) for mine, call in calls)
+            calls.append((places, self._ask(int(number), about)))
+        return ((places, self._answer(call)) for places, call in calls)
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
-    ) -> Iterator[Any]:
+    ) -> Iterator[Answer]:
         """Results of all chunks in order."""
         bounds, source = chunk_bounds(rows), self.source(rows)
         work = self.parcel((function, arguments))
@@ -154,14 +153,14 @@ class RayEngine:
 
     def sweep(
         self, shares: Iterable[Share], total: int, description: str, unit: str = "rows"
-    ) -> Iterator[Any]:
+    ) -> Iterator[Answer]:
         """Answers for all shares of a pass in order; a few per worker are under way at a time."""
         waiting: deque[tuple[Call, int]] = deque()
         workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
         with phase(description, total, self.progressbar, unit, PATIENCE) as going:
             since = time.monotonic()
 
-            def next_answer() -> Any:
+            def next_answer() -> Answer:
                 call, done = waiting.popleft()
                 answer = self._answer(call)
                 rate = done / max(time.monotonic() - since, 1e-9)
@@ -169,7 +168,7 @@ class RayEngine:
                 return answer
 
             for share in shares:
-                waiting.append((self._asked(share.worker, share.ask), share.done))
+                waiting.append((self._ask(share.worker, share.ask), share.done))
                 if len(waiting) >= 2 * len(self._actors):
                     yield next_answer()
             while waiting:
@@ -183,7 +182,7 @@ class RayEngine:
         """Up to `most` actors that run chains; None where these run here."""
         return started_hosts(kind, most) if self._chain_tasks else None
 
-    def _asked(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
+    def _ask(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
         worker = self._next_worker(turn)
         worker = turn % len(self._actors) if worker is None else worker
@@ -195,7 +194,7 @@ class RayEngine:
         turns = ((turn + k) % workers for k in range(workers))
         return next((worker for worker in turns if worker not in self._silent), None)
 
-    def _answer(self, call: Call) -> Any:  # of whatever was asked
+    def _answer(self, call: Call) -> Answer:
         """The first answer of those that were asked; where all fail, why, in a sentence."""
         ray, heard = ray_library(), time.monotonic()
         while True:

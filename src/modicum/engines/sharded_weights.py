@@ -14,12 +14,12 @@ A worker that takes another's place makes the numbers of a shard again when it i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.engines.shipping import Parcel, Reference
+from modicum.engines.shipping import Answer, Parcel, Reference
 from modicum.rows import Rows, weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
@@ -83,11 +83,11 @@ class Workers(Protocol):
 
     def each_from(
         self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    ) -> Iterator[tuple[np.ndarray, Answer]]:
         """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
         ...
 
-    def sweep(self, shares: Iterable[Share], total: int, description: str) -> Iterator[Any]:
+    def sweep(self, shares: Iterable[Share], total: int, description: str) -> Iterator[Answer]:
         """Answers for all shares of a pass in order."""
         ...
 
@@ -101,7 +101,9 @@ class Shards:
         self.stops = np.minimum(self.starts + size, len(rows))
         self.owners = workers.owners(rows, (self.starts + self.stops) // 2)
 
-    def sweep(self, ask: Callable[[Actor, int, int], Reference], description: str) -> Iterator[Any]:
+    def sweep(
+        self, ask: Callable[[Actor, int, int], Reference], description: str
+    ) -> Iterator[Answer]:
         """Answers of actors about all shards in order, from a first row up to another each."""
 
         def shares() -> Iterator[Share]:
@@ -216,26 +218,26 @@ class OrderAtWorkers:
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at these places of the order, any shape, each from the worker that sorted it."""
         flat, rows = places.ravel(), self._shards.rows
-        return in_shape(rows_from(self._asked("take_sorted", flat), len(flat), rows), places.shape)
+        return in_shape(rows_from(self._ask("take_sorted", flat), len(flat), rows), places.shape)
 
     def _row_ids(self, places: np.ndarray) -> np.ndarray:
         row_ids = np.empty(len(places), np.int64)
-        for mine, part in self._asked("sorted_row_ids", places):
-            row_ids[mine] = part
+        for at, part in self._ask("sorted_row_ids", places):
+            row_ids[at] = part
         return row_ids
 
-    def _asked(
-        self, what: Literal["sorted_row_ids", "take_sorted"], places: np.ndarray
-    ) -> Iterator[tuple[np.ndarray, Any]]:
+    def _ask(
+        self, method_name: Literal["sorted_row_ids", "take_sorted"], places: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, Answer]]:
         """Ask each worker once about the places in its shards."""
         piece = np.searchsorted(self._ends, places, side="right")
         shard = piece % len(self._shards.starts)
         within = (places - self._begins[piece] + self._within[piece]).astype(np.uint32)
         starts = self._shards.starts[shard]
 
-        def ask(actor: Actor, mine: np.ndarray) -> Reference:
-            method: RemoteMethod = getattr(actor, what)
-            return method.remote(self._recipe, self._classes, starts[mine], within[mine])
+        def ask(actor: Actor, at: np.ndarray) -> Reference:
+            method: RemoteMethod = getattr(actor, method_name)
+            return method.remote(self._recipe, self._classes, starts[at], within[at])
 
         return self._shards.workers.each_from(self._shards.owners[shard], ask)
 
@@ -247,9 +249,9 @@ def rows_from(
     out = {
         name: np.empty((number, *shape), rows.dtypes[name]) for name, shape in rows.fields.items()
     }
-    for mine, part in parts:
+    for places, part in parts:
         for name, values in part.items():
-            out[name][mine] = values
+            out[name][places] = values
     return out
 
 

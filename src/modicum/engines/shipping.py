@@ -19,9 +19,10 @@ import numpy as np
 
 from modicum.engines.ray_library import ray_library
 
-__all__ = ["Parcel", "Reference", "packed", "unpacked"]
+__all__ = ["Answer", "Parcel", "Reference", "packed", "unpacked"]
 
 Reference: TypeAlias = object  # ray.ObjectRef: to an answer, or to what lies in the cluster
+Answer: TypeAlias = Any  # what a worker returns, which depends on what it is asked
 
 
 class Parcel(NamedTuple):
@@ -33,7 +34,7 @@ class Parcel(NamedTuple):
 
 def packed(value: object) -> bytes:
     """As bytes, arrays of a device as NumPy's."""
-    pickler: Any = ray_library("ray.cloudpickle").Pickler
+    pickler: Any = ray_library("ray.cloudpickle").Pickler  # Ray has no types
 
     class Pickler(pickler):  # type: ignore[misc]
         def reducer_override(self, thing: Any) -> Any:  # as pickle has it
@@ -49,19 +50,19 @@ def packed(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
+def unpacked(data: bytes) -> Answer:
     """Undo `packed`; the bytes come from the driver of this very run."""
     return pickle.loads(data)
 
 
-def _own_name(thing: object) -> str | None:
+def _own_name(shipped: object) -> str | None:
     """Under which name a function stands in its module of Modicum's, if it does."""
-    if not isinstance(thing, FunctionType) or not thing.__module__.startswith("modicum."):
+    if not isinstance(shipped, FunctionType) or not shipped.__module__.startswith("modicum."):
         return None
-    if thing is _named:  # which goes the usual way, or it would need itself
+    if shipped is _named:  # which goes the usual way, or it would need itself
         return None
-    held = vars(sys.modules[thing.__module__])
-    return next((name for name, value in held.items() if value is thing), None)
+    held = vars(sys.modules[shipped.__module__])
+    return next((name for name, value in held.items() if value is shipped), None)
 
 
 def _named(module: str, name: str) -> object:

@@ -38,24 +38,24 @@ class Worker:
         self._kept: dict[int, dict[int, np.ndarray]] = {}
 
     def ready(self) -> bool:
-        """Whether it is there: an answer says so."""
+        """Answer that the worker has started."""
         return True
 
     def node(self) -> str:
-        """Where it runs."""
+        """Id of the node that the worker runs on."""
         return str(ray_library().get_runtime_context().get_node_id())
 
     def results(self, work: Parcel, rows: Parcel, numbers: list[int], dtype: str) -> list[Pytree]:
         """Results of the chunks of these numbers."""
         function, arguments = self._unpacked(*work)
-        held = self._opened(*rows)
-        results = chunk_results(function, arguments, held, numbers, dtype, self._threads)
+        opened = self._opened(*rows)
+        results = chunk_results(function, arguments, opened, numbers, dtype, self._threads)
         return list(results)
 
     def take(self, rows: Parcel, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at these numbers, which are those of chunks that come to this worker."""
-        held = self._opened(*rows)
-        return {name: np.ascontiguousarray(part) for name, part in held.take(row_ids).items()}
+        opened = self._opened(*rows)
+        return {name: np.ascontiguousarray(part) for name, part in opened.take(row_ids).items()}
 
     # Numbers per row that are kept -----------------------------------------------------------
 
@@ -80,9 +80,9 @@ class Worker:
         row_ids = np.empty(len(places), np.int64)
         n = len(self._opened(*recipe.rows))
         for start in np.unique(shards):
-            here = shards == start
+            in_shard = shards == start
             order = self.order(recipe, classes, int(start), min(int(start) + recipe.shard, n))
-            row_ids[here] = order[places[here]] + start
+            row_ids[in_shard] = order[places[in_shard]] + start
         return row_ids
 
     def take_sorted(
@@ -93,8 +93,8 @@ class Worker:
 
     def order(self, recipe: NumberRecipe, classes: Classes, start: int, stop: int) -> np.ndarray:
         """Places of a shard's rows, sorted by class; made anew where another had made it."""
-        held = self._shards_of(recipe).get(start)
-        if held is None or held.dtype != np.uint32:
+        shard = self._shards_of(recipe).get(start)
+        if shard is None or shard.dtype != np.uint32:
             self.sort(recipe, classes, start, stop)
         return self._shards_of(recipe)[start]
 
@@ -109,9 +109,9 @@ class Worker:
 
     def _numbers(self, recipe: NumberRecipe, start: int, stop: int) -> np.ndarray:
         """Numbers of the rows of a shard: of all chunks that it has part of, as in any pass."""
-        held = self._shards_of(recipe).get(start)
-        if held is not None and held.dtype == np.float32:
-            return held
+        shard = self._shards_of(recipe).get(start)
+        if shard is not None and shard.dtype == np.float32:
+            return shard
         rows = self._opened(*recipe.rows)
         function, arguments = self._unpacked(*recipe.work)
         size = chunk_rows(rows)

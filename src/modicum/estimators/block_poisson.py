@@ -104,7 +104,7 @@ class BlockPoisson:
         return min(most_factors(self.room * self.products), self.blocks * self.parts)
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """A Poisson number of factors per block, given that they fit."""
+        """A Poisson number of factors per block, the paper's X_l, given that they fit."""
         share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
         counts = jnp.searchsorted(below, jax.random.uniform(key, (blocks,)), side="right")
@@ -147,7 +147,7 @@ class BlockPoisson:
         self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables
     ) -> jax.Array:
         """f = (dhat - a) / lambda with a + lambda the centre; one where there is no factor."""
-        dhat = values.reshape(present.size, self.batch).mean(axis=1)
+        dhat = values.reshape(present.size, self.batch).mean(axis=1)  # eq. 4.2
         return jnp.where(present, 1 + (dhat - tables.centre) / self.products, 1.0)
 
     def combine(
@@ -168,7 +168,7 @@ class BlockPoisson:
         factors = self._factors(values, present, tables)
         estimate = self.combine(values, present, tables)
         return {
-            "sign": 1.0 - 2.0 * (jnp.sum(factors < 0) % 2),
+            "sign": 1.0 - 2.0 * (jnp.sum(factors < 0) % 2),  # S of eq. 5.3
             "smallest_factor": jnp.min(jnp.abs(factors)),
             "factors": jnp.sum(present),
             "difference_estimate": estimate.difference,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from modicum.models.families import Logistic, Softmax, StudentT
 from modicum.models.families.softmax import with_reference
 from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
-from modicum.runtime import SCATTERS, Array, jit, to_device
+from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
 
 __all__ = [
     "BOUNDS",
@@ -142,7 +142,7 @@ class BoundedRows:
     """
 
     target: Target
-    bound: Bound[Any]
+    bound: Bound[Pytree]
     tuned: bool = True
 
     @property
@@ -383,8 +383,8 @@ class StudentTBound(Bound[StudentT]):
         return ((y - predictors[:, 0]) / self._spread(predictors[:, 1:])) ** 2
 
     def _spread(self, extras: jax.Array) -> float | jax.Array:
-        known = self.model.scale
-        return known if known is not None else jnp.exp(extras[..., 0])
+        scale = self.model.scale
+        return scale if scale is not None else jnp.exp(extras[..., 0])
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """The squared residuals there."""
@@ -421,14 +421,14 @@ class StudentTBound(Bound[StudentT]):
         return jnp.asarray(constant - weight * jnp.log(s) + quadratic / s**2)
 
 
-BOUNDS: dict[type[BaseModel], type[Bound[Any]]] = {
+BOUNDS: dict[type[BaseModel], type[Bound[Pytree]]] = {
     Logistic: LogisticBound,
     StudentT: StudentTBound,
     Softmax: SoftmaxBound,
 }
 
 
-def bound_of(model: BaseModel) -> Bound[Any]:
+def bound_of(model: BaseModel) -> Bound[Pytree]:
     """Return the bound of a model's likelihood.
 
     Raises
@@ -437,9 +437,9 @@ def bound_of(model: BaseModel) -> Bound[Any]:
         If none is known. A subclass may have changed the likelihood, so it has none either.
     """
     if type(model) not in BOUNDS:
-        known = ", ".join(family.__name__ for family in BOUNDS)
+        names = ", ".join(family.__name__ for family in BOUNDS)
         raise SettingError(
-            f"FlyMC needs a lower bound of each row's likelihood, which is known for {known} and "
+            f"FlyMC needs a lower bound of each row's likelihood, which is known for {names} and "
             f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
         )
     return BOUNDS[type(model)](model)

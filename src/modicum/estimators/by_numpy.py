@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import jax
 import numpy as np
@@ -28,14 +28,14 @@ from modicum.estimators.taylor import (
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
-from modicum.runtime import one_blas_thread
+from modicum.runtime import Pytree, one_blas_thread
 
 __all__ = ["NumPyRows", "needs_no_compiler"]
 
 BLOCK = 256  # rows, and draws, at once: a dozen operations go over such a block in the cache
 
 
-def needs_no_compiler(control_variate: ControlVariate[Any]) -> TypeGuard[LinearTaylor]:
+def needs_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuard[LinearTaylor]:
     """Whether NumPy can evaluate residuals of this kind."""
     return isinstance(control_variate, LinearTaylor) and control_variate.target.on_numpy
 
@@ -56,12 +56,13 @@ class NumPyRows:
         assert isinstance(model, LinearPredictorModel)
         self._model, self._order = model, control_variate.order
         self.count = len(batch["probability"])
-        held = jax.tree.map(np.asarray, proxy)
+        on_host = jax.tree.map(np.asarray, proxy)
         fields = {name: np.asarray(values) for name, values in batch.items()}
         with np.errstate(all="ignore"):
             self._blocks = [
                 control_variate.cache(
-                    {name: values[first : first + BLOCK] for name, values in fields.items()}, held
+                    {name: values[first : first + BLOCK] for name, values in fields.items()},
+                    on_host,
                 )
                 for first in range(0, self.count, BLOCK)
             ]
@@ -118,7 +119,7 @@ class NumPyRows:
         self, e: np.ndarray, eta: np.ndarray, y: np.ndarray, taylor: np.ndarray
     ) -> np.ndarray:
         """Derivative in e of the remainder of each row."""
-        held = (as_either(e), as_either(eta), as_either(y), as_either(taylor))
-        near = series(held[0], held[3], self._order)[1]
-        far = direct(self._model, self._order, *held)[1]
-        return np.where(np.asarray(far_apart(self._model, held[0])), far, near)
+        arguments = (as_either(e), as_either(eta), as_either(y), as_either(taylor))
+        near = series(arguments[0], arguments[3], self._order)[1]
+        far = direct(self._model, self._order, *arguments)[1]
+        return np.where(np.asarray(far_apart(self._model, arguments[0])), far, near)

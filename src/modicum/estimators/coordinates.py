@@ -63,15 +63,15 @@ def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
     With c = v - w at the entries that are bent, A'v + v'(B - diag(p A)) v / 2 is the quadratic in w
     and A'c + c'Bw + c'Bc / 2 - sum p A v^2 / 2.
     """
-    known = proxy.bend
-    if known is None:
+    bend = proxy.bend
+    if bend is None:
         return jnp.zeros(())
     assert not isinstance(proxy.factor, ArrowFactor)
-    w = proxy.factor[known.where] @ z
-    v = _bent(w, known.power)
+    w = proxy.factor[bend.where] @ z
+    v = _bent(w, bend.power)
     c = v - w
-    further = c @ (known.slope + known.curve @ z + 0.5 * known.block @ c)
-    return further - 0.5 * jnp.sum(known.power * known.slope * v**2)
+    further = c @ (bend.slope + bend.curve @ z + 0.5 * bend.block @ c)
+    return further - 0.5 * jnp.sum(bend.power * bend.slope * v**2)
 
 
 def _bent(w: jax.Array, power: jax.Array) -> jax.Array:

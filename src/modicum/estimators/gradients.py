@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -145,7 +145,7 @@ class TaylorTables(NamedTuple):
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def _cached(cv: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Any:
+def _cached(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
     return cv.cache(batch, proxy)
 
 
@@ -170,7 +170,7 @@ class Taylor(BaseGradientEstimator):
             raise SettingError(f"order must be 1 or 2, not {self.order!r}.")
 
     @property
-    def control_variate(self) -> ControlVariate[Any]:
+    def control_variate(self) -> ControlVariate[Pytree]:
         """Residuals of rows about the anchor."""
         return control_variate(_bound_target(self.target), self.order, self.precision)
 
@@ -195,7 +195,7 @@ class Taylor(BaseGradientEstimator):
         return self.control_variate.cache(batch, context.estimator.proxy)
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
-        """Those of the tables."""
+        """Number of certainty rows in the tables."""
         leaves = jax.tree.leaves(context.estimator.certain)
         return leaves[0].shape[0] if leaves else 0
 
@@ -210,6 +210,7 @@ class Taylor(BaseGradientEstimator):
             log = cv.log_proxy(z, expansion) + jnp.mean(cv.values(batch, z, expansion))
             return log if certain is None else log + jnp.sum(cv.values(certain, z, expansion))
 
+        # Minus eq. 4.7, and minus the gradient of the log-prior.
         return -jax.grad(log_posterior)(z.astype(np.float64)).astype(z.dtype)
 
 
@@ -278,9 +279,9 @@ class SVRG(SnapshotEstimator):
     ) -> jax.Array:
         """Two gradients of the batch."""
         target = _bound_target(self.target)
-        here = minibatch_gradient(target, z, batch, context)
-        there = minibatch_gradient(target, memory.z, batch, context)
-        return here - there + memory.gradient
+        at_position = minibatch_gradient(target, z, batch, context)
+        at_snapshot = minibatch_gradient(target, memory.z, batch, context)
+        return at_position - at_snapshot + memory.gradient
 
 
 @jit()

@@ -21,20 +21,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either, log_sum_exp, namespace
 from modicum.kernels.base import Proxy, scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
 from modicum.models.covariance import entries_of, factor_of_entries
-from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.group_batches import BESIDE, FlatGroups, NumPyGroups, PaddedGroup
 from modicum.models.integrated import Integrands, Nodes
 from modicum.passes import Anchor
-from modicum.passes.groups import curvature_sum
+from modicum.passes.groups import covariance_places, curvature_sum
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import SCATTERS, jit, to_device
 
@@ -52,13 +54,16 @@ DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
 
 class FlatCache(NamedTuple):
-    """Groups of a pass or a pilot study, their rows one after the other."""
+    """Groups of a pass or a pilot study, their rows one after the other, at the anchor."""
 
-    rows: Batch
-    group: jax.Array  # of each row
-    eta: jax.Array  # common part of the predictor at the anchor
+    flat: FlatGroups | NumPyGroups
+    eta: jax.Array  # common part of the predictor
     near: Integrands
     scale: jax.Array  # one over probability
+    nodes: Nodes
+    value: jax.Array  # l_j
+    p: jax.Array  # probabilities of nodes
+    slopes: tuple[jax.Array, jax.Array] | None  # f' and f'' (rows, nodes); None: there are extras
 
 
 class PaddedCache(NamedTuple):
@@ -88,7 +93,7 @@ class GroupTaylor:
     order
         0, 1 or 2.
     typical
-        Rows per group that there is usually room for; others are evaluated all the same.
+        Rows that a group usually has: how many are evaluated at once.
     """
 
     target: Target
@@ -117,38 +122,55 @@ class GroupTaylor:
 
     def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
         """Find integrands and predictors at the anchor."""
-        model = self.model
-        own = {*GroupedRows.RESERVED[:-1], "probability"}
-        rows = {name: jnp.asarray(f) for name, f in batch.items() if name not in own}
-        if "weight" in rows:
-            rows["row_weight"] = rows.pop("weight")
         centre = jnp.asarray(batch["group_centre"])
         scale = 1.0 / jnp.asarray(batch["probability"])
-        theta = self.target.unravel(proxy.point)
         if "group_of_row" in batch:
-            flat = FlatGroups.of(batch)
-            near = model.integrands(theta, centre, flat)
-            eta = model.family.linear(theta, rows).astype(jnp.float64)
-            rows.pop("offset", None)  # it is part of eta
-            return FlatCache(rows, flat.group, eta, near, scale)
+            return self.flat_cache(FlatGroups.of(batch), centre, scale, proxy)
+        rows = {name: jnp.asarray(field) for name, field in batch.items() if name not in BESIDE}
+        if "weight" in rows:
+            rows["row_weight"] = rows.pop("weight")
         size = jnp.asarray(batch["group_rows"])
         near, *expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, centre)
-        eta = _linear(model, theta, rows)
-        rows.pop("offset", None)
+        eta = _linear(self.model, self.target.unravel(proxy.point), rows)
+        rows.pop("offset", None)  # it is part of eta
         return PaddedCache(rows, size, eta, near, scale, *expansion)
+
+    def flat_cache(
+        self, flat: FlatGroups | NumPyGroups, centre: jax.Array, scale: jax.Array, proxy: Proxy
+    ) -> FlatCache:
+        """What is to be known of flat groups, by JAX or by NumPy."""
+        model, theta = self.model, self.target.unravel(proxy.point)
+        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        near = model.integrands(theta, centre, flat)
+        eta = model.linear(theta, flat.rows)
+        nodes = model.nodes_near(near, T, 0.0)
+        effects = flat.spread(nodes.v @ T.T)
+        at_nodes = eta[:, None] + model.along_effects(flat.rows, effects)
+        slopes = None
+        if model.family.extras:
+            f = model.of_row(at_nodes, extras, flat.rows)
+        else:
+            f, *slopes_of_f, _ = model.derivatives_of_row(at_nodes, flat.rows)
+            slopes = (slopes_of_f[0], slopes_of_f[1])
+        terms = nodes.log_weight + flat.sum(f)
+        value = log_sum_exp(terms)
+        p = namespace(terms).exp(terms - value[:, None])
+        rows = {name: field for name, field in flat.rows.items() if name != "offset"}
+        return FlatCache(flat._replace(rows=rows), eta, near, scale, nodes, value, p, slopes)
 
     def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
         """l_j less its expansion, over the group's probability."""
         if isinstance(cached, FlatCache):
-            return self._along(cached, scaled(proxy.factor, z), proxy)
+            away = scaled(proxy.factor, z)
+            return self.along(cached, away, proxy, self.factor_path(proxy, proxy.point + away))
         model, away = self.model, scaled(proxy.factor, z)
         theta = self.target.unravel(proxy.point + away)
         moved = self.target.unravel(away)
         e = _linear(model, moved, cached.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
         shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
-        nodes = model.nodes_near(cached.near, T, shift)
-        exact = _likelihoods(model, self.typical, (e, T, extras, nodes), cached)
+        nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))
+        exact = _likelihoods(model, self.typical, (e, T, extras), nodes, cached)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         step = phi(proxy.point + away) - phi(proxy.point)
         expansion = cached.value
@@ -173,7 +195,7 @@ class GroupTaylor:
         model, theta = self.model, self.target.unravel(proxy.point)
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
-        nodes = model.nodes_near(near, model.covariance.factor(theta), jnp.zeros(()))
+        nodes = model.nodes_near(near, model.covariance.factor(theta), 0.0)
         read = self.target.likelihood
         present = jnp.ones(1, bool)
         value, A, B = curvature_sum(read, proxy.point[: read.size], group, nodes, present)
@@ -182,46 +204,67 @@ class GroupTaylor:
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
         return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)
 
-    def _along(self, cached: FlatCache, away: jax.Array, proxy: Proxy) -> jax.Array:
-        """The residuals of a flat batch, expanded along phi - phi*."""
-        model, target = self.model, self.target
-        theta, anchor = target.unravel(proxy.point + away), target.unravel(proxy.point)
-        flat = FlatGroups(cached.rows, cached.group, len(cached.scale))
-        columns = model.effect_columns(flat.rows)
+    def along(
+        self, cached: FlatCache, away: jax.Array, proxy: Proxy, T: tuple[jax.Array, ...]
+    ) -> jax.Array:
+        """The residuals of flat groups, expanded along phi - phi*.
+
+        T is the factor of the effects' covariance at the anchor, and its two derivatives along
+        phi - phi*.
+        """
+        model, target, flat = self.model, self.target, cached.flat
+        theta, xp = target.unravel(proxy.point + away), namespace(away)
 
         def shift(T: jax.Array, nodes: Nodes) -> jax.Array:
-            effects = flat.spread(jnp.einsum("ab,jkb->jka", T, nodes.v))
-            return jnp.einsum("ia,ika->ik", columns, effects)
+            return model.along_effects(flat.rows, flat.spread(nodes.v @ T.T))
 
         eta = cached.eta[:, None]
-        e = model.family.linear(target.unravel(away), flat.rows).astype(jnp.float64)[:, None]
-        T = self._factor_path(proxy, proxy.point + away)
-        extras, x = model.extras_of(theta), model.extras_of(anchor)
-        there = model.covariance.factor(theta)
-        moved = model.nodes_near(cached.near, there, flat.sum(e * cached.near.weighted))
-        f = model.of_row(eta + e + shift(there, moved), extras, flat.rows)
-        exact = jax.nn.logsumexp(moved.log_weight + flat.sum(f), axis=1)
-        nodes = model.nodes_near(cached.near, T[0], jnp.zeros(()))
-        at = (eta + shift(T[0], nodes), e + shift(T[1], nodes), shift(T[2], nodes))
+        e = model.linear(target.unravel(away), flat.rows)
+        there, extras = model.covariance.factor(theta), model.extras_of(theta)
+        moved = model.nodes_near(cached.near, there, model.shift(cached.near, e, flat))
+        f = model.of_row(eta + e[:, None] + shift(there, moved), extras, flat.rows)
+        exact = log_sum_exp(moved.log_weight + flat.sum(f))
+        first, second = e[:, None] + shift(T[1], cached.nodes), shift(T[2], cached.nodes)
+        if cached.slopes is not None:
+            f1 = cached.slopes[0] * first
+            f2 = cached.slopes[1] * first**2 + cached.slopes[0] * second
+        else:
+            x, at = model.extras_of(target.unravel(proxy.point)), shift(T[0], cached.nodes)
 
-        def along(s: jax.Array) -> jax.Array:
-            others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
-            return model.of_row(at[0] + s * at[1] + 0.5 * s**2 * at[2], others, flat.rows)
+            def line(s: jax.Array) -> jax.Array:
+                others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
+                return model.of_row(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
 
-        f0, f1, f2 = _derivatives(along)
-        terms = nodes.log_weight + flat.sum(f0)
-        expansion = jax.nn.logsumexp(terms, axis=1)
-        p = jnp.exp(terms - expansion[:, None])
-        slope = flat.sum(f1)
-        mean = jnp.sum(p * slope, axis=1)
+            _, f1, f2 = _derivatives(line)
+        expansion, slope = cached.value, flat.sum(f1)
+        mean = xp.sum(cached.p * slope, axis=1)
         if self.order >= 1:
             expansion = expansion + mean
         if self.order >= 2:
-            variance = jnp.sum(p * (slope - mean[:, None]) ** 2, axis=1)
-            expansion = expansion + 0.5 * (jnp.sum(p * flat.sum(f2), axis=1) + variance)
+            variance = xp.sum(cached.p * (slope - mean[:, None]) ** 2, axis=1)
+            expansion = expansion + 0.5 * (xp.sum(cached.p * flat.sum(f2), axis=1) + variance)
         return cached.scale * (exact - expansion)
 
-    def _factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
+    def path_of_variances(self, proxy: Proxy, away: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same for independent effects, by NumPy.
+
+        With s a variance and c its unit, phi = c log(1 + s / c), of which ds = (1 + s / c) dphi and
+        d2s = (1 + s / c) dphi^2 / c; and T has the roots of the variances.
+        """
+        own = covariance_places(self.target)
+        point = np.asarray(proxy.point)
+        s, there = np.exp(2 * point[own]), np.exp(2 * (point + away)[own])
+        if proxy.unit is None:
+            first, second = there - s, np.zeros_like(s)
+        else:
+            unit = np.asarray(proxy.unit)
+            ratio, step = 1 + s / unit, unit * (np.log1p(there / unit) - np.log1p(s / unit))
+            first, second = ratio * step, ratio * step**2 / unit
+        sd = np.sqrt(s)
+        slope = first / (2 * sd)
+        return np.diag(sd), np.diag(slope), np.diag((second / 2 - slope**2) / sd)
+
+    def factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
         """T and its two derivatives along the straight line in the coordinates of S, at t*."""
         covariance, unravel = self.model.covariance, self.target.unravel
 
@@ -255,141 +298,163 @@ def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax
 
 # Log-likelihoods of padded groups ---------------------------------------------------------
 #
-# Their gradient is an expectation over nodes, and is made with the value: a padded row has the
-# weight 0 in both, and nothing of all rows at all nodes is kept for a backward sweep.
+# Their gradient is an expectation over nodes: nothing of all rows at all nodes is kept for a
+# backward sweep. Nodes are fixed under differentiation, as in passes: the integral does not depend
+# on where they are. Only rows that are there are evaluated, a piece at a time, as many pieces as
+# they fill: groups are padded to the largest there is, and most are far smaller.
 
-# predictors' shift, T, extras, nodes; and l_j with its slopes in them
-Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
-Slopes = tuple[jax.Array, jax.Array, jax.Array, tuple[jax.Array, ...], Nodes]
+Moving = tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]  # predictors' shift, T, extras
+PIECES = 4  # that rows of the usual number fill
+SHORTEST, LONGEST = 32, 1024  # rows of a piece
+
+
+class _Piece(NamedTuple):
+    """Some of the rows that are there: group after group, without what is beyond their ends."""
+
+    group: jax.Array  # of each row, (rows,)
+    place: jax.Array  # within its group
+    there: jax.Array
+    members: jax.Array | None  # 1 for the rows of each group, (rows, groups); None: too many
+
+    @classmethod
+    def of(cls, k: jax.Array, rows: int, cached: PaddedCache) -> _Piece:
+        """The k-th piece of so many rows."""
+        count, width = cached.eta.shape
+        end = jnp.cumsum(cached.size)
+        slot = k * rows + jnp.arange(rows)
+        group = jnp.sum(slot[:, None] >= end, axis=1)
+        there = group < count
+        group = jnp.minimum(group, count - 1)
+        place = jnp.clip(slot - (end - cached.size)[group], 0, width - 1)
+        few = count * rows <= DENSE
+        members = (group[:, None] == jnp.arange(count)) & there[:, None]
+        return cls(group, place, there, members.astype(jnp.float64) if few else None)
+
+    def total(self, values: jax.Array, count: int) -> jax.Array:
+        """Over the rows of each group that are there: (nodes, rows) to (nodes, groups)."""
+        kept = jnp.where(self.there, values, 0.0)  # padding may be NaN, and so is zero times NaN
+        if self.members is not None:
+            return kept @ self.members
+        sums = jax.ops.segment_sum(kept.T, self.group, count, indices_are_sorted=True)
+        return sums.T
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """The value of its group for each row: (nodes, groups) to (nodes, rows)."""
+        return values[:, self.group]
+
+
+def _pieces(typical: int, cached: PaddedCache) -> tuple[int, jax.Array]:
+    """Rows of a piece, and how many pieces the rows that are there fill."""
+    count, width = cached.eta.shape
+    rows = int(np.clip(typical * count // PIECES, SHORTEST, LONGEST))
+    rows = 8 * ceil(min(rows, count * width) / 8)
+    return rows, (jnp.sum(cached.size) + rows - 1) // rows
+
+
+def _predictors(
+    model: IntegratedEffects, piece: _Piece, moving: Moving, nodes: Nodes, cached: PaddedCache
+) -> tuple[jax.Array, jax.Array, Batch]:
+    """Predictors of a piece at all nodes (nodes, rows), z of its rows, and the rows."""
+    e, T, _ = moving
+    rows = {name: field[piece.group, piece.place] for name, field in cached.rows.items()}
+    z = model.effect_columns(rows)
+    effects = jnp.einsum("ab,jkb->akj", T, nodes.v)
+    eta = (cached.eta + e)[piece.group, piece.place]
+    for a in range(model.effects):
+        eta = eta + z[:, a] * piece.spread(effects[a])
+    return jax.lax.optimization_barrier(eta), z, rows  # made once, not in every sum
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _likelihoods(
-    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
+    model: IntegratedEffects, typical: int, moving: Moving, nodes: Nodes, cached: PaddedCache
 ) -> jax.Array:
     """l_j of each group."""
-    return _with_slopes(model, typical, moving, cached)[0]
+    return jax.nn.logsumexp(_log_terms(model, typical, moving, nodes, cached), axis=1)
+
+
+def _log_terms(
+    model: IntegratedEffects, typical: int, moving: Moving, nodes: Nodes, cached: PaddedCache
+) -> jax.Array:
+    """log w_jk + sum_i f, (groups, nodes)."""
+    rows, number = _pieces(typical, cached)
+    count = len(cached.size)
+
+    def add(k: jax.Array, sums: jax.Array) -> jax.Array:
+        piece = _Piece.of(k, rows, cached)
+        eta, _, seen = _predictors(model, piece, moving, nodes, cached)
+        f = jax.vmap(lambda eta: model.of_row(eta, moving[2], seen))(eta)
+        return sums + piece.total(f, count)
+
+    zero = jnp.zeros(nodes.log_weight.shape[::-1])
+    return nodes.log_weight + jax.lax.fori_loop(0, number, add, zero).T
 
 
 @_likelihoods.defjvp
 def _likelihoods_slope(
     model: IntegratedEffects,
     typical: int,
-    at: tuple[Moving, PaddedCache],
-    tangents: tuple[Moving, object],
+    at: tuple[Moving, Nodes, PaddedCache],
+    tangents: tuple[Moving, object, object],
 ) -> tuple[jax.Array, jax.Array]:
-    value, by_row, by_factor, by_extra, by_node = _with_slopes(model, typical, *at)
-    e, T, extras, nodes = tangents[0]
-    change = jnp.sum(by_row * e, axis=1) + jnp.einsum("jab,ab->j", by_factor, T)
-    change = change + jnp.sum(by_node.v * nodes.v, axis=(1, 2))
-    change = change + jnp.sum(by_node.log_weight * nodes.log_weight, axis=1)
+    terms = _log_terms(model, typical, *at)
+    value = jax.nn.logsumexp(terms, axis=1)
+    p = jnp.exp(terms - value[:, None])
+    by_row, scores, by_extra = _scores(model, typical, *at, p.T)
+    e, T, extras = tangents[0]
+    change = jnp.sum(by_row * e, axis=1)
+    # the derivative of z_i'T v_k in T_ab is z_ia v_kb
+    change = change + jnp.einsum("akj,jk,jkb,ab->j", scores, p, at[1].v, T)
     for slope, extra in zip(by_extra, extras, strict=True):
-        change = change + slope * extra
+        change = change + jnp.sum(p * slope.T, axis=1) * extra
     return value, change
 
 
-def _with_slopes(
-    model: IntegratedEffects, typical: int, moving: Moving, cached: PaddedCache
-) -> Slopes:
-    """l_j, and its derivatives in the predictor of each row, in T, in the extras and the nodes.
+def _scores(
+    model: IntegratedEffects,
+    typical: int,
+    moving: Moving,
+    nodes: Nodes,
+    cached: PaddedCache,
+    p: jax.Array,
+) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+    """Derivatives of l_j in the predictor of each row, given the nodes' probabilities (nodes, j).
 
-    The rows that are there are evaluated side by side: in the usual room, and only where they do
-    not fit there in room for groups as large as the largest.
+    And at each node those of sum_i f in the effects (effects, nodes, groups), and in each extra.
     """
+    rows, number = _pieces(typical, cached)
     count, width = cached.eta.shape
-    usual = typical * count
-    if 2 * usual > count * width:
-        return _in_room(model, count * width, moving, cached)
-    fits = jnp.sum(cached.size) <= usual
-    result: Slopes = jax.lax.cond(
-        fits,
-        partial(_in_room, model, usual),
-        partial(_in_room, model, count * width),
-        moving,
-        cached,
-    )
-    return result
+    extras = moving[2]
 
+    def add(k: jax.Array, held: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        by_row, scores, *by_extra = held
+        piece = _Piece.of(k, rows, cached)
+        eta, z, seen = _predictors(model, piece, moving, nodes, cached)
+        f1 = jax.vmap(lambda eta: model.slope_of_row(eta, extras, seen))(eta)
+        along = jnp.sum(piece.spread(p) * f1, axis=0)
+        by_row = jax.lax.dynamic_update_slice_in_dim(by_row, along, k * rows, 0)
+        added = [piece.total(f1 * z[:, a], count) for a in range(model.effects)]
+        for i in range(len(extras)):
 
-def _in_room(model: IntegratedEffects, room: int, moving: Moving, cached: PaddedCache) -> Slopes:
-    """The same where at most `room` rows are there."""
-    e, T, extras, nodes = moving
-    count, width = cached.eta.shape
-    size = cached.size
-    first = jnp.cumsum(size) - size
-    slot = jnp.arange(room)
-    group = jnp.sum(slot[:, None] >= first + size, axis=1)
-    there = group < count
-    group = jnp.minimum(group, count - 1)
-    place = jnp.clip(slot - first[group], 0, width - 1)
-    rows = {name: field[group, place] for name, field in cached.rows.items()}
-    sums = _Sums(group, there, count)
-    z = model.effect_columns(rows)
-    effects = sums.spread(jnp.einsum("ab,jkb->jka", T, nodes.v))
-    shift = effects[..., 0] * z[:, :1]
-    for a in range(1, model.effects):
-        shift = shift + effects[..., a] * z[:, a : a + 1]
-    eta = jax.lax.optimization_barrier((cached.eta + e)[group, place][:, None] + shift)
+            def at_extra(x: jax.Array, i: int = i) -> jax.Array:
+                others = (*extras[:i], x, *extras[i + 1 :])
+                return jax.vmap(lambda eta: model.of_row(eta, others, seen))(eta)
 
-    def f(eta: jax.Array, *extras: jax.Array) -> jax.Array:
-        return model.of_row(eta, extras, rows)
+            slope = jax.jvp(at_extra, (extras[i],), (jnp.ones_like(extras[i]),))[1]
+            by_extra[i] = by_extra[i] + piece.total(slope, count)
+        return by_row, scores + jnp.stack(added), *by_extra
 
-    both = jax.jvp(lambda eta: f(eta, *extras), (eta,), (jnp.ones_like(eta),))
-    value_at, f1 = jax.lax.optimization_barrier(both)  # made once, not in every sum
-    terms = nodes.log_weight + sums.total(value_at)
-    value = jax.nn.logsumexp(terms, axis=1)
-    p = jnp.exp(terms - value[:, None])
-    by_row = jnp.sum(sums.spread(p) * f1, axis=1)
-    # sum_i z_ia sum_k p_jk f1_ik v_jkb, over the rows first
-    scores = jnp.stack([sums.total(f1 * z[:, a : a + 1]) for a in range(model.effects)], axis=1)
-    by_factor = jnp.einsum("jak,jk,jkb->jab", scores, p, nodes.v)
-    by_node = Nodes(jnp.einsum("ab,jak,jk->jkb", T, scores, p), p)
-    by_extra = []
-    for k in range(len(extras)):
-        unit = tuple(jnp.where(i == k, 1.0, 0.0) for i in range(len(extras)))
-        slope = jax.jvp(lambda *x: f(eta, *x), extras, unit)[1]
-        by_extra.append(jnp.sum(p * sums.total(slope), axis=1))
-    at = jnp.minimum(first[:, None] + jnp.arange(width), room - 1)
-    padded = jnp.where(jnp.arange(width) < size[:, None], by_row[at], 0.0)
-    return value, padded, by_factor, tuple(by_extra), by_node
-
-
-class _Sums:
-    """Sums over the rows of a few groups, as products with the membership matrix.
-
-    With many groups, rows are scattered and gathered instead.
-    """
-
-    def __init__(self, group: jax.Array, there: jax.Array, count: int) -> None:
-        self._group, self._there, self._count = group, there, count
-        few = count * len(group) <= DENSE
-        members = (group == jnp.arange(count)[:, None]) & there
-        self._members = members.astype(jnp.float64) if few else None
-
-    def total(self, values: jax.Array) -> jax.Array:
-        """Over the rows of each group that are there, (groups, nodes)."""
-        if self._members is not None:
-            # Padding may be NaN, and zero times NaN is NaN.
-            return self._members @ jnp.where(self._there[:, None], values, 0.0)
-        kept = jnp.where(self._there[:, None], values, 0.0)
-        return jax.ops.segment_sum(kept, self._group, self._count, indices_are_sorted=True)
-
-    def spread(self, values: jax.Array) -> jax.Array:
-        """The value of its group for each row."""
-        if self._members is None:
-            return values[self._group]
-        flat = self._members.T @ values.reshape(self._count, -1)
-        return flat.reshape(-1, *values.shape[1:])
+    zero = jnp.zeros(p.shape)
+    most = rows * ceil(count * width / rows)
+    start = (jnp.zeros(most), jnp.stack([zero] * model.effects), *[zero] * len(extras))
+    by_row, scores, *by_extra = jax.lax.fori_loop(0, number, add, start)
+    first = jnp.cumsum(cached.size) - cached.size
+    at = jnp.minimum(first[:, None] + jnp.arange(width), most - 1)
+    padded = jnp.where(jnp.arange(width) < cached.size[:, None], by_row[at], 0.0)
+    return padded, scores, by_extra
 
 
 # Coordinates ------------------------------------------------------------------------------
-
-
-def _covariance_places(target: Target) -> np.ndarray:
-    """Places in the flat vector of the covariance's own parameters."""
-    places = target.unravel(np.arange(target.size))
-    own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
-    return np.concatenate(own)
 
 
 def _bent(entries: jax.Array, unit: jax.Array | None) -> jax.Array:
@@ -404,7 +469,7 @@ def _straight(bent: jax.Array, unit: jax.Array | None) -> jax.Array:
 
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
     """phi(t): t with coordinates of S in place of the covariance's own parameters."""
-    own = _covariance_places(target)
+    own = covariance_places(target)
     t = jnp.asarray(t)
     return t.at[own].set(_entries(target, t, unit, t[own]))
 
@@ -413,7 +478,7 @@ def _entries(target: Target, t: jax.Array, unit: jax.Array | None, own: jax.Arra
     model = target.model
     assert isinstance(model, IntegratedEffects)
     covariance = model.covariance
-    theta = target.unravel(jnp.asarray(t).at[_covariance_places(target)].set(own))
+    theta = target.unravel(jnp.asarray(t).at[covariance_places(target)].set(own))
     return _bent(entries_of(covariance.factor(theta), covariance.correlated), unit)
 
 
@@ -429,7 +494,7 @@ def in_expansion_coordinates(
     With J = dphi/dt, A_t = J'A and B_t = J'B J + sum_k A_k phi_k''; J differs from the identity for
     the covariance's parameters only.
     """
-    own = _covariance_places(target)
+    own = covariance_places(target)
     t = jnp.asarray(t)
     entries = partial(_entries, target, t, unit)
     inverse = jnp.linalg.inv(jax.jacfwd(entries)(t[own]))
@@ -444,19 +509,32 @@ def in_expansion_coordinates(
 _converted = jit(static=0)(in_expansion_coordinates)
 
 
+def _converted_by_numpy(
+    target: Target, t: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, unit: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same for independent effects: phi = c log(1 + s / c) of s = e^2t."""
+    own = covariance_places(target)
+    s = np.exp(2 * t[own])
+    slope, bend = 2 * s / (1 + s / unit), 4 * s / (1 + s / unit) ** 2
+    by_own = np.ones(len(t))
+    by_own[own] = 1 / slope
+    A = gradient * by_own
+    B = hessian.copy()
+    B[own, own] -= bend * A[own]
+    return A, B * by_own * by_own[:, None]
+
+
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
     """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
-    point = to_device(anchor.point)
-    A, B = to_device((anchor.A, anchor.B))
-    A, B = _converted(target.likelihood, point, A, B, unit)
-    return Proxy(
-        point,
-        to_device(anchor.factor),
-        A if order >= 1 else jnp.zeros_like(A),
-        (B + B.T) / 2 if order >= 2 else jnp.zeros_like(B),
-        warp=anchor.warp(target),
-        unit=unit,
-    )
+    assert isinstance(anchor.B, np.ndarray)
+    sums = (anchor.point, anchor.A, anchor.B)
+    if unit is None:
+        A, B = map(np.asarray, _converted(target.likelihood, *to_device(sums)))
+    else:
+        A, B = _converted_by_numpy(target.likelihood, *sums, np.asarray(unit))
+    A, B = A * (order >= 1), (B + B.T) / 2 * (order >= 2)
+    point, factor, A, B = to_device((anchor.point, anchor.factor, A, B))
+    return Proxy(point, factor, A, B, warp=anchor.warp(target), unit=unit)
 
 
 def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:
@@ -469,19 +547,27 @@ def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax
     assert groups.nodes is not None
     if model.effects > 1 and model.covariance.correlated:
         return None
-    some = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
-    batch = groups.take(some)
-    information = np.asarray(_information(target, jnp.asarray(point), batch))
-    usual = np.median(information, axis=0)
+    group_ids = np.linspace(0, len(groups) - 1, min(len(groups), USUAL_GROUPS)).astype(int)
+    batch = groups.take(group_ids)
+    if target.on_numpy:
+        information = _information(target, as_either(point), NumPyGroups.of(batch), batch)
+    else:
+        information = _compiled_information(target, to_device(point), batch)
+    usual = np.median(np.asarray(information), axis=0)
     unit: jax.Array = to_device(0.5 / np.maximum(usual, 1e-8))
     return unit
 
 
-@jit(static=0, options=SCATTERS)
-def _information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
+def _information(
+    target: Target, point: jax.Array, flat: FlatGroups | NumPyGroups, batch: Batch
+) -> jax.Array:
     """Information of each group about each of its effects, (groups, effects)."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
-    theta = target.unravel(point)
-    near = model.integrands(theta, batch["group_centre"], FlatGroups.of(batch))
-    return jnp.diagonal(near.information, axis1=1, axis2=2)
+    near = model.integrands(target.unravel(point), as_either(batch["group_centre"]), flat)
+    return namespace(point).diagonal(near.information, axis1=1, axis2=2)
+
+
+@jit(static=0, options=SCATTERS)
+def _compiled_information(target: Target, point: jax.Array, batch: Batch) -> jax.Array:
+    return _information(target, point, FlatGroups.of(batch), batch)

@@ -46,11 +46,11 @@ class EveryRow(ABC):
 
     @property
     def parts(self) -> int:
-        """A block is one."""
+        """One: a block is not divided."""
         return 1
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """All of them."""
+        """All blocks take part."""
         del key
         return jnp.ones(blocks, bool)
 
@@ -81,7 +81,7 @@ class Perturbed(EveryRow):
     """Average of D_i with half its estimated variance taken off, so that the bias is O(m^-2)."""
 
     def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
-        """lhat - sigma-hat^2 / 2, less the part of lhat that is known exactly."""
+        """lhat - sigma-hat^2 / 2 (eq. 4.5), less the part of lhat that is known exactly."""
         del present, tables
         mean, variance = self.mean_and_variance(values)
         return Estimate(mean - variance / 2, mean, variance)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import factorial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ from modicum.models.base import Batch
 from modicum.models.matrix import ModelMatrix
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
-from modicum.passes.mode import folded_prior
-from modicum.runtime import to_device
+from modicum.passes.prior import folded_prior
+from modicum.runtime import Pytree, to_device
 
 __all__ = [
     "CONTROL_VARIATES",
@@ -54,7 +54,7 @@ ROUNDING = 1e-9  # of the whitened Hessian
 
 
 def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
-    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (below eq. 4.4).
+    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (eq. 4.4 summed).
 
     The normal priors of linear-predictor models are quadratics too, and are folded in. If all
     priors are, B = -I by the definition of whitening; it is then left out, which saves d^2
@@ -102,7 +102,9 @@ def _arrow_proxy(
     )
 
 
-def control_variate(target: Target, order: int, precision: str = "float64") -> ControlVariate[Any]:
+def control_variate(
+    target: Target, order: int, precision: str = "float64"
+) -> ControlVariate[Pytree]:
     """The cheapest form of the control variate that fits the model."""
     groups = GroupTaylor.fitting(target, order, precision)
     if groups is not None:
@@ -168,7 +170,7 @@ class LinearTaylor:
     target
         The model and its layout.
     order
-        0, 1 or 2 (HMC-ECS paper, section 4.2).
+        0, 1 or 2 (HMC-ECS paper, eq. 4.4; the lower orders in section 6.8).
     precision
         "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
     prior
@@ -218,7 +220,7 @@ class LinearTaylor:
         y = xp.asarray(model.outcome(batch), np.float64)
         read = slice(None, self.target.size)  # parameters of priors come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
-        kept = LinearRows(
+        cached = LinearRows(
             rows=self._columns(batch)
             if isinstance(proxy.factor, ArrowFactor)
             else self._whitened(x, proxy),
@@ -227,7 +229,7 @@ class LinearTaylor:
             taylor=coefficients(model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
-        rounded: LinearRows = jax.tree.map(self._rounded, kept)
+        rounded: LinearRows = jax.tree.map(self._rounded, cached)
         if proxy.row_factor is None:
             return rounded
         assert isinstance(rounded.rows, jax.Array | np.ndarray)  # of an arrow they are columns
@@ -274,7 +276,7 @@ class LinearTaylor:
         """The remainder of the expansion at eta + e, and its derivative in e, elementwise."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
-        return _with_slope(model, self.order, e, eta, y, taylor, _some, _by_rise)
+        return _with_slope(model, self.order, e, eta, y, taylor, _any_by_maximum, _by_rise)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """The quadratic, which includes normal priors, and the density of other priors."""
@@ -363,7 +365,7 @@ class AutodiffTaylor:
 
 
 # The cheapest first; each returns None for models it does not fit.
-Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Any] | None]
+Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Pytree] | None]
 CONTROL_VARIATES: tuple[Fitting, ...] = (
     LinearTaylor.fitting,
     AutodiffTaylor.fitting,
@@ -428,12 +430,12 @@ def _with_slope(
     eta: jax.Array,
     y: jax.Array,
     taylor: Coefficients,
-    some: Callable[[jax.Array], jax.Array] = jnp.any,
+    any_of: Callable[[jax.Array], jax.Array] = jnp.any,
     far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The remainder, and its derivative in `e`.
 
-    `some` says whether any of truth values is true, and `far` is the difference beyond the series.
+    `any_of` says whether any truth value is true; `far` is the difference beyond the series.
     """
     near = series(e, taylor, order)
     large = far_apart(model, e)
@@ -442,10 +444,10 @@ def _with_slope(
         beyond = (far or direct)(model, order, e, eta, y, taylor)
         return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
 
-    return jax.lax.cond(some(large), mixed, lambda: near)
+    return jax.lax.cond(any_of(large), mixed, lambda: near)
 
 
-def _some(large: jax.Array) -> jax.Array:
+def _any_by_maximum(large: jax.Array) -> jax.Array:
     """`jnp.any` by a maximum, which programs of an accelerator know."""
     return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 

@@ -9,7 +9,7 @@ of arrays, its context.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -74,18 +74,18 @@ class RowRequest(Protocol):
         """The rows to read, by number."""
         ...
 
-    def _asdict(self) -> dict[str, Any]: ...
+    def _asdict(self) -> dict[str, Pytree]: ...
 
 
 class RowDesign(Protocol):
     """What names rows at random; `modicum.designs.Design` is one."""
 
-    def draw(self, key: jax.Array, count: int, tables: Any) -> RowRequest:
+    def draw(self, key: jax.Array, count: int, tables: Pytree) -> RowRequest:
         """Draw `count` rows, or units of them, as the design's tables say."""
         ...
 
 
-def carried_fields(request: RowRequest) -> dict[str, Any]:
+def carried_fields(request: RowRequest) -> dict[str, Pytree]:
     """The arrays that come along with the rows of a request."""
     return {name: values for name, values in request._asdict().items() if name != "row_ids"}
 
@@ -128,7 +128,7 @@ class Settled(Protocol):
     """Many iterations of many chains at once, for a kernel whose warm-up is over. Hashable."""
 
     @property
-    def plain(self) -> Kernel[Any, Any]:
+    def plain(self) -> Kernel[Pytree, Pytree]:
         """The kernel whose iterations these are."""
         ...
 
@@ -137,8 +137,8 @@ class Settled(Protocol):
         ...
 
     def advance(
-        self, keys: jax.Array, state: Any, fresh: Pytree, count: jax.Array, context: Any
-    ) -> tuple[Any, Draw]:
+        self, keys: jax.Array, state: Pytree, fresh: Pytree, count: jax.Array, context: Pytree
+    ) -> tuple[Pytree, Draw]:
         """The first `count` iterations with these keys, (chains, iterations), and prepared rows.
 
         Return the states, and draws with leading axes for chains and iterations.
@@ -256,15 +256,15 @@ def _moved(
 
     `log_scale` is less its anchor; `away` and `point` are r - t* and t* of the entries.
     """
-    here = log_scale[warp.term]
-    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * here) - jnp.log1p(warp.ratio)
+    own_scale = log_scale[warp.term]
+    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * own_scale) - jnp.log1p(warp.ratio)
     growth = -0.5 * tighter
     common = warp.shared @ away
     moved = point * jnp.expm1(2 * growth)
     moved += (away - common[warp.term]) * jnp.expm1(growth)
     together = common * jnp.expm1(log_scale)
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
-    beside = warp.shared @ jnp.expm1(here - growth)
+    beside = warp.shared @ jnp.expm1(own_scale - growth)
     return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
 
 

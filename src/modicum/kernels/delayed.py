@@ -3,7 +3,10 @@
 For a subsample u drawn independently of the parameters, a few reversible HMC steps on Lhat(.; u)
 propose an end point, accepted with probability min(1, L(t') Lhat(t; u) / (L(t) Lhat(t'; u))). Each
 such kernel leaves the exact posterior invariant whatever u is, at one full-data log-likelihood per
-iteration: delayed acceptance, or the surrogate transition method.
+iteration: delayed acceptance (Christen and Fox 2005), or the surrogate transition method (Liu
+2001). The HMC-ECS paper does without it: steps of its eqs. 3.6 and 3.7 propose here, with the
+Hhat of eq. 3.3, and what follows is not from the paper. What its section 3.4 says of judging
+subsampled dynamics by all rows holds: acceptance falls as the variance of log Lhat grows.
 """
 
 from __future__ import annotations
@@ -112,7 +115,7 @@ class DelayedAcceptanceKernel:
         kernel = self.surrogate
         block_key, move_key, accept_key = jax.random.split(key, 3)
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
-        # Replaced unconditionally: u must be independent of the parameters here.
+        # Replaced unconditionally, not by eq. 3.5: u must be independent of the parameters here.
         subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
         surrogate = kernel.log_density(subsample, state.present, context.surrogate)
 
@@ -123,11 +126,12 @@ class DelayedAcceptanceKernel:
         point = start = at_point(state.z, density)
         steps, rates = jnp.zeros((), int), jnp.zeros(())
         for move_key_k in jax.random.split(move_key, self.moves):
-            point, info = kernel.move(
+            point, info = kernel.move(  # eqs. 3.6 and 3.7: reversible for exp(-Uhat), eq. 3.4
                 move_key_k, point, density, learned.step_size, learned.inverse_mass
             )
             steps, rates = steps + info.n_steps, rates + info.acceptance_rate / self.moves
         exact = self._exact(point.position, context)
+        # L(t') Lhat(t; u) / (L(t) Lhat(t'; u)), priors included, which cancel
         log_ratio = (exact - state.exact) + (start.logdensity - point.logdensity)
         accept = jnp.log(jax.random.uniform(accept_key)) < log_ratio
         z = jnp.where(accept, point.position, state.z)

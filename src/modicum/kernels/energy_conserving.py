@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -94,8 +94,8 @@ class EnergyConservingKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    control_variate: ControlVariate[Any]
-    estimator: Estimator[Any]
+    control_variate: ControlVariate[Pytree]
+    estimator: Estimator[Pytree]
     design: RowDesign
     move: Move
     subsample: int
@@ -135,7 +135,7 @@ class EnergyConservingKernel:
             s, growth = straighten(z, proxy)
             values = cv.values(subsample, s, proxy)
             estimate = self.estimator.combine(values, present, self._expected(s, context))
-            log = cv.log_proxy(s, proxy) + estimate.log
+            log = cv.log_proxy(s, proxy) + estimate.log  # eq. 4.1 within eq. 4.5, or eq. 5.1
             if context.certain is not None:
                 log += jnp.sum(cv.values(context.certain, s, proxy))
             return (log if proxy.warp is None else log + growth), values
@@ -176,7 +176,7 @@ class EnergyConservingKernel:
         packed, filled = self.estimator.pack(subsample, present)
         density = self.log_density(packed, filled, context)
         learned = state.adaptation
-        point, info, evaluations = move_afresh(
+        point, info, evaluations = move_afresh(  # eqs. 3.6 and 3.7 at fixed u
             self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
         )
         rate, values = info.acceptance_rate, point.by_product
@@ -222,19 +222,19 @@ class EnergyConservingKernel:
             return self.estimator.combine(values, present, tables).log
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
-            held, log_now, accepted = carry
+            current, log_now, accepted = carry
             swap = partial(self._swap, k, which[k])
-            log_then = log_of(*map(swap, held[1:], offered[1:]))
-            accept = log_uniform[k] < log_then - log_now
-            kept = jax.tree.map(partial(swap, accept=accept), held, offered)
-            return kept, jnp.where(accept, log_then, log_now), accepted + accept
+            log_then = log_of(*map(swap, current[1:], offered[1:]))
+            accept = log_uniform[k] < log_then - log_now  # eq. 3.5
+            after = jax.tree.map(partial(swap, accept=accept), current, offered)
+            return after, jnp.where(accept, log_then, log_now), accepted + accept
 
         offered = (fresh, fresh_values, fresh_present)
         start = (state.subsample, state.values, state.present)
         carry = (start, log_of(state.values, state.present), jnp.zeros((), int))
         (subsample, _, present), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
-        used = self.rows_present(fresh_present)
-        return subsample, present, Refreshed(accepted / self.refreshes, used)
+        fresh_rows = self.rows_present(fresh_present)
+        return subsample, present, Refreshed(accepted / self.refreshes, fresh_rows)
 
     def _swap(
         self,

@@ -12,7 +12,7 @@ binary search, and an update merges two sorted lists.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ class FlyKernel:
         Step size to start from; by default guessed from the number of parameters.
     """
 
-    bounded: RowBounds[Any]
+    bounded: RowBounds[Pytree]
     move: Move
     capacity: int
     proposals: int
@@ -205,23 +205,23 @@ class FlyKernel:
         As long as nothing was rejected, the two cannot be distinguished.
         """
         n, bright, tried = context.n, state.bright, batch.rows
-        both = overlap(bright.number, tried.number, n)
+        shared = overlap(bright.number, tried.number, n)
         lights = Lights(
             bright.number,
             self.bounded.log_ratio(bright.rows, state.z, context.bound),
             tried.number,
             self.bounded.log_ratio(tried.rows, state.z, context.bound),
-            both,
+            shared,
             batch.complete,
             context.rate,
             n,
         )
         change = UPDATES[self.update](key, lights)
-        after, count = merge(bright, change.stay, tried, change.join, both, n)
+        after, count = merge(bright, change.stay, tried, change.join, shared, n)
         refused = count > self.capacity
         accepted = change.possible & ~refused
-        kept = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
-        return Update(kept, change.touched, refused)
+        next_bright = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
+        return Update(next_bright, change.touched, refused)
 
 
 # How lights change at fixed parameters ----------------------------------------------------
@@ -237,7 +237,7 @@ class Lights(NamedTuple):
     log_r_bright: jax.Array
     tried: jax.Array  # ascending, n where there is no row
     log_r_tried: jax.Array
-    both: Overlap
+    shared: Overlap
     complete: jax.Array  # whether all rows that were drawn to be tried are here
     rate: jax.Array  # the probability q with which a row was drawn
     n: jax.Array
@@ -263,14 +263,16 @@ def implicit(key: jax.Array, lights: Lights) -> Change:
     dark_key, bright_key, back_key = jax.random.split(key, 3)
     n, log_q = lights.n, jnp.log(lights.rate)
     lit, real = lights.bright < n, lights.tried < n
-    held = lights.both.is_bright
+    is_bright = lights.shared.is_bright
     goes_dark = lit & (_log_uniform(dark_key, lit) < log_q - lights.log_r_bright)
-    goes_bright = real & ~held & (_log_uniform(bright_key, real) < lights.log_r_tried - log_q)
+    goes_bright = real & ~is_bright & (_log_uniform(bright_key, real) < lights.log_r_tried - log_q)
     not_again = jax.random.uniform(back_key, real.shape, jnp.float32) >= lights.rate
-    unseen = goes_dark & ~lights.both.is_tried
+    unseen = goes_dark & ~lights.shared.is_tried
     way_back = jnp.sum(real) - jnp.sum(goes_bright & not_again) + jnp.sum(unseen)
     possible = lights.complete & (way_back <= real.shape[0])
-    return Change(lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~held))
+    return Change(
+        lit & ~goes_dark, goes_bright, possible, jnp.sum(lit) + jnp.sum(real & ~is_bright)
+    )
 
 
 def explicit(key: jax.Array, lights: Lights) -> Change:
@@ -281,9 +283,9 @@ def explicit(key: jax.Array, lights: Lights) -> Change:
     """
     lit, real = lights.bright < lights.n, lights.tried < lights.n
     on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(lights.log_r_tried))
-    still_on = on[jnp.minimum(lights.both.place_in_tried, len(on) - 1)]
-    stay = lit & (~lights.both.is_tried | still_on)
-    return Change(stay, on & ~lights.both.is_bright, jnp.asarray(True), jnp.sum(real))
+    still_on = on[jnp.minimum(lights.shared.place_in_tried, len(on) - 1)]
+    stay = lit & (~lights.shared.is_tried | still_on)
+    return Change(stay, on & ~lights.shared.is_bright, jnp.asarray(True), jnp.sum(real))
 
 
 def _log_uniform(key: jax.Array, like: jax.Array) -> jax.Array:
@@ -354,7 +356,7 @@ def merge(
     stay: jax.Array,
     tried: Bright,
     join: jax.Array,
-    both: Overlap,
+    shared: Overlap,
     n: jax.Array | int,
 ) -> tuple[Bright, jax.Array]:
     """Rows of `bright` that stay and of `tried` that join, in ascending order, and their count.
@@ -364,8 +366,8 @@ def merge(
     room, size = bright.number.shape[0], tried.number.shape[0]
     staying, joining = _running(stay), _running(join)
     # the place of a row: rows before it of its own list, and of the other
-    of_bright = staying[:-1] + joining[both.place_in_tried]
-    of_tried = joining[:-1] + staying[both.place_in_bright]
+    of_bright = staying[:-1] + joining[shared.place_in_tried]
+    of_tried = joining[:-1] + staying[shared.place_in_bright]
     place = jnp.concatenate([jnp.where(stay, of_bright, room), jnp.where(join, of_tried, room)])
     source = jnp.zeros(room, place.dtype).at[place].set(jnp.arange(room + size), mode="drop")
     count = staying[-1] + joining[-1]

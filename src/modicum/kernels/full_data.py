@@ -94,7 +94,7 @@ class FullDataKernel:
         """Full-data kernels read all rows through the context, not by index."""
 
     def prepare(self, batch: Batch, context: FullDataContext) -> None:
-        """Nothing to prepare."""
+        """Return nothing: no rows are requested."""
         del batch, context
 
     def _density(self, context: FullDataContext) -> LogDensity:
@@ -183,13 +183,13 @@ def _move_by_matrix(
     """
     factor = jnp.linalg.cholesky(inverse_mass)
     origin = jnp.zeros_like(point.position)
-    here = Point(origin, point.logdensity, factor.T @ point.logdensity_grad)
+    start = Point(origin, point.logdensity, factor.T @ point.logdensity_grad)
 
     def shifted(w: jax.Array) -> jax.Array:
         return logdensity(point.position + factor @ w)
 
-    there, info = move(key, here, shifted, step_size, jnp.ones_like(origin))
-    slope = solve_triangular(factor.T, there.logdensity_grad, lower=False)
-    stayed = jnp.all(there.position == 0)
+    end, info = move(key, start, shifted, step_size, jnp.ones_like(origin))
+    slope = solve_triangular(factor.T, end.logdensity_grad, lower=False)
+    stayed = jnp.all(end.position == 0)
     gradient = jnp.where(stayed, point.logdensity_grad, slope)
-    return Point(point.position + factor @ there.position, there.logdensity, gradient), info
+    return Point(point.position + factor @ end.position, end.logdensity, gradient), info

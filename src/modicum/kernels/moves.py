@@ -117,8 +117,8 @@ class HMCMove:
         def density(z: jax.Array) -> tuple[jax.Array, None]:
             return logdensity(z), None
 
-        there, info = self.travel(key, start, density, step_size, inverse_mass)
-        return Point(there.position, there.logdensity, there.gradient), info
+        end, info = self.travel(key, start, density, step_size, inverse_mass)
+        return Point(end.position, end.logdensity, end.gradient), info
 
     def travel(
         self,
@@ -179,15 +179,16 @@ def follow(
     normal, rest = path_chances(key, position.shape[0], position.dtype)
     momentum = normal / jnp.sqrt(inverse_mass)
 
-    def leap(here: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
-        p = p + h / 2 * here.gradient
-        here = at(here.position + h * inverse_mass * p)
-        return here, p + h / 2 * here.gradient
+    # Leapfrog steps of eq. 3.6 (HMC-ECS paper, Algorithm 1).
+    def leap(state: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
+        p = p + h / 2 * state.gradient
+        state = at(state.position + h * inverse_mass * p)
+        return state, p + h / 2 * state.gradient
 
     def leap_or_begin(i: jax.Array, carry: Pytree) -> Pytree:
-        first, here, p = carry
-        here, p = leap(here, p, jnp.where(i == 0, 0.0, step_size))
-        return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), here, first), here, p
+        first, state, p = carry
+        state, p = leap(state, p, jnp.where(i == 0, 0.0, step_size))
+        return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), state, first), state, p
 
     if isinstance(start, Evaluated):
         first = start
@@ -213,7 +214,7 @@ def path_chances(key: jax.Array, size: int, dtype: DTypeLike) -> tuple[jax.Array
 
 
 def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
-    return 0.5 * jnp.sum(inverse_mass * momentum**2)
+    return 0.5 * jnp.sum(inverse_mass * momentum**2)  # eq. 3.4
 
 
 def _decide(
@@ -223,7 +224,7 @@ def _decide(
     after: jax.Array,
     log_uniform: jax.Array,
 ) -> Trajectory:
-    """Metropolis on the total energy; what is not a number is never accepted."""
+    """Metropolis on the total energy (eq. 3.7); what is not a number is never accepted."""
     energy = after - last.logdensity
     gain = (before - first.logdensity) - energy
     lost = ~jnp.isfinite(energy) | jnp.isnan(gain)

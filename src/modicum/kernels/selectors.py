@@ -41,14 +41,14 @@ class Plain(Selector):
     """One batch per step, used as it is."""
 
     def batches(self, integrator: Integrator) -> int:
-        """One."""
+        """One batch."""
         del integrator
         return 1
 
     def select(
         self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
-        """The only one."""
+        """Return the only gradient."""
         del key, matching
         return gradients[0], {}
 
@@ -58,7 +58,7 @@ class Exponential(Selector):
     """Exponentially weighted batches, by a Metropolis chain over them (EWSG paper, Algorithm 1).
 
     Batches are weighted by how well the step they make matches that of the full gradient,
-    p_I ~ exp(|x + a_I|^2 / 2) (section 4.3). To first order this adds to friction what the batch
+    p_I ~ exp(|x + a_I|^2 / 2) (eq. 4). To first order this adds to friction what the batch
     adds to noise, so that the momentum keeps its temperature. It is not a reduction of the
     gradient's variance. The chain starts from a uniform batch.
 
@@ -69,7 +69,7 @@ class Exponential(Selector):
         exact to first order in the weights.
     x
         What stands for the unknown next momentum r' in x: "current" r' = r, x = sqrt(h) gamma r /
-        sigma (the paper's choice); "zero" x = 0; "one" x = 1; "rest" r' = 0.
+        sigma (the paper's choice, section 4.3); "zero" x = 0; "one" x = 1; "rest" r' = 0.
     weights
         "exponential": exp(|x + a|^2 / 2), the paper's. "linear": exp(x . a), which leaves the
         force alone and is not biased by skewed gradients. Without a momentum a further batch takes
@@ -120,10 +120,10 @@ class Exponential(Selector):
             x = self.guess(match)
         log_uniform = jnp.log(jax.random.uniform(key, (self.index_steps,), gradients.dtype))
 
-        def propose(now: jax.Array, candidate: Pytree) -> tuple[jax.Array, jax.Array]:
-            then, limit = candidate
-            accept = limit < self.log_ratio(match.scale * now, match.scale * then, x)
-            return jnp.where(accept, then, now), accept
+        def propose(current: jax.Array, candidate: Pytree) -> tuple[jax.Array, jax.Array]:
+            new, limit = candidate
+            accept = limit < self.log_ratio(match.scale * current, match.scale * new, x)  # eq. 5
+            return jnp.where(accept, new, current), accept
 
         last, accepted = jax.lax.scan(propose, first, (proposed, log_uniform), unroll=4)
         return last, {"acceptance_rate_index": jnp.mean(accepted.astype(gradients.dtype))}
@@ -137,10 +137,10 @@ class Exponential(Selector):
             "rest": match.rest,
         }[self.x]
 
-    def log_ratio(self, now: jax.Array, proposed: jax.Array, x: jax.Array) -> jax.Array:
+    def log_ratio(self, current: jax.Array, proposed: jax.Array, x: jax.Array) -> jax.Array:
         """log p_J - log p_I (eq. 5): (a_J - a_I) . (x + (a_J + a_I) / 2)."""
-        centre = x if self.weights == "linear" else x + (proposed + now) / 2
-        return jnp.sum((proposed - now) * centre)
+        centre = x if self.weights == "linear" else x + (proposed + current) / 2
+        return jnp.sum((proposed - current) * centre)
 
 
 SELECTORS: dict[str, type[Selector]] = {"plain": Plain, "exponential": Exponential}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,9 +65,9 @@ class StochasticGradientKernel:
     """
 
     integrator: Integrator
-    estimator: GradientEstimator[Any]
+    estimator: GradientEstimator[Pytree]
     selector: Selector
-    design: Design[Any]
+    design: Design[Pytree]
     batch: int
     precision: Literal["float64", "float32"] = "float64"
     random_start: Callable[[jax.Array], jax.Array] | None = None
@@ -92,7 +92,7 @@ class StochasticGradientKernel:
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """What the estimator makes of rows without the state, batch by batch."""
-        return jax.vmap(lambda each: self.estimator.prepare(each, context))(batch)
+        return jax.vmap(lambda one_batch: self.estimator.prepare(one_batch, context))(batch)
 
     def init(
         self, key: jax.Array, batch: None, context: StochasticGradientContext
@@ -122,24 +122,24 @@ class StochasticGradientKernel:
         # A plain step uses its key for one thing, and need not split it.
         plain = self.batches == 1 and self.integrator.period is None
         refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
-        now, memory = state
-        h = jnp.asarray(flags.step_size, now.z.dtype)
+        current, memory = state
+        h = jnp.asarray(flags.step_size, current.z.dtype)
         if self.integrator.period is not None:
-            fresh = self.integrator.refresh(refresh_key, now)
-            now = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, now)
-        now = self.integrator.drift(now, h)
-        gradients = self.gradients(now.z, batch, memory, context)
+            fresh = self.integrator.refresh(refresh_key, current)
+            current = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, current)
+        current = self.integrator.drift(current, h)
+        gradients = self.gradients(current.z, batch, memory, context)
         gradient, info = self.selector.select(
-            select_key, gradients, lambda: self.integrator.noise_match(now, h)
+            select_key, gradients, lambda: self.integrator.noise_match(current, h)
         )
 
         def diagonal() -> jax.Array:
             jacobian = jax.jacfwd(lambda z: self.gradients(z, batch, memory, context)[0])
-            return jnp.diagonal(jacobian(now.z))
+            return jnp.diagonal(jacobian(current.z))
 
-        after = self.integrator.kick(kick_key, now, gradient, h, context, diagonal)
+        after = self.integrator.kick(kick_key, current, gradient, h, context, diagonal)
         always = self.estimator.certain_rows(context)  # once, whatever the number of batches
-        evaluated = self.cost * (1 + self.integrator.derivatives(now.z.shape[0]))
+        evaluated = self.cost * (1 + self.integrator.derivatives(current.z.shape[0]))
         touched = evaluated + always + jnp.where(flags.renewed, context.n, 0)
         draw = {"position": after.z, "step_size": h, "rows_touched": touched, **info}
         return StochasticGradientState(after, memory), draw
@@ -151,4 +151,4 @@ class StochasticGradientKernel:
         if self.batches == 1:
             only = jax.tree.map(lambda field: field[0], batches)
             return self.estimator.gradient(z, only, memory, context)[None]
-        return jax.vmap(lambda each: self.estimator.gradient(z, each, memory, context))(batches)
+        return jax.vmap(lambda batch: self.estimator.gradient(z, batch, memory, context))(batches)

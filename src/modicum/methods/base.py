@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
+from typing import ClassVar, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Task:
     anchor: Anchor | None = None  # at the mode, where it was found with the task
     few_chains: int | None = None  # how many suffice for a method whose steps read all rows
     # what was found once, for other methods of the same run
-    kept: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+    cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def of_few_chains(self) -> Task:
         """The same with the chains that a method gets whose steps read all rows."""
@@ -179,7 +179,7 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel[Any, Any] | None  # None: the draws are made already, see `history`
+    kernel: Kernel[Pytree, Pytree] | None  # None: the draws are made already, see `history`
     context: Pytree
     flags: Pytree
     anchor: Coordinates

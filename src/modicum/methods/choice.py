@@ -110,7 +110,7 @@ class Auto(Method):
         if verdict is not None:
             plan.tuning["normal draws"] = verdict
         # Scales are learned, or few proposals were any good: trajectories are longer.
-        if isinstance(plan.anchor, Parameters) or task.kept.get(LONGER):
+        if isinstance(plan.anchor, Parameters) or task.cache.get(LONGER):
             all_rows = all_rows.longer(WIDER)
         (seconds,) = seconds_for(task, all_rows)
         plan.tuning["method"] = f"NUTS on all rows, since {reason}; about {duration(seconds)}."
@@ -126,7 +126,7 @@ def _weighed(
     pool, proposals = method.weighed(study, ENOUGH)
     if not _enough(proposals.verdict) and may_be_curved(task, study.anchor):
         curves = skewed_axes(pool.log_posterior, study.centre, study.anchor, pool.whitened)
-        task.kept[KEPT] = curves
+        task.cache[KEPT] = curves
         if curves is not None:
             count = curves.axes.shape[1]
             taken = f"weighted draws, normal but for {count} skewed " + (
@@ -134,7 +134,7 @@ def _weighed(
             )
             pool, proposals = method.weighed(study, ENOUGH, curves)
     if not _enough(proposals.verdict, proposals.curves is not None):
-        task.kept[LONGER] = proposals.verdict.share < FEW
+        task.cache[LONGER] = proposals.verdict.share < FEW
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
     plan = method.of(pool, proposals)
     took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)

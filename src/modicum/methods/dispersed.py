@@ -16,7 +16,7 @@ from modicum.errors import ConvergenceError
 from modicum.kernels.full_data import ModeStarts
 from modicum.methods.base import Task
 from modicum.passes import Anchor
-from modicum.passes.mode import prior_slope
+from modicum.passes.prior import prior_slope
 from modicum.random import Stream, generator
 from modicum.run import first_keys
 from modicum.runtime import to_device
@@ -110,10 +110,10 @@ def _first_step(task: Task, point: np.ndarray, rng: np.random.Generator) -> floa
 
     def gain(step: float) -> float:
         half = momentum + step / 2 * gradient
-        there, slope = _log_posterior(task, point + step * half)
+        height, slope = _log_posterior(task, point + step * half)
         end = half + step / 2 * slope
         with np.errstate(all="ignore"):
-            change = there - value - 0.5 * float(end @ end - momentum @ momentum)
+            change = height - value - 0.5 * float(end @ end - momentum @ momentum)
         return change if np.isfinite(change) else -np.inf
 
     step = len(point) ** -0.25

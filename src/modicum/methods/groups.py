@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.designs import Design
 from modicum.errors import ModicumWarning
 from modicum.methods.base import Task
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
+from modicum.models.group_batches import FlatGroups, Groups, NumPyGroups
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
 from modicum.passes.scales import scale_doubts
 from modicum.random import Stream, generator
-from modicum.rows.groups import GroupedRows
-from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit
+from modicum.rows.groups import GroupedRows, NodePlaces
+from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit, one_blas_thread
 
 __all__ = [
     "DrawnGroups",
@@ -117,7 +122,8 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[Modicum
     checked = min(len(groups), CHECKED_GROUPS)
     batch = groups.take(np.sort(rng.choice(len(groups), checked, replace=False)))
     finer = replace(target, model=replace(model, nodes=2 * model.per_effect))
-    error = np.asarray(_differences(finer, target, jnp.asarray(points), batch))
+    differences = _differences_by_numpy if target.on_numpy else _differences
+    error = np.asarray(differences(finer, target, points, batch))
     sums.ledger.add("nodes", checked * CHECKED_DRAWS, "density")
     bound = float(np.std(error)) * len(groups) / checked
     if not bound > COARSE:
@@ -137,13 +143,38 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[Modicum
 
 
 @jit(static=(0, 1), options=SCATTERS)
-def _differences(finer: Target, target: Target, points: jax.Array, batch: Batch) -> jax.Array:
-    plain = {k: v for k, v in batch.items() if k not in ("group_centre", "group_point")}
+def _differences(finer: Target, target: Target, points: Array, batch: Batch) -> jax.Array:
+    flat, known = FlatGroups.of(batch), NodePlaces.in_batch(batch)
+    return jax.lax.map(partial(_difference, finer, target, flat, known), jnp.asarray(points))
 
-    def at(t: jax.Array) -> jax.Array:
-        return jnp.sum(finer.log_likelihood(t, plain) - target.log_likelihood(t, batch))
 
-    return jax.lax.map(at, points)
+def _difference(
+    finer: Target, target: Target, flat: Groups, known: NodePlaces | None, t: jax.Array
+) -> jax.Array:
+    """Of the sum over groups, with nodes found at t and with those that are known."""
+    assert isinstance(finer.model, IntegratedEffects)
+    assert isinstance(target.model, IntegratedEffects)
+    theta = target.unravel(t)
+    exact = finer.model.group_likelihoods(theta, flat, None)
+    return (exact - target.model.group_likelihoods(theta, flat, known)).sum()
+
+
+def _differences_by_numpy(
+    finer: Target, target: Target, points: np.ndarray, batch: Batch
+) -> np.ndarray:
+    """The same without a compiler, block after block."""
+    known = NodePlaces.in_batch(batch)
+    assert known is not None
+
+    def of_block(part: tuple[slice, NumPyGroups]) -> np.ndarray:
+        own, block = part
+        places = known._replace(centre=known.centre[own])
+        with np.errstate(all="ignore"):
+            at = [_difference(finer, target, block, places, as_either(t)) for t in points]
+        return np.array(at)
+
+    with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
+        return np.sum(list(threads.map(of_block, NumPyGroups.of(batch).in_blocks())), axis=0)
 
 
 # Groups drawn as rows -----------------------------------------------------------------------

@@ -64,8 +64,10 @@ class Verdict(NamedTuple):
 
     def text(self, pool: int) -> str:
         """The three numbers, and what they mean."""
-        said = "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
-        return f"{said}: {self.numbers(pool)}"
+        verdict = (
+            "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
+        )
+        return f"{verdict}: {self.numbers(pool)}"
 
     def numbers(self, pool: int) -> str:
         """The three numbers, in words."""
@@ -173,8 +175,8 @@ class Laplace(Method):
         proposals = Proposals.of(pool, self._first, curves)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
-            enough = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
-            pool = Pool(study, enough)
+            size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
+            pool = Pool(study, size)
             proposals = Proposals.of(pool, self._first, curves)
         return pool, proposals
 
@@ -208,17 +210,18 @@ class Laplace(Method):
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
-            each = np.arange(task.chains)
-            z, stats = z[places, each], {"lp": stats["lp"][places, each], "acceptance_rate": rate}
+            chains = np.arange(task.chains)
+            z = z[places, chains]
+            stats = {"lp": stats["lp"][places, chains], "acceptance_rate": rate}
         stats["rows_touched"] = np.zeros(log_ratio.shape, int)
-        kept = slice(self._first, self._first + task.draws)
-        by_chain = {name: np.ascontiguousarray(values[kept].T) for name, values in stats.items()}
+        span = slice(self._first, self._first + task.draws)
+        by_chain = {name: np.ascontiguousarray(values[span].T) for name, values in stats.items()}
         if self.weighted:
-            ratios = log_ratio[kept].T
+            ratios = log_ratio[span].T
             weights = pareto_smoothed(ratios.ravel())[0] * ratios.size
             by_chain["weight"] = weights.reshape(ratios.shape)
         return History(
-            position=np.ascontiguousarray(z[kept].swapaxes(0, 1)),
+            position=np.ascontiguousarray(z[span].swapaxes(0, 1)),
             stats=by_chain,
             warmup={},
             complete=True,
@@ -228,11 +231,11 @@ class Laplace(Method):
     def _all_ratios(self, pool: Pool, proposals: Proposals) -> np.ndarray:
         """Log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
-        done, growth = len(proposals.log_ratio), proposals.growth
+        weighed, growth = len(proposals.log_ratio), proposals.growth
         parts = [proposals.log_ratio]
-        if done < len(z):
-            rest = pool.weigh(z[done:]).log_ratio
-            parts.append(rest if growth is None else rest + growth.ravel()[done:])
+        if weighed < len(z):
+            rest = pool.weigh(z[weighed:]).log_ratio
+            parts.append(rest if growth is None else rest + growth.ravel()[weighed:])
         return np.concatenate(parts).reshape(proposals.z.shape[:2])
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
@@ -252,13 +255,13 @@ def _independence_sampler(
     """
     length, chains = log_ratio.shape
     places, rate = np.zeros((length, chains), int), np.ones((length, chains))
-    now, ratio = places[0], log_ratio[0]
+    place, ratio = places[0], log_ratio[0]
     for k in range(1, length):
         with np.errstate(invalid="ignore"):  # whatever follows a state that cannot be is accepted
             rate[k] = np.exp(np.minimum(np.where(np.isfinite(ratio), log_ratio[k] - ratio, 0), 0))
         accepted = chances[k] < rate[k]
-        now, ratio = np.where(accepted, k, now), np.where(accepted, log_ratio[k], ratio)
-        places[k] = now
+        place, ratio = np.where(accepted, k, place), np.where(accepted, log_ratio[k], ratio)
+        places[k] = place
     return places, rate
 
 

@@ -31,7 +31,7 @@ from modicum.methods.base import Task
 from modicum.methods.dispersed import disperse, dispersed_starts
 from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor, Sums
-from modicum.passes.mode import prior_slope
+from modicum.passes.prior import prior_slope
 from modicum.random import Stream, chain_keys, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -98,13 +98,13 @@ def anchor_at_mean(task: Task) -> AtMean:
     NoMeanError
         If chains on the subset do not agree, or no mean of all rows was reached.
     """
-    kept = task.kept.get("mean")
-    if not isinstance(kept, _MeanOfRows) or kept.rows is not task.rows:  # a subset has its own mean
-        kept = _MeanOfRows(task.rows, _attempt(task))
-        task.kept["mean"] = kept
-    if isinstance(kept.result, NoMeanError):
-        raise kept.result
-    return kept.result
+    mean = task.cache.get("mean")
+    if not isinstance(mean, _MeanOfRows) or mean.rows is not task.rows:  # a subset has its own mean
+        mean = _MeanOfRows(task.rows, _attempt(task))
+        task.cache["mean"] = mean
+    if isinstance(mean.result, NoMeanError):
+        raise mean.result
+    return mean.result
 
 
 class _MeanOfRows(NamedTuple):
@@ -220,19 +220,19 @@ def _moved(
         return np.asarray(factor.T @ (gradients - of_subset).mean(axis=0))
 
     inverse = np.eye(d)  # of minus the derivative of the slope
-    now, passes = slope(mean), 1
+    gradient, passes = slope(mean), 1
     while passes <= MOST_STEPS:
-        step = inverse @ now
+        step = inverse @ gradient
         step *= min(1.0, LONGEST * d**0.5 / max(float(np.linalg.norm(step)), 1e-300))
         if not np.all(np.isfinite(step)) or np.abs(step).max() < NEAR:
             break
-        mean, before = mean + factor @ step, now
-        now, passes = slope(mean), passes + 1
-        turned = before - now
+        mean, before = mean + factor @ step, gradient
+        gradient, passes = slope(mean), passes + 1
+        turned = before - gradient
         across = inverse.T @ step
         if abs(across @ turned) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
             inverse = inverse + np.outer(step - inverse @ turned, across) / (across @ turned)
-    away = float(np.abs(inverse @ now).max())
+    away = float(np.abs(inverse @ gradient).max())
     if not away < FAR:
         raise NoMeanError(
             f"the mean of short chains on a subset is still {away:.1f} posterior sd from that of "

@@ -24,7 +24,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,10 +96,10 @@ class Pool:
         total = np.zeros(len(z))
         slopes = np.zeros((self.rows, z.shape[1]))
         in_blocks = self._compiled_blocks if self._plain is None else self._plain.in_blocks
-        for here, rows, values in in_blocks(z):
-            total[here] += values.sum(axis=1)
+        for block, rows, values in in_blocks(z):
+            total[block] += values.sum(axis=1)
             if self.certain < self.rows:
-                slopes[rows] += values.T @ (z[here] - middle)
+                slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
         return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
 
@@ -122,10 +122,10 @@ class Pool:
         evaluate = partial(_block_values, self.study.control_variate)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for first in range(0, len(z), BLOCK):
-                here = slice(first, first + BLOCK)
-                draws = len(z[here])
+                block = slice(first, first + BLOCK)
+                draws = len(z[block])
                 padding = np.repeat(z[-1:], BLOCK - draws, axis=0)
-                filled = np.concatenate([z[here], padding])
+                filled = np.concatenate([z[block], padding])
 
                 @in_double_precision
                 def of_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
@@ -133,7 +133,7 @@ class Pool:
 
                 for k, values in enumerate(threads.map(of_part, self._parts)):
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
-                    yield here, rows, values[:draws, : rows.stop - rows.start]
+                    yield block, rows, values[:draws, : rows.stop - rows.start]
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:
         """The part that is no sum over rows of the pool."""
@@ -156,12 +156,12 @@ class Pool:
 
 @jit(static=0)
 def _block_values(
-    control_variate: ControlVariate[Any], cached: Pytree, z: Array, proxy: Proxy
+    control_variate: ControlVariate[Pytree], cached: Pytree, z: Array, proxy: Proxy
 ) -> jax.Array:
     """D of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
     if not isinstance(control_variate, LinearTaylor):
-        return jax.lax.map(lambda each: control_variate.values(cached, each, proxy), z)
+        return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)
     e = z @ cached.rows.T
     model = control_variate.target.model
     assert isinstance(model, LinearPredictorModel)
@@ -170,5 +170,5 @@ def _block_values(
 
 
 @jit(static=0)
-def _log_proxies(control_variate: ControlVariate[Any], z: Array, proxy: Proxy) -> jax.Array:
+def _log_proxies(control_variate: ControlVariate[Pytree], z: Array, proxy: Proxy) -> jax.Array:
     return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

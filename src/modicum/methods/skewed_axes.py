@@ -109,8 +109,8 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
 
     A run that has weighed its draws already knows.
     """
-    if KEPT in task.kept:
-        known = task.kept[KEPT]
+    if KEPT in task.cache:
+        known = task.cache[KEPT]
         return known if isinstance(known, Curves) else None
     if not may_be_curved(task, anchor):
         return None

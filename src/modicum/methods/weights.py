@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ import numpy as np
 from modicum.arrays import as_either, namespace, power
 from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
-from modicum.estimators import LinearTaylor
+from modicum.estimators import GroupTaylor, LinearTaylor
+from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
 from modicum.estimators.row_factor import whitened
 from modicum.estimators.taylor import coefficients
 from modicum.kernels.base import ControlVariate, Proxy, RowFactor
@@ -54,8 +55,8 @@ def design_tables(
     A study that weighs rows twice has two stages. Weights that workers keep are not remembered: a
     resumed run makes the pass again.
     """
-    kept = design.needs == "expected" and task.sums.engine.keeps(task.rows)
-    if design.needs == "nothing" or kept:
+    stays_there = design.needs == "expected" and task.sums.engine.keeps(task.rows)
+    if design.needs == "nothing" or stays_there:
         return design.tables(facts)
     name = f"{stage}-{type(design).__name__.lower()}"
 
@@ -88,14 +89,14 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
 
 
 @jit(static=0, options=FASTEST_COMPILE)
-def cached_rows(control_variate: ControlVariate[Any], batch: Batch, proxy: Proxy) -> Pytree:
+def cached_rows(control_variate: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
     """What a control variate keeps of the rows in `batch`, which have their `probability`."""
     return control_variate.cache(batch, proxy)
 
 
 def expected_residuals(
     sums: Sums,
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     proxy: Proxy,
     pilot: np.ndarray,
     by_draws: bool = False,
@@ -132,7 +133,10 @@ def expected_residuals(
             arguments = _posterior_of_predictors(control_variate, proxy, centre)
         sums.enter("design", 1, "gradient", passes=1)
     else:
-        of_chunk = _from_pilot_by_group if sums.target.scatters else _from_pilot
+        of_chunk: Callable[..., Array] = _from_pilot
+        if sums.target.scatters:
+            by_numpy = sums.by_numpy and groups_need_no_compiler(control_variate)
+            of_chunk = _groups_by_numpy if by_numpy else _from_pilot_by_group
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
         sums.enter("design", len(pilot), "density", passes=1)
     expected = sums.engine.keep_rows(chunk_map, arguments, sums.rows, "design")
@@ -291,7 +295,7 @@ def _from_levels(
 
 
 def _at_draws(
-    control_variate: ControlVariate[Any], arguments: Pytree, batch: Batch, present: jax.Array
+    control_variate: ControlVariate[Pytree], arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     proxy, pilot = arguments
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(present.shape)}, proxy)
@@ -301,3 +305,14 @@ def _at_draws(
 
 _from_pilot = jit(static=0)(_at_draws)
 _from_pilot_by_group = jit(static=0, options=SCATTERS)(_at_draws)
+
+
+@of_numpy
+def _groups_by_numpy(
+    control_variate: GroupTaylor, arguments: Pytree, batch: Batch, present: np.ndarray
+) -> np.ndarray:
+    """The same of groups without a compiler."""
+    proxy, pilot = arguments
+    held = dict(batch) | {"probability": np.ones(present.shape)}
+    values = NumPyGroupValues(control_variate, held, proxy).values_in_turn(pilot)
+    return np.sqrt(np.mean(values**2, axis=0))

@@ -108,8 +108,8 @@ class ArrowLayout:
 
     def own_columns(self, batch: dict[str, Array]) -> jax.Array:
         """What some rows multiply the effects of their level with, (rows, effects)."""
-        one = jnp.ones(jnp.shape(batch[self.field]))
-        columns = [one if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
+        ones = jnp.ones(jnp.shape(batch[self.field]))
+        columns = [ones if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
         return jnp.stack(columns, axis=-1)
 
 
@@ -232,12 +232,12 @@ class ArrowMatrix(Arrow):
 
     def leading(self, count: int) -> ArrowMatrix:
         """Without the entries of the border from the flat place `count` on."""
-        kept = int(np.searchsorted(np.asarray(self.border), count))
+        width = int(np.searchsorted(np.asarray(self.border), count))
         return replace(
             self,
-            border=self.border[:kept],
-            cross=self.cross[..., :kept],
-            corner=self.corner[:kept, :kept],
+            border=self.border[:width],
+            cross=self.cross[..., :width],
+            corner=self.corner[:width, :width],
         )
 
     def with_entry(self, place: int, value: float) -> ArrowMatrix:
@@ -352,11 +352,11 @@ class TransposedFactor:
     factor: ArrowFactor
 
     def __matmul__(self, gradient: Array) -> Array:
-        held = self.factor
-        own, rest = gradient[held.big], gradient[held.border]
-        above = (held.blocks.swapaxes(1, 2) @ own[..., None])[..., 0]
-        cross = _lines(held.cross)
-        return held.flat(above, held.corner.T @ rest - own.reshape(-1) @ cross)
+        factor = self.factor
+        own, rest = gradient[factor.big], gradient[factor.border]
+        above = (factor.blocks.swapaxes(1, 2) @ own[..., None])[..., 0]
+        cross = _lines(factor.cross)
+        return factor.flat(above, factor.corner.T @ rest - own.reshape(-1) @ cross)
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,9 +381,9 @@ class ArrowCovariance:
 
     def extended(self, border: np.ndarray, variance: np.ndarray) -> ArrowCovariance:
         """With more entries in the border, the last of it, of these variances."""
-        held = len(self.border)
-        corner = np.diag(np.concatenate([np.zeros(held), variance]))
-        corner[:held, :held] = self.corner
+        size = len(self.border)
+        corner = np.diag(np.concatenate([np.zeros(size), variance]))
+        corner[:size, :size] = self.corner
         return replace(self, border=border, corner=corner)
 
     def sum_over_levels(self, where: np.ndarray) -> np.ndarray:
@@ -489,7 +489,7 @@ class ArrowCholesky:
         return np.asarray(flat_vector(self.big, self.border, above, rest))
 
     def factor(self) -> ArrowFactor:
-        """What whitens."""
+        """The factor F that whitens."""
         flat = _lines(self.half)
         between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
         blocks = self.inverse.swapaxes(1, 2)
@@ -527,10 +527,10 @@ def _takes_no_memory(cross: Array) -> bool:
     return isinstance(cross, np.ndarray) and not any(cross.strides) and cross.size > 1
 
 
-def _sum(one: Array, other: Array) -> Array:
-    if _takes_no_memory(other):
-        return one
-    return other if _takes_no_memory(one) else one + other
+def _sum(first: Array, second: Array) -> Array:
+    if _takes_no_memory(second):
+        return first
+    return second if _takes_no_memory(first) else first + second
 
 
 def _times(number: float, cross: Array) -> Array:

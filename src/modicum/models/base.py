@@ -224,10 +224,10 @@ class BaseModel(ABC):
         """Refuse rows that lack one of `fields`."""
         for field in fields:
             if field not in rows.fields:
-                held = ", ".join(sorted(rows.fields))
+                listed = ", ".join(sorted(rows.fields))
                 raise DataError(
                     f"{type(self).__name__} needs the field '{field}', but the rows hold only "
-                    f"{held}; build them with Rows({', '.join(f'{f}=...' for f in fields)})."
+                    f"{listed}; build them with Rows({', '.join(f'{f}=...' for f in fields)})."
                 )
 
 

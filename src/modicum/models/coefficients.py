@@ -151,13 +151,13 @@ class CoefficientPriors(BaseModel):
 
     def log_folded_prior(self, theta: Params) -> jax.Array:
         """The part that is a quadratic in the parameters: normal and flat priors."""
-        known = self.resolved_priors
-        return self.log_prior(theta) if known is None else known.log_folded(theta)
+        priors = self.resolved_priors
+        return self.log_prior(theta) if priors is None else priors.log_folded(theta)
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """The other part, for parameters laid out as `theta`; None where all are quadratic."""
-        known = self.resolved_priors
-        return None if known is None else known.exact(shapes_of(theta))
+        priors = self.resolved_priors
+        return None if priors is None else priors.exact(shapes_of(theta))
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
@@ -172,8 +172,8 @@ class CoefficientPriors(BaseModel):
 
     def shrunk(self, theta: Params) -> Params:
         """Coefficients with a horseshoe prior, and what it has besides."""
-        known = self.resolved_priors
-        return super().shrunk(theta) if known is None else known.shrunk(theta)
+        priors = self.resolved_priors
+        return super().shrunk(theta) if priors is None else priors.shrunk(theta)
 
     def prior_distances(self, theta: Params) -> Params | None:
         """In prior standard deviations; of the intercept, the one its prior is about."""
@@ -187,11 +187,11 @@ class CoefficientPriors(BaseModel):
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
-        known = self.resolved_priors
-        if known is None and self.has_raw_priors:
-            known = self.priors_for(rows, None)
+        priors = self.resolved_priors
+        if priors is None and self.has_raw_priors:
+            priors = self.priors_for(rows, None)
         common = common_columns(self.group_terms, rows)
-        return {} if known is None else known.describe(tuple(rows.columns[j] for j in common))
+        return {} if priors is None else priors.describe(tuple(rows.columns[j] for j in common))
 
     def likelihood_layout(self, theta: Params) -> Params:
         """All but the parameters of priors, which are the last."""
@@ -247,7 +247,7 @@ class CoefficientPriors(BaseModel):
         return replace(coded, resolved_priors=self.priors_for(rows, data))
 
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
-        """Of the common columns."""
+        """Moments of the common columns."""
         data = moments(rows) if data is None else data
         if not self.groups:
             return data
@@ -263,7 +263,7 @@ class CoefficientPriors(BaseModel):
             scale = self.extra_scale(name)
             prior = by_key.get(extra_key(name))
             if prior is None:
-                own = self.extra_prior(name, _known(data)) if scale is None else Normal(0.0, scale)
+                own = self.extra_prior(name, _expect(data)) if scale is None else Normal(0.0, scale)
                 prior = LogNormal(own.mean, own.sd) if is_logged(name) else own
             extras.append((name, prior))
         groups = self._group_priors(rows, data)
@@ -279,7 +279,7 @@ class CoefficientPriors(BaseModel):
             correlation = by_key.get("group_cor", LKJ())
             assert isinstance(correlation, LKJ)
             sds = [
-                self._sd_prior(effect, rows, _known(data)) if sd is None else sd
+                self._sd_prior(effect, rows, _expect(data)) if sd is None else sd
                 for effect in term.effects
             ]
             priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
@@ -309,7 +309,7 @@ class CoefficientPriors(BaseModel):
             scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
             priors = [Normal(0.0, float(scale)) for scale in scales]
         else:
-            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_known(data))]
+            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_expect(data))]
         others = self.prior_keys(self.group_terms)
         named = {key: columns_of(key, rows) for key in by_key if key not in others}
         for key in sorted(named, key=lambda key: key in rows.columns):  # a column's own comes last
@@ -325,9 +325,9 @@ class CoefficientPriors(BaseModel):
         if not isinstance(prior, Horseshoe):
             return prior
         if prior.unit is None:
-            prior = replace(prior, unit=float(self._data_scales(_known(data))[column]) / 2.5)
+            prior = replace(prior, unit=float(self._data_scales(_expect(data))[column]) / 2.5)
         if prior.resolution is None:
-            error = np.sqrt(self.pseudo_variance(_known(data)) / _known(data).weight)
+            error = np.sqrt(self.pseudo_variance(_expect(data)) / _expect(data).weight)
             prior = replace(prior, resolution=0.1 * float(error))
         return prior
 
@@ -343,7 +343,7 @@ class CoefficientPriors(BaseModel):
             return prior, ()
         if self.intercept_scale is not None:
             return Normal(0.0, float(self.intercept_scale)), ()
-        return self.intercept_prior(_known(data)), tuple(float(c) for c in _known(data).x_mean)
+        return self.intercept_prior(_expect(data)), tuple(float(c) for c in _expect(data).x_mean)
 
     def _data_scales(self, data: Moments) -> np.ndarray:
         """2.5 / sd(x_j) in units of the outcome.
@@ -405,6 +405,6 @@ def _scales(prior_scale: object) -> float | tuple[float, ...]:
     return float(scale) if scale.ndim == 0 else tuple(float(s) for s in scale)
 
 
-def _known(data: Moments | None) -> Moments:
+def _expect(data: Moments | None) -> Moments:
     assert data is not None, "moments are computed wherever a scale is left to the data"
     return data

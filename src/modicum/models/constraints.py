@@ -132,8 +132,8 @@ class Interval(Constraint):
         """u, or log(high - low) + log s(u) + log s(-u) with the logistic function s."""
         if not (isfinite(self.low) and isfinite(self.high)):
             return jnp.sum(free)
-        each = jax.nn.log_sigmoid(free) + jax.nn.log_sigmoid(-free)
-        return jnp.sum(each + np.log(self.high - self.low))
+        log_slopes = jax.nn.log_sigmoid(free) + jax.nn.log_sigmoid(-free)
+        return jnp.sum(log_slopes + np.log(self.high - self.low))
 
     def free(self, value: jax.Array) -> jax.Array:
         """The logarithm of a distance to an end, or of the ratio of both."""
@@ -219,8 +219,8 @@ class _Simplex(Constraint):
     def log_jacobian(self, free: jax.Array) -> jax.Array:
         """sum log x + log(K) / 2."""
         log_share = jax.nn.log_softmax(self._logits(free), axis=-1)
-        each = jnp.sum(log_share, axis=-1) + np.log(sqrt(log_share.shape[-1]))
-        return jnp.sum(each)
+        log_volumes = jnp.sum(log_share, axis=-1) + np.log(sqrt(log_share.shape[-1]))
+        return jnp.sum(log_volumes)
 
     def free(self, value: jax.Array) -> jax.Array:
         z = jnp.log(jnp.maximum(value, _numbers(value).tiny))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from modicum.arrays import namespace
+
 __all__ = ["Covariance", "entries_of", "factor_of_entries"]
 
 
@@ -38,23 +40,28 @@ class Covariance:
 
     def correlation_factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
         """The Cholesky factor of the correlation matrix."""
+        xp = namespace(theta["group_log_sd"])
         if not self.pairs:
-            return jnp.eye(self.size)
-        partial = jnp.tanh(jnp.asarray(theta["group_partial"]))
+            identity: jax.Array = xp.eye(self.size)
+            return identity
+        partial = xp.tanh(xp.asarray(theta["group_partial"]))
         rows, k = [], 0
         for i in range(self.size):
-            left, row = jnp.ones(()), []
+            left, row = xp.ones(()), []
             for _ in range(i):
-                entry = partial[k] * jnp.sqrt(left)
+                entry = partial[k] * xp.sqrt(left)
                 left, k = left - entry**2, k + 1
                 row.append(entry)
-            zeros = [jnp.zeros(())] * (self.size - i - 1)
-            rows.append(jnp.stack([*row, jnp.sqrt(left), *zeros]))
-        return jnp.stack(rows)
+            zeros = [xp.zeros(())] * (self.size - i - 1)
+            rows.append(xp.stack([*row, xp.sqrt(left), *zeros]))
+        factor: jax.Array = xp.stack(rows)
+        return factor
 
     def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
         """T, lower triangular: effects are T v with v ~ N(0, I)."""
-        return jnp.exp(jnp.asarray(theta["group_log_sd"]))[:, None] * self.correlation_factor(theta)
+        xp = namespace(theta["group_log_sd"])
+        sd: jax.Array = xp.exp(xp.asarray(theta["group_log_sd"]))
+        return sd[:, None] * self.correlation_factor(theta)
 
     def log_prior(
         self, theta: Mapping[str, jax.Array], scales: tuple[float, ...], concentration: float

@@ -1,16 +1,22 @@
-"""Rows of groups as compiled functions see them: several groups end to end, or a padded one."""
+"""Rows of groups as functions of them see them: several groups end to end, or a padded one."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from modicum.arrays import as_either
 from modicum.models.base import Batch
 from modicum.rows.groups import GroupedRows
 
-__all__ = ["FlatGroups", "PaddedGroup"]
+__all__ = ["FlatGroups", "Groups", "NumPyGroups", "PaddedGroup"]
+
+BLOCK = 4096  # rows of a few groups that are handled at once at all nodes, near a core's cache
+BESIDE = {*GroupedRows.RESERVED[:-1], "probability"}  # what is of groups, not of rows
 
 
 class FlatGroups(NamedTuple):
@@ -23,8 +29,7 @@ class FlatGroups(NamedTuple):
     @classmethod
     def of(cls, batch: Batch) -> FlatGroups:
         """A flat batch as `GroupedRows` makes them."""
-        own = GroupedRows.RESERVED[:-1]
-        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in own and k != "probability"}
+        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in BESIDE}
         return cls(rows, jnp.asarray(batch["group_of_row"]), len(batch["group_rows"]))
 
     @property
@@ -40,6 +45,65 @@ class FlatGroups(NamedTuple):
         """The value of its group for each row."""
         return values[jnp.minimum(self.group, self.groups - 1)]
 
+    def spread_where_there(self, values: jax.Array) -> jax.Array:
+        """The same, and zero for padding."""
+        return _or_zero(self.there, self.spread(values))
+
+
+class NumPyGroups(NamedTuple):
+    """`FlatGroups` for NumPy: groups that are there, and no padding.
+
+    Arrays of rows have the rows along their fastest axis: NumPy's loops are then long ones.
+    """
+
+    rows: Batch
+    group: np.ndarray  # of each row
+    start: np.ndarray  # the first row of each group
+
+    @classmethod
+    def of(cls, batch: Batch) -> NumPyGroups:
+        """A flat batch as `GroupedRows` makes them."""
+        size = np.asarray(batch["group_rows"])
+        size = size[size > 0]
+        count = int(size.sum())
+        rows = {k: np.asarray(v)[:count] for k, v in batch.items() if k not in BESIDE}
+        return cls(rows, np.repeat(np.arange(len(size)), size), np.cumsum(size) - size)
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return len(self.start)
+
+    @property
+    def there(self) -> jax.Array:
+        """True for every row: nothing is padding."""
+        return as_either(np.ones(len(self.group), bool))
+
+    def sum(self, values: jax.Array) -> jax.Array:
+        """Over the rows of each group, (groups, ...)."""
+        return as_either(np.add.reduceat(np.asarray(values), self.start, axis=0))
+
+    def spread(self, values: jax.Array) -> jax.Array:
+        """The value of its group for each row."""
+        return as_either(np.take(np.asarray(values).T, self.group, axis=-1).T)
+
+    def spread_where_there(self, values: jax.Array) -> jax.Array:
+        """The same: there is no padding."""
+        return self.spread(values)
+
+    def in_blocks(self) -> Iterator[tuple[slice, NumPyGroups]]:
+        """Some groups at a time, with the places of these."""
+        ends = np.r_[self.start[1:], len(self.group)]
+        first = 0
+        while first < len(ends):
+            begin = self.start[first]
+            stop = max(first + 1, int(np.searchsorted(ends, begin + BLOCK, side="right")))
+            taken = slice(begin, ends[stop - 1])
+            rows = {name: values[taken] for name, values in self.rows.items()}
+            own = slice(first, stop)
+            yield own, NumPyGroups(rows, self.group[taken] - first, self.start[own] - begin)
+            first = stop
+
 
 class PaddedGroup(NamedTuple):
     """`FlatGroups` of a single group, of which the first `size` rows are there."""
@@ -50,7 +114,7 @@ class PaddedGroup(NamedTuple):
 
     @property
     def there(self) -> jax.Array:
-        """Which rows are."""
+        """True for rows, False for padding."""
         return jnp.arange(len(next(iter(self.rows.values())))) < self.size
 
     def sum(self, values: jax.Array) -> jax.Array:
@@ -62,3 +126,14 @@ class PaddedGroup(NamedTuple):
         """The value of the group for each row."""
         rows = len(next(iter(self.rows.values())))
         return jnp.broadcast_to(values[0], (rows, *values.shape[1:]))
+
+    def spread_where_there(self, values: jax.Array) -> jax.Array:
+        """The same, and zero for padding."""
+        return _or_zero(self.there, self.spread(values))
+
+
+def _or_zero(there: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.where(there.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
+
+
+Groups: TypeAlias = FlatGroups | NumPyGroups | PaddedGroup

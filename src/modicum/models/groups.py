@@ -146,11 +146,11 @@ def grouped(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
         return rows.coding
     common = common_columns(groups, rows)
     place = {old: new for new, old in enumerate(common)}
-    held = rows.coding or Coding(tuple(range(len(rows.columns))))
-    dense = tuple(place[j] for j in held.dense)
+    coding = rows.coding or Coding(tuple(range(len(rows.columns))))
+    dense = tuple(place[j] for j in coding.dense)
     terms = [
         CodedTerm(t.field, place[t.first], t.width, t.reference, t.scale)
-        for t in held.terms
+        for t in coding.terms
         if t.first in place
     ]
     first = len(common)
@@ -218,12 +218,12 @@ def _check_field(field: str, rows: Rows) -> None:
             "group: groups=['ward'], or mo.models.GroupTerm('ward', ('1', 'dose')); formulas are "
             "for mo.fit."
         )
-    known = [name for name in rows.levels if name in rows.fields]
-    there = f"they hold the codes of {', '.join(known)}" if known else "they hold no codes"
+    factors = [name for name in rows.levels if name in rows.fields]
+    reason = f"they hold the codes of {', '.join(factors)}" if factors else "they hold no codes"
     if field in rows.fields:
-        there = f"it is a field of theirs, and {there}"
+        reason = f"it is a field of theirs, and {reason}"
     raise DataError(
-        f"{field!r} is no group of the rows{suggestion(field, known)}, since {there}: give "
+        f"{field!r} is no group of the rows{suggestion(field, factors)}, since {reason}: give "
         f"the groups as mo.Rows(..., codes={{{field!r}: levels}})."
     )
 

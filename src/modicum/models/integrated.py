@@ -33,18 +33,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either, is_numpy, log_sum_exp, namespace
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import BaseModel, Batch, Labels, Params
 from modicum.models.covariance import Covariance
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
-from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.group_batches import FlatGroups, Groups
 from modicum.models.groups import INTERCEPT, GroupTerm, constant_slope
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.small_matrices import inverse, lower_factor
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows, GroupIndex
+from modicum.rows.groups import GroupedRows, GroupIndex, NodePlaces
 from modicum.runtime import Array
 
 __all__ = ["Integrands", "IntegratedEffects", "Nodes"]
@@ -52,7 +53,8 @@ __all__ = ["Integrands", "IntegratedEffects", "Nodes"]
 NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
 MOST_NODES = 99
-NEWTON_STEPS = 10  # to the centre of a group's integrand
+NEWTON_STEPS = 10  # to the centre of a group's integrand, at most
+SETTLED = 1e-5  # the longest of the last steps: what is left then is its square
 LONGEST_STEP = 2.0  # of them, in prior standard deviations of an effect
 PER_COMMON = 8  # the first guess of a group's sd is its prior's scale over this
 
@@ -220,25 +222,77 @@ class IntegratedEffects(BaseModel):
 
     def effect_columns(self, rows: Batch) -> jax.Array:
         """z of each row, (rows, effects): one for the intercept, then the columns that vary."""
-        columns = [jnp.ones(len(rows["y"]), jnp.float64)] if self.intercept else []
+        xp = namespace(rows["y"])
+        columns = [xp.ones(len(rows["y"]), np.float64)] if self.intercept else []
         for j in self.columns or ():
-            columns.append(jnp.asarray(rows["x"])[:, j].astype(jnp.float64))
-        return jnp.stack(columns, axis=1)
+            columns.append(xp.asarray(rows["x"])[:, j].astype(np.float64))
+        z: jax.Array = xp.stack(columns).T
+        return z
+
+    def linear(self, theta: Params, rows: Batch) -> jax.Array:
+        """The predictor of each row without the effects of its group, in float64."""
+        if not (is_numpy(theta["beta"]) and is_numpy(rows["y"])):
+            return self.family.linear(theta, rows).astype(jnp.float64)
+        eta = self.family.matrix(rows) @ as_either(theta["beta"])
+        eta = eta + theta.get("intercept", 0.0) + rows.get("offset", 0.0)
+        return eta.astype(np.float64)
+
+    def along_effects(self, rows: Batch, effects: jax.Array) -> jax.Array:
+        """z_i'u of each row, given the effects (rows, ..., effects) of its group, (rows, ...)."""
+        z = self.effect_columns(rows)
+        axes = (slice(None), *[None] * (effects.ndim - 2))
+        return sum(
+            (z[:, a][axes] * effects[..., a] for a in range(1, self.effects)),
+            z[:, 0][axes] * effects[..., 0],
+        )
 
     def of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
+        if not self.family.extras:
+            return self.derivatives_of_row(eta, rows)[0]
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
-        if self.family.extras:
-            shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
-            seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
-            density: Callable[..., jax.Array] = jnp.vectorize(
-                self.family.log_density, signature=f"(q),{seen}->()"
-            )
-            f = density(jnp.stack([eta, *shared], axis=-1), y)
-        else:
-            f = self.family.derivatives(eta, y)[0]
+        shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
+        seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
+        density: Callable[..., jax.Array] = jnp.vectorize(
+            self.family.log_density, signature=f"(q),{seen}->()"
+        )
+        f = density(jnp.stack([eta, *shared], axis=-1), y)
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
+
+    def slope_of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f' of each row in its predictor, with axes as in `of_row`."""
+        if self.family.extras:
+            ones = jnp.ones_like(eta)
+            return jax.jvp(lambda e: self.of_row(e, extras, rows), (eta,), (ones,))[1]
+        return self.derivatives_of_row(eta, rows)[1]
+
+    def bends(
+        self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """f of each row, its gradient and its Hessian in the predictor and the extras."""
+        if not self.family.extras:
+            f, f1, f2, *_ = self.derivatives_of_row(eta, rows)
+            return f, f1[:, None], f2[:, None, None]
+        seen = {k: rows[k] for k in (*self.family.outcome_fields, "row_weight") if k in rows}
+        w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
+
+        def of(w: jax.Array, row: Batch) -> jax.Array:
+            batch = jax.tree.map(lambda field: field[None], row)
+            return self.of_row(w[:1], list(w[1:]), batch)[0]
+
+        f, first = jax.vmap(jax.value_and_grad(of))(w, seen)
+        return f, first, jax.vmap(jax.hessian(of))(w, seen)
+
+    def derivatives_of_row(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
+        """f and its derivatives in eta, of a family without other parameters."""
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(np.float64)[axes]
+        every = self.family.derivatives(eta, y)
+        if "row_weight" not in rows:
+            return every
+        weight = namespace(eta).asarray(rows["row_weight"])[axes]
+        return tuple(weight * part for part in every)
 
     def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
         """The family's other parameters."""
@@ -250,108 +304,114 @@ class IntegratedEffects(BaseModel):
             count = len(batch["y"])
             own = {"group_of_row": jnp.arange(count), "group_rows": jnp.ones(count, jnp.int32)}
             batch = dict(batch) | own
-        return jax.nn.logsumexp(self.log_terms(theta, batch), axis=1)
-
-    def log_terms(self, theta: Params, batch: Batch) -> jax.Array:
-        """log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk), (groups, nodes)."""
         flat = FlatGroups.of(batch)
-        nodes = self.nodes_of(theta, batch)
-        eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
-        effects = jnp.einsum("ab,jkb->jka", self.covariance.factor(theta), nodes.v)
-        shift = jnp.einsum("ia,ika->ik", self.effect_columns(flat.rows), flat.spread(effects))
-        f = self.of_row(eta[:, None] + shift, self.extras_of(theta), flat.rows)
-        return nodes.log_weight + flat.sum(f)
+        return self.group_likelihoods(theta, flat, NodePlaces.in_batch(batch))
 
-    def nodes_of(self, theta: Params, batch: Batch) -> Nodes:
+    def group_likelihoods(self, theta: Params, flat: Groups, known: NodePlaces | None) -> jax.Array:
+        """l_j of each group, with nodes that are `known` at an anchor or else found at theta.
+
+        log sum_k of log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk).
+        """
+        nodes = self.nodes_of(theta, flat, known)
+        effects = flat.spread(nodes.v @ self.covariance.factor(theta).T)
+        eta = self.linear(theta, flat.rows)[:, None] + self.along_effects(flat.rows, effects)
+        f = self.of_row(eta, self.extras_of(theta), flat.rows)
+        return log_sum_exp(nodes.log_weight + flat.sum(f))
+
+    def nodes_of(self, theta: Params, flat: Groups, known: NodePlaces | None) -> Nodes:
         """The nodes of each group at theta.
 
-        Of a batch that brings what was found at the anchor they move with theta; else they are
-        found at theta, and fixed under differentiation.
+        Where places were found at the anchor they move with theta; else they are found at theta,
+        and fixed under differentiation.
         """
-        flat = FlatGroups.of(batch)
-        if "group_centre" not in batch:
-            theta = jax.lax.stop_gradient(theta)
-            near = self.integrands(theta, self.places(theta, batch), flat)
-            return self.nodes_near(near, self.covariance.factor(theta), jnp.zeros(()))
+        if known is None:
+            theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
+            near = self.integrands(theta, self.places(theta, flat), flat)
+            return self.nodes_near(near, self.covariance.factor(theta), 0.0)
         read = {name: leaf for name, leaf in theta.items() if name != OWN}
-        anchor = _laid_out(read, jnp.asarray(batch["group_point"]))
-        near = self.integrands(anchor, batch["group_centre"], flat)
-        return self.nodes_near(
-            near, self.covariance.factor(theta), self.shift(near, theta, anchor, flat)
-        )
+        anchor = _laid_out(read, as_either(known.point))
+        near = self.integrands(anchor, as_either(known.centre), flat)
+        e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
+        return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
 
-    def shift(self, near: Integrands, theta: Params, anchor: Params, flat: FlatGroups) -> jax.Array:
-        """C_j (beta - beta*): what the coefficients take from the groups' pull."""
-        e = self.family.linear(theta, flat.rows) - self.family.linear(anchor, flat.rows)
-        return flat.sum(e.astype(jnp.float64)[:, None] * near.weighted)
+    def shift(self, near: Integrands, e: jax.Array, flat: Groups) -> jax.Array:
+        """C_j (beta - beta*): what predictors that are larger by e take from the groups' pull."""
+        return flat.sum(e[:, None] * near.weighted)
 
-    def nodes_near(self, near: Integrands, T: jax.Array, shift: jax.Array) -> Nodes:
+    def nodes_near(self, near: Integrands, T: jax.Array, shift: jax.Array | float) -> Nodes:
         """Nodes for effects T v, of predictors that took `shift` from the groups' pull.
 
         Their weights make up for the prior and the Gaussian.
         """
         centre, spread = self.widths(near, T, shift)
-        xi, log_w = self.rule
-        v = centre[:, None, :] + jnp.einsum("jab,kb->jka", spread, xi)
-        log_det = jnp.sum(jnp.log(jnp.diagonal(spread, axis1=1, axis2=2)), axis=1)
-        outside = 0.5 * (np.sum(xi**2, axis=1) - jnp.sum(v**2, axis=2))
+        xp, (xi, log_w) = namespace(centre), self.rule
+        v = centre[:, None, :] + xp.einsum("jab,kb->jka", spread, xi)
+        log_det = xp.sum(xp.log(xp.diagonal(spread, axis1=1, axis2=2)), axis=1)
+        outside = 0.5 * (np.sum(xi**2, axis=1) - xp.sum(v**2, axis=2))
         return Nodes(v, log_w + log_det[:, None] + outside)
 
     def widths(
-        self, near: Integrands, T: jax.Array, shift: jax.Array
+        self, near: Integrands, T: jax.Array, shift: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
         """Centre in v of each integrand, and a factor of its covariance, by its quadratic."""
-        covariance = inverse(jnp.eye(self.effects) + T.T @ near.information @ T)
-        centre = jnp.einsum("jab,jb->ja", covariance, (near.pull - shift) @ T)
+        xp = namespace(near.pull)
+        covariance = inverse(T.T @ near.information @ T + np.eye(self.effects))
+        centre = xp.einsum("jab,jb->ja", covariance, (near.pull - shift) @ T)
         return centre, lower_factor(covariance)
 
-    def integrands(
-        self, theta: Params, centre: jax.typing.ArrayLike, flat: FlatGroups | PaddedGroup
-    ) -> Integrands:
+    def integrands(self, theta: Params, centre: jax.Array, flat: Groups) -> Integrands:
         """Groups' log-likelihoods as quadratics in their effects, about v = centre at theta."""
         z, T = self.effect_columns(flat.rows), self.covariance.factor(theta)
-        u = jnp.asarray(centre, jnp.float64) @ T.T
-        eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
-        f1, w = self._bent(eta + jnp.sum(z * flat.spread(u), axis=1), theta, flat)
+        xp = namespace(z)
+        u = xp.asarray(centre, np.float64) @ T.T
+        eta = self.linear(theta, flat.rows)
+        f1, w = self._bent(eta + self.along_effects(flat.rows, flat.spread(u)), theta, flat)
         weighted = w[:, None] * z
         information = flat.sum(weighted[:, :, None] * z[:, None, :])
-        pull = flat.sum(f1[:, None] * z) + jnp.einsum("jab,jb->ja", information, u)
-        return Integrands(pull, information, jnp.where(flat.there[:, None], weighted, 0.0))
+        pull = flat.sum(f1[:, None] * z) + xp.einsum("jab,jb->ja", information, u)
+        return Integrands(pull, information, xp.where(flat.there[:, None], weighted, 0.0))
 
-    def _bent(
-        self, eta: jax.Array, theta: Params, flat: FlatGroups | PaddedGroup
-    ) -> tuple[jax.Array, jax.Array]:
+    def _bent(self, eta: jax.Array, theta: Params, flat: Groups) -> tuple[jax.Array, jax.Array]:
         """f' of each row, and -f'' where that is positive."""
+        if not self.family.extras:
+            _, f1, f2, *_ = self.derivatives_of_row(eta, flat.rows)
+            return f1, namespace(f2).maximum(-f2, 0.0)
         extras, ones = self.extras_of(theta), jnp.ones_like(eta)
-
-        def first(eta: jax.Array) -> jax.Array:
-            return jax.jvp(lambda e: self.of_row(e, extras, flat.rows), (eta,), (ones,))[1]
-
-        f1, f2 = jax.jvp(first, (eta,), (ones,))
+        f1, f2 = jax.jvp(lambda e: self.slope_of_row(e, extras, flat.rows), (eta,), (ones,))
         return f1, jnp.maximum(-f2, 0.0)
 
-    def places(self, theta: Params, batch: Batch) -> jax.Array:
+    def places(self, theta: Params, flat: Groups) -> jax.Array:
         """Where the integrand of each group has its mode, (groups, effects), in v.
 
         Rounded to float32, in which it is kept beside the groups: passes that find it and chains
         that are handed it then evaluate the same function.
         """
-        flat = FlatGroups.of(batch)
         z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # of v, not of effects
-        eta = self.family.linear(theta, flat.rows).astype(jnp.float64)
+        eta, xp = self.linear(theta, flat.rows), namespace(z)
 
-        def step(_: int, v: jax.Array) -> jax.Array:
-            f1, w = self._bent(eta + jnp.sum(z * flat.spread(v), axis=1), theta, flat)
+        def step(held: tuple[int, jax.Array, float]) -> tuple[int, jax.Array, float]:
+            number, v, _ = held
+            f1, w = self._bent(eta + xp.sum(z * flat.spread(v), axis=1), theta, flat)
             gradient = flat.sum(f1[:, None] * z) - v
             precision = flat.sum(w[:, None, None] * z[:, :, None] * z[:, None, :])
-            covariance = inverse(precision + jnp.eye(self.effects))
-            move = jnp.einsum("jab,jb->ja", covariance, gradient)
-            length = jnp.sqrt(jnp.sum(move**2, axis=1, keepdims=True))
-            return v + move * jnp.minimum(1.0, LONGEST_STEP / jnp.maximum(length, 1e-300))
+            covariance = inverse(precision + np.eye(self.effects))
+            move = xp.einsum("jab,jb->ja", covariance, gradient)
+            length = xp.sqrt(xp.sum(move**2, axis=1, keepdims=True))
+            v = v + move * xp.minimum(1.0, LONGEST_STEP / xp.maximum(length, 1e-300))
+            return number + 1, v, xp.max(length)
 
-        start = jnp.zeros((flat.groups, self.effects))
-        centre = jax.lax.fori_loop(0, NEWTON_STEPS, step, start)
-        return centre.astype(jnp.float32).astype(jnp.float64)
+        def moves(held: tuple[int, jax.Array, float]) -> bool:
+            number, _, longest = held
+            more: bool = (number < NEWTON_STEPS) & (longest > SETTLED)
+            return more
+
+        held = (0, xp.zeros((flat.groups, self.effects)), np.inf)
+        if xp is np:
+            while moves(held):
+                held = step(held)
+        else:
+            held = jax.lax.while_loop(moves, step, held)
+        return held[1].astype(np.float32).astype(np.float64)
 
     # Priors -------------------------------------------------------------------------------
 

@@ -37,9 +37,9 @@ class ParameterLayout:
                     f"there is a constraint for {name!r}, which is no parameter"
                     f"{suggestion(name, named)}; the parameters are {', '.join(named)}."
                 )
-        chosen = tuple(constraints.get(name, real) for name in named)
+        in_order = tuple(constraints.get(name, real) for name in named)
         shapes = tuple(leaf.shape for leaf in named.values())
-        layout = cls(jax.tree.structure(init), tuple(named), shapes, chosen)
+        layout = cls(jax.tree.structure(init), tuple(named), shapes, in_order)
         layout.free_shapes()  # refuses shapes that a constraint cannot have
         return layout
 
@@ -71,8 +71,8 @@ class ParameterLayout:
 
     def log_jacobian(self, free: Params) -> jax.Array:
         """Logarithm of the volume of constrained values per volume of free numbers."""
-        both = zip(self.constraints, jax.tree.leaves(free), strict=True)
-        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in both if c is not real]))
+        pairs = zip(self.constraints, jax.tree.leaves(free), strict=True)
+        return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in pairs if c is not real]))
 
     def free(self, values: Params) -> Params:
         """Undo `constrain`."""
@@ -84,7 +84,7 @@ class ParameterLayout:
         return jax.tree.unflatten(self.structure, free)
 
     @in_double_precision
-    def free_point(self, point: Params, what: str) -> Params:
+    def free_point(self, point: Params, called: str) -> Params:
         """Free numbers of a point the user gave, in float64; a sentence for what is none."""
         named = named_leaves(point)
         shapes = {name: np.shape(leaf) for name, leaf in named.items()}
@@ -93,20 +93,20 @@ class ParameterLayout:
             ours = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.shapes, strict=True))
             theirs = ", ".join(f"{n}: {s}" for n, s in shapes.items())
             raise SettingError(
-                f"{what} must have the names and shapes of the model's parameters ({ours}), and "
+                f"{called} must have the names and shapes of the model's parameters ({ours}), and "
                 f"one has {theirs}."
             )
         for (name, leaf), constraint in zip(named.items(), self.constraints, strict=True):
             value = np.asarray(leaf)
             if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
                 raise SettingError(
-                    f"{what} must hold finite real numbers, and '{name}' does not; give each "
+                    f"{called} must hold finite real numbers, and '{name}' does not; give each "
                     "parameter a value to start from."
                 )
             if not constraint.allows(value):
-                shown = np.array2string(value, precision=3, threshold=4, edgeitems=2)
+                text = np.array2string(value, precision=3, threshold=4, edgeitems=2)
                 raise SettingError(
-                    f"{what} has {name} = {shown}, but its constraint allows {constraint.support}."
+                    f"{called} has {name} = {text}, but its constraint allows {constraint.support}."
                 )
         free = self.free(point)
         return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), free)
@@ -114,8 +114,8 @@ class ParameterLayout:
     def flat_names(self) -> tuple[str, ...]:
         """A name for each free number, in the order of the flat vector."""
         names: list[str] = []
-        each = zip(self.names, self.shapes, self.free_shapes(), self.constraints, strict=True)
-        for name, shape, free_shape, constraint in each:
+        parameters = zip(self.names, self.shapes, self.free_shapes(), self.constraints, strict=True)
+        for name, shape, free_shape, constraint in parameters:
             places = [", ".join(map(str, place)) for place in np.ndindex(*free_shape)]
             scalars = [f"{name}[{place}]" if place else name for place in places]
             alike = free_shape == shape

@@ -225,12 +225,12 @@ class LinearPredictorModel(CoefficientPriors):
         self, theta: Params, batch: Batch, absent: frozenset[str]
     ) -> jax.Array:
         """Standard deviation, in each row, of what effects of these groups add to eta."""
-        known, coding = self.resolved_priors, self.coding
-        assert known is not None
+        priors, coding = self.resolved_priors, self.coding
+        assert priors is not None
         assert coding is not None
-        effects = iter([t for t in coding.terms if t.first >= len(known.coefficients)])
+        effects = iter([t for t in coding.terms if t.first >= len(priors.coefficients)])
         variance = jnp.zeros(())
-        for group, factor in zip(known.groups, known.effect_factors(theta[OWN]), strict=True):
+        for group, factor in zip(priors.groups, priors.effect_factors(theta[OWN]), strict=True):
             scales = [next(effects).scale for _ in group.sds]
             if group.term.field in absent:
                 z = [jnp.ones(()) if s is None else jnp.asarray(batch["x"])[:, s] for s in scales]
@@ -252,15 +252,15 @@ class LinearPredictorModel(CoefficientPriors):
         if self.intercept:
             theta["intercept"] = np.zeros(q) if q else np.zeros(())
         theta |= {name: np.zeros(()) for name in self.extras}
-        known = self.resolved_priors
-        if known is None:
+        priors = self.resolved_priors
+        if priors is None:
             return theta
-        if known.intercept is not None:
-            theta["intercept"] = theta["intercept"] + known.intercept.centre
-        for name, prior in known.extras:
+        if priors.intercept is not None:
+            theta["intercept"] = theta["intercept"] + priors.intercept.centre
+        for name, prior in priors.extras:
             if prior.quadratic and prior.numbers:
                 theta[name] = np.asarray(prior.numbers[0])
-        theta |= known.start()
+        theta |= priors.start()
         return theta
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -270,13 +270,13 @@ class LinearPredictorModel(CoefficientPriors):
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Name the effects of groups, which follow the common coefficients, if there are any."""
-        known = self.resolved_priors
-        if known is None or not known.groups:
+        priors = self.resolved_priors
+        if priors is None or not priors.groups:
             return {k: v for k, v in named.items() if k != "beta" or np.shape(v)[-1]}
         beta = jnp.asarray(named.pop("beta"))
-        first = len(known.coefficients)
+        first = len(priors.coefficients)
         split = {"beta": beta[:first]} if first else {}
-        for group in known.groups:
+        for group in priors.groups:
             for name in group.term.names:
                 split[name] = beta[first : first + group.levels]
                 first += group.levels
@@ -284,17 +284,17 @@ class LinearPredictorModel(CoefficientPriors):
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
         """Name the parameters that priors have."""
-        known = self.resolved_priors
-        return {} if known is None or OWN not in theta else known.report(theta[OWN])
+        priors = self.resolved_priors
+        return {} if priors is None or OWN not in theta else priors.report(theta[OWN])
 
     def restore(self, named: Mapping[str, Array]) -> Params:
         """Undo `report`."""
         # without columns, beta is empty and not reported
         theta = {"beta": jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0))} | dict(named)
-        known = self.resolved_priors
-        own = {} if known is None else known.restore(theta)
-        if known is not None and known.groups:
-            names = [name for group in known.groups for name in group.term.names]
+        priors = self.resolved_priors
+        own = {} if priors is None else priors.restore(theta)
+        if priors is not None and priors.groups:
+            names = [name for group in priors.groups for name in group.term.names]
             parts = [theta["beta"], *(theta.pop(name) for name in names)]
             theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
         return theta | own
@@ -320,8 +320,8 @@ class LinearPredictorModel(CoefficientPriors):
             raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
         for name in self.outcome_fields:
             if rows.fields[name] != ():
-                thing = "outcome" if name == "y" else "number"
-                raise DataError(f"the field '{name}' must hold one {thing} per row.")
+                noun = "outcome" if name == "y" else "number"
+                raise DataError(f"the field '{name}' must hold one {noun} per row.")
         if self.groups and self.predictors(rows) > 1:
             raise SettingError(
                 f"groups are for families of one linear predictor, and {type(self).__name__} has "
@@ -333,10 +333,10 @@ class LinearPredictorModel(CoefficientPriors):
             raise SettingError(
                 f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."
             )
-        known = self.resolved_priors
-        if known is not None and len(known.coefficients) != columns:
+        priors = self.resolved_priors
+        if priors is not None and len(priors.coefficients) != columns:
             raise SettingError(
-                f"the priors are those of {len(known.coefficients)} columns, and x has "
+                f"the priors are those of {len(priors.coefficients)} columns, and x has "
                 f"{columns}; make the model anew for these rows."
             )
         check_codes(rows)

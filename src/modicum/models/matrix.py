@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from modicum.arrays import is_numpy, namespace
+from modicum.arrays import as_either, is_numpy, namespace
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
@@ -50,7 +50,7 @@ class DenseMatrix:
         return DenseMatrix(jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1))
 
     def densely(self) -> jax.Array:
-        """All columns."""
+        """The whole matrix, dense."""
         xp = namespace(self.x)
         x: jax.Array = xp.asarray(self.x)
         return xp.concatenate([x, xp.ones_like(x[..., :1])], axis=-1) if self.ones else x
@@ -82,7 +82,7 @@ class CodedMatrix:
 
     @property
     def columns(self) -> int:
-        """How many there are."""
+        """Number of columns."""
         return self.coding.size + self.ones
 
     def __matmul__(self, other: jax.Array) -> jax.Array:
@@ -137,7 +137,10 @@ class CodedMatrix:
 
     def densely(self) -> jax.Array:
         """All columns, (..., columns): for a few rows at a time."""
-        shape = next(iter(self.codes.values())).shape
+        held = next(iter(self.codes.values()))
+        if is_numpy(held):
+            return self @ as_either(np.eye(self.columns, dtype=self.dtype))
+        shape = held.shape
         out = jnp.zeros((*shape, self.columns), self.dtype)
         if self.coding.dense:
             assert self.x is not None
@@ -154,9 +157,9 @@ class CodedMatrix:
 
     def place(self, term: CodedTerm) -> jax.Array:
         """Where a row's column is, counted from one; 0 for the reference level."""
-        held = self.codes[term.field]
-        xp = namespace(held)
-        code = held.astype(np.intp if xp is np else jnp.int32)  # what indices are, in each
+        codes = self.codes[term.field]
+        xp = namespace(codes)
+        code = codes.astype(np.intp if xp is np else jnp.int32)  # what indices are, in each
         if not term.reference:
             return code + (term.first + 1)
         return xp.where(code == 0, 0, code + term.first)
@@ -170,8 +173,8 @@ class CodedMatrix:
 
     def numbers(self) -> jax.Array:
         """The dense columns, that of ones last, (..., columns)."""
-        held = next(iter(self.codes.values()))
-        xp, shape = namespace(held), held.shape
+        codes = next(iter(self.codes.values()))
+        xp, shape = namespace(codes), codes.shape
         parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
         if self.coding.dense:
             assert self.x is not None

@@ -148,7 +148,7 @@ class _Layered(NeuralModel):
         """Shapes of the kernels, by layer."""
 
     def known_classes(self) -> int | None:
-        """The setting."""
+        """The number of classes, where it is set."""
         return self.classes
 
     def dense_layers(self, width: int, rows: Rows) -> Shapes:
@@ -229,7 +229,7 @@ class MLP(_Layered):
     """
 
     def layers(self, rows: Rows) -> Shapes:
-        """All dense."""
+        """Shapes of dense layers."""
         return self.dense_layers(prod(rows.fields["x"]), rows)
 
     def outputs(self, theta: Params, x: jax.Array) -> jax.Array:

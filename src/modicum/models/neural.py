@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError, SettingError, suggestion, whole_number
+from modicum.errors import DataError, SettingError, fault_text, suggestion, whole_number
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.outcomes import (
     check_outcomes,
@@ -74,8 +74,8 @@ class NeuralModel(BaseModel):
         outputs = self.outputs(theta, self._inputs(theta, batch))
         if self.likelihood == "categorical":
             # a sum over a mask: its derivative needs no scatter
-            mine = jnp.arange(outputs.shape[-1]) == jnp.asarray(batch["y"])[:, None]
-            return jnp.sum(jnp.where(mine, outputs, 0), -1) - jax.nn.logsumexp(outputs, axis=-1)
+            is_class = jnp.arange(outputs.shape[-1]) == jnp.asarray(batch["y"])[:, None]
+            return jnp.sum(jnp.where(is_class, outputs, 0), -1) - jax.nn.logsumexp(outputs, axis=-1)
         gap = jnp.asarray(batch["y"], outputs.dtype) - _only(outputs)
         return -0.5 * (gap / self.noise_scale) ** 2 - log(self.noise_scale) - 0.5 * log(2 * pi)
 
@@ -269,9 +269,8 @@ class Network(NeuralModel):
             ).shape
         except Exception as fault:
             raise SettingError(
-                f"apply fails on the first rows ({type(fault).__name__}: "
-                f"{str(fault).splitlines()[0] if str(fault) else 'no message'}); it is called "
-                f"with x of shape {(count, *rows.fields['x'])}."
+                f"apply fails on the first rows ({fault_text(fault)}); it is called with x of "
+                f"shape {(count, *rows.fields['x'])}."
             ) from fault
         self._check_outputs(outputs, count, rows)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import ceil
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from modicum.errors import DataError, ModicumError, SettingError
+from modicum.errors import DataError, ModicumError, SettingError, fault_text
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
 from modicum.models.integrated import IntegratedEffects
@@ -20,9 +20,10 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
 from modicum.random import typed
+from modicum.rows.entries import Json
 from modicum.runtime import Array, in_double_precision, jit
 
-__all__ = ["ModelPredictor", "rebuild"]
+__all__ = ["ModelPredictor", "length_of", "rebuild"]
 
 BUDGET = 2**25  # numbers that draws evaluated together may hold at their widest
 SAVED: dict[str, type[BaseModel]] = {
@@ -47,24 +48,24 @@ class ModelPredictor:
 
     def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
         """Expected outcomes: one value (or line of values) per draw and row."""
-        known = self._without_outcome(batch)
-        (expected,) = self._evaluate(_expected, draws, known)
+        fields = self._without_outcome(batch)
+        (expected,) = self._evaluate(_expected, draws, fields)
         return expected
 
     def outcome(self, draws: Draws, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
         """Expected outcomes (None where the model has none) and log-densities of those seen."""
-        known = {k: v for k, v in batch.items() if k != "weight"}
+        fields = {k: v for k, v in batch.items() if k != "weight"}
         try:
-            expected, density = self._evaluate(_expected_and_log_density, draws, known)
+            expected, density = self._evaluate(_expected_and_log_density, draws, fields)
         except SettingError:  # a model of one's own need not say what it predicts
-            (density,) = self._evaluate(_log_density, draws, known)
+            (density,) = self._evaluate(_log_density, draws, fields)
             return None, density
         return expected, density
 
     def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Means and variances of outcomes, each one value per draw and row."""
-        known = self._without_outcome(batch)
-        mean, variance = self._evaluate(_moments, draws, known)
+        fields = self._without_outcome(batch)
+        mean, variance = self._evaluate(_moments, draws, fields)
         return mean, variance
 
     def predictors(
@@ -75,9 +76,9 @@ class ModelPredictor:
         Groups that the rows do not say are new, and so are those that were integrated out, unless
         their effects are known, which the caller then adds.
         """
-        known = self._without_outcome(batch)
+        fields = self._without_outcome(batch)
         question = _predictors_given if effects_known else _predictors
-        predictors, spread = self._evaluate(question, draws, known)
+        predictors, spread = self._evaluate(question, draws, fields)
         return predictors, spread
 
     def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
@@ -92,33 +93,33 @@ class ModelPredictor:
         first
             Number of the first row: each row has a key of its own, however rows are batched.
         """
-        numbers = np.arange(first, first + _length(batch), dtype=np.uint32)
-        known = self._without_outcome(batch) | {ROW_NUMBERS: numbers}
-        (outcomes,) = self._evaluate(_simulated, draws | {KEY_WORDS: words}, known)
+        numbers = np.arange(first, first + length_of(batch), dtype=np.uint32)
+        fields = self._without_outcome(batch) | {ROW_NUMBERS: numbers}
+        (outcomes,) = self._evaluate(_simulated, draws | {KEY_WORDS: words}, fields)
         return outcomes
 
     def _without_outcome(self, batch: Batch) -> dict[str, Array]:
         return {k: v for k, v in batch.items() if k not in (self.model.outcome_field, "weight")}
 
     @in_double_precision
-    def _evaluate(self, what: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
+    def _evaluate(self, question: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
         fields = {k: np.asarray(v) for k, v in batch.items()}
         _check_width(draws, fields, self.model)
-        widest, digest = _traced(what, self.model, draws, fields)
+        widest, digest = _traced(question, self.model, draws, fields)
         pieces = ceil(widest / BUDGET)
-        if pieces == 1 or _length(fields) == 1:
-            together = min(_length(draws), max(1, BUDGET // widest))
+        if pieces == 1 or length_of(fields) == 1:
+            together = min(length_of(draws), max(1, BUDGET // widest))
             as_traced = _AsTraced(self.model, digest)
-            answers = _over_draws(what, as_traced, together, draws, fields)
+            answers = _over_draws(question, as_traced, together, draws, fields)
             return tuple(np.asarray(answer) for answer in answers)
-        step = ceil(_length(fields) / pieces)
+        step = ceil(length_of(fields) / pieces)
         parts = [
-            self._evaluate(what, draws, {k: v[i : i + step] for k, v in fields.items()})
-            for i in range(0, _length(fields), step)
+            self._evaluate(question, draws, {k: v[i : i + step] for k, v in fields.items()})
+            for i in range(0, length_of(fields), step)
         ]
         return tuple(np.concatenate(answers, axis=1) for answers in zip(*parts, strict=True))
 
-    def to_dict(self) -> dict[str, Any] | None:
+    def to_dict(self) -> dict[str, object] | None:
         """Describe a model of Modicum's by name and settings; one's own is not saved."""
         if not isinstance(self.model, IntegratedEffects):
             return _described(self.model)
@@ -130,7 +131,7 @@ class ModelPredictor:
         return None if family is None else {"family": INTEGRATED, "settings": settings}
 
 
-def _described(model: BaseModel) -> dict[str, Any] | None:
+def _described(model: BaseModel) -> dict[str, object] | None:
     if type(model) not in SAVED.values():
         return None
     settings = {f.name: _plain(getattr(model, f.name)) for f in fields(model)}  # type: ignore[arg-type]
@@ -146,14 +147,14 @@ def _plain(value: object) -> object:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
+def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
     """Undo `ModelPredictor.to_dict`; None for what is no model of Modicum's."""
     try:
         if description.get("family") != INTEGRATED:
             model = _rebuilt(description)
         else:
             entries = description["settings"].items()
-            settings: dict[str, Any] = {
+            settings: dict[str, Json] = {
                 k: tuple(v) if isinstance(v, list) else v for k, v in entries
             }
             settings["family"] = _rebuilt(settings["family"])
@@ -166,7 +167,7 @@ def rebuild(description: Mapping[str, Any]) -> ModelPredictor | None:
         ) from fault
 
 
-def _rebuilt(description: Mapping[str, Any]) -> BaseModel | None:
+def _rebuilt(description: Mapping[str, Json]) -> BaseModel | None:
     model_class = SAVED.get(description.get("family", ""))
     return None if model_class is None else model_class(**description["settings"])
 
@@ -255,40 +256,42 @@ class _AsTraced:
 
 @jit(static=(0, 1, 2))
 def _over_draws(
-    what: Question, traced: _AsTraced, together: int, draws: Draws, fields: Batch
+    question: Question, traced: _AsTraced, together: int, draws: Draws, fields: Batch
 ) -> tuple[jax.Array, ...]:
     answers: tuple[jax.Array, ...] = jax.lax.map(
-        lambda draw: what(traced.model, draw, fields), draws, batch_size=together
+        lambda draw: question(traced.model, draw, fields), draws, batch_size=together
     )
     return answers
 
 
-def _traced(what: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
+def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
     """Size of the largest array that evaluating one draw makes on the way, and what it computes.
 
     It is also the first time the model sees these rows: what fails, fails here.
     """
     first = {name: x[0] for name, x in draws.items()}
     try:
-        expression = jax.make_jaxpr(lambda draw, fields: what(model, draw, fields))(first, fields)
+        expression = jax.make_jaxpr(lambda draw, fields: question(model, draw, fields))(
+            first, fields
+        )
     except KeyError as missing:
-        held = ", ".join(sorted(fields)) or "outcomes alone"
+        names = ", ".join(sorted(fields)) or "outcomes alone"
         raise SettingError(
-            f"prediction needs the field {missing}, but the rows hold {held}."
+            f"prediction needs the field {missing}, but the rows hold {names}."
         ) from missing
     except ModicumError:
         raise
     except Exception as fault:
         shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
-        reason = str(fault).splitlines()[0] if str(fault) else "no message"
         raise DataError(
-            f"the model fails on these rows ({type(fault).__name__}: {reason}); check their "
-            f"shapes, which are {shapes}."
+            f"the model fails on these rows ({fault_text(fault)}); check their shapes, which are "
+            f"{shapes}."
         ) from fault
     return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
 
 
-def _length(arrays: Mapping[str, Array]) -> int:
+def length_of(arrays: Mapping[str, Array]) -> int:
+    """Rows of a batch, or draws: the length of the arrays' first axis."""
     return len(next(iter(arrays.values())))
 
 

@@ -29,6 +29,7 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["log_priors", "partial_exponents", "prior_draws"]
 
+# The last argument is the prior of that type.
 Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
 
 DRAWS: dict[type[Prior], Draw] = {
@@ -141,7 +142,7 @@ def _effects(
             exponents = partial_exponents(count, group.correlation.eta)
             partials.append(_partials(exponents, rng, number))
             own = np.concatenate([log_sd, partials[-1]], axis=1)
-        factor = np.asarray(jax.vmap(lambda one: covariance_factor(one, count))(own))  # noqa: B023
+        factor = np.asarray(jax.vmap(lambda parameters: covariance_factor(parameters, count))(own))  # noqa: B023
         normal = rng.standard_normal((number, count, group.levels))
         effects.append((factor @ normal).reshape(number, -1))
         log_sds.append(log_sd)

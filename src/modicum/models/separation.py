@@ -48,26 +48,26 @@ class Separation:
     def warning(self) -> ModicumWarning:
         """Return it as a sentence, with what to do."""
         if self.complete:
-            who = f"the column {self.columns[0]} alone" if self.columns else "the columns of x"
+            part = f"the column {self.columns[0]} alone" if self.columns else "the columns of x"
             verb = "foretells" if self.columns else "foretell"
-            what = f"{who} {verb} every outcome (perfect separation)"
+            finding = f"{part} {verb} every outcome (perfect separation)"
         elif self.columns:
-            named = ", ".join(self.columns[:3])
+            names = ", ".join(self.columns[:3])
             more = f" and {len(self.columns) - 3} more" if len(self.columns) > 3 else ""
             many = len(self.columns) > 1
-            who = f"each of {named}{more}" if many else named
-            what = (
-                f"{who} foretells the outcome of every row in which it differs from one value, as "
+            part = f"each of {names}{more}" if many else names
+            finding = (
+                f"{part} foretells the outcome of every row in which it differs from one value, as "
                 "a level does that has one outcome only (quasi-complete separation)"
             )
         else:
-            what = (
+            finding = (
                 "a combination of columns foretells the outcome of some rows and is silent on the "
                 "others (quasi-complete separation)"
             )
         return ModicumWarning(
             "separation",
-            f"{what}, so how large the coefficients are is decided by the prior and not by the "
+            f"{finding}, so how large the coefficients are is decided by the prior and not by the "
             "data",
             "drop a column that gives the outcome away, merge a level that has one outcome only "
             "with another, or choose the prior with care (prior_scale)",
@@ -265,9 +265,9 @@ class _Ranges:
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
         for k in np.unique(y):
-            mine = x[y == k]
-            self.low[k] = np.minimum(self.low[k], mine.min(axis=0))
-            self.high[k] = np.maximum(self.high[k], mine.max(axis=0))
+            of_class = x[y == k]
+            self.low[k] = np.minimum(self.low[k], of_class.min(axis=0))
+            self.high[k] = np.maximum(self.high[k], of_class.max(axis=0))
 
     def separation(self, names: tuple[str, ...], intercept: bool) -> Separation | None:
         """Columns in which a class lies on one side of all others; they may touch."""
@@ -307,8 +307,8 @@ class _Hardest:
             x, y = np.r_[self.x, x], np.r_[self.y, y]
             margin = np.r_[self.margin, margin]
         if len(y) > HARDEST:
-            kept = np.argpartition(margin, HARDEST)[:HARDEST]
-            x, y, margin = x[kept], y[kept], margin[kept]
+            hardest = np.argpartition(margin, HARDEST)[:HARDEST]
+            x, y, margin = x[hardest], y[hardest], margin[hardest]
         self.x, self.y, self.margin = x, y, margin
 
 

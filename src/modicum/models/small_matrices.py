@@ -6,29 +6,32 @@ A library call per matrix costs more than the arithmetic, and does not fuse with
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
+
+from modicum.arrays import namespace
 
 __all__ = ["inverse", "lower_factor"]
 
 
 def inverse(S: jax.Array) -> jax.Array:
     """Inverses of positive definite matrices (..., r, r) for r up to 3, without a library call."""
-    size = S.shape[-1]
+    xp, size = namespace(S), S.shape[-1]
     if size == 1:
         return 1 / S
     if size == 2:
         a, b, c = S[..., 0, 0], S[..., 0, 1], S[..., 1, 1]
-        inverse = jnp.stack([jnp.stack([c, -b], -1), jnp.stack([-b, a], -1)], -2)
+        inverse: jax.Array = xp.stack([xp.stack([c, -b], -1), xp.stack([-b, a], -1)], -2)
         return inverse / (a * c - b**2)[..., None, None]
     rows = [S[..., k, :] for k in range(3)]
-    cofactors = jnp.stack([jnp.cross(rows[(k + 1) % 3], rows[(k + 2) % 3]) for k in range(3)], -1)
-    return cofactors / jnp.sum(rows[0] * cofactors[..., 0], axis=-1)[..., None, None]
+    cofactors: jax.Array = xp.stack(
+        [xp.cross(rows[(k + 1) % 3], rows[(k + 2) % 3]) for k in range(3)], -1
+    )
+    return cofactors / xp.sum(rows[0] * cofactors[..., 0], axis=-1)[..., None, None]
 
 
 def lower_factor(S: jax.Array) -> jax.Array:
     """Cholesky factors of positive definite matrices (..., r, r)."""
-    size = S.shape[-1]
-    zero = jnp.zeros(S.shape[:-2])
+    xp, size = namespace(S), S.shape[-1]
+    zero = xp.zeros(S.shape[:-2])
     L: list[list[jax.Array]] = []
     for i in range(size):
         row: list[jax.Array] = []
@@ -36,7 +39,8 @@ def lower_factor(S: jax.Array) -> jax.Array:
             left = S[..., i, j]
             for k in range(j):
                 left = left - row[k] * (L[j] if j < i else row)[k]
-            row.append(jnp.sqrt(left) if i == j else left / L[j][j])
+            row.append(xp.sqrt(left) if i == j else left / L[j][j])
         L.append(row)
-    padded = [jnp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
-    return jnp.stack(padded, -2)
+    padded = [xp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
+    factor: jax.Array = xp.stack(padded, -2)
+    return factor

@@ -163,11 +163,11 @@ class Target:
 
         An accelerator is quicker all the same.
         """
-        model = self.model
+        model = self.model.family if isinstance(self.model, IntegratedEffects) else self.model
         if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:
             return False
-        one = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink
-        return one and jax.default_backend() == "cpu"
+        is_smooth = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink
+        return is_smooth and jax.default_backend() == "cpu"
 
     @property
     def coding(self) -> Coding | None:

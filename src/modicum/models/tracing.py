@@ -22,7 +22,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 from jax.typing import ArrayLike
 
-from modicum.errors import SettingError
+from modicum.errors import SettingError, fault_text
 from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array, Pytree, in_double_precision
@@ -107,11 +107,9 @@ def _digest_once(model: Traceable, theta: Pytree, batch: Pytree) -> tuple[str, i
     try:
         parts = (expression_digest(prior, theta), expression_digest(likelihood, theta, batch))
     except Exception as fault:  # whatever the user's functions raise
-        message = str(fault).splitlines()
         raise SettingError(
-            f"the model's functions cannot be differentiated ({type(fault).__name__}: "
-            f"{message[0] if message else 'no message'}); write them with jax.numpy, and loops of "
-            "a length that is not fixed with jax.lax.scan."
+            f"the model's functions cannot be differentiated ({fault_text(fault)}); write them "
+            "with jax.numpy, and loops of a length that is not fixed with jax.lax.scan."
         ) from fault
     return _joined(*(digest for digest, _ in parts)), sum(size for _, size in parts)
 

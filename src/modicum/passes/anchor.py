@@ -14,25 +14,17 @@ from modicum.errors import ConvergenceError, ModicumWarning, NoModeError
 from modicum.kernels.base import Warp
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
+from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
-from modicum.passes.improper import require_proper
-from modicum.passes.mode import (
-    DENSE_LIMIT,
-    TOLERANCE,
-    Curvature,
-    EndlessError,
-    ModeRecord,
-    curvature,
-    find_mode,
-    flat_prior,
-    require_noise,
-    settle,
-    whitening,
-    whitening_factor,
-)
+from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
+from modicum.passes.faults import require_noise
+from modicum.passes.improper import parameter_name, require_proper
+from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.modes import Modes, Starts, find_modes
+from modicum.passes.prior import flat_prior
 from modicum.passes.scales import group_notes, with_scale_widths
+from modicum.passes.settling import settle
 from modicum.passes.sums import Sums
 from modicum.runtime import to_device
 
@@ -58,7 +50,7 @@ class Anchor:
     point
         The expansion point t*.
     C, A, B
-        Log-likelihood at t*, its gradient and Hessian (HMC-ECS paper, below eq. 4.4).
+        Log-likelihood at t*, its gradient and Hessian (A and B: HMC-ECS paper, below eq. 4.7).
     factor
         L with t = t* + L z: in z the posterior is about standard normal. L L' is the inverse of
         minus the Hessian of the log-posterior.
@@ -265,7 +257,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
         return anchor.notes
     away, slope = distances
     spread = np.sqrt(np.sum((slope @ factor) ** 2, axis=1))  # in prior sds
-    called = tuple(_name(names, int(i)) for i in places)
+    called = tuple(parameter_name(names, int(i)) for i in places)
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior[places])
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
@@ -278,8 +270,8 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     if not causes:
         return anchor.notes
     silent = [n for n in anchor.notes if n.code == "prior-decides"]
-    kept = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
-    return causes + [n for n in anchor.notes if n not in silent] + kept
+    collinear = [n for n in silent if abs(n.numbers["information"]) < COLLINEAR]
+    return causes + [n for n in anchor.notes if n not in silent] + collinear
 
 
 def _first_mode(
@@ -332,7 +324,7 @@ def _from_curvature(
 
 def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[ModicumWarning]:
     """Warn if the prior dominates the data along some direction, and say why."""
-    information, prior, names, kept = _compared(at, names, sums.target)
+    information, prior, names, entries = _compared(at, names, sums.target)
     with suppress(np.linalg.LinAlgError, ValueError):
         cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
         return []
@@ -347,11 +339,11 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     share = np.abs(direction) / prior_sds  # whatever the units of the columns
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
-    along = ", ".join(_name(names, i) for i in top)
+    along = ", ".join(parameter_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
         whole = np.zeros(len(at.point))
-        whole[kept] = direction
+        whole[entries] = direction
         return _of_own_model(at, along, whole, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
@@ -368,8 +360,9 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     return [
         ModicumWarning(
             "prior-decides",
-            f"the prior decides about {along}: its standard deviation for {_name(names, i)} is "
-            f"{prior_sd:.2g}, and the data alone would leave {data_sd:.2g}",
+            f"the prior decides about {along}: its standard deviation for "
+            f"{parameter_name(names, i)} is {prior_sd:.2g}, and the data alone would leave "
+            f"{data_sd:.2g}",
             "if that prior is narrower than what you believe, widen it (prior_scale); else the "
             "data have little on it: few rows of a level, or a level without both outcomes",
             information=float(ratios[0]),
@@ -397,13 +390,13 @@ def _compared(
         information, prior = -at.B, -at.prior_hessian
     if not left_out.any():
         return information, prior, names, places
-    kept = np.flatnonzero(~left_out)
-    kept_names = tuple(_name(names, int(i)) for i in places[kept])
+    own = np.flatnonzero(~left_out)
+    kept_names = tuple(parameter_name(names, int(i)) for i in places[own])
     whole = information + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
-    across, others = whole[np.ix_(kept, left_out)], whole[np.ix_(left_out, left_out)]
+    across, others = whole[np.ix_(own, left_out)], whole[np.ix_(left_out, left_out)]
     explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
-    information = whole[np.ix_(kept, kept)] - explained
-    return (information + information.T) / 2, prior[np.ix_(kept, kept)], kept_names, places[kept]
+    information = whole[np.ix_(own, own)] - explained
+    return (information + information.T) / 2, prior[np.ix_(own, own)], kept_names, places[own]
 
 
 def _of_border(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -458,13 +451,9 @@ def _marginal_sds(precision: np.ndarray) -> np.ndarray:
         return np.asarray(1 / np.sqrt(np.maximum(np.diag(precision), 1e-300)))
 
 
-def _name(names: tuple[str, ...], i: int) -> str:
-    return names[i] if i < len(names) else f"parameter {i}"
-
-
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
     point = near_mode(sums, start, seed)
-    require_noise(sums, point)
+    require_noise(sums, point, converged=False)
     at = curvature(sums, point, "anchor")
     # nowhere wider than the prior: at a saddle the two curvatures may cancel
     least = float(np.min(-diagonal(at.prior_hessian)))

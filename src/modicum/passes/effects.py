@@ -62,8 +62,8 @@ def expected_given(
 @in_double_precision
 def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) -> np.ndarray:
     """What effects (draws, rows, effects) add to the predictors of rows, (draws, rows)."""
-    seen = dict(batch) | {"y": np.zeros(effects.shape[1])}
-    return np.sum(np.asarray(model.effect_columns(seen)) * effects, axis=2)
+    fields = dict(batch) | {"y": np.zeros(effects.shape[1])}
+    return np.sum(np.asarray(model.effect_columns(fields)) * effects, axis=2)
 
 
 @jit(static=0, options=SCATTERS)
@@ -76,16 +76,17 @@ def _draw_effects(
     flat = FlatGroups.of(batch)
     z = model.effect_columns(flat.rows)
     anchor = target.unravel(jnp.asarray(batch["group_point"]))
-    near = model.integrands(anchor, batch["group_centre"], flat)
+    near = model.integrands(anchor, jnp.asarray(batch["group_centre"]), flat)
 
     def at_point(
         steps: int, start: jax.Array, item: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         t, key = item
         theta = target.unravel(t)
-        eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
+        eta = model.linear(theta, flat.rows)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
-        centre, spread = model.widths(near, T, model.shift(near, theta, anchor, flat))
+        e = eta - model.linear(anchor, flat.rows)
+        centre, spread = model.widths(near, T, model.shift(near, e, flat))
         spread = WIDER * spread
 
         def log_ratio(v: jax.Array, xi: jax.Array) -> jax.Array:
@@ -98,10 +99,10 @@ def _draw_effects(
             normal_key, uniform_key = jax.random.split(keys[k])
             xi = jax.random.normal(normal_key, v.shape)
             proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
-            then = log_ratio(proposed, xi)
-            accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < then - now
+            proposed_ratio = log_ratio(proposed, xi)
+            accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < proposed_ratio - now
             v = jnp.where(accept[:, None], proposed, v)
-            return v, jnp.where(accept, then, now), accepted + accept
+            return v, jnp.where(accept, proposed_ratio, now), accepted + accept
 
         keys = jax.random.split(key, steps)
         xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), start - centre)

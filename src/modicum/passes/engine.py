@@ -110,7 +110,7 @@ class Hosts(Protocol):
         ...
 
     def close(self) -> None:
-        """Let them go."""
+        """Release the hosts."""
         ...
 
 

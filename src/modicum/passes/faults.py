@@ -1,4 +1,4 @@
-"""Diagnose a log-posterior that is not finite: which part, at which row, and what to do."""
+"""Why there is no mode: what is not finite, at which row, what has no maximum; and what to do."""
 
 from __future__ import annotations
 
@@ -8,23 +8,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models import Target
+from modicum.errors import NoNoiseError
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.arrow import ArrowCholesky, ArrowMatrix, all_finite
 from modicum.models.base import Batch
+from modicum.models.families.real import ScaleFamily
+from modicum.passes.curvature import Curvature
 from modicum.passes.sums import Sums
 from modicum.rows import Rows, first_not_finite
+from modicum.rows.groups import GroupedRows
 from modicum.runtime import jit
 
-__all__ = ["describe_row", "first_bad_row", "point_text"]
+__all__ = [
+    "describe_row",
+    "first_bad_row",
+    "point_text",
+    "require_noise",
+    "why_no_mode",
+    "why_not_finite",
+]
+
+# Share of the outcome's size below which the scale of noise is that of rounding, at a mode; and
+# where the search for one ended without.
+ROUNDED, NO_NOISE = 1e-11, 1e-6
+FIRST_ROWS = 10_000  # that say how large outcomes are
+LEAST_SQUARES = 200  # columns up to which a linear predictor is fitted to these
 
 
 def describe_row(rows: Rows, row: int) -> str:
     """A row by its number and the values it holds, such as "of row 7 (x = [1, 2], y = 3)"."""
     values = {name: np.asarray(values)[0] for name, values in rows.slice(row, row + 1).items()}
-    shown = ", ".join(
+    text = ", ".join(
         f"{name} = {np.array2string(value, precision=3, threshold=4, edgeitems=2)}"
         for name, value in values.items()
     )
-    return f"of row {row} ({shown})"
+    return f"of row {row} ({text})"
 
 
 def first_bad_row(sums: Sums, t: np.ndarray, of_gradient: bool = False) -> str:
@@ -63,8 +81,117 @@ def _gradient_faults(target: Target, t: jax.Array, batch: Batch, present: jax.Ar
 def point_text(target: Target, t: np.ndarray) -> str:
     """The first parameters of a point, by name."""
     leaves = target.report(jnp.asarray(t))
-    shown = [
+    texts = [
         f"{name} = {np.array2string(np.asarray(leaf), precision=3, threshold=4, edgeitems=2)}"
         for name, leaf in leaves.items()
     ]
-    return ", ".join(shown[:4]) + (", ..." if len(shown) > 4 else "")
+    return ", ".join(texts[:4]) + (", ..." if len(texts) > 4 else "")
+
+
+def why_not_finite(sums: Sums, at: Curvature) -> str:
+    """Say what is not finite at a point: the prior, a row's log-likelihood, or a derivative."""
+    own = sums.target.model.users_functions
+    where = f"at {point_text(sums.target, at.point)}"
+    if not np.isfinite(at.log_prior):
+        return f"the log-prior is {at.log_prior} {where}; {_remedy(own)}."
+    if not np.isfinite(at.C):
+        fault = first_bad_row(sums, at.point)
+        return f"the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
+    if not np.all(np.isfinite(at.A)):
+        fault = first_bad_row(sums, at.point, of_gradient=True)
+        return f"the gradient of the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
+    part = "likelihood" if not all_finite(at.B) else "prior"
+    smooth = (
+        "a kink such as abs(t) ** 1.5 or sqrt(t) at 0 has none: use a smooth function, or start "
+        "elsewhere (`init`)"
+        if own
+        else "rescale the columns of x"
+    )
+    return f"a derivative of the log-{part} is not finite {where}; {smooth}."
+
+
+def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
+    """Why there is no mode where the search stopped, and what to do for a model of this kind."""
+    own = sums.target.model.users_functions
+    if not _is_concave(at):
+        remedy = (
+            "give a tighter prior or another `init`"
+            if own
+            else "give a tighter prior (prior_scale)"
+        )
+        return (
+            "no mode was found: where the search stopped, the log-posterior is not concave "
+            f"(its Hessian is not negative definite); {remedy}."
+        )
+    if own and stuck:
+        return (
+            "no mode was found: the search stopped where the gradient is not zero and nothing "
+            f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
+            "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
+        )
+    remedy = (
+        "write the parameters in units in which they are of order 1, give a tighter prior, or "
+        "another `init`"
+        if own
+        else "rescale the columns of x (mean 0, sd 1), or give a tighter prior (prior_scale)"
+    )
+    return (
+        f"no mode was found: after {passes} passes the search is still "
+        f"{at.gradient_norm:.2g} posterior standard deviations away; {remedy}."
+    )
+
+
+def _is_concave(at: Curvature) -> bool:
+    """Whether the precision is positive definite."""
+    if isinstance(at.precision, ArrowMatrix):
+        return not ArrowCholesky.mending(at.precision).mended
+    return bool(np.linalg.eigvalsh(at.precision)[0] > 0)
+
+
+def _remedy(own: bool) -> str:
+    if own:
+        return (
+            "start elsewhere (`init`), write parameters that must be positive as exponentials, or "
+            "check the model's functions there"
+        )
+    return "look at that row, and rescale the columns of x and the offset if they are large"
+
+
+def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
+    """Refuse outcomes that the columns give to the last digit, where the scale of noise is free.
+
+    The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
+    may or may not have a mode.
+    """
+    model, rows = sums.target.model, sums.rows
+    if isinstance(model, IntegratedEffects):
+        model = model.family
+    rows = rows.members if isinstance(rows, GroupedRows) else rows
+    if not isinstance(model, ScaleFamily) or model.scale is not None:
+        return
+    scale = float(np.exp(sums.target.unravel(point)["log_scale"]))
+    first = rows.slice(0, min(len(rows), FIRST_ROWS))
+    y = np.asarray(first["y"], float)
+    size = float(np.sqrt(np.mean(y**2))) or 1.0
+    how = "the search for a mode drove the scale of the noise to"
+    if not model.has_mode and len(y) == len(rows) > 2 * sums.target.size:
+        left = _least_squares(model, first, y)
+        if left < scale:  # the search may have ended early
+            scale, how = left, "the best linear predictor leaves residuals of"
+    if scale < size * (ROUNDED if converged else NO_NOISE):
+        raise NoNoiseError(
+            f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "
+            f"{scale:.2g}, at outcomes of size {size:.2g}, so that this scale has no posterior; "
+            "look for a column that is the outcome in disguise, or give the scale "
+            f"({type(model).__name__}(scale=...))."
+        )
+
+
+def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:
+    """Root mean square of what is left of `y` by the best linear predictor."""
+    columns = model.matrix(rows)
+    x = np.asarray((columns.with_ones() if model.intercept else columns).densely(), float)
+    if x.shape[1] > LEAST_SQUARES:
+        return np.inf
+    y = y - np.asarray(rows.get("offset", 0.0), float)
+    return float(np.sqrt(np.mean((y - x @ np.linalg.lstsq(x, y, rcond=None)[0]) ** 2)))

@@ -2,35 +2,55 @@
 
 l_j = log sum_k exp(h_jk), so that with p_jk the posterior probabilities of a group's nodes and s_jk
 the gradient of h_jk, the gradient of l_j is E_p s, and its Hessian E_p h'' + Cov_p(s): expectations
-over nodes of what a linear predictor makes cheap.
+over nodes of what a linear predictor makes cheap. A row enters h_jk by f at x_i'beta + z_i'T v_jk,
+whose derivatives in the covariance's own parameters are z_i'T' v_jk and z_i'T'' v_jk, with those of
+T; f has derivatives in its predictor and in the family's other parameters.
+
+Families with formulas for their derivatives need no compiler: the same functions of NumPy's arrays.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either, is_numpy, log_sum_exp, namespace
 from modicum.models import IntegratedEffects, Target
-from modicum.models.base import Batch, Params
-from modicum.models.group_batches import FlatGroups, PaddedGroup
+from modicum.models.base import Batch
+from modicum.models.group_batches import FlatGroups, Groups, NumPyGroups
 from modicum.models.integrated import Nodes
+from modicum.passes.engine import of_numpy
+from modicum.rows.groups import NodePlaces
 from modicum.runtime import SCATTERS, Array, jit
 
-__all__ = ["curvature_sum", "group_hessian_sum", "group_places"]
-
-Moments: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+__all__ = [
+    "covariance_places",
+    "curvature_sum",
+    "group_hessian_by_numpy",
+    "group_hessian_sum",
+    "group_places",
+    "group_places_by_numpy",
+]
 
 
 @jit(static=0, options=SCATTERS)
 def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
     """Where the integrand of each group has its mode at `t`."""
     del present
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    return model.places(target.unravel(t), batch)
+    return _model(target).places(target.unravel(t), FlatGroups.of(batch))
+
+
+@of_numpy
+def group_places_by_numpy(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> np.ndarray:
+    """The same without a compiler, for the groups that are present."""
+    del present
+    with np.errstate(all="ignore"):
+        return np.asarray(_model(target).places(target.unravel(t), NumPyGroups.of(batch)))
 
 
 @jit(static=0, options=SCATTERS)
@@ -38,97 +58,205 @@ def group_hessian_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Log-likelihood, gradient and Hessian at `t` of the groups of a chunk that are present."""
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    nodes = model.nodes_of(target.unravel(t), batch)
-    return curvature_sum(target, jnp.asarray(t), FlatGroups.of(batch), nodes, jnp.asarray(present))
+    flat = FlatGroups.of(batch)
+    nodes = _model(target).nodes_of(target.unravel(t), flat, NodePlaces.in_batch(batch))
+    return curvature_sum(target, jnp.asarray(t), flat, nodes, jnp.asarray(present))
+
+
+@of_numpy
+def group_hessian_by_numpy(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[jax.Array, ...]:
+    """The same without a compiler."""
+    flat, known = NumPyGroups.of(batch), NodePlaces.in_batch(batch)
+    total: tuple[jax.Array, ...] = (as_either(np.zeros(())),) * 3
+    with np.errstate(all="ignore"):  # what is not finite is found by whoever looks at the sums
+        for own, block in flat.in_blocks():
+            places = None if known is None else known._replace(centre=known.centre[own])
+            nodes = _model(target).nodes_of(target.unravel(t), block, places)
+            there = as_either(present[own])
+            part = curvature_sum(target, as_either(t), block, nodes, there)
+            total = tuple(one + other for one, other in zip(total, part, strict=True))
+    return total
 
 
 def curvature_sum(
-    target: Target, t: jax.Array, flat: FlatGroups | PaddedGroup, nodes: Nodes, present: jax.Array
+    target: Target, t: jax.Array, flat: Groups, nodes: Nodes, present: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The same of groups with known nodes."""
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    theta = target.unravel(t)
-    terms = _terms(model, theta, flat, nodes)
-    value = jax.nn.logsumexp(terms, axis=1)
-    # What is not there has no weight, in any of the sums below.
-    p = jnp.where(present[:, None], jnp.exp(terms - value[:, None]), 0.0)
-    common, inner = _places_in_t(target)
-    X = _common_columns(model, flat.rows)
-    z = model.effect_columns(flat.rows)
-    eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
+    rows, xp = _Rows.of(target, t, flat), namespace(t)
+    total = rows.nothing()
+    if xp is np:
+        by_node = np.moveaxis(np.asarray(nodes.v), 1, 0)
+        bends = [rows.bends(as_either(v)) for v in by_node]
+        sums = np.stack([flat.sum(f.value) for f in bends], axis=1)
+        value, p = _probabilities(nodes.log_weight + sums, present)
+        for k, f in enumerate(bends):
+            total = rows.add(total, as_either(by_node[k]), p[:, k], f)
+    else:
+        every = jnp.moveaxis(nodes.v, 1, 0)
+        # node after node: nothing of all rows at all nodes is held
+        terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), every)
+        value, p = _probabilities(nodes.log_weight + terms.T, present)
 
-    def of_row(w: jax.Array, at: jax.Array, effects: jax.Array, row: Batch) -> jax.Array:
-        """f of one row at one node, in its common predictor and the parameters beside beta."""
-        moved = target.unravel(t.at[inner].set(w[1:]))
-        shift = at @ (model.covariance.factor(moved) @ effects)
-        batch = jax.tree.map(lambda field: field[None], row)
-        return model.of_row((w[0] + shift)[None], model.extras_of(moved), batch)[0]
+        def add(held: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
+            return rows.add(held, *node, rows.bends(node[0])), None
 
-    first = jax.vmap(jax.grad(of_row), (0, 0, 0, 0))
-    second = jax.vmap(jax.hessian(of_row), (0, 0, 0, 0))
-    w = jnp.concatenate([eta[:, None], jnp.broadcast_to(t[inner], (len(eta), len(inner)))], axis=1)
-    seen = {k: flat.rows[k] for k in (*model.family.outcome_fields, "row_weight") if k in flat.rows}
-
-    def add(total: Moments, node: tuple[jax.Array, jax.Array]) -> tuple[Moments, None]:
-        curved, mean, square = total
-        v, share = node
-        at = (w, z, flat.spread(v), seen)
-        slope = first(*at)
-        rows_share = jnp.where(flat.there, flat.spread(share), 0.0)
-        curved = curved + rows_share[:, None, None] * second(*at)
-        score = flat.sum(jnp.concatenate([slope[:, :1] * X, slope[:, 1:]], axis=1))
-        weighted = share[:, None] * score
-        return (curved, mean + weighted, square + weighted.T @ score), None
-
-    size = X.shape[1] + len(inner)
-    count = 1 + len(inner)
-    zero = (
-        jnp.zeros((len(eta), count, count)),
-        jnp.zeros((flat.groups, size)),
-        jnp.zeros((size,) * 2),
-    )
-    (curved, mean, square), _ = jax.lax.scan(add, zero, (jnp.moveaxis(nodes.v, 1, 0), p.T))
-    hessian = _joined(X, curved) + square - mean.T @ mean
-    order = np.argsort(np.concatenate([common, inner]))
-    total = jnp.sum(jnp.where(present, value, 0.0))
-    return total, mean.sum(0)[order], hessian[order][:, order]
+        total, _ = jax.lax.scan(add, total, (every, p.T))
+    cross = rows.X.T @ total.curved[:, 1:]
+    corner = (rows.X * total.curved[:, :1]).T @ rows.X
+    hessian = xp.block([[corner, cross], [cross.T, total.others]])
+    hessian = hessian + total.square - total.mean.T @ total.mean
+    order = np.argsort(_places_in_t(target))
+    value = xp.sum(xp.where(present, value, 0.0))
+    return value, total.mean.sum(0)[order], hessian[order][:, order]
 
 
-def _terms(
-    model: IntegratedEffects, theta: Params, flat: FlatGroups | PaddedGroup, nodes: Nodes
-) -> jax.Array:
-    """log w_jk + sum_i f, node after node: nothing of all rows at all nodes is held."""
-    eta = model.family.linear(theta, flat.rows).astype(jnp.float64)
-    z, T = model.effect_columns(flat.rows), model.covariance.factor(theta)
-    extras = model.extras_of(theta)
+class _Bends(NamedTuple):
+    """f of each row at one node, and its derivatives in its predictor and the extras."""
 
-    def of_node(v: jax.Array) -> jax.Array:
-        shift = jnp.sum(z * flat.spread(v @ T.T), axis=1)
-        return flat.sum(model.of_row(eta + shift, extras, flat.rows))
+    value: jax.Array
+    first: jax.Array  # (rows, 1 + extras)
+    second: jax.Array  # (rows, 1 + extras, 1 + extras)
 
-    return nodes.log_weight + jax.lax.map(of_node, jnp.moveaxis(nodes.v, 1, 0)).T
+
+class _Moments(NamedTuple):
+    """What is added up over nodes, by their probabilities.
+
+    Parameters beside the coefficients, c, are those of the covariance and then the extras.
+    """
+
+    curved: jax.Array  # E_p f'' in the predictor of each row, and in it and c, (rows, 1 + c)
+    others: jax.Array  # E_p f'' in c, over all rows
+    mean: jax.Array  # E_p s of each group, in the coefficients and c
+    square: jax.Array  # E_p s s', over all groups
+
+
+class _Rows(NamedTuple):
+    """Rows of groups at some parameters, to be looked at node by node."""
+
+    model: IntegratedEffects
+    flat: Groups
+    X: jax.Array  # common columns
+    z: jax.Array  # those of the effects
+    eta: jax.Array
+    extras: tuple[jax.Array, ...]
+    factor: jax.Array  # T, and its derivatives in the covariance's own parameters
+    slopes: jax.Array
+    bents: jax.Array
+
+    @classmethod
+    def of(cls, target: Target, t: jax.Array, flat: Groups) -> _Rows:
+        """At the flat vector t."""
+        model, theta = _model(target), target.unravel(t)
+        X, z = _common_columns(model, flat.rows), model.effect_columns(flat.rows)
+        at = (model.linear(theta, flat.rows), model.extras_of(theta))
+        return cls(model, flat, X, z, *at, *factor_derivatives(target, t))
+
+    def nothing(self) -> _Moments:
+        """Moments of no rows, to add to."""
+        xp, others = namespace(self.eta), len(self.slopes) + len(self.extras)
+        size = self.X.shape[1] + others
+        return _Moments(
+            xp.zeros((len(self.eta), 1 + others)),
+            xp.zeros((others, others)),
+            xp.zeros((self.flat.groups, size)),
+            xp.zeros((size, size)),
+        )
+
+    def bends(self, v: jax.Array) -> _Bends:
+        """f and its derivatives at one node, v of each group."""
+        shift = namespace(v).sum(self.z * self.flat.spread(v @ self.factor.T), axis=1)
+        return _Bends(*self.model.bends(self.eta + shift, self.extras, self.flat.rows))
+
+    def add(self, total: _Moments, v: jax.Array, share: jax.Array, f: _Bends) -> _Moments:
+        """Add one node with these probabilities.
+
+        Effects u = T v of a group move by w = dT v in the covariance's parameters. What is needed
+        of its rows for these are sums of f' z and f'' z z'.
+        """
+        xp, flat, z = namespace(share), self.flat, self.z
+        w = xp.einsum("cab,jb->jca", self.slopes, v)
+        f1, f2, mixed = f.first[:, :1], f.second[:, 0, :1], f.second[:, 0, 1:]
+        pull, bend = flat.sum(f1 * z), flat.sum((f2 * z)[:, :, None] * z[:, None, :])
+        score = [flat.sum(f1 * self.X), xp.einsum("jca,ja->jc", w, pull)]
+        moved = share[:, None, None] * w
+        own = xp.einsum("jca,jab,jdb->cd", moved, bend, w)
+        own = own + xp.einsum("cdab,ja,jb->cd", self.bents, share[:, None] * pull, v)
+        # by row: probability, and the predictor's slopes in the covariance's parameters times it
+        p = flat.spread_where_there(share)[:, None]
+        along = xp.sum(flat.spread_where_there(moved) * z[:, None, :], axis=2)
+        curved = [f2 * p, f2 * along]
+        others = own
+        if self.extras:
+            across = flat.sum(z[:, :, None] * mixed[:, None, :])
+            beside = xp.einsum("jca,jae->ce", moved, across)
+            corner = xp.tensordot(share, flat.sum(f.second[:, 1:, 1:]), axes=1)
+            others = xp.block([[own, beside], [beside.T, corner]])
+            score.append(flat.sum(f.first[:, 1:]))
+            curved.append(mixed * p)
+        slope = xp.concatenate(score, axis=1)
+        weighted = share[:, None] * slope
+        return _Moments(
+            total.curved + xp.concatenate(curved, axis=1),
+            total.others + others,
+            total.mean + weighted,
+            total.square + weighted.T @ slope,
+        )
+
+
+def _probabilities(terms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """l_j, and probabilities of nodes; groups that are not there have none, in any sum."""
+    value, xp = log_sum_exp(terms), namespace(terms)
+    return value, xp.where(present[:, None], xp.exp(terms - value[:, None]), 0.0)
+
+
+def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """T, and its first and second derivatives in the covariance's own parameters, leading."""
+    covariance, own = _model(target).covariance, covariance_places(target)
+    if namespace(t) is np:
+        if covariance.pairs:
+            T, first, second = map(np.asarray, _factor_derivatives(target, t))
+            return as_either(T), as_either(first), as_either(second)
+        T, count = np.asarray(covariance.factor(target.unravel(t))), len(own)
+        first = np.zeros((count, *T.shape))
+        first[range(count), range(count), range(count)] = np.diag(T)
+        second = np.zeros((count, *first.shape))
+        second[range(count), range(count)] = first
+        return as_either(T), as_either(first), as_either(second)
+
+    def factor(s: jax.Array) -> jax.Array:
+        return covariance.factor(target.unravel(jnp.asarray(t).at[own].set(s)))
+
+    slope = jax.jacfwd(factor)
+    first, second = slope(t[own]), jax.jacfwd(slope)(t[own])
+    return factor(t[own]), jnp.moveaxis(first, -1, 0), jnp.moveaxis(second, (-2, -1), (0, 1))
+
+
+_factor_derivatives = jit(static=0)(factor_derivatives)
+
+
+def _model(target: Target) -> IntegratedEffects:
+    assert isinstance(target.model, IntegratedEffects)
+    return target.model
 
 
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
     """The columns of x, and one of ones where there is an intercept."""
     matrix = model.family.matrix(rows).in_double()
-    return (matrix.with_ones() if model.family.intercept else matrix).densely()
+    X = (matrix.with_ones() if model.family.intercept else matrix).densely()
+    return as_either(np.asfortranarray(X)) if is_numpy(X) else X  # rows along the fastest axis
 
 
-def _places_in_t(target: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Places in the flat vector of the coefficients of the common columns, and of all others."""
+def covariance_places(target: Target) -> np.ndarray:
+    """Places in the flat vector of the covariance's own parameters."""
+    places = target.unravel(np.arange(target.size))
+    own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
+    return np.concatenate(own)
+
+
+def _places_in_t(target: Target) -> np.ndarray:
+    """Places in the flat vector: of common coefficients, the covariance's own, and the extras."""
     theta = target.unravel(np.arange(target.size))
-    common = [np.ravel(theta[name]) for name in ("beta", "intercept") if name in theta]
-    places = np.concatenate(common)
-    return places, np.setdiff1d(np.arange(target.size), places)
-
-
-def _joined(X: jax.Array, curved: jax.Array) -> jax.Array:
-    """Second derivatives in each row's predictor and the other parameters, in those of beta."""
-    corner = (X * curved[:, :1, 0]).T @ X
-    cross = X.T @ curved[:, 0, 1:]
-    last = curved[:, 1:, 1:].sum(0)
-    return jnp.block([[corner, cross], [cross.T, last]])
+    names = ("beta", "intercept", "group_log_sd", "group_partial", *_model(target).family.extras)
+    return np.concatenate([np.ravel(theta[name]) for name in names if name in theta])

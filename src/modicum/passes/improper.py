@@ -10,10 +10,10 @@ import numpy as np
 
 from modicum.errors import ConvergenceError
 from modicum.models.arrow import ArrowCholesky, ArrowMatrix, diagonal
-from modicum.passes.mode import Curvature
+from modicum.passes.curvature import Curvature
 from modicum.passes.sums import Sums
 
-__all__ = ["require_proper"]
+__all__ = ["parameter_name", "require_proper"]
 
 SINGULAR = 1e-10  # least eigenvalue of the precision, its diagonal brought to 1
 FAR_OUT = 20.0  # standard deviations along which a likelihood with a maximum falls by more than:
@@ -31,7 +31,9 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
     values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
     if values[0] < SINGULAR:
         top = np.argsort(-np.abs(vectors[:, 0]))[:3]
-        along = ", ".join(_name(names, int(places[i])) for i in top if abs(vectors[i, 0]) > 0.1)
+        along = ", ".join(
+            parameter_name(names, int(places[i])) for i in top if abs(vectors[i, 0]) > 0.1
+        )
         raise ConvergenceError(
             f"the posterior is improper: the data say nothing about some combination of {along}, "
             "which are collinear, and their priors are flat; drop a column, or give them a prior "
@@ -63,7 +65,7 @@ def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]
     values = sums.values(np.concatenate([at.point + steps, at.point - steps]), "separation")
     least = at.C - values.reshape(2, -1).max(axis=0)
     worst = int(np.argmin(least))
-    called = _name(names, int(places[ends[worst]]))
+    called = parameter_name(names, int(places[ends[worst]]))
     return f"the outcome along {called}" if least[worst] < FALL else None
 
 
@@ -92,5 +94,6 @@ def _sizes(sums: Sums) -> np.ndarray:
     return sizes
 
 
-def _name(names: tuple[str, ...], i: int) -> str:
+def parameter_name(names: tuple[str, ...], i: int) -> str:
+    """The name of the i-th parameter, or its number where names end before."""
     return names[i] if i < len(names) else f"parameter {i}"

@@ -23,8 +23,10 @@ from scipy.linalg import cholesky, solve_triangular
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.models import Target
 from modicum.passes.blocks import BLOCK
+from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.engine import chunk_rows, padded_chunk
-from modicum.passes.mode import Curvature, ascend, prior_slope, whitening_factor
+from modicum.passes.mode import ascend
+from modicum.passes.prior import prior_slope
 from modicum.passes.sums import Sums, chunk_gradient, chunk_values
 from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision
@@ -99,8 +101,8 @@ class Modes:
         Distances are in standard deviations of each mode.
         """
         flat = position.reshape(-1, position.shape[-1])
-        each = zip(self.points, self.factors, strict=True)
-        away = [np.linalg.solve(factor, (flat - point).T) for point, factor in each]
+        modes = zip(self.points, self.factors, strict=True)
+        away = [np.linalg.solve(factor, (flat - point).T) for point, factor in modes]
         distances = np.stack([np.sum(z**2, axis=0) for z in away])
         nearest = np.argmin(distances, axis=0).reshape(position.shape[:2])
         return bool(np.all(nearest == nearest[:, :1]))
@@ -160,7 +162,7 @@ def find_modes(
     modes = [first]
     for point in others:
         at = _mode_of_all_rows(sums, point, within)
-        if at is not None and all(_apart(at, known) for known in modes):
+        if at is not None and all(_apart(at, mode) for mode in modes):
             modes.append(at)
     return _weighed(modes)
 
@@ -174,10 +176,10 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
     return at if concave and at.gradient_norm < within else None
 
 
-def _apart(at: Curvature, known: Curvature) -> bool:
+def _apart(at: Curvature, mode: Curvature) -> bool:
     """Whether two points are more than a few standard deviations of either apart."""
-    factors = (whitening_factor(curved.dense_precision)[0] for curved in (at, known))
-    moved = at.point - known.point
+    factors = (whitening_factor(curved.dense_precision)[0] for curved in (at, mode))
+    moved = at.point - mode.point
     return all(float(np.linalg.norm(np.linalg.solve(L, moved))) > APART for L in factors)
 
 
@@ -193,10 +195,10 @@ def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
     weights /= weights.sum()
     # The first stays the first among equals.
     order = [int(k) for k in np.argsort(-np.round(weights, 3), kind="stable")]
-    kept = [k for k in order if weights[k] > NEGLIGIBLE]
-    share = weights[kept] / weights[kept].sum()
-    points = np.stack([modes[k].point for k in kept])
-    return [modes[k] for k in kept], Modes(points, share, np.stack([factors[k] for k in kept]))
+    ranked = [k for k in order if weights[k] > NEGLIGIBLE]
+    share = weights[ranked] / weights[ranked].sum()
+    points = np.stack([modes[k].point for k in ranked])
+    return [modes[k] for k in ranked], Modes(points, share, np.stack([factors[k] for k in ranked]))
 
 
 def _dispersed(
@@ -283,14 +285,14 @@ class _RowSample:
     def other_ends(self, starts: list[np.ndarray]) -> list[np.ndarray]:
         """End points of climbs that are neither the first mode nor negligible, the best first."""
         # On a sample of the rows the first mode lies slightly elsewhere.
-        known = [self.centre if self.of_all else self.climb(self.centre)]
+        ends = [self.centre if self.of_all else self.climb(self.centre)]
         for start in starts:
             end = self.climb(start)
             if end is not None and all(
-                self.distance(end, k) > APART for k in known if k is not None
+                self.distance(end, k) > APART for k in ends if k is not None
             ):
-                known.append(end)
-        return self._worth_following([end for end in known[1:] if end is not None])
+                ends.append(end)
+        return self._worth_following([end for end in ends[1:] if end is not None])
 
     def climb(self, start: np.ndarray) -> np.ndarray | None:
         """Run L-BFGS from `start` in whitened coordinates; None if the start is not finite."""

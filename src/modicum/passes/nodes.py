@@ -11,7 +11,7 @@ from modicum.ledger import Ledger
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Params
 from modicum.passes.engine import Engine
-from modicum.passes.groups import group_places
+from modicum.passes.groups import group_places, group_places_by_numpy
 from modicum.passes.mode import find_mode
 from modicum.passes.sums import Sums
 from modicum.rows import Rows
@@ -29,8 +29,10 @@ def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
     assert isinstance(model, IntegratedEffects)
     assert isinstance(groups, GroupedRows)
     sums.enter("nodes", 1, "gradient", passes=1)
-    places = sums.engine.map_rows(partial(group_places, target.likelihood), t, groups, "nodes")
-    nodes = NodePlaces(places, np.array(t, np.float64)[: target.likelihood.size])
+    of_chunk = group_places_by_numpy if sums.by_numpy else group_places
+    point = np.array(t, np.float64)[: target.likelihood.size]
+    places = sums.engine.map_rows(partial(of_chunk, target.likelihood), point, groups, "nodes")
+    nodes = NodePlaces(places, point)
     fixed = replace(model, nodes_at=tuple(float(value) for value in t))
     return replace(target, model=fixed), groups.with_nodes(nodes)
 

@@ -28,7 +28,7 @@ class Products(Protocol):
 
     @property
     def columns(self) -> int:
-        """Of the matrix."""
+        """Number of columns of the matrix."""
         ...
 
     def transposed(self, f: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ class DenseProducts:
 
     @property
     def columns(self) -> int:
-        """Of x."""
+        """Number of columns of x."""
         return self.x.shape[1]
 
     def transposed(self, f: jax.Array) -> jax.Array:

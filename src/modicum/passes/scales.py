@@ -22,7 +22,9 @@ from modicum.models.arrow import (
     diagonal,
 )
 from modicum.models.priors.grouped import Effects
-from modicum.passes.mode import Curvature, exact_log_priors, folded_prior, plus
+from modicum.passes.curvature import Curvature
+from modicum.passes.prior import exact_log_priors, folded_prior, plus
+from modicum.runtime import one_blas_thread
 
 __all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
 
@@ -44,9 +46,10 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
     if not places:
         return at
     hessian = at.prior_hessian
-    for place in places:
-        square = _mean_square(at, target, place, GRID / np.sqrt(-diagonal(hessian)[place]))
-        hessian = _with_entry(hessian, place, -1 / min(max(square, 1e-6), WIDEST**2))
+    with one_blas_thread.for_small(len(at.point)):
+        for place in places:
+            square = _mean_square(at, target, place, GRID / np.sqrt(-diagonal(hessian)[place]))
+            hessian = _with_entry(hessian, place, -1 / min(max(square, 1e-6), WIDEST**2))
     return replace(at, prior_hessian=hessian)
 
 

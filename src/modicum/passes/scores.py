@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.models import Target
-from modicum.models.base import Batch
-from modicum.passes.mode import DENSE_LIMIT
+from modicum.models.base import DENSE_LIMIT, Batch
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.runtime import Array, in_double_precision, jit
@@ -43,9 +42,9 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
     second = len(centre) <= DENSE_LIMIT  # else the expansion stops at the gradient
     if second:
         _, gradient, hessian = sums.hessian(centre, "anchor")
-        known = gradient + (points - centre) @ hessian
+        expansion = gradient + (points - centre) @ hessian
     else:
-        known = np.broadcast_to(sums.gradient(centre, "anchor")[1], points.shape)
+        expansion = np.broadcast_to(sums.gradient(centre, "anchor")[1], points.shape)
     rng, n, rows = generator(seed, Stream.SCORE_ROWS), len(sums.rows), sums.rows
     width = max(1, rows.row_bytes // rows.dtype.itemsize)
     group = max(1, min(len(points), TOGETHER // (subsample * width)))
@@ -55,7 +54,7 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
         batch = rows.take(rng.integers(0, n, size=(group, subsample)))
         residuals.append(np.asarray(_residuals(sums.target, second, points[at], centre, batch)))
     sums.ledger.add("scores", len(points) * subsample, "gradient")
-    return np.asarray(known + (n / subsample) * np.concatenate(residuals)[: len(points)])
+    return np.asarray(expansion + (n / subsample) * np.concatenate(residuals)[: len(points)])
 
 
 @jit(static=(0, 1))

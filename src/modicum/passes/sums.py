@@ -19,14 +19,17 @@ from modicum.models.base import Batch
 from modicum.passes.arrow import arrow_hessian_sum, as_matrix
 from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
-from modicum.passes.groups import group_hessian_sum
+from modicum.passes.groups import group_hessian_by_numpy, group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
 from modicum.passes.on_numpy import hessian_by_numpy
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
 from modicum.runtime import COMPILED, Array, jit
 
 __all__ = ["Clock", "Sums"]
+
+FEW_ROWS = 1_000_000  # in groups, that NumPy passes over sooner than a pass is compiled
 
 
 @dataclass
@@ -49,8 +52,8 @@ class Clock:
 
     def took(self, kind: Kind, rows: int, seconds: float) -> None:
         """Learn from a pass."""
-        each = seconds / max(rows, 1)
-        self.per_row[kind] = min(each, self.per_row.get(kind, each))
+        per_row = seconds / max(rows, 1)
+        self.per_row[kind] = min(per_row, self.per_row.get(kind, per_row))
 
 
 TargetSum: TypeAlias = Callable[[Target, np.ndarray, Batch, np.ndarray], tuple[Array, ...]]
@@ -85,7 +88,7 @@ class Sums:
     clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
-        """Log-likelihood at `t`: the C of eq. 4.4 of the HMC-ECS paper."""
+        """Log-likelihood at `t`: the first term of eq. 4.4 of the HMC-ECS paper, summed."""
         (value,) = self._sweep(_value_sum, t, purpose, "density")
         return float(value) + float(self._rest_values(t))
 
@@ -131,19 +134,26 @@ class Sums:
         """Log-likelihood, gradient and Hessian at `t` (C, A and B)."""
         model = self.target.model
         chunk_sum: TargetSum = _hessian_sum
-        if self.target.likelihood.on_numpy:
-            chunk_sum = hessian_by_numpy
-        elif isinstance(model, LinearPredictorModel):
-            chunk_sum = linear_hessian_sum
+        if isinstance(model, LinearPredictorModel):
+            chunk_sum = hessian_by_numpy if self.by_numpy else linear_hessian_sum
         elif isinstance(model, IntegratedEffects):
-            chunk_sum = group_hessian_sum
+            chunk_sum = group_hessian_by_numpy if self.by_numpy else group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
         symmetric = (hessian + hessian.T) / 2
         if self.rest is not None:
             value, symmetric = value + self._rest_values(t), symmetric + self.rest.B
             gradient = gradient + self._rest_slopes(t)
-        both = self._padded(self._padded(symmetric).T)
-        return float(value), self._padded(gradient), both
+        padded = self._padded(self._padded(symmetric).T)
+        return float(value), self._padded(gradient), padded
+
+    @property
+    def by_numpy(self) -> bool:
+        """Whether passes are made without a compiler.
+
+        Of groups, compiled ones take half the time, and compiling a second or two.
+        """
+        few = not isinstance(self.rows, GroupedRows) or len(self.rows.members) <= FEW_ROWS
+        return self.target.likelihood.on_numpy and few
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""

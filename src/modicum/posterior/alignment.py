@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Coding, Rows, RowsSchema
+from modicum.rows.entries import Json
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
@@ -71,13 +72,13 @@ class FitRows:
         origin = self.schema.origin
         return None if origin is None else FormulaEncoding.from_dict(origin)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As plain values, for a file."""
-        page = {"fingerprint": self.fingerprint, "dtype": self.dtype}
-        return page | {"schema": self.schema.to_dict()}
+        texts = {"fingerprint": self.fingerprint, "dtype": self.dtype}
+        return {**texts, "schema": self.schema.to_dict()}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> FitRows:
+    def from_dict(cls, saved: Mapping[str, Json]) -> FitRows:
         """Undo `to_dict`; a `DataError` for what it did not write."""
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
@@ -198,14 +199,14 @@ def aligned(
     for name in theirs.fields:
         if name in ours.fields and not (name == "x" and (columns is not None or not same)):
             _check_shape(name, theirs, ours)
-    held = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
-    known = tuple(name for name in held if name in {*ours.fields, "x", "y", "weight"})
-    if not known:
+    their_fields = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
+    common = tuple(name for name in their_fields if name in {*ours.fields, "x", "y", "weight"})
+    if not common:
         raise DataError(
             f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
-    return AlignedRows(rows, known, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
+    return AlignedRows(rows, common, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
 
 
 def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
@@ -246,9 +247,9 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
     elif theirs.columns != ours.columns:
         fault = _differing(theirs.columns, ours.columns)
     elif (theirs.coding is None) != (ours.coding is None):
-        held = ("columns of zeros and ones", "codes")
-        here, there = held if theirs.coding is None else held[::-1]
-        fault = f"hold levels as {here}, and those of the fit held them as {there}"
+        forms = ("columns of zeros and ones", "codes")
+        this_form, other_form = forms if theirs.coding is None else forms[::-1]
+        fault = f"hold levels as {this_form}, and those of the fit held them as {other_form}"
     else:
         fault = "hold other values"
     raise DataError(

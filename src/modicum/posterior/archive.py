@@ -15,17 +15,17 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError
+from modicum.rows.entries import Json
 from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
 
 DEEPEST = 100  # values within values; `write` writes a handful
-Json: TypeAlias = Any  # what json.loads returns
 T = TypeVar("T")
 
 

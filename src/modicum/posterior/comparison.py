@@ -121,15 +121,15 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
     for name, post in posteriors.items():
         if not isinstance(post, Posterior):
             raise SettingError(f"{name!r} is no posterior but {type(post).__name__}.")
-    each = isinstance(data, Mapping) and set(data) == set(posteriors)
+    by_posterior = isinstance(data, Mapping) and set(data) == set(posteriors)
     subjects: dict[str, Subject] = {}
     for name, post in posteriors.items():
-        own = data[name] if each else data  # type: ignore[index]
+        own = data[name] if by_posterior else data  # type: ignore[index]
         try:
             subjects[str(name)] = post.subject(own, "a comparison")
         except DataError as fault:
             sentence = f"{name!r}: {fault}"
-            if isinstance(own, Rows) and not each:
+            if isinstance(own, Rows) and not by_posterior:
                 sentence += (
                     " Fits to other columns have rows of their own: give them by the names of the "
                     "posteriors, or leave data out where these hold them."

@@ -61,18 +61,18 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     number = source.ledger.rows if source.ledger.unit == "row" else None
     require_rows_of_fit(rows, fit.rows, number, "a correction")
     every = max(1, -(-source.chains * source.num_draws // draws))
-    kept = {name: x[:, ::every] for name, x in source.draws.items()}
+    subset = {name: x[:, ::every] for name, x in source.draws.items()}
     stats = {name: x[:, ::every] for name, x in source.stats.items()}
-    require_finite(kept | {"lp": stats["lp"]}, "a correction")
+    require_finite(subset | {"lp": stats["lp"]}, "a correction")
     ledger = Ledger.from_dict(source.ledger.to_dict())
-    log_weights = exact_log_posterior(ledger, fit, rows, kept, progressbar) - stats["lp"]
+    log_weights = exact_log_posterior(ledger, fit, rows, subset, progressbar) - stats["lp"]
     if source.weights is not None:  # to the density that `lp` is of
         with np.errstate(divide="ignore"):
             log_weights = log_weights + np.log(source.weights[:, ::every])
     _require_weights(log_weights)
     smoothed, tail = _smooth(log_weights)
     weights = np.exp(smoothed - smoothed.max())
-    report = _report(kept, weights, log_weights, tail)
+    report = _report(subset, weights, log_weights, tail)
     # Nearly equal weights correct next to nothing, whatever the shape of their tail.
     doubt = None
     if not tail <= WORST_TAIL and kish_share(weights) < 0.9:
@@ -85,13 +85,13 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
             ),
             stacklevel=4,
         )
-    return Correction(kept, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
+    return Correction(subset, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
 
 
 def require_correctable(source: Draws) -> None:
     """Refuse draws whose log-density is not known, that have signs, or that are corrected."""
-    known = "lp" in source.stats and "log_weight" not in source.stats
-    if not known or (source.weights is not None and (source.weights < 0).any()):
+    has_density = "lp" in source.stats and "log_weight" not in source.stats
+    if not has_density or (source.weights is not None and (source.weights < 0).any()):
         raise SettingError(
             "only draws without signs of a method that records the log-density it sampled (`lp` in "
             "stats) can be corrected, once."

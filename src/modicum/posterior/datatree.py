@@ -81,10 +81,10 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     """Compute what the model and the rows of the fit allow, of `sample` random rows."""
     fit = source.fit()
     every = max(1, -(-source.chains * source.num_draws // MOST_DRAWS))
-    kept = {name: x[:, ::every] for name, x in source.draws.items()}
-    groups = SampledGroups(kept, every)
+    thinned_draws = {name: x[:, ::every] for name, x in source.draws.items()}
+    groups = SampledGroups(thinned_draws, every)
     with suppress(SettingError):  # priors in units of data that the model has not met
-        groups.log_prior = log_priors(fit.model, kept)
+        groups.log_prior = log_priors(fit.model, thinned_draws)
     shapes = {name: x.shape[2:] for name, x in source.draws.items()}
     with suppress(SettingError):  # a flat prior, say, cannot be drawn from
         rng = generator(seed, Stream.PRIOR_DRAWS)
@@ -96,14 +96,14 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     sampled = AlignedRows(source.rows.subset(ids), tuple(source.rows.fields))
     groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))[field], ids
     groups.outcome = field
-    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in kept.items()}
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in thinned_draws.items()}
     predictor = ModelPredictor(fit.model)
     if not isinstance(fit.model, IntegratedEffects):  # there, groups have likelihoods, not rows
         groups.log_likelihood = density_array(predictor, flat, sampled)
     with suppress(SettingError):  # a model that draws no outcomes
-        sampled, known = with_groups(sampled, fit.model, None)
+        sampled, groups_known = with_groups(sampled, fit.model, None)
         effects = None
-        if known and isinstance(fit.model, IntegratedEffects):
+        if groups_known and isinstance(fit.model, IntegratedEffects):
             effects = known_effects(flat, fit, source.rows, sampled)
         posterior = OutcomeDraws(flat, predictor, effects)
         groups.posterior_predictive = outcome_array(posterior, sampled, seed, None)
@@ -118,35 +118,35 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     import xarray as xr
 
     chains, number = next(iter(groups.draws.values())).shape[:2]
-    kept = {"chain": np.arange(chains), "draw": groups.every * np.arange(number)}
+    coords = {"chain": np.arange(chains), "draw": groups.every * np.arange(number)}
     if groups.log_prior is not None:
-        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), groups.log_prior)}, kept)
+        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), groups.log_prior)}, coords)
     if groups.prior is not None:
         posterior = tree["posterior"].to_dataset()
-        own = {
+        arrays = {
             name: (("chain", "draw", *posterior[name].dims[2:]), x[None])
             for name, x in groups.prior.items()
         }
         labels = {k: v for k, v in posterior.coords.items() if k not in ("chain", "draw")}
-        used = {dim for dims, _ in own.values() for dim in dims}
-        tree["prior"] = xr.Dataset(own, {k: v for k, v in labels.items() if k in used})
+        dims_present = {dim for dims, _ in arrays.values() for dim in dims}
+        tree["prior"] = xr.Dataset(arrays, {k: v for k, v in labels.items() if k in dims_present})
     if groups.row_ids is None:
         return
     rows = {ROW: groups.row_ids}
     groups = _as_whole_numbers(groups)
     assert groups.observed is not None
-    name, each = groups.outcome, groups.observed.shape[1:]
-    dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(each))))  # ArviZ's own default names
+    name, shape = groups.outcome, groups.observed.shape[1:]
+    dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(shape))))  # ArviZ's own default names
     tree["observed_data"] = xr.Dataset({name: (dims, groups.observed)}, rows)
     density = groups.log_likelihood
     if density is not None:
         shaped = density.reshape(chains, number, -1)
-        tree["log_likelihood"] = xr.Dataset({name: (("chain", "draw", ROW), shaped)}, kept | rows)
+        tree["log_likelihood"] = xr.Dataset({name: (("chain", "draw", ROW), shaped)}, coords | rows)
     drawn = groups.posterior_predictive
     if drawn is not None:
         shaped = drawn.reshape(chains, number, *drawn.shape[1:])
         outcomes = {name: (("chain", "draw", *dims), shaped)}
-        tree["posterior_predictive"] = xr.Dataset(outcomes, kept | rows)
+        tree["posterior_predictive"] = xr.Dataset(outcomes, coords | rows)
     if groups.prior_predictive is not None:
         prior = {name: (("chain", "draw", *dims), groups.prior_predictive[None])}
         tree["prior_predictive"] = xr.Dataset(prior, rows)
@@ -227,8 +227,8 @@ def _attributes(
         modicum_version = version("modicum")
     except PackageNotFoundError:  # run from a source folder that was never installed
         modicum_version = "unknown"
-    known = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
-    attrs = {k: int(v) if isinstance(v, bool) else v for k, v in known.items()}
+    plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
+    attrs = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
     ledger = source.ledger
     attrs |= {
         "inference_library": "modicum",

@@ -19,7 +19,7 @@ from modicum.posterior.weighted import (
     weighted_variance,
 )
 
-__all__ = ["Draws", "check_interval", "require_finite", "thinned"]
+__all__ = ["Draws", "check_interval", "evenly_spaced", "require_finite", "thinned"]
 
 
 @dataclass(repr=False, eq=False)
@@ -136,11 +136,16 @@ def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarr
     No chance is involved: the same posterior always predicts the same.
     """
     total = source.chains * source.num_draws
-    used = min(number, total)
-    at = ((2 * np.arange(used) + 1) * total) // (2 * used)
+    at = evenly_spaced(total, number)
     subset = {k: v.reshape(total, *v.shape[2:])[at] for k, v in source.draws.items()}
     weights = np.ones(total) if source.weights is None else source.weights.reshape(-1)
     return subset, weights[at][None]
+
+
+def evenly_spaced(total: int, number: int) -> np.ndarray:
+    """At most `number` of `total` places: the middles of intervals of equal length."""
+    count = min(number, total)
+    return np.asarray(((2 * np.arange(count) + 1) * total) // (2 * count))
 
 
 def check_interval(prob: float) -> None:

@@ -72,8 +72,8 @@ def effects(
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
-        known = () if fit.rows is None else fit.rows.schema.levels.get(group, ())
-        return _explicit(source, family, rows, group, known, levels, prob)
+        fit_levels = () if fit.rows is None else fit.rows.schema.levels.get(group, ())
+        return _explicit(source, family, rows, group, fit_levels, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
@@ -94,11 +94,11 @@ def effects(
 
 def _require_group(model: object, group: str, levels: object) -> None:
     """Refuse a factor without effects, and levels that are no list."""
-    known = group_names(model)
-    if group not in known:
+    names = group_names(model)
+    if group not in names:
         raise SettingError(
-            f"there are no effects of {group!r}{suggestion(group, known)}; "
-            + (f"there are those of {', '.join(known)}." if known else "the model has no groups.")
+            f"there are no effects of {group!r}{suggestion(group, names)}; "
+            + (f"there are those of {', '.join(names)}." if names else "the model has no groups.")
         )
     if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
         raise SettingError(
@@ -130,14 +130,14 @@ def _explicit(
     model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
-    known: Sequence[object],
+    fit_levels: Sequence[object],
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
-    """Effects that are among the draws; `known` are the levels as the rows of the fit had them."""
+    """Effects among the draws; `fit_levels` are the levels as the rows of the fit had them."""
     terms = terms_of(model, group)
     names = [name for term in terms for name in term.names]
-    called = [name for term in terms for name in term.sd_names]
+    effect_labels = [name for term in terms for name in term.sd_names]
     (entries,) = source.labels[names[0]]
     ids = _places(np.asarray(entries, object), group, levels)
     x = np.stack([source.draws[name][:, :, ids] for name in names], axis=-1)
@@ -149,9 +149,9 @@ def _explicit(
         )
         size = np.asarray(counts)[ids]
     of_draws = np.asarray(entries, object)  # as texts
-    if tuple(map(str, known)) == tuple(entries):
-        of_draws = np.asarray(known, object)
-    return _frame(tabulated(x, weights, prob), group, of_draws[ids], called, size, prob)
+    if tuple(map(str, fit_levels)) == tuple(entries):
+        of_draws = np.asarray(fit_levels, object)
+    return _frame(tabulated(x, weights, prob), group, of_draws[ids], effect_labels, size, prob)
 
 
 def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
@@ -174,7 +174,7 @@ def _frame(
 
     columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
     levels = np.asarray(levels.tolist()) if _whole(levels) else levels
-    index: Any = pd.Index(levels, name=group)
+    index: pd.Index[Any] = pd.Index(levels, name=group)
     if len(effect_names) > 1:
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
@@ -203,8 +203,8 @@ def with_groups(
             f"give that column, or predict for new groups by {argument('groups', 'new')}."
         )
     if groups == "new":
-        kept = tuple(name for name in new.fields if name not in names)
-        return replace(new, fields=kept), False
+        others = tuple(name for name in new.fields if name not in names)
+        return replace(new, fields=others), False
     return new, isinstance(model, IntegratedEffects) and model.group in new.fields
 
 
@@ -247,12 +247,12 @@ def known_effects(
 
 def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
     """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
-    known = known_effects(thinned(source, draws)[0], fit, rows, new)
+    effects = known_effects(thinned(source, draws)[0], fit, rows, new)
 
     @in_double_precision
     def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
         rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(expected_given(known.model, draws, known.of_rows(batch), rest))
+        return np.asarray(expected_given(effects.model, draws, effects.of_rows(batch), rest))
 
     return predictor
 

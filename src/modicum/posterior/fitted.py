@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from modicum.posterior.draws import Draws
 from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Predictor
 from modicum.rows import Rows
+from modicum.rows.entries import Json
 from modicum.rows.formula import NewLevels
 
 __all__ = ["Fit", "FittedDraws", "Subject", "flat_points"]
@@ -64,10 +65,10 @@ class FittedDraws(Draws):
     """
 
     warnings: Warnings = field(default_factory=Warnings)
-    tuning: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    tuning: dict[str, Json] = field(default_factory=dict)
+    settings: dict[str, Json] = field(default_factory=dict)
     predictor: Predictor | None = None
-    predictor_spec: dict[str, Any] | None = None
+    predictor_spec: dict[str, Json] | None = None
     fit_rows: FitRows | None = None
     rows: Rows | None = None
     table: object = None
@@ -100,8 +101,8 @@ class FittedDraws(Draws):
 
     def class_names(self) -> tuple[str, ...]:
         """Return what the outcome's classes are called; empty where they are numbers."""
-        known = self.settings.get("outcome_levels")
-        levels = known or (() if self.rows is None else self.rows.outcome_levels)
+        recorded = self.settings.get("outcome_levels")
+        levels = recorded or (() if self.rows is None else self.rows.outcome_levels)
         return tuple(map(str, levels))
 
     def rows_of_fit(self) -> Rows:

@@ -391,10 +391,10 @@ def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
     (2 chains - 1) F is chi-squared: in short runs 1.01 would be exceeded by chance. A good chain
     is one with an inefficiency factor of two, as the papers' HMC has.
     """
-    from scipy.stats import chi2
+    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats takes long to import
 
     freedom = 2 * chains - 1
-    by_chance = chi2.isf(1e-3 / scalars, freedom) / freedom
+    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
     return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / max(draws / 4, 1))))
 
 
@@ -404,10 +404,10 @@ def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int
     Nested R-hat squared is about 1 + F / n for superchains worth n independent draws, where
     (superchains - 1) F is chi-squared; a good chain has an inefficiency factor of two.
     """
-    from scipy.stats import chi2
+    from scipy.special import chdtri
 
     freedom = superchains - 1
-    by_chance = chi2.isf(1e-3 / scalars, freedom) / freedom
+    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
     worth = chains / superchains * max(draws / 2, 1)
     return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / worth)))
 
@@ -418,5 +418,5 @@ def _measurable(x: np.ndarray) -> bool:
 
 def _spread(total: int, most: int) -> np.ndarray:
     """At most `most` of `total` places, evenly spaced."""
-    used = min(total, most)
-    return np.asarray(np.arange(used) * total // max(used, 1), dtype=int)
+    count = min(total, most)
+    return np.asarray(np.arange(count) * total // max(count, 1), dtype=int)

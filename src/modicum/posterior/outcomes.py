@@ -82,8 +82,8 @@ class OutcomesMixin(FittedDraws):
             )
         new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
         if isinstance(predictor, ModelPredictor):
-            new, known = with_groups(new, predictor.model, groups)
-            if known and isinstance(predictor.model, IntegratedEffects):
+            new, groups_known = with_groups(new, predictor.model, groups)
+            if groups_known and isinstance(predictor.model, IntegratedEffects):
                 predictor = known_groups(self, self.fit(), self.rows_of_fit(), new, draws)
         return predict(self, predictor, new, draws, prob)
 
@@ -317,8 +317,8 @@ class OutcomesMixin(FittedDraws):
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
         """
-        known = self._own_or(rows, "a table of effects")
-        return effects(self, self.fit(), known, group, levels, draws, prob)
+        fit_rows = self._own_or(rows, "a table of effects")
+        return effects(self, self.fit(), fit_rows, group, levels, draws, prob)
 
     def _own_or(self, rows: RowsLike | None, purpose: str) -> Rows | None:
         """Return the rows of the fit: those given, or those held."""
@@ -357,5 +357,5 @@ class OutcomesMixin(FittedDraws):
         >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
         True
         """
-        known = self._own_or(rows, "an intraclass correlation")
-        return intraclass(self, self.fit().model, known, prob)
+        fit_rows = self._own_or(rows, "an intraclass correlation")
+        return intraclass(self, self.fit().model, fit_rows, prob)

@@ -292,8 +292,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
         encoding = None if self.fit_rows is None else self.fit_rows.encoding
         if encoding is not None:
             grouped = {name for group in encoding.groupings for name in group.columns}
-            known = self.table is not None or data is not None
-            names = encoding.needed(outcome=False, fields=()) if known else ()
+            has_table = self.table is not None or data is not None
+            names = encoding.needed(outcome=False, fields=()) if has_table else ()
             return [name for name in names if name not in grouped][:MOST_COLUMNS]
         schema = self.rows.schema if self.fit_rows is None and self.rows is not None else None
         schema = schema or (None if self.fit_rows is None else self.fit_rows.schema)

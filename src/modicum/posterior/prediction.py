@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.weighted import weighted_mean, weighted_quantile
@@ -57,24 +58,24 @@ def predict(
     whole_number("draws", draws)
     check_interval(prob)
     subset, weights = thinned(source, draws)
-    used = weights.size
+    count = weights.size
     ends = [(1 - prob) / 2, (1 + prob) / 2]
 
     def evaluate(piece: Batch) -> np.ndarray:
         outcome = np.asarray(predictor(subset, piece), dtype=float)
-        if outcome.ndim < 2 or outcome.shape[:2] != (used, _length(piece)):
+        if outcome.ndim < 2 or outcome.shape[:2] != (count, length_of(piece)):
             raise SettingError(
-                f"The predictor returned shape {outcome.shape} for {used} draws and "
-                f"{_length(piece)} rows; it must return one value per draw and row."
+                f"The predictor returned shape {outcome.shape} for {count} draws and "
+                f"{length_of(piece)} rows; it must return one value per draw and row."
             )
         return outcome
 
     parts = [
-        _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, used, evaluate)
+        _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, count, evaluate)
     ]
     mean, lower, upper = np.concatenate(parts, axis=1)
     _check_finite(mean, weights)
-    return Prediction(mean, lower, upper, prob, used)
+    return Prediction(mean, lower, upper, prob, count)
 
 
 def in_pieces(
@@ -84,7 +85,7 @@ def in_pieces(
     most = max(1, CHUNK_BYTES // (8 * draws))
     step = min(most, FIRST_ROWS)
     for batch in rows.chunks(most):
-        size, start = _length(batch), 0
+        size, start = length_of(batch), 0
         while start < size:
             piece = {k: v[start : start + step] for k, v in batch.items()}
             start += step
@@ -126,7 +127,3 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
         ),
         stacklevel=5,
     )
-
-
-def _length(batch: Batch) -> int:
-    return len(next(iter(batch.values())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from modicum.errors import SettingError
+from modicum.posterior.draws import evenly_spaced
 from modicum.random import Stream, generator
 
 __all__ = ["equal_places", "require_positive", "require_positive_sum"]
@@ -41,8 +42,7 @@ def equal_places(
     """
     require_positive(weights, purpose)
     if weights is None or np.ptp(weights) == 0:
-        used = min(number, total)
-        return np.asarray(((2 * np.arange(used) + 1) * total) // (2 * used))
+        return evenly_spaced(total, number)
     edges = np.cumsum(weights)
     start = generator(seed, Stream.OUTCOMES).random()
     at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])

@@ -68,16 +68,16 @@ def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: in
     if field not in rows.fields:
         raise SettingError(f"scoring needs outcomes: give rows with the field {field!r}.")
     chains = source.chains
-    each = min(source.num_draws, max(1, draws // chains))
-    subset, weights = thinned(source, chains * each)
-    total = _Total(predictor.model, weights.reshape(chains, each))
+    per_chain = min(source.num_draws, max(1, draws // chains))
+    subset, weights = thinned(source, chains * per_chain)
+    total = _Total(predictor.model, weights.reshape(chains, per_chain))
 
     def evaluate(piece: Batch) -> np.ndarray:
         expected, density = predictor.outcome(subset, piece)
         total.add(expected, density, piece)
         return density if expected is None else expected
 
-    for _ in in_pieces(rows, chains * each, evaluate):
+    for _ in in_pieces(rows, chains * per_chain, evaluate):
         pass
     return total.score()
 
@@ -180,7 +180,7 @@ class _Total:
 
     def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
         """Averages of what draws score by themselves: over all of them, and by chain."""
-        each = scores.reshape(self.weights.shape) / self.mass
-        pairs = zip(each, self.weights, strict=True)
+        by_draw = scores.reshape(self.weights.shape) / self.mass
+        pairs = zip(by_draw, self.weights, strict=True)
         by_chain = [weighted_mean(values[None], weights[None]) for values, weights in pairs]
-        return float(weighted_mean(each, self.weights)), np.array(by_chain)
+        return float(weighted_mean(by_draw, self.weights)), np.array(by_chain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,8 +12,8 @@ from modicum.errors import ModicumWarning
 from modicum.ledger import Ledger
 from modicum.posterior import archive
 from modicum.posterior.alignment import FitRows
-from modicum.posterior.archive import Json
 from modicum.posterior.labels import LabelsLike
+from modicum.rows.entries import Json
 
 __all__ = ["Contents", "load", "save"]
 
@@ -42,9 +41,9 @@ class Contents:
     labels: LabelsLike
     ledger: Ledger
     warnings: list[ModicumWarning]
-    tuning: dict[str, Any]
-    settings: dict[str, Any]
-    predictor: dict[str, Any] | None
+    tuning: dict[str, Json]
+    settings: dict[str, Json]
+    predictor: dict[str, Json] | None
     fit_rows: FitRows | None
 
 
@@ -67,7 +66,7 @@ def load(path: str | os.PathLike[str]) -> Contents:
     return archive.read(path, KIND, _PLAIN, _contents)
 
 
-def _contents(parts: dict[str, Any], page: dict[str, Json]) -> Contents:
+def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
     _check_types(parts)
     rows = page["rows"]
     return Contents(

@@ -41,13 +41,13 @@ def summarise(
     import pandas as pd
 
     check_interval(prob)
-    chosen = [names] if isinstance(names, str) else list(source.draws if names is None else names)
+    requests = [names] if isinstance(names, str) else list(source.draws if names is None else names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
-    for asked in chosen:
-        name = asked if asked in source.draws else str(asked).partition("[")[0]
+    for request in requests:
+        name = request if request in source.draws else str(request).partition("[")[0]
         if name not in source.draws:
-            name = asked  # which is refused by its whole name
+            name = request  # which is refused by its whole name
         x = source[name]
         low, high = source.quantile(name, ends)
         columns = {
@@ -59,13 +59,13 @@ def summarise(
         }
         index = scalar_names(name, x.shape[2:], source.labels)
         part = pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index)
-        if asked != name:  # one of its scalars, by the name that it has in the table
-            if asked not in part.index:
+        if request != name:  # one of its scalars, by the name that it has in the table
+            if request not in part.index:
                 raise UnknownNameError(
-                    f"there is no {asked!r}{suggestion(asked, index)}; of {name!r} there are "
+                    f"there is no {request!r}{suggestion(request, index)}; of {name!r} there are "
                     f"{', '.join(index[:5])}{' ...' if len(index) > 5 else ''}."
                 )
-            part = part.loc[[asked]]
+            part = part.loc[[request]]
         parts.append(part)
     table = pd.concat(parts) if parts else pd.DataFrame()
     if source.weighted and source.weights is not None:
@@ -131,9 +131,9 @@ def learning_curve(
             f"no draw was made by {moments[early].max():g} passes: the first comes after "
             f"{spent[:, 0].max():.3g}."
         )
-    each = np.arange(source.chains)
+    chains = np.arange(source.chains)
     values = [
-        statistic({name: x[each, number] for name, x in source.draws.items()}) for number in draws
+        statistic({name: x[chains, number] for name, x in source.draws.items()}) for number in draws
     ]
     lines = [value if isinstance(value, Mapping) else {"value": value} for value in values]
     return pd.DataFrame(lines, index=pd.Index(moments, name="passes"))

@@ -52,9 +52,9 @@ class Shrinkage(NamedTuple):
 
     def limits(self, prob: float) -> tuple[float, float]:
         """Where effects of new levels lie with probability `prob`, and where a picture ends."""
-        from scipy.stats import norm
+        from scipy.special import ndtri
 
-        wide = float(norm.ppf((1 + prob) / 2)) * self.sd
+        wide = float(ndtri((1 + prob) / 2)) * self.sd
         return wide, 1.15 * max(wide, WIDEST * float(np.abs(self.table["mean"]).max()))
 
 
@@ -134,8 +134,8 @@ def unpooled_effects(
     else:
         predictors[:, 0] -= z[:, k] * pooled[which, k]
     frequency = np.asarray(batch.get("weight", np.ones(len(which))))
-    seen = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
-    return np.asarray(level_modes(family.without_priors(), *seen, pooled[:, k], sd))
+    arguments = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
+    return np.asarray(level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
 
 
 def _codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
@@ -155,7 +155,7 @@ def _rows_of(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarr
     order = np.argsort(codes)
     parts: list[dict[str, np.ndarray]] = []
     for chunk in rows.chunks(CHUNK):
-        there = np.isin(chunk[group], codes)
-        parts.append({name: np.asarray(values)[there] for name, values in chunk.items()})
+        of_levels = np.isin(chunk[group], codes)
+        parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return batch, order[np.searchsorted(codes[order], batch[group])]

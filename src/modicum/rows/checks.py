@@ -74,10 +74,10 @@ def require_finite(
     )
 
 
-def missing(label: str, row: int, what: str = "a missing value") -> str:
+def missing(label: str, row: int, value: str = "a missing value") -> str:
     """Return the sentence for a value that is not there."""
     return (
-        f"column {label!r} holds {what} in row {row}: "
+        f"column {label!r} holds {value} in row {row}: "
         "drop such rows or fill the value in before handing the rows over."
     )
 
@@ -197,19 +197,19 @@ def _separator(names: list[str]) -> str | None:
 
 def names_like(name: object, names: Iterable[object]) -> str:
     """Return a hint: the names nearest to `name`, or the first few there are."""
-    known = [str(n) for n in names]
-    mark = _separator(known)
+    texts = [str(n) for n in names]
+    mark = _separator(texts)
     if mark is not None:
         return (
-            f"there is a single column, named {known[0]!r}, so that {mark} seems to separate "
+            f"there is a single column, named {texts[0]!r}, so that {mark} seems to separate "
             "the columns; Modicum reads CSV files with commas: save it so, or read it with pandas, "
             f"pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the frame."
         )
-    near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), texts, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"
-    more = f" and {len(known) - 8:,} more" if len(known) > 8 else ""
-    return f"there are {', '.join(map(repr, known[:8]))}{more}."
+    more = f" and {len(texts) - 8:,} more" if len(texts) > 8 else ""
+    return f"there are {', '.join(map(repr, texts[:8]))}{more}."
 
 
 def name_list(part: str, names: object) -> list[object]:

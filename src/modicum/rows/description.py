@@ -257,9 +257,9 @@ class Description:
 
     def like(self, schema: RowsSchema) -> Description:
         """Describe these rows, coded by the levels of others, by the others' columns and coding."""
-        held, needed = {f.name for f in self.fields}, schema.coding
-        assert needed is not None
-        absent = [name for name in needed.fields if name not in held]
+        field_names, fit_coding = {f.name for f in self.fields}, schema.coding
+        assert fit_coding is not None
+        absent = [name for name in fit_coding.fields if name not in field_names]
         if absent:
             raise DataError(
                 f"the rows lack the factor {absent[0]!r}, which those of the fit had: give the "
@@ -272,7 +272,7 @@ class Description:
                 f"x has {width} columns besides the factors, but the rows of the fit had {theirs}; "
                 "give the same columns."
             )
-        return replace(self, columns=schema.columns, coding=needed)
+        return replace(self, columns=schema.columns, coding=fit_coding)
 
     def split(self, block: Array) -> dict[str, Array]:
         """Fields of packed rows (..., width), or (...) where these are records, as views."""
@@ -365,11 +365,11 @@ class Description:
             if len(self.columns) != (x[0] if len(x) == 1 else 0):
                 raise ValueError("x has another number of columns than names")
             return
-        held = x[0] if len(x) == 1 else 0
-        used = [len(self.coding.dense)]
-        used += [term.scale + 1 for term in self.coding.terms if term.scale is not None]
+        width = x[0] if len(x) == 1 else 0
+        widths = [len(self.coding.dense)]
+        widths += [term.scale + 1 for term in self.coding.terms if term.scale is not None]
         codes = {f.name for f in self.fields if f.dtype is not None and f.shape == ()}
-        if len(self.columns) != self.coding.size or max(used) > held:
+        if len(self.columns) != self.coding.size or max(widths) > width:
             raise ValueError("the coding has another number of columns than names")
         if not codes.issuperset(self.coding.fields):
             raise ValueError("the coding names codes that are no field")

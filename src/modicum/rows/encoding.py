@@ -39,7 +39,7 @@ from modicum.rows.levels import (
     table_column,
 )
 from modicum.rows.roles import ColumnChoice, Roles, resolve
-from modicum.rows.sources import Source, TableSource, Unread, is_table
+from modicum.rows.sources import Source, TableSource, Unread, is_dictionary, is_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,7 +223,7 @@ def read_source(
 def _with_text(roles: Roles, source: Source) -> Roles:
     """Treat text and categories among the predictors as categorical."""
     types = zip(roles.predictors, source.types(roles.predictors), strict=True)
-    text = [name for name, kind in types if _is_text(kind) or _is_dictionary(kind)]
+    text = [name for name, kind in types if _is_text(kind) or is_dictionary(kind)]
     return replace(roles, references={**dict.fromkeys(text), **roles.references})
 
 
@@ -327,12 +327,6 @@ def _is_text(kind: pa.DataType) -> bool:
     from pyarrow import types as kinds
 
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
-
-
-def _is_dictionary(kind: pa.DataType) -> bool:
-    from pyarrow import types as kinds
-
-    return bool(kinds.is_dictionary(kind))
 
 
 def _text_sentence(array: pa.Array, name: str, start: int, remedy: str) -> str:

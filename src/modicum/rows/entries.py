@@ -1,12 +1,16 @@
-"""Checks of the entries of a JSON object.
+"""Entries of a JSON object, and checks of them.
 
-Each function returns its argument, or raises a TypeError or ValueError whose words say what was
+Each check returns its argument, or raises a TypeError or ValueError whose words say what was
 found instead.
 """
 
 from __future__ import annotations
 
-__all__ = ["mapping", "sequence", "short", "text", "text_or_none", "whole"]
+from typing import Any, TypeAlias
+
+__all__ = ["Json", "mapping", "sequence", "short", "text", "text_or_none", "whole"]
+
+Json: TypeAlias = Any  # what json.loads returns
 
 
 def text(value: object) -> str:
@@ -45,5 +49,5 @@ def text_or_none(value: object) -> str | None:
 def short(value: object) -> str:
     """Show a value of unknown size and depth without walking through it."""
     simple = value is None or isinstance(value, str | int | float)
-    shown = repr(value) if simple else f"a {type(value).__name__}"
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+    text = repr(value) if simple else f"a {type(value).__name__}"
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -115,12 +115,12 @@ class FrameField:
         return array
 
 
-def _kind_of(types: Sequence[Any]) -> str | None:
+def _kind_of(types: Sequence[Any]) -> str | None:  # pyarrow has no types
     """Kind of the columns by their Arrow types: all whole numbers, or all truth values."""
     import pyarrow.types as kinds
 
     for kind, holds in (("integer", kinds.is_integer), ("boolean", kinds.is_boolean)):
-        if all(holds(each) for each in types):
+        if all(holds(column_type) for column_type in types):
             return kind
     return None
 
@@ -304,7 +304,7 @@ class FieldSet:
             check.finish()
 
 
-def _refuse_other_order(values: Mapping[str, Any]) -> None:
+def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they were passed
     """Refuse frames or series whose rows have the same labels in another order.
 
     Rows stand side by side as they come. Labels that differ altogether say nothing; the same ones
@@ -484,7 +484,7 @@ def _as_array(name: str, value: object) -> Array:
     return array
 
 
-def _ragged(name: str, value: Any) -> str:
+def _ragged(name: str, value: Any) -> str:  # what a user passed and NumPy refused
     shapes = [np.shape(np.asarray(row, dtype=object)) for row in value]
     row = next(i for i, shape in enumerate(shapes) if shape != shapes[0]) if shapes else 0
     return f"column {name!r} changes its length in row {row}: all rows need the same length."
@@ -499,8 +499,8 @@ def _not_numbers(name: str, array: Array) -> str:
     for row, values in enumerate(flat.tolist()):
         for value in values:
             if not reads_as_number(value):
-                what = "a missing value (None)" if value is None else repr(value)[:40]
-                return f"column {name!r} holds {what} in row {row}: every value must be a number."
+                text = "a missing value (None)" if value is None else repr(value)[:40]
+                return f"column {name!r} holds {text} in row {row}: every value must be a number."
     return (
         f"column {name!r} holds numbers as text or objects from row 0 on: "
         f"convert it with numpy.asarray({name}, dtype=float)."

@@ -8,10 +8,10 @@ largest group but what a chain holds at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,13 @@ class NodePlaces(NamedTuple):
 
     centre: Array  # (groups, effects)
     point: Array  # the flat vector of parameters
+
+    @classmethod
+    def in_batch(cls, batch: Mapping[str, Any]) -> NodePlaces | None:
+        """Those that a batch of groups brings, NumPy's or traced; None: it brings none."""
+        if "group_centre" not in batch:
+            return None
+        return cls(batch["group_centre"], batch["group_point"])
 
 
 @dataclass(frozen=True)

@@ -130,12 +130,12 @@ class LakeSource(DatasetSource):
 
     def batches_from(self, columns: Sequence[str], first: int) -> Iterator[pa.RecordBatch]:
         """Record batches from row `first` on; files before it are not opened again."""
-        for fragment, held, count in zip(self._fragments, self._held, self._counts, strict=True):
+        for fragment, names, count in zip(self._fragments, self._held, self._counts, strict=True):
             for name in columns:
-                if name not in held:
+                if name not in names:
                     raise DataError(
                         f"column {name!r} is not in {fragment.path}: "
-                        f"{names_like(name, sorted(held))}"
+                        f"{names_like(name, sorted(names))}"
                     )
             if count is not None and first >= count:
                 first -= count
@@ -149,21 +149,21 @@ class LakeSource(DatasetSource):
         """Record batches of one file from a row on; reading resumes after a failure."""
         import pyarrow as pa
 
-        done, attempt = first, 0
+        position, attempt = first, 0
         while True:
             at = 0
             try:
                 for batch in self._scanned(fragment, columns):
-                    fresh = batch.slice(max(0, done - at))
+                    fresh = batch.slice(max(0, position - at))
                     at += batch.num_rows
                     if fresh.num_rows:
                         yield fresh
-                        done = at
+                        position = at
                 return
             except (pa.ArrowException, OSError) as error:
                 attempt += 1
-                gone = isinstance(error, FileNotFoundError | PermissionError)
-                if gone or attempt >= ATTEMPTS or not self.remote:
+                is_lost = isinstance(error, FileNotFoundError | PermissionError)
+                if is_lost or attempt >= ATTEMPTS or not self.remote:
                     raise _unreadable(fragment.path, error) from None
                 time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
 

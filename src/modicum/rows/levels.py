@@ -147,13 +147,13 @@ def level_codes(array: pa.Array, name: str, levels: tuple[Level, ...], start: in
     return places
 
 
-def levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level, ...]:
+def levels_like(source: Source, name: str, levels: Sequence[str]) -> tuple[Level, ...]:
     """Levels in a known order, each as this table writes it: 6 or "6"."""
     as_written: dict[str, Level] = {}
     start = 0
     for batch in source.batches([name]):
         values, codes = distinct(batch.column(name), name, start)
-        places = level_places(known, values)
+        places = level_places(levels, values)
         for code in np.unique(codes):
             if places[code] < 0:
                 raise DataError(
@@ -161,9 +161,9 @@ def levels_like(source: Source, name: str, known: Sequence[str]) -> tuple[Level,
                     f"{start + int(np.argmax(codes == code))}, which the rows of the fit did not; "
                     "leave such rows out, or fit again with rows that have them."
                 )
-            as_written[known[places[code]]] = values[code]
+            as_written[levels[places[code]]] = values[code]
         start += batch.num_rows
-    return tuple(as_written.get(level, level) for level in known)
+    return tuple(as_written.get(level, level) for level in levels)
 
 
 def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:

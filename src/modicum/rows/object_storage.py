@@ -213,9 +213,9 @@ class Bucket:
     def finish(self, description: StoreDescription) -> None:
         """Write the description, and remove what is no part of the store."""
         self.save(DESCRIPTION, description.text().encode())
-        kept = {DESCRIPTION, *(shard.file for shard in description.shards)}
+        current = {DESCRIPTION, *(shard.file for shard in description.shards)}
         for name in self.names():
-            if name not in kept and (name == JOURNAL or SHARD_NAME.fullmatch(name)):
+            if name not in current and (name == JOURNAL or SHARD_NAME.fullmatch(name)):
                 self.remove(name)
 
     def remove(self, name: str) -> None:

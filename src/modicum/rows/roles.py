@@ -93,8 +93,8 @@ def _predictors(
     if not chosen:
         raise SettingError("there are no predictors: name at least one column.")
     if len(set(chosen)) < len(chosen):
-        again = Counter(chosen).most_common(1)[0][0]
-        raise SettingError(f"predictor {again!r} is named twice: remove one.")
+        twice = Counter(chosen).most_common(1)[0][0]
+        raise SettingError(f"predictor {twice!r} is named twice: remove one.")
     return chosen
 
 

@@ -108,8 +108,8 @@ class Rows:
         codes: object = None,
         **fields: object,
     ) -> None:
-        known = {"x": x, "y": y, "offset": offset, "weight": weight}
-        field_set = FieldSet({**known, **fields}, columns, dtype, codes)
+        common = {"x": x, "y": y, "offset": offset, "weight": weight}
+        field_set = FieldSet({**common, **fields}, columns, dtype, codes)
         self._description: Description = field_set.description
         self._backend: Backend = field_set.in_memory()
         self._fingerprint: str | None = None
@@ -460,8 +460,8 @@ class Rows:
 
     def __repr__(self) -> str:
         levels = {term.field: term.levels for term in self.coding.terms} if self.coding else {}
-        shown = {k: f"{levels[k]} levels" if k in levels else v for k, v in self.fields.items()}
-        parts = ", ".join(f"{k} {v}" if v else k for k, v in shown.items())
+        shapes = {k: f"{levels[k]} levels" if k in levels else v for k, v in self.fields.items()}
+        parts = ", ".join(f"{k} {v}" if v else k for k, v in shapes.items())
         size = _size(self.nbytes)
         return f"Rows({len(self):,} rows: {parts}; {self.dtype.name}, {size} {self._backend.where})"
 

@@ -29,15 +29,15 @@ class RowsSource:
         self.rows: int | None = len(rows)
         coding = rows.coding
         dense = range(len(rows.columns)) if coding is None else coding.dense
-        held = {rows.columns[place]: j for j, place in enumerate(dense)}
+        columns = {rows.columns[place]: j for j, place in enumerate(dense)}
         self._factors: dict[str, tuple[Level, ...]] = {}
         self._dummies: dict[str, list[int]] = {}
         for name, levels in rows.levels.items():
-            places = [held.pop(f"{name}[{level}]", -1) for level in level_names(levels)[1:]]
+            places = [columns.pop(f"{name}[{level}]", -1) for level in level_names(levels)[1:]]
             self._factors[name] = levels
             if min(places) >= 0:
                 self._dummies[name] = places
-        self._numbers = held
+        self._numbers = columns
         coded = set() if coding is None else set(coding.fields)
         scalars = [f for f, shape in rows.fields.items() if shape == () and f not in coded]
         named = {rows.outcome or "y": "y"} if "y" in scalars else {}

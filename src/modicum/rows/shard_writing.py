@@ -123,7 +123,7 @@ class Directory:
         return shards
 
     def send(self, name: str) -> None:
-        """It is there already."""
+        """Do nothing: the shard was written where it belongs."""
 
     def load(self, name: str) -> bytes:
         """All of a small file."""

@@ -50,16 +50,16 @@ def sorted_blocks(
 
 def _gathered(blocks: Iterator[Array], most: int) -> Iterator[Array]:
     """Blocks joined to runs of `most` rows, or a few more."""
-    held: list[Array] = []
+    parts: list[Array] = []
     count = 0
     for block in blocks:
-        held.append(np.array(block))
+        parts.append(np.array(block))
         count += len(block)
         if count >= most:
-            yield np.concatenate(held)
-            held, count = [], 0
-    if held:
-        yield np.concatenate(held)
+            yield np.concatenate(parts)
+            parts, count = [], 0
+    if parts:
+        yield np.concatenate(parts)
 
 
 class _Run:
@@ -97,12 +97,12 @@ def _merged(runs: list[_Run], most: int) -> Iterator[Array]:
     """All rows, a range of values at a time."""
     if not runs:
         return
-    known = np.unique(np.concatenate([run.samples for run in runs]))
+    keys = np.unique(np.concatenate([run.samples for run in runs]))
     at = [0] * len(runs)
-    for place in range(len(known)):
-        last = place == len(known) - 1
+    for place in range(len(keys)):
+        last = place == len(keys) - 1
         ends = [
-            len(run.keys) if last else int(np.searchsorted(run.keys, known[place + 1], side="left"))
+            len(run.keys) if last else int(np.searchsorted(run.keys, keys[place + 1], side="left"))
             for run in runs
         ]
         waiting = sum(end - start for start, end in zip(at, ends, strict=True))

@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Rows decoded at once when a file is read: few enough for any sane table, enough to be fast.
 BATCH_ROWS = 1 << 16
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -68,7 +70,7 @@ def is_columns(value: object) -> bool:
     )
 
 
-def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:
+def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:  # columns of any library
     """Make a frame of columns that stand side by side, whatever index each has."""
     import pandas as pd
 
@@ -120,11 +122,11 @@ class TableSource:
         """Whether it is a pandas category, a polars Enum, or an ordered dictionary."""
         values = self._values(column)
         if library(values) == "pyarrow":
-            made_by_pandas = _is_dictionary(values.type) and _of_pandas(self._table.schema)
+            made_by_pandas = is_dictionary(values.type) and _of_pandas(self._table.schema)
             return made_by_pandas or _ordered_dictionary(values.type)
         return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
 
-    def _values(self, name: str) -> Any:
+    def _values(self, name: str) -> Any:  # a column of the library whose table it is
         if name in self._twice:
             raise DataError(f"column {name!r} occurs more than once: rename one of them.")
         return self._table[self._keys[name]]
@@ -151,7 +153,22 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
         ) from None
 
 
-class FileSource:
+class _WithSchema:
+    """What an Arrow schema says of the columns; that of the first file, where there are several."""
+
+    _schema: pa.Schema
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns."""
+        return [self._schema.field(name).type for name in columns]
+
+    def has_order(self, column: str) -> bool:
+        """Whether it is an ordered dictionary, or a category that pandas wrote."""
+        kind = self._schema.field(column).type
+        return _ordered_dictionary(kind) or (is_dictionary(kind) and _of_pandas(self._schema))
+
+
+class FileSource(_WithSchema):
     """Parquet or Arrow (Feather) files, one after the other."""
 
     def __init__(self, paths: Sequence[Path], parquet: bool) -> None:
@@ -178,15 +195,6 @@ class FileSource:
                 f"{path} cannot be read as {kind} file ({line(error)}): check that it is one, "
                 "and whole."
             ) from None
-
-    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns in the first file."""
-        return [self._schema.field(name).type for name in columns]
-
-    def has_order(self, column: str) -> bool:
-        """Whether it is an ordered dictionary, or a category that pandas wrote."""
-        kind = self._schema.field(column).type
-        return _ordered_dictionary(kind) or (_is_dictionary(kind) and _of_pandas(self._schema))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
@@ -224,7 +232,7 @@ class FileSource:
             raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
 
 
-class DatasetSource:
+class DatasetSource(_WithSchema):
     """A pyarrow dataset: any files, partitions included, that Arrow can read as one table."""
 
     def __init__(self, dataset: Any) -> None:  # of a library that need not be installed
@@ -232,15 +240,6 @@ class DatasetSource:
         self._schema = dataset.schema
         self.names = tuple(self._schema.names)
         self.rows: int | None = None
-
-    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns."""
-        return [self._schema.field(name).type for name in columns]
-
-    def has_order(self, column: str) -> bool:
-        """Whether it is an ordered dictionary, or a category that pandas wrote."""
-        kind = self._schema.field(column).type
-        return _ordered_dictionary(kind) or (_is_dictionary(kind) and _of_pandas(self._schema))
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
@@ -322,7 +321,7 @@ class LazySource:
             yield from frame.to_arrow().to_batches(max_chunksize=BATCH_ROWS)
 
 
-def _polars(compute: Callable[[], Any]) -> Any:
+def _polars(compute: Callable[[], T]) -> T:
     """Run a polars computation; its errors become one sentence."""
     try:
         return compute()
@@ -341,7 +340,7 @@ class SpooledSource(FileSource):
         pandas or polars frames, or Arrow tables or record batches, of one schema.
     """
 
-    def __init__(self, tables: Iterable[Any]) -> None:
+    def __init__(self, tables: Iterable[object]) -> None:
         folder = tempfile.mkdtemp(prefix="modicum-tables-")
         self._gone = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = Path(folder) / "tables.arrow"
@@ -350,7 +349,7 @@ class SpooledSource(FileSource):
         self.rows = rows
 
 
-def _spool(tables: Iterable[Any], path: Path) -> int:
+def _spool(tables: Iterable[object], path: Path) -> int:
     import pyarrow as pa
 
     writer, schema, rows = None, None, 0
@@ -399,14 +398,15 @@ def is_dataset(value: object) -> bool:
     return type(value).__module__.startswith("pyarrow._dataset") and hasattr(value, "scanner")
 
 
-def _is_dictionary(kind: pa.DataType) -> bool:
+def is_dictionary(kind: pa.DataType) -> bool:
+    """Whether a column of this type is encoded by a dictionary of its levels."""
     from pyarrow import types as kinds
 
     return bool(kinds.is_dictionary(kind))
 
 
 def _ordered_dictionary(kind: pa.DataType) -> bool:
-    return _is_dictionary(kind) and bool(kind.ordered)
+    return is_dictionary(kind) and bool(kind.ordered)
 
 
 def _of_pandas(schema: pa.Schema) -> bool:

@@ -134,14 +134,14 @@ def _replace(folder: Path, store: Path, overwrite: bool) -> None:
         os.rename(aside, folder)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step, where the system can (Linux)."""
     try:
         swap = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
         return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return int(swap(here, os.fsencode(one), here, os.fsencode(other), exchange)) == 0
+    at_fdcwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return int(swap(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), exchange)) == 0
 
 
 def _sync(folder: Path) -> None:

@@ -335,9 +335,9 @@ class StoreBackend:
         block = np.empty((*row_ids.shape, *description.packed_shape), description.packed_type)
         owner = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(owner):
-            mine = owner == shard
-            local = row_ids[mine] - self._starts[shard]
-            block[mine] = self._scattered[shard].matrix.take(local, axis=0)
+            in_shard = owner == shard
+            local = row_ids[in_shard] - self._starts[shard]
+            block[in_shard] = self._scattered[shard].matrix.take(local, axis=0)
         return block
 
     def _unmap_scattered(self, count: int) -> None:

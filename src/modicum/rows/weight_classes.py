@@ -88,7 +88,7 @@ class KeptNumbers(Protocol):
     def __len__(self) -> int: ...
 
     def extent(self) -> Extent:
-        """Of all rows."""
+        """Sum and range of the numbers of all rows."""
         ...
 
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, KeptOrder]:

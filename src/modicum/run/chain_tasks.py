@@ -23,7 +23,7 @@ from modicum.passes import Hosts
 from modicum.rows import Rows
 from modicum.run.advance import Progress
 from modicum.run.chains import Chains, refuse_other_state
-from modicum.run.records import Record
+from modicum.run.records import Record, side_by_side
 from modicum.runtime import Pytree, in_double_precision
 
 __all__ = ["ChainHost", "ChainTasks"]
@@ -59,15 +59,15 @@ class ChainHost:
 
     def advance(
         self, share: ChainShare, leaves: list[np.ndarray], span: tuple[int, int], next_count: int
-    ) -> tuple[Record, list[np.ndarray]]:
-        """Run `count` iterations from `first` on, from these states; the record, and new states."""
+    ) -> tuple[list[Record], list[np.ndarray]]:
+        """Run `count` iterations from `first` on, from these states; records, and new states."""
         chains, (first, count) = self._built(share), span
         if self._ended != first:  # it died, or states were renewed
             chains.restore(leaves)
         self._ended = -1
-        record = chains.advance(first, count, next_count)
+        records = chains.advance(first, count, next_count)
         self._ended = first + count
-        return record, chains.leaves()
+        return records, chains.leaves()
 
     def forget(self) -> None:
         """Take the states that come with the next call."""
@@ -124,14 +124,13 @@ class ChainTasks:
         self._structure = jax.tree.structure(states[0])
         self._leaves = [jax.tree.leaves(state) for state in states]
 
-    def advance(self, first: int, count: int, next_count: int = 0) -> Record:
+    def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
         """Run iterations `first` to `first + count` (see `Chains.advance`)."""
         pairs = zip(self._shares, self._leaves, strict=True)
         arguments = [(share, leaves, (first, count), next_count) for share, leaves in pairs]
         results = self.hosts.calls("advance", arguments)
         self._leaves = [leaves for _, leaves in results]
-        records = [record for record, _ in results]
-        return {name: np.concatenate([r[name] for r in records]) for name in records[0]}
+        return side_by_side([records for records, _ in results])
 
     def leaves(self) -> list[np.ndarray]:
         """The state as plain arrays with a leading axis for chains."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
@@ -24,15 +24,7 @@ from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
-from modicum.run.records import (
-    COPY_THREADS,
-    HostPacked,
-    Record,
-    copy_to,
-    precompile,
-    room_for,
-    unpacked,
-)
+from modicum.run.records import Packed, PinnedPages, Record, side_by_side, unpacked
 from modicum.runtime import (
     Compiled,
     Pytree,
@@ -47,7 +39,6 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
-COPIERS = 2  # windows that are copied at a time
 CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
 
 
@@ -130,8 +121,7 @@ class Chains:
         begin_with = self.keys if self.start_keys is None else self.start_keys
         self._group_starts = self._in_groups(begin_with)
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
-        self._copiers = ThreadPoolExecutor(COPIERS)
-        self._copy_threads = ThreadPoolExecutor(COPY_THREADS)
+        self._pages = PinnedPages()
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
             self._fetcher = Fetcher(
@@ -179,8 +169,7 @@ class Chains:
             # Loops are compiled meanwhile, and before threads race to do so.
             compiling = [self._pool.submit(loop.compile) for loop in loops]
             if self._through_pinned_pages:
-                self._record = loops[0].out_info[1]
-                precompile(self._record)
+                self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
             if self.settled is not None:
                 self._compile_settled(batches)
             self.state = [
@@ -219,18 +208,18 @@ class Chains:
             for g in range(len(self._copies)):
                 loop = compiled.advance_settled.lower(*self._settled_arguments(g, *blank))
                 loop.compile()
-                precompile(loop.out_info[1])
         except Exception as error:  # what is raised depends on device and version
             self.obstacle = "the program could not be compiled for this device"
             logger.info("%s: %s", self.obstacle, error)
             self.settled = None
 
     @in_double_precision
-    def advance(self, first: int, count: int, next_count: int = 0) -> Record:
-        """Run iterations `first` to `first + count`; return what they recorded, (chain, count, ..).
+    def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
+        """Run iterations `first` to `first + count`; return what they recorded, (chain, ...).
 
-        Rows for the `next_count` iterations after these are fetched meanwhile. With thinning only
-        the windows that ended are returned.
+        That is one record or, on an accelerator, one for each of some consecutive windows. Rows
+        for the `next_count` iterations after these are fetched meanwhile. With thinning only the
+        windows that ended are returned.
         """
         batches = self._fetcher.of(first, count) if self._fetcher else None
         if self._fetcher and next_count:
@@ -242,47 +231,40 @@ class Chains:
         ]
         results = [future.result() for future in futures]
         self.state = [state for state, _ in results]
-        records = [record for _, record in results]
-        if len(records) == 1:
-            return records[0]
-        return {k: np.concatenate([r[k] for r in records]) for k in records[0]}
+        of_groups = [records for _, records in results]
+        return side_by_side(of_groups) if len(of_groups) > 1 else of_groups[0]
 
     def _advance_group(
         self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
-    ) -> tuple[compiled.Progress, Record]:
-        """Advance group `g`; its record has a leading axis for chains."""
+    ) -> tuple[compiled.Progress, list[Record]]:
+        """Advance group `g`; its records have a leading axis for chains."""
         if self._through_pinned_pages:
             return self._in_windows(g, span, batches, state)
         state, record = self._loop(*self._arguments(g, span, batches, state))
         ended = self._ended(*span)
         kept = {names: self._with_axis(values)[:, :ended] for names, values in record.items()}
-        return state, unpacked(kept)
+        return state, [unpacked(kept)]
 
     def _in_windows(
         self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
-    ) -> tuple[compiled.Progress, Record]:
+    ) -> tuple[compiled.Progress, list[Record]]:
         """The same on an accelerator: what is done is copied while the rest is computed."""
-        first, count = map(int, span)
-        copy_out = in_double_precision(partial(copy_to, threads=self._copy_threads))
-        room: HostPacked | None = None
-        copies: list[Future[None]] = []
-        for start, size in self._windows(first, count):
+        sent: list[tuple[Packed, int]] = []
+        for start, size in self._windows(*map(int, span)):
             part = np.int64(start), np.int64(size)
             if self.settled is not None and start >= self._quiet_from:
                 arguments = self._settled_arguments(g, part, batches, state)
                 state, record = compiled.advance_settled(*arguments)
             else:
                 state, record = self._loop(*self._arguments(g, part, batches, state))
-            # of the types of the plain loop, whatever draws travel in
-            room = room_for(self._record, self._ended(first, count)) if room is None else room
-            at = self._ended(first, start - first)
-            copies.append(self._copiers.submit(copy_out, room, at, record, self._ended(*part)))
-            if len(copies) > COPIERS:  # records wait on the device
-                copies[-COPIERS].result()
-        for copy in copies:
-            copy.result()
-        assert room is not None, "no iterations"
-        return state, unpacked(room)
+            sent.append((self._pages.send(record), self._ended(*part)))
+        return state, [unpacked(self._pages.arrived(*record)) for record in sent]
+
+    def _bytes_recorded(self, record: Packed) -> int:
+        """Of all iterations together, by the record of one call."""
+        slots = record["position",].shape[1]
+        of_slot = sum(v.size * v.dtype.itemsize for v in record.values()) // slots
+        return int(of_slot * len(jax.tree.leaves(self._flags)[0]) // self.thin)
 
     def _windows(self, first: int, count: int) -> Iterator[tuple[int, int]]:
         """Where calls of the compiled loops begin, and how many iterations each does."""
@@ -334,8 +316,6 @@ class Chains:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._fetcher:
             self._fetcher.close()
-        self._copiers.shutdown(wait=False, cancel_futures=True)
-        self._copy_threads.shutdown(wait=False, cancel_futures=True)
 
     def _at_device(self, g: int) -> tuple[Pytree, Batch | None]:
         """Context and rows where group `g` runs: groups take the devices in turn."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import jax
@@ -12,24 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import Draw
-from modicum.runtime import jit
+from modicum.progress import logger
 
 __all__ = [
-    "COPY_THREADS",
-    "PIECE",
     "HostPacked",
     "Packed",
+    "PinnedPages",
     "Record",
-    "copy_to",
+    "joined",
     "packed",
-    "precompile",
-    "room_for",
+    "side_by_side",
     "unpacked",
 ]
 
-PIECE = 2**25  # bytes that are copied from an accelerator at a time
-IN_FLIGHT = 3  # pieces on their way
-COPY_THREADS = min(8, os.cpu_count() or 1)  # that share the copying of a piece
+MOST_PINNED = 2**32  # bytes of pinned pages that the draws of one run may lie in
+RESERVED = 2**28  # bytes that are reserved at a time
 # The names of what lies side by side, and the array of it: where it was made, and on the host.
 Packed: TypeAlias = dict[tuple[str, ...], jax.Array]
 HostPacked: TypeAlias = dict[tuple[str, ...], np.ndarray]
@@ -64,75 +60,56 @@ def unpacked(record: HostPacked) -> Record:
     return apart
 
 
+def joined(parts: Sequence[Record]) -> Record:
+    """Records of consecutive iterations as one."""
+    return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]} if parts else {}
+
+
+def side_by_side(of_groups: Sequence[Sequence[Record]]) -> list[Record]:
+    """Records of groups of chains, part by part, as those of all chains."""
+    return [
+        {name: np.concatenate([record[name] for record in records]) for name in records[0]}
+        for records in zip(*of_groups, strict=True)
+    ]
+
+
 # From an accelerator ----------------------------------------------------------------------
 
 
-@jit(static=2)
-def _piece(record: Packed, start: jax.Array | int, size: int) -> Packed:
-    """`size` slots from `start` on of a record of chains stacked along a leading axis."""
-    return {
-        names: jax.lax.dynamic_slice_in_dim(values, start, size, axis=1)
-        for names, values in record.items()
-    }
+@dataclass
+class PinnedPages:
+    """Where the records of an accelerator arrive: pages of the host that stay in place.
 
-
-def precompile(record: Packed) -> None:
-    """Compile what copies a record of this shape."""
-    _piece.lower(record, 0, _size(record)).compile()
-
-
-def room_for(record: Packed, count: int) -> HostPacked:
-    """Arrays on the host for `count` slots of records like this one."""
-    return {k: np.empty((len(v), count, *v.shape[2:]), v.dtype) for k, v in record.items()}
-
-
-def copy_to(
-    room: HostPacked, at: int, record: Packed, count: int, threads: ThreadPoolExecutor
-) -> None:
-    """Copy the first `count` slots of a record to `room`, from slot `at` on.
-
-    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed that
-    pages which stay in place allow. From there to the room, where every page is new, one thread
-    would take several times as long as the iterations: `threads` share the chains. What does not
-    count stays where it is; pieces of one size are compiled for once.
+    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed that such
+    pages allow; and copying draws on from there to new pages would take several times as long as
+    the iterations. So draws stay where they arrive until the run ends and all are joined. Pinned
+    pages are scarce, and expensive to get: they are reserved while loops are compiled, and a run
+    that has used its share copies what follows.
     """
-    positions = record["position",]
-    slots, size = positions.shape[1], _size(record)
-    device = next(iter(positions.devices()))
-    pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
-    where = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host" if pinned else None)
-    starts = [min(start, slots - size) for start in range(0, count, size)]
 
-    def fetch(start: int) -> Packed:
-        return jax.device_put(_piece(record, start, size), where)
+    left: int = MOST_PINNED  # bytes
 
-    # Pinned pages are expensive: only a few are in flight, and draws are copied out at once.
-    coming = deque(fetch(start) for start in starts[:IN_FLIGHT])
-    for k, start in enumerate(starts):
-        arrived = {names: np.asarray(values) for names, values in coming.popleft().items()}
-        there = slice(at + start, at + min(start + size, count))
-        _copy_out(room, there, arrived, threads)
-        del arrived
-        if k + IN_FLIGHT < len(starts):
-            coming.append(fetch(starts[k + IN_FLIGHT]))
+    def reserve(self, size: int) -> None:
+        """Have JAX's allocator hold pages for `size` bytes, or for as many as a run may use."""
+        held = []
+        try:
+            for _ in range(-(-min(size, self.left) // RESERVED)):  # one by one: they start there
+                piece = self.send({("piece",): jnp.zeros(RESERVED, jnp.uint8)})
+                held.append(jax.block_until_ready(piece))
+        except RuntimeError as error:  # no room: pages are then allocated as draws arrive
+            logger.info("pinned pages were not reserved: %s", error)
 
+    def send(self, record: Packed) -> Packed:
+        """Begin to copy a record; iterations that come after do not wait for it."""
+        device = next(iter(next(iter(record.values())).devices()))
+        pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
+        kind = "pinned_host" if pinned else None
+        return jax.device_put(record, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 
-def _copy_out(
-    room: HostPacked, there: slice, arrived: HostPacked, threads: ThreadPoolExecutor
-) -> None:
-    """Copy slots to their place in `room`, each thread those of some chains."""
-
-    def copy(chains: slice) -> None:
-        for names, values in arrived.items():
-            room[names][chains, there] = values[chains, : there.stop - there.start]
-
-    number = len(arrived["position",])
-    share = -(-number // COPY_THREADS)
-    list(threads.map(copy, [slice(k, k + share) for k in range(0, number, share)]))
-
-
-def _size(record: Packed) -> int:
-    """Slots of a piece."""
-    slots = int(record["position",].shape[1])
-    of_slot = sum(v.size * v.dtype.itemsize for v in record.values()) // slots
-    return max(1, min(slots, PIECE // of_slot))
+    def arrived(self, record: Packed, count: int) -> HostPacked:
+        """The first `count` slots of a record that was sent, as soon as they are here."""
+        slots, size = record["position",].shape[1], sum(v.nbytes for v in record.values())
+        stay = size <= self.left and 2 * count > slots  # few slots would hold the pages of many
+        self.left -= size if stay else 0
+        views = {names: np.asarray(values)[:, :count] for names, values in record.items()}
+        return views if stay else {names: view.copy() for names, view in views.items()}

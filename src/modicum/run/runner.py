@@ -12,17 +12,18 @@ import jax
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
+from modicum.kernels.base import Settled
 from modicum.progress import Progressbar, logger, phase
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.monitor import Monitor
+from modicum.run.records import Record, joined
 from modicum.runtime import Pytree
 
 __all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
 SHORTEST = 256  # iterations that a compiled call can hold at least, where memory has room
-Record = dict[str, np.ndarray]
 
 
 @dataclass
@@ -67,6 +68,7 @@ class RunningChains(Protocol):
     capacity: int
     thin: int
     units: str
+    settled: Settled | None
 
     def begin(self) -> None:
         """Initialise every chain."""
@@ -76,8 +78,11 @@ class RunningChains(Protocol):
         """Go on from what `leaves` returned."""
         ...
 
-    def advance(self, first: int, count: int, next_count: int = 0) -> Record:
-        """Run iterations, while rows of the next are fetched; return what was recorded."""
+    def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
+        """Run iterations, while rows of the next are fetched; return what was recorded, in parts.
+
+        Each part is of consecutive iterations, with leading axes for chains and iterations.
+        """
         ...
 
     def leaves(self) -> list[np.ndarray]:
@@ -126,6 +131,7 @@ class _Book:
     """Chunks as they come in, counted in recorded iterations; warm-up positions are dropped."""
 
     tune: int
+    in_double: bool = False  # whether positions are float64 in the end, however they travelled
     warmup: list[Record] = field(default_factory=list)
     sampling: list[Record] = field(default_factory=list)
     done: int = 0
@@ -147,14 +153,11 @@ class _Book:
         self.rows_touched += int(record["rows_touched"].sum()) if "rows_touched" in record else 0
 
     def history(self, complete: bool) -> History:
-        stats = _joined(self.sampling)
-        position = stats.pop("position")
-        warmup = _joined(self.warmup)
+        positions = [part.pop("position") for part in self.sampling]
+        position = np.concatenate(positions, axis=1, dtype=np.float64 if self.in_double else None)
+        stats = joined(self.sampling)
+        warmup = joined(self.warmup)
         return History(position, stats, warmup, complete, seconds=self.seconds)
-
-
-def _joined(parts: list[Record]) -> Record:
-    return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]} if parts else {}
 
 
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
@@ -224,7 +227,7 @@ def _begun(
     chains: RunningChains, tune: int, total: int, checkpoint: Checkpoint | None
 ) -> tuple[_Book, int]:
     """Chains at their start, or where the checkpoint left them."""
-    book = _Book(tune)
+    book = _Book(tune, in_double=chains.settled is not None)
     if checkpoint is None or not checkpoint.iterations:
         chains.begin()
         return book, 0
@@ -243,7 +246,8 @@ def _begun(
 
 def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
     """Whether parts are records of so many chains, and together of so many iterations."""
-    shapes = [{name: (v.dtype, v.shape[2:]) for name, v in part.items()} for part in parts]
+    # positions of fused iterations have fewer digits than those of warm-up
+    shapes = [{name: (v.dtype.kind, v.shape[2:]) for name, v in part.items()} for part in parts]
     if any("position" not in shape or shape != shapes[0] for shape in shapes):
         return False
     lengths = [{v.shape[:2] for v in part.values()} for part in parts]
@@ -271,12 +275,14 @@ def _to_the_end(
         if hook is not None and hook.due(done):
             chains.renew(hook.renew)
         after = pace.next(done + count)
-        record = chains.advance(done, count, next_count=after)
+        records = chains.advance(done, count, next_count=after)
         done += count
-        book.enter(record, time.monotonic() - started)
+        seconds = time.monotonic() - started
         if checkpoint is not None:
-            checkpoint.append(done, record, chains.leaves())
-        monitor.update(book.done, record, book.rows_touched)
+            checkpoint.append(done, joined(records), chains.leaves())
+        for record in records:
+            book.enter(record, seconds / len(records))
+            monitor.update(book.done, record, book.rows_touched)
         pace.took(time.monotonic() - started, count)
         count = after
     return done

@@ -45,28 +45,28 @@ class Limit:
 
 def limits_of(results: Sequence[Measurements]) -> list[Limit]:
     """All ratios that these results speak about."""
-    known = {(m.problem, m.contender): m for m in results if m.runs and m.chains is None}
-    return [*_against_numpyro(known), *_flat(known), *_disk(known)]
+    measured = {(m.problem, m.contender): m for m in results if m.runs and m.chains is None}
+    return [*_against_numpyro(measured), *_flat(measured), *_disk(measured)]
 
 
 Known = dict[tuple[str, str], Measurements]
 
 
-def _against_numpyro(known: Known) -> list[Limit]:
+def _against_numpyro(measured: Known) -> list[Limit]:
     """On a million rows, or on the largest size both ran at."""
     for problem in (HEADLINE, *reversed(SIZES)):
-        peers = [known[problem, name] for name in PEERS if (problem, name) in known]
-        if (problem, OURS) in known and peers:
+        peers = [measured[problem, name] for name in PEERS if (problem, name) in measured]
+        if (problem, OURS) in measured and peers:
             break
     else:
         return []
-    ours = known[problem, OURS]
+    ours = measured[problem, OURS]
     fastest = max(peer.middle("rate") for peer in peers)
     soonest = min(peer.middle("cold") for peer in peers)
     where = "the best of " + " and ".join(peer.contender for peer in peers)
     if problem != HEADLINE:
         where += "; the limit is for a million rows"
-    brought = known.get((problem, BROUGHT))
+    brought = measured.get((problem, BROUGHT))
     also = ["", ""]
     if brought is not None:  # what a user gains who brings the Hessian as well as the mode
         ratios = (
@@ -82,22 +82,22 @@ def _against_numpyro(known: Known) -> list[Limit]:
     ]  # fmt: skip
 
 
-def _flat(known: Known) -> list[Limit]:
-    sizes = [size for size in SIZES if (size, OURS) in known]
+def _flat(measured: Known) -> list[Limit]:
+    sizes = [size for size in SIZES if (size, OURS) in measured]
     if len(sizes) < 2:
         return []
-    first, last = (known[size, OURS].middle("iteration") for size in (sizes[0], sizes[-1]))
-    what = f"time of an iteration, {sizes[-1]} over {sizes[0]}"
-    return [Limit(what, last / first, 1.3, "at most")]
+    first, last = (measured[size, OURS].middle("iteration") for size in (sizes[0], sizes[-1]))
+    quantity = f"time of an iteration, {sizes[-1]} over {sizes[0]}"
+    return [Limit(quantity, last / first, 1.3, "at most")]
 
 
-def _disk(known: Known) -> list[Limit]:
+def _disk(measured: Known) -> list[Limit]:
     """From disk over from memory at the largest size; the huge table against a tenth of it."""
     pairs = [(size, size) for size in SIZES] + [("plain-10m", "plain-100m")]
-    pairs = [(a, b) for a, b in pairs if (a, OURS) in known and (b, STORE) in known]
+    pairs = [(a, b) for a, b in pairs if (a, OURS) in measured and (b, STORE) in measured]
     if not pairs:
         return []
-    memory, store = known[pairs[-1][0], OURS], known[pairs[-1][1], STORE]
+    memory, store = measured[pairs[-1][0], OURS], measured[pairs[-1][1], STORE]
     speed = memory.middle("iteration") / store.middle("iteration")
     other = "" if store.problem == memory.problem else f" (memory: {memory.problem})"
     return [

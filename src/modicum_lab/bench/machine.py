@@ -43,11 +43,11 @@ def in_words(machine: dict[str, Any]) -> str:
     >>> in_words(about)
     'Measured d on A, 2 cores, 8.0 GB of memory, Linux 6 (cpu: cpu); Python 3.11.1, jax 1.'
     """
-    used = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
+    versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     return (
         f"Measured {machine['date']} on {machine['processor']}, {machine['cores']} cores, "
         f"{machine['memory_gb']} GB of memory, {machine['system']} ({machine['device']}); "
-        f"Python {machine['python']}, {used}."
+        f"Python {machine['python']}, {versions}."
     )
 
 

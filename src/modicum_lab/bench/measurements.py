@@ -29,13 +29,13 @@ class Measurements:
     runs: list[RunResult] = field(default_factory=list)
     reason: str | None = None
 
-    def middle(self, what: str) -> float:
+    def middle(self, quantity: str) -> float:
         """Median of a property of the runs."""
-        return float(median(getattr(run, what) for run in self.runs))
+        return float(median(getattr(run, quantity) for run in self.runs))
 
-    def spread(self, what: str) -> float:
+    def spread(self, quantity: str) -> float:
         """(Largest - least) / median of the runs; nan of a single one."""
-        values = [getattr(run, what) for run in self.runs]
+        values = [getattr(run, quantity) for run in self.runs]
         return (max(values) - min(values)) / median(values) if len(values) > 1 else float("nan")
 
     def to_dict(self) -> dict[str, Any]:

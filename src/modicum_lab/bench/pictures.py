@@ -16,7 +16,8 @@ from modicum_lab.bench.suite import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["write_pictures"]
 
@@ -56,7 +57,7 @@ MARKS: dict[Mark, dict[str, Any]] = {
 
 def write_pictures(results: Results, out: Path) -> list[str]:
     """Write each as PNG and SVG; return the names, none where matplotlib is not installed."""
-    drawn: dict[str, Callable[[Results], Any]] = {
+    drawn: dict[str, Callable[[Results], MatplotlibFigure]] = {
         "esspersecond": _rates,
         "error-against-time": _errors,
         "memory": _memory,
@@ -74,7 +75,7 @@ def write_pictures(results: Results, out: Path) -> list[str]:
     return list(drawn)
 
 
-def _rates(results: Results) -> Any:
+def _rates(results: Results) -> MatplotlibFigure:
     """Samplers only: independent draws of an approximation are as many as one likes."""
     names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
     ax = _against_rows(results, names, lambda m: m.middle("rate"))
@@ -89,7 +90,7 @@ def _rates(results: Results) -> Any:
     return _finished(ax)
 
 
-def _memory(results: Results) -> Any:
+def _memory(results: Results) -> MatplotlibFigure:
     ax = _against_rows(results, list(CONTENDERS), lambda m: m.middle("memory") / 1e9)
     ax.set_ylabel("peak memory, GB")
     return _finished(ax)
@@ -97,7 +98,7 @@ def _memory(results: Results) -> Any:
 
 def _against_rows(
     results: Results, names: Sequence[str], value: Callable[[Measurements], float]
-) -> Any:
+) -> Axes:
     """One line per contender over the HIGGS-shaped sizes."""
     ax = new_axes(size=(8.5, 4.8))
     for name in names:
@@ -114,7 +115,7 @@ def _against_rows(
     return ax
 
 
-def _errors(results: Results) -> Any:
+def _errors(results: Results) -> MatplotlibFigure:
     """Largest error of a mean against the cold start, one panel per problem with several."""
     dots = {name: _dots(results, name) for name in results.references}
     names = [name for name, here in dots.items() if len(here) > 1] or list(dots)[:1]
@@ -148,8 +149,8 @@ def _draw_dots(ax: Axes, dots: dict[str, Dot]) -> None:
     """A dot per contender, a cross if it is wrong, a ring if there is too little to tell."""
     for contender, (seconds, error, mark) in dots.items():
         style = MARKS.get(mark, {"marker": "o"})
-        shown = min(max(error, LEAST), MOST)
-        ax.plot(seconds, shown, linestyle="", color=COLOURS[contender], **style)
+        height = min(max(error, LEAST), MOST)
+        ax.plot(seconds, height, linestyle="", color=COLOURS[contender], **style)
     ax.axhline(0.1, color="#999999", linewidth=1, linestyle=":")
     ax.set(xscale="log", yscale="log")
     ax.grid(alpha=0.3, which="major")
@@ -190,8 +191,11 @@ def _title(name: str) -> str:
     return CONTENDERS[name].title
 
 
-def _finished(ax: Axes) -> Figure | SubFigure:
+def _finished(ax: Axes) -> MatplotlibFigure:
+    from matplotlib.figure import Figure
+
     ax.grid(alpha=0.3, which="major")
     if ax.has_data():
         ax.legend(fontsize=7.5, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    assert isinstance(ax.figure, Figure)
     return ax.figure

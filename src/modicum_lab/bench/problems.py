@@ -216,8 +216,8 @@ class ProblemData:
         scales = self.description["prior_scale"], self.description["intercept_scale"]
         scale = tuple(scales[0]) if isinstance(scales[0], list) else scales[0]
         family: Any = getattr(models, self.description["family"])
-        made: BaseModel = family(prior_scale=scale, intercept_scale=scales[1])
-        return made
+        built: BaseModel = family(prior_scale=scale, intercept_scale=scales[1])
+        return built
 
     @cached_property
     def prior(self) -> np.ndarray:

@@ -55,10 +55,6 @@ def _serve() -> None:
     print(json.dumps(answer))
 
 
-if __name__ == "__main__":
-    _serve()
-
-
 EVERY = 0.01  # seconds
 
 
@@ -109,3 +105,7 @@ class Peak:
         self._done.set()
         self._thread.join()
         self.bytes = max(self.bytes, anonymous_memory())
+
+
+if __name__ == "__main__":
+    _serve()

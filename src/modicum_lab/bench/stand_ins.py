@@ -32,9 +32,9 @@ def plain_blocks(n: int, columns: int, seed: int = 1) -> Iterator[tuple[np.ndarr
 def plain(n: int, columns: int = 28) -> Dataset:
     """`n` rows of normal columns, in memory."""
     x, y = np.empty((n, columns), np.float32), np.empty(n, np.float32)
-    for number, (some, outcomes) in enumerate(plain_blocks(n, columns)):
+    for number, (block, outcomes) in enumerate(plain_blocks(n, columns)):
         part = slice(number * BLOCK, number * BLOCK + len(outcomes))
-        x[part], y[part] = some, outcomes
+        x[part], y[part] = block, outcomes
     return _dataset("plain", Rows(x=x, y=y), f"a made-up table of {columns} normal columns")
 
 

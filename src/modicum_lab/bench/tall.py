@@ -46,21 +46,21 @@ def arrays(n: int) -> dict[str, np.ndarray]:
     >>> made["x"].shape, made["g4"].dtype
     ((20, 10), dtype('uint8'))
     """
-    made: dict[str, np.ndarray] = {}
+    fields: dict[str, np.ndarray] = {}
     first = 0
     for block in blocks(n):
         for name, values in block.items():
-            whole = made.setdefault(name, np.empty((n, *values.shape[1:]), values.dtype))
+            whole = fields.setdefault(name, np.empty((n, *values.shape[1:]), values.dtype))
             whole[first : first + len(values)] = values
         first += len(block["y"])
-    return made
+    return fields
 
 
 def rows(n: int) -> Rows:
     """The same as rows in memory, with factors as codes."""
-    made = arrays(n)
-    codes = {name: made[name] for name in FACTOR_NAMES}
-    return Rows(x=made["x"], y=made["y"], codes=codes, columns=NUMBER_NAMES)
+    fields = arrays(n)
+    codes = {name: fields[name] for name in FACTOR_NAMES}
+    return Rows(x=fields["x"], y=fields["y"], codes=codes, columns=NUMBER_NAMES)
 
 
 def write_parquet(folder: Path, n: int, part_rows: int = 40 * BLOCK) -> int:

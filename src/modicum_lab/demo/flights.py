@@ -66,8 +66,8 @@ class Flights:
 
     def sample(self, n: int, seed: int = 1) -> Flights:
         """Return `n` flights drawn at random without replacement."""
-        some = self.table.sample(n, random_state=seed).reset_index(drop=True)
-        return Flights(some, self.dropped, self.carriers, self.airports)
+        sampled = self.table.sample(n, random_state=seed).reset_index(drop=True)
+        return Flights(sampled, self.dropped, self.carriers, self.airports)
 
 
 def data_folder() -> Path:
@@ -118,5 +118,5 @@ def rows_like(table: pd.DataFrame, flights: Flights, rows: Rows) -> Rows:
 
 
 def _standardised(miles: pd.Series[float], flights: Flights) -> pd.Series[float]:
-    known = flights.table["distance"]
-    return (miles - known.mean()) / known.std()
+    distance = flights.table["distance"]
+    return (miles - distance.mean()) / distance.std()

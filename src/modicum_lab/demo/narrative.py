@@ -26,9 +26,9 @@ def about_data(flights: Flights, rows: Rows, quick: bool) -> list[str]:
     """Say what was read and how it was coded."""
     table = flights.table
     levels = ", ".join(f"{len(rows.levels[name])} {_plural(name)}" for name in FACTORS)
-    some = ", a random tenth" if quick else ""
+    extent = ", a random tenth" if quick else ""
     return [
-        f"Flights that left New York in 2013: {len(table):,} that arrived{some}; "
+        f"Flights that left New York in 2013: {len(table):,} that arrived{extent}; "
         f"{flights.dropped:,} that were cancelled or diverted are left out.",
         f"{table['late'].mean():.1%} of them arrived more than {LATE_MINUTES} minutes late.",
         f"Known about each: {levels}, and the distance: {len(rows.columns)} columns of numbers.",

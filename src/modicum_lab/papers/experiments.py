@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = [
     "EXPERIMENTS",
@@ -117,7 +120,7 @@ class Figure:
     """
 
     name: str
-    draw: Callable[[], Any]
+    draw: Callable[[], MatplotlibFigure]
     caption: str = ""
 
 
@@ -180,15 +183,15 @@ def find(paper: str, name: str | None = None) -> list[Experiment]:
             f"there is no paper {paper!r}{suggestion(paper, EXPERIMENTS)}; "
             f"the papers are {', '.join(EXPERIMENTS)}."
         )
-    known = EXPERIMENTS[paper]
+    of_paper = EXPERIMENTS[paper]
     if name is None:
-        return list(known.values())
-    if name not in known:
+        return list(of_paper.values())
+    if name not in of_paper:
         raise SettingError(
-            f"{paper} has no experiment {name!r}{suggestion(name, known)}; "
-            f"there are {', '.join(known)}."
+            f"{paper} has no experiment {name!r}{suggestion(name, of_paper)}; "
+            f"there are {', '.join(of_paper)}."
         )
-    return [known[name]]
+    return [of_paper[name]]
 
 
 PAPERS = {
@@ -215,4 +218,4 @@ def experiments_of(paper: str, name: str | None = None) -> list[Experiment]:
 def _modules(paper: str) -> list[str]:
     """Return the modules of the paper's folder."""
     package = import_module(f"modicum_lab.papers.{paper.replace('-', '_')}")
-    return [f"{package.__name__}.{found.name}" for found in iter_modules(package.__path__)]
+    return [f"{package.__name__}.{module.name}" for module in iter_modules(package.__path__)]

@@ -144,13 +144,13 @@ class Fit:
         Those of a run of another `length` are computed from what an iteration and the preparations
         took in this one.
         """
-        counts, chains, one = self.post.ledger.by_purpose, self.post.chains, self.contender
-        as_long = Length(one.tune, one.draws, self.post.ledger.rows)
+        counts, chains, run = self.post.ledger.by_purpose, self.post.chains, self.contender
+        as_long = Length(run.tune, run.draws, self.post.ledger.rows)
         length = as_long if length is None else length
-        own = counts.get("sampling", 0) / chains * length.draws / one.draws
+        own = counts.get("sampling", 0) / chains * length.draws / run.draws
         if not training:
             return own
-        warm = counts.get("warm-up", 0) / chains * (length.tune / one.tune if one.tune else 1)
+        warm = counts.get("warm-up", 0) / chains * (length.tune / run.tune if run.tune else 1)
         burn_in = counts.get("burn-in", 0) / chains  # the paper's schedule has a length of its own
         return own + warm + burn_in + self.preparations(length.rows)
 
@@ -159,7 +159,7 @@ class Fit:
         """Evaluations for the mode, the design, anchors: what grows with n, over n."""
         others = ("sampling", "warm-up", "burn-in", "pilot")
         counts = self.post.ledger.by_purpose
-        return sum(n for what, n in counts.items() if what not in others) / self.post.ledger.rows
+        return sum(n for name, n in counts.items() if name not in others) / self.post.ledger.rows
 
     def preparations(self, rows: int) -> float:
         """Evaluations before the first iteration where there are so many rows."""

@@ -56,23 +56,23 @@ class Baoab(Integrator):
         """B (whole), A (half), O, A (half)."""
         z, r = state
         xi = jax.random.normal(key, z.shape, z.dtype)
-        kept = jnp.exp(-self.friction * h)
+        decay = jnp.exp(-self.friction * h)
         r = r - h * gradient
         half = z + h / 2 * r
-        r = kept * r + jnp.sqrt(-jnp.expm1(-2 * self.friction * h)) * xi
+        r = decay * r + jnp.sqrt(-jnp.expm1(-2 * self.friction * h)) * xi
         return IntegratorState(half + h / 2 * r, r)
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
         """r' = c (r - h g) + sqrt(1 - c^2) xi, c = exp(-gamma h)."""
-        r, kept = state.memory, jnp.exp(-self.friction * h)
+        r, decay = state.memory, jnp.exp(-self.friction * h)
         tau = jnp.sqrt(-jnp.expm1(-2 * self.friction * h))
-        return NoiseMatch(kept * h / tau, (r - kept * r) / tau, -kept * r / tau)
+        return NoiseMatch(decay * h / tau, (r - decay * r) / tau, -decay * r / tau)
 
     def response(self, h: float) -> Response:
         """Position and momentum."""
-        kept = exp(-self.friction * h)
-        tau = sqrt(1 - kept**2)
-        drift = h / 2 * (1 + kept)
-        free = np.array([[1.0, drift], [0.0, kept]])
-        kick = np.array([h * drift, h * kept])
+        decay = exp(-self.friction * h)
+        tau = sqrt(1 - decay**2)
+        drift = h / 2 * (1 + decay)
+        free = np.array([[1.0, drift], [0.0, decay]])
+        kick = np.array([h * drift, h * decay])
         return Response(free, kick, np.array([1.0, 0.0]), np.array([h / 2 * tau, tau]))

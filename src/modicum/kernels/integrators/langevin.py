@@ -25,8 +25,8 @@ class Langevin(Integrator):
     Parameters
     ----------
     halved
-        True: z - (e/2) g + N(0, e) (Welling and Teh 2011). False: z - h g + N(0, 2h) (EWSG paper).
-        The same step, counted in e = 2h.
+        True: z - (e/2) g + N(0, e) (Welling and Teh 2011; HMC-ECS paper, section 6.2). False:
+        z - h g + N(0, 2h) (EWSG paper, section F). The same step, counted in e = 2h.
 
     Examples
     --------

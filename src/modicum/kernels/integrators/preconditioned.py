@@ -53,7 +53,7 @@ class Preconditioned(Integrator):
         positive(floor=self.floor)
 
     def derivatives(self, size: int) -> int:
-        """Those that Gamma takes."""
+        """Derivatives of the batch's gradient that Gamma takes."""
         return size if self.gamma else 0
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:

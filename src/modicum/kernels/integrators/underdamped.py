@@ -24,7 +24,7 @@ __all__ = ["Underdamped"]
 
 @dataclass(frozen=True)
 class Underdamped(Integrator):
-    """z' = z + h r,  r' = r - h (g(z) + gamma r) + sigma sqrt(h) xi (EWSG paper, below eq. 2).
+    """z' = z + h r,  r' = r - h (g(z) + gamma r) + sigma sqrt(h) xi (EWSG paper, eq. 3).
 
     Parameters
     ----------
@@ -73,14 +73,17 @@ class Underdamped(Integrator):
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """Both updates use the old momentum."""
+        """Both updates use the old momentum (eq. 3)."""
         z, r = state
         xi = jax.random.normal(key, z.shape, z.dtype)
         noise = self.amplitude * jnp.sqrt(h) * xi
         return IntegratorState(z + h * r, r - h * (gradient + self.friction * r) + noise)
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """x = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2)."""
+        """x = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2).
+
+        With r' = r the first is the paper's choice, x = sqrt(h) gamma r / sigma (section 4.3).
+        """
         r, tau = state.memory, self.amplitude * jnp.sqrt(h)
         drag = h * self.friction * r
         return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)

@@ -16,8 +16,8 @@ from modicum.methods.base import Method, Plan, Task, check_memory_limit
 from modicum.methods.ecs.fusing import Fused, check_fused
 from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
 from modicum.methods.mean_anchor import NoMeanError, anchor_at_mean, may_have_mean
+from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
 

@@ -100,10 +100,10 @@ class Case:
 
     def more_rows(self, m: int, factor: float) -> str:
         """Advice to take `factor` times `m` rows, where there are enough of them."""
-        enough = ceil(m * factor / 100) * 100
-        if 2 * enough > self.rows:
+        subsample = ceil(m * factor / 100) * 100
+        if 2 * subsample > self.rows:
             return f"{self.remedy}, or {self.all_rows}"
-        return f"use more {self.units} (subsample={enough})"
+        return f"use more {self.units} (subsample={subsample})"
 
     @property
     def nearer(self) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.kernels.adaptation import schedule
 from modicum.methods.base import Task, Tuning
-from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.composition import Composition, rows_of
+from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Choice
 from modicum.methods.full_data import HMC
 from modicum.passes import Anchor, Sums, anchor_at
@@ -117,30 +118,30 @@ def _burn_in(method: Scheduled, task: Task) -> BurnIn:
     return BurnIn(anchor, m, tuple(calibrated), np.concatenate(variance))
 
 
-def explain_burn_in(done: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
+def explain_burn_in(burn_in: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
     """Explain m, G and K unless they were set by hand, and describe the burn-in."""
     why = dict.fromkeys(PAPER_BLOCKS, "as in the paper")
-    if done.calibrated:
+    if burn_in.calibrated:
         why["subsample"] = (
             f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; before "
-            f"them, at the mean of a subset, {done.calibrated[0]:,}"
+            f"them, at the mean of a subset, {burn_in.calibrated[0]:,}"
         )
-    shown: Tuning = {
-        "burn-in variance": [float(f"{v:.4g}") for v in done.variance],
-        "recalibration": [float(m) for m in done.calibrated],
+    tuning: Tuning = {
+        "burn-in variance": [float(f"{v:.4g}") for v in burn_in.variance],
+        "recalibration": [float(m) for m in burn_in.calibrated],
     }
-    return {name: reason for name, reason in why.items() if name not in by_hand}, shown
+    return {name: reason for name, reason in why.items() if name not in by_hand}, tuning
 
 
 def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
     longest = max(STAGES)  # flags and capacity of the same shape: compiled once for all stages
     chains = Chains(
-        study.kernel(parts),
-        study.context(parts),
+        parts.kernel(study),
+        parts.context(study),
         chain_keys(task.seed, task.chains, number + 1),
         schedule(length, longest - length, adapt_mass=False),
-        capacity_for(task.target.size + study.floats_per_iteration(parts), longest),
-        study.rows,
+        capacity_for(task.target.size + parts.floats_per_iteration(study), longest),
+        rows_of(study),
     )
     history = run(chains, 0, length, progressbar=False)
     task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")

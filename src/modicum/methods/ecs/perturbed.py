@@ -37,8 +37,9 @@ from modicum.methods.ecs.checks import (
     look_back,
     withdraw_bound,
 )
+from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
 from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
 from modicum.methods.whole_posterior import WholeLogPosterior
@@ -178,10 +179,10 @@ class HMCECS(EnergyConserving):
         self.check_task(task)
         tuning: Tuning = {}
         if self.tuning == "paper":
-            done = burn_in(self, task)
-            pilot = self.study(task, done.anchor)
-            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": done.subsample})
-            why, tuning = explain_burn_in(done, self._by_hand())
+            schedule = burn_in(self, task)
+            pilot = self.study(task, schedule.anchor)
+            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": schedule.subsample})
+            why, tuning = explain_burn_in(schedule, self._by_hand())
             chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
             pilot = study or self.study(task, self.find_anchor(task))
@@ -196,7 +197,7 @@ class HMCECS(EnergyConserving):
             )
         notes = self._look_ahead(pilot, chosen)
         parts = replace(self.composition(chosen.choice), certainty=chosen.count)
-        plan = pilot.plan(parts, _explain(chosen) | tuning, notes)
+        plan = parts.plan(pilot, _explain(chosen) | tuning, notes)
         return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
@@ -230,8 +231,8 @@ class HMCECS(EnergyConserving):
         estimator = LIKELIHOODS[self.estimator](self.ddof)
         return Composition(estimator, choice.subsample, choice.blocks, choice.refreshes)
 
-    def _look_ahead(self, study: Study, chosen: Certainty[Choice]) -> list[ModicumWarning]:
-        task, choice, certain = study.task, chosen.choice, chosen.count
+    def _look_ahead(self, study: Study, certainty: Certainty[Choice]) -> list[ModicumWarning]:
+        task, choice, certain = study.task, certainty.choice, certainty.count
         pilot = study.pilot_with(certain)
         case = Case(self, task.target, len(task.rows))
         advice = self._advice(study)
@@ -251,8 +252,8 @@ class HMCECS(EnergyConserving):
         """What to do about too few rows, where that would help."""
         if self.subsample is None:
             return 'use tuning="auto"' if self.tuning == "paper" else None
-        enough = replace(self, subsample=None).choose(study).subsample
-        helps = 2 * enough <= len(study.task.rows)  # else it would be refused
+        advised = replace(self, subsample=None).choose(study).subsample
+        helps = 2 * advised <= len(study.task.rows)  # else it would be refused
         return "leave `subsample` out to have it chosen" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
@@ -287,8 +288,8 @@ class HMCECS(EnergyConserving):
             withdraw_bound(plan.tuning, doubts)
 
 
-def _explain(chosen: Certainty[Choice]) -> Tuning:
-    choice = chosen.choice
+def _explain(certainty_choice: Certainty[Choice]) -> Tuning:
+    choice = certainty_choice.choice
     values = {
         "subsample": choice.subsample,
         "blocks": choice.blocks,
@@ -298,5 +299,5 @@ def _explain(chosen: Certainty[Choice]) -> Tuning:
     explained: Tuning = {
         name: {"value": value, "why": choice.why[name]} for name, value in values.items()
     }
-    certainty: Chosen = {"value": chosen.count, "why": chosen.why}
+    certainty: Chosen = {"value": certainty_choice.count, "why": certainty_choice.why}
     return explained | {"variance": choice.why["variance"], "certainty": certainty}

@@ -1,9 +1,9 @@
-"""The pilot study before an HMC-ECS run, and the plan of the run that follows from it.
+"""The pilot study before an HMC-ECS run.
 
 A `Study` holds the control variates at the anchor and the sampling design, and measures residuals
 of a sample of rows at draws from the normal approximation of the posterior. From their moments a
-method chooses its subsample, a `Composition`; `Study.plan` builds the kernel and its context. Rows
-and draws of the study are the same for every seed, so that the choice depends on the data alone.
+method chooses its subsample. Rows and draws of the study are the same for every seed, so that the
+choice depends on the data alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import ceil
-from typing import Any
 
-import jax
 import numpy as np
 
 from modicum.designs import (
@@ -26,7 +24,7 @@ from modicum.designs import (
     certainty_rows,
     sample_on_host,
 )
-from modicum.errors import ConvergenceError, ModicumWarning
+from modicum.errors import ConvergenceError
 from modicum.estimators import (
     GroupTaylor,
     LinearTaylor,
@@ -36,13 +34,9 @@ from modicum.estimators import (
     variance_unit,
 )
 from modicum.estimators.row_factor import MANY, row_factor, share_of_work
-from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move, Proxy, RowDesign
-from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
-from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.methods.base import Chosen, Plan, Task, Tuning
+from modicum.kernels.base import Proxy, RowDesign
+from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.tuning import (
     DISTANCES,
     FAR,
@@ -61,21 +55,18 @@ from modicum.methods.ecs.tuning import (
     run_pilot_chains,
     straightened,
 )
-from modicum.methods.groups import of_groups, uneven_groups
+from modicum.methods.groups import of_groups
 from modicum.methods.weights import (
-    cached_rows,
     design_tables,
     ends_near_the_mode,
     expected_residuals,
-    rows_for_chains,
-    tables_for_chains,
 )
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
-from modicum.passes.mode import folded_prior, prior_slope
+from modicum.passes.prior import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -83,7 +74,7 @@ from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import place_rows
 from modicum.runtime import Pytree, to_device
 
-__all__ = ["Composition", "Study"]
+__all__ = ["Study"]
 
 PILOT_DRAWS, PILOT_ROWS = 256, 8_192
 OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # for models without a linear predictor, whose rows cost more
@@ -109,33 +100,6 @@ AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which they are cho
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
-@dataclass(frozen=True)
-class Composition:
-    """A likelihood estimator and the subsample it works on.
-
-    Attributes
-    ----------
-    estimator
-        Turns residuals into a likelihood.
-    subsample, blocks, refreshes
-        Rows there is room for, blocks they lie in, and blocks proposed anew per iteration.
-    tables
-        What the estimator knows of the data.
-    certainty
-        Rows beside the subsample that are always evaluated.
-    coreset
-        Rows whose residuals say what the estimator expects, if there are any.
-    """
-
-    estimator: Estimator[Any]
-    subsample: int
-    blocks: int
-    refreshes: int
-    tables: Pytree = ()
-    certainty: int = 0
-    coreset: Coreset | None = None
-
-
 @dataclass
 class Study:
     """The pilot study of one run: control variates, design and residual moments."""
@@ -145,6 +109,7 @@ class Study:
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
+    _ratios: np.ndarray = field(init=False)  # of proxy to normal approximation, at such draws
     _by_proxy: bool = field(
         init=False, default=False
     )  # whether draws come from the proxy's posterior
@@ -170,10 +135,10 @@ class Study:
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
         self._weigh(self._straight(weighing), self.proxy)
-        self.draws_rows: RowDesign = self.design
+        self.row_design: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
-            self.draws_rows, _ = of_groups(self.design, self._tables, task.rows)
-        self._few: Batch | None = None
+            self.row_design, _ = of_groups(self.design, self.tables, task.rows)
+        self.slope_groups: Batch | None = None
 
     def _weigh(
         self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
@@ -181,9 +146,9 @@ class Study:
         """Weigh all rows by the residuals to be expected of them, for every design."""
         facts = self._facts(draws, proxy, by_draws)
         self._weighted = design_tables(self.task, Weighted(), facts, stage)
-        self._tables: Pytree = self._weighted
+        self.tables: Pytree = self._weighted
         if type(self.design) is not Weighted:
-            self._tables = design_tables(self.task, self.design, facts, stage)
+            self.tables = design_tables(self.task, self.design, facts, stage)
 
     def _proxy(self) -> Proxy:
         """The anchor's sums; those of groups in the coordinates that suit what groups say."""
@@ -194,7 +159,7 @@ class Study:
         return group_proxy(anchor, target, order, unit)
 
     @property
-    def _arrow(self) -> bool:
+    def arrow(self) -> bool:
         """Whether the effects of one factor are too many for dense matrices."""
         return isinstance(self.anchor.factor, ArrowFactor)
 
@@ -215,7 +180,7 @@ class Study:
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
         """What control variates take of draws in which effects are relative to their scales."""
-        if self.proxy.warp is None and not self._arrow:
+        if self.proxy.warp is None and not self.arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
 
@@ -271,7 +236,9 @@ class Study:
         if 1 / np.sum(weights**2) < (count if least is None else least):
             return None
         self._by_proxy = True
-        return draws[rng.choice(candidates, count, p=weights)]
+        chosen = rng.choice(candidates, count, p=weights)
+        self._ratios = ratios[chosen]
+        return draws[chosen]
 
     def _has_kinks(self) -> bool:
         """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
@@ -310,8 +277,8 @@ class Study:
             return expected
 
         # Four bytes per row, which only a design of one's own asks for a second time.
-        again = self.design.needs == "expected" and type(self.design) is not Weighted
-        remembered = cache(expected) if again else expected
+        asked_twice = self.design.needs == "expected" and type(self.design) is not Weighted
+        remembered = cache(expected) if asked_twice else expected
         return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
 
     def _take_rows(self, rng: np.random.Generator) -> None:
@@ -319,14 +286,14 @@ class Study:
         rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
-        row_ids, chance, expected, self._taken = sample_on_host(
+        row_ids, chance, expected, self._certain_count = sample_on_host(
             rng, most, self._weighted, self.method.floor
         )
         self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
-        self._rows = rows.take(row_ids) | {"probability": expected}
+        self.pilot_rows = rows.take(row_ids) | {"probability": expected}
         if grouped:
             first = slice(None, SLOPE_GROUPS)
-            self._few = rows.take(row_ids[first]) | {"probability": expected[first]}
+            self.slope_groups = rows.take(row_ids[first]) | {"probability": expected[first]}
 
     @cached_property
     def _residuals(self) -> Residuals:
@@ -336,7 +303,10 @@ class Study:
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        log_proxy = None if linear and self._by_proxy else self._log_proxy(self.draws)
+        log_proxy = None
+        if not linear or not self._by_proxy:
+            known = self._by_proxy and self.proxy.bend is None
+            log_proxy = self._ratios if known else self._log_proxy(self.draws)
         evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -355,7 +325,7 @@ class Study:
         """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
         if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
             straight = self._straight(self.draws)
-            if self._arrow:
+            if self.arrow:
                 every = max(1, len(straight) // SPREAD_DRAWS)
                 self._weigh(straight[::every], self.proxy, "design-again", by_draws=True)
             else:
@@ -367,10 +337,10 @@ class Study:
     def _evaluated(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
         """Residuals of the pilot rows at the pilot draws."""
         self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
-        about = (self.control_variate, self._rows, self.proxy)
+        about = (self.control_variate, self.pilot_rows, self.proxy)
         straight = self._straight(self.draws)
-        whitened = self.draws if self._arrow else None
-        return evaluate(*about, straight, log_proxy, self._few, resampled, whitened)
+        whitened = self.draws if self.arrow else None
+        return evaluate(*about, straight, log_proxy, self.slope_groups, resampled, whitened)
 
     def _spread_as(self, draws: np.ndarray) -> Proxy:
         """The proxy with a factor that gives standard normal numbers the spread of these draws.
@@ -399,18 +369,18 @@ class Study:
             self.centre,
             key(SHARED, Stream.PILOT_CHAINS),
             SCATTER,
-            OF_LEVELS if self._arrow else SIDE_BY_SIDE,
+            OF_LEVELS if self.arrow else SIDE_BY_SIDE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
         return np.asarray(chains.position.reshape(-1, chains.position.shape[2]))
 
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
-        others = len(self._rows["probability"]) - self._taken
-        kept = slice(0, self._taken + min(count, others))
-        batch = {name: values[kept] for name, values in self._rows.items()}
+        others = len(self.pilot_rows["probability"]) - self._certain_count
+        first = slice(0, self._certain_count + min(count, others))
+        batch = {name: values[first] for name, values in self.pilot_rows.items()}
         expected = np.array(batch["probability"])
-        expected[self._taken :] *= min(count, others) / max(others, 1)
+        expected[self._certain_count :] *= min(count, others) / max(others, 1)
         return batch | {"probability": expected}
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:
@@ -446,11 +416,11 @@ class Study:
         """Probability of each pilot row under the design; zero for certainty rows."""
         certain, drawn = self.certain(certainty), self._drawn
         if certain is None:
-            return self.design.probability_of(drawn, self._tables)
-        tables = self.design.without(certain, self._tables)
+            return self.design.probability_of(drawn, self.tables)
+        tables = self.design.without(certain, self.tables)
         among = certain.probability(drawn)
-        again = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
-        return np.where(among > 0, again, 0.0)
+        probability = self.design.probability_of(Drawn(drawn.row_ids, among), tables)  # type: ignore[arg-type]
+        return np.where(among > 0, probability, 0.0)
 
     def coreset_with(self, certainty: int) -> Coreset | None:
         """Rows that follow l - sum q over all rows but the certainty rows.
@@ -458,12 +428,12 @@ class Study:
         None for groups, whose rows differ in number, and for the effects of a factor that has too
         many of them: there are too many axes to go out on.
         """
-        if isinstance(self.task.rows, GroupedRows) or self._arrow:
+        if isinstance(self.task.rows, GroupedRows) or self.arrow:
             return None
         if certainty not in self._coresets:
             far, log_posterior = self._far_out
-            found = fit_coreset(self._residuals, far, log_posterior, self._probability(certainty))
-            self._coresets[certainty] = found
+            coreset = fit_coreset(self._residuals, far, log_posterior, self._probability(certainty))
+            self._coresets[certainty] = coreset
         return self._coresets[certainty]
 
     @cached_property
@@ -474,12 +444,12 @@ class Study:
         axes = self._skewed_axes(middle)
         points = middle + np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
         points = np.concatenate([middle[None], points])
-        far = self._at(points, self._rows)
+        far = self._at(points, self.pilot_rows)
         height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
-        good = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
-        good[0] = False  # the mean itself
-        kept = replace(far, values=far.values[good], log_ratio=far.log_ratio[good])
-        return kept, (height - height[0])[good]
+        is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
+        is_finite[0] = False  # the mean itself
+        finite = replace(far, values=far.values[is_finite], log_ratio=far.log_ratio[is_finite])
+        return finite, (height - height[0])[is_finite]
 
     def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
         """Unit vectors of the whitened coordinates: where they are many, those that matter most."""
@@ -530,7 +500,7 @@ class Study:
             self.proxy,
             self.centre,
             key(self.task.seed, Stream.PILOT_CHAINS),
-            extent=OF_LEVELS if self._arrow else ONE_BY_ONE,
+            extent=OF_LEVELS if self.arrow else ONE_BY_ONE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
         return chains
@@ -546,117 +516,15 @@ class Study:
         cost, factor = self.control_variate.fresh_cost, self.proxy.row_factor
         return cost if factor is None else 1 + (cost - 1) * share_of_work(factor)
 
-    def plan(self, parts: Composition, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
-        """Return everything a run needs, given the choice of the subsample."""
-        task, method = self.task, self.method
-        design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
-        uneven = []
-        if isinstance(task.rows, GroupedRows):
-            uneven = uneven_groups(task.rows, parts.subsample)
-        kernel, context = self.kernel(parts), self.context(parts)
-        settled, path = fused_kernel(method.fused, kernel, context)
-        if jax.default_backend() == "gpu":
-            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
-            tuning = tuning | {"path": fused}
-        return Plan(
-            kernel=kernel,
-            context=context,
-            flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
-            anchor=self.anchor,
-            rows=self.rows,
-            floats_per_iteration=self.floats_per_iteration(parts),
-            start_rows=parts.subsample,
-            tuning=tuning | {"design": design} | self.expansion.tuning | self.whitening,
-            notes=[*self.anchor.notes, *notes, *uneven],
-            memo=self,
-            settled=settled,
-        )
-
-    def kernel(self, parts: Composition) -> EnergyConservingKernel:
-        """Compose the kernel."""
-        return EnergyConservingKernel(
-            self._with_room(parts.subsample),
-            parts.estimator,
-            self.draws_rows,
-            _move(self.method),
-            parts.subsample,
-            parts.blocks,
-            parts.refreshes,
-            self.method.target_accept,
-            first_step=self.method.step_size,
-        )
-
-    def _with_room(self, subsample: int) -> ControlVariate[Any]:
-        """The control variate with room for the rows that `subsample` groups usually have."""
-        form = self.control_variate
-        if not isinstance(form, GroupTaylor) or self._few is None:
-            return form
-        size = self._few["group_rows"]
-        usual = np.mean(size) + 2.5 * np.std(size) / np.sqrt(subsample)
-        return replace(form, typical=8 * ceil(usual / 8))
-
-    def floats_per_iteration(self, parts: Composition) -> int:
-        """Numbers that an iteration holds for the rows it requests."""
-        requested = parts.refreshes * (parts.subsample // parts.blocks)
-        rows = self.task.rows
-        fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
-        if isinstance(rows, GroupedRows):
-            return requested * rows.largest * (fields + 12)
-        if self._arrow:  # rows are kept as they are
-            return requested * (2 * fields + 12)
-        return requested * (self.task.target.size + fields + 12)
-
     @cached_property
-    def _placed(self) -> Batch | Rows:
+    def placed(self) -> Batch | Rows:
         """The rows on the device, or where they are."""
         return place_rows(_members(self.task.rows), self.method.memory_limit)
-
-    @property
-    def rows(self) -> Batch | Rows:
-        """What chains read, by the numbers that the design draws."""
-        if isinstance(self.task.rows, GroupedRows):  # groups are drawn, and their rows are known
-            return self._placed
-        return rows_for_chains(self._tables, self._placed)
-
-    def context(self, parts: Composition) -> EnergyConservingContext:
-        """What the kernel reads."""
-        certain, tables = self.certain(parts.certainty), self._tables
-        if certain is not None:
-            tables = self.design.without(certain, tables)
-        if isinstance(self.task.rows, GroupedRows):
-            tables = of_groups(self.design, tables, self.task.rows)[1]
-        return EnergyConservingContext(
-            proxy=self.proxy,
-            design=tables_for_chains(tables, self._placed),
-            estimator=to_device(parts.tables),
-            constant=jax.device_put(np.float64(self.anchor.C + self.folded_prior)),
-            certain=None if certain is None else self._cached(certain),
-            coreset=None if parts.coreset is None else self._followed(parts.coreset),
-        )
-
-    def _cached(self, certain: CertaintyRows) -> Pytree:
-        """Read the certainty rows once, and keep what evaluations need."""
-        batch = self.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
-        return cached_rows(self.control_variate, batch, self.proxy)
-
-    def _followed(self, coreset: Coreset) -> Pytree:
-        """What evaluations need of the coreset's rows, with their weights."""
-        batch = {name: np.asarray(values)[coreset.rows] for name, values in self._rows.items()}
-        batch["probability"] = 1 / coreset.weights
-        return cached_rows(self.control_variate, batch, self.proxy)
 
 
 def _members(rows: Rows) -> Rows:
     """The rows behind the units, which row ids refer to."""
     return rows.members if isinstance(rows, GroupedRows) else rows
-
-
-def _move(method: EnergyConserving) -> Move:
-    if not isinstance(method.inner, str):
-        return method.inner
-    if method.inner == "nuts":
-        return NUTSMove()
-    return HMCMove(method.trajectory, jitter=method.jitter)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:

@@ -17,9 +17,10 @@ from modicum.methods.ecs.base import (
     check_tuning,
 )
 from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
+from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.perturbed import HMCECS
-from modicum.methods.ecs.pilot import Composition, Study
+from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Coreset, Products, choose_products
 from modicum.run import History
 from modicum.runtime import in_double_precision
@@ -98,10 +99,10 @@ class SignedHMCECS(EnergyConserving):
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study, chosen, burn_in_tuning = (
+        study, certainty, burn_in_tuning = (
             self._by_schedule(task) if self.tuning == "paper" else self._own(task)
         )
-        choice, certain = chosen.choice, chosen.count
+        choice, certain = certainty.choice, certainty.count
         case = Case(self, task.target, len(task.rows))
         # No pilot chains: a posterior that lies where the pilot study did not look costs signs, or
         # room for factors, and `look_back_signed` counts both.
@@ -123,7 +124,7 @@ class SignedHMCECS(EnergyConserving):
             certain,
             coreset,
         )
-        return study.plan(parts, _explain(chosen, coreset) | burn_in_tuning, notes)
+        return parts.plan(study, _explain(certainty, coreset) | burn_in_tuning, notes)
 
     def _coreset(self, study: Study, certainty: int) -> Coreset | None:
         """What the lower bound follows: nothing, where it is set by hand or as in the paper."""
@@ -134,24 +135,24 @@ class SignedHMCECS(EnergyConserving):
     def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Let the pilot study at the anchor choose."""
         study = Study(self, task, self.find_anchor(task))
-        chosen = self.certainty_for(
+        certainty = self.certainty_for(
             task,
             lambda count: self._choose(study, count),
             study.steps,
             study.most_certain,
             "products" if self.products is not None else None,
         )
-        return study, chosen, {}
+        return study, certainty, {}
 
     def _by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Let it choose at the anchor of the perturbed method's burn-in, and report on that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
-        done = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
-        study = Study(self, task, done.anchor)
+        schedule = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
+        study = Study(self, task, schedule.anchor)
         blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
         choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
         by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
-        why, burn_in_tuning = explain_burn_in(done, {"subsample", *by_hand})
+        why, burn_in_tuning = explain_burn_in(schedule, {"subsample", *by_hand})
         choice = replace(choice, why=choice.why | why)
         return study, Certainty(0, choice, "as in the paper"), burn_in_tuning
 

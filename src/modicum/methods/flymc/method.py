@@ -17,7 +17,7 @@ from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
 from modicum.methods.base import Method, Outcome, Plan, Task, check_memory_limit
 from modicum.methods.flymc.checks import look_ahead, look_back
 from modicum.methods.flymc.pilot import FlyStudy
-from modicum.passes.mode import DENSE_LIMIT
+from modicum.models.base import DENSE_LIMIT
 from modicum.run import History, place_rows
 from modicum.runtime import in_double_precision
 

@@ -121,9 +121,9 @@ class FlyStudy:
         """Expected number of bright rows, from the candidates, each kept with a known chance."""
         batch = self.task.rows.take(start["row_ids"])
         bright = np.asarray(_mean_brightness(self.bounded, bound, batch, pilot))
-        there = start["number"] < len(self.task.rows)
-        self.task.ledger.add("bright", int(there.sum()) * len(pilot), "density")
-        return float(np.sum(np.where(there, bright / start["chance"], 0.0)))
+        is_row = start["number"] < len(self.task.rows)
+        self.task.ledger.add("bright", int(is_row.sum()) * len(pilot), "density")
+        return float(np.sum(np.where(is_row, bright / start["chance"], 0.0)))
 
     @property
     def share(self) -> float:
@@ -194,9 +194,9 @@ def _with_margin(expected: float) -> int:
 def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Keep each row with the largest chance of being bright it was seen to have."""
     n = len(brightest)
-    kept = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
-    filled = np.full(max(1, _with_margin(len(kept)) - len(kept)), n)  # n: no row
-    number = np.concatenate([kept, filled])
+    chosen = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
+    filled = np.full(max(1, _with_margin(len(chosen)) - len(chosen)), n)  # n: no row
+    number = np.concatenate([chosen, filled])
     row_ids = np.minimum(number, n - 1)
     chance = np.where(number < n, brightest[row_ids], 1.0).astype(np.float64)
     return {"row_ids": row_ids, "number": number, "chance": chance}

@@ -276,8 +276,8 @@ class StochasticGradientFamily(Method):
     ) -> tuple[float | Callable[[int], float], Tuning]:
         """The step size, and why."""
         if self.step_size is not None:
-            shown = repr(self.step_size) if callable(self.step_size) else self.step_size
-            return self.step_size, {"step_size": {"value": shown, "why": "set by hand"}}
+            value = repr(self.step_size) if callable(self.step_size) else self.step_size
+            return self.step_size, {"step_size": {"value": value, "why": "set by hand"}}
         if not place.whitened or kernel.integrator.response(1.0) is None:
             raise SettingError(
                 f"{self.name} cannot choose its step without knowing the curvature"

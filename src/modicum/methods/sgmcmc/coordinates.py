@@ -14,8 +14,8 @@ from modicum.designs import DESIGNS
 from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.methods.base import Coordinates, Parameters, Task
 from modicum.models import BaseModel, Target
+from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Anchor
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.rows import Rows
 
 __all__ = ["Placement", "RandomStart", "place_chains"]

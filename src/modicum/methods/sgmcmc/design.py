@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ class DesignSettings(Protocol):
 class TabledDesign(NamedTuple):
     """A design, its tables, and the facts they were made from."""
 
-    design: Design[Any]
+    design: Design[Pytree]
     tables: Pytree
     facts: RowFacts
 

@@ -40,7 +40,7 @@ class _Binary(LinearPredictorModel):
         return np.asarray(expected > 0.5)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """One with its chance."""
+        """Draw ones with their probability, and zeros."""
         del batch
         return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
 
@@ -101,7 +101,7 @@ class _Linked(_Binary):
     """The same by another link than the logit."""
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Log p where y is 1, log(1 - p) where it is 0."""
+        """log p where y is 1, log(1 - p) where it is 0."""
         return y * self.link.log_success(eta[0]) + (1 - y) * self.link.log_failure(eta[0])
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
@@ -113,8 +113,8 @@ class _Linked(_Binary):
         return self._upto(6, eta, y)[4:]
 
     def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
-        both = zip(self.link.success(eta, order), self.link.failure(eta, order), strict=True)
-        return tuple(y * one + (1 - y) * zero for one, zero in both)
+        pairs = zip(self.link.success(eta, order), self.link.failure(eta, order), strict=True)
+        return tuple(y * one + (1 - y) * zero for one, zero in pairs)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a one."""

@@ -119,7 +119,7 @@ class NegativeBinomial(ExtraParameter, LogLink):
         return arrangements - y * softplus(-odds) - size * softplus(odds)
 
     def variance(self, eta: jax.Array) -> jax.Array:
-        """Mu + a mu^2."""
+        """mu + a mu^2."""
         mu = self.mean(eta)
         return mu + jnp.exp(eta[1]) * mu**2
 

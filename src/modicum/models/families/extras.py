@@ -98,7 +98,7 @@ class ExtraParameter(LinearPredictorModel):
         """Log-likelihood, elementwise over rows; `extra` is the parameter on its coordinate."""
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Of one row."""
+        """Log-density of one row."""
         return self.density(eta[0], eta[1], y)
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
@@ -106,14 +106,14 @@ class ExtraParameter(LinearPredictorModel):
         return self.density(self.linear(theta, batch), theta[self.extras[0]], self.outcome(batch))
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Not of use: such a family is differentiated automatically."""
+        """Unavailable: such a family is differentiated automatically."""
         raise SettingError(
             f"{type(self).__name__} has the parameter {self.extra} beside its linear predictor, "
             "and no derivatives in that predictor alone."
         )
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Not of use either."""
+        """Unavailable, as `derivatives` are."""
         return self.derivatives(eta, y)
 
 

@@ -29,11 +29,11 @@ class Link(ABC):
 
     @abstractmethod
     def chance(self, eta: jax.Array) -> jax.Array:
-        """P."""
+        """p, the probability of a one."""
 
     @abstractmethod
     def log_success(self, eta: jax.Array) -> jax.Array:
-        """Log p."""
+        """log p."""
 
     @abstractmethod
     def log_failure(self, eta: jax.Array) -> jax.Array:
@@ -41,7 +41,7 @@ class Link(ABC):
 
     @abstractmethod
     def success(self, eta: jax.Array, order: int) -> Series:
-        """Log p and its derivatives up to `order`."""
+        """log p and its derivatives up to `order`."""
 
     @abstractmethod
     def failure(self, eta: jax.Array, order: int) -> Series:
@@ -140,7 +140,7 @@ def _hazard_tail(x: jax.Array, terms: int) -> Series:
 
 @differentiable(slope=lambda x: _hazard(x, 1)[0])
 def log_normal_cdf(x: jax.Array) -> jax.Array:
-    """Log Phi(x): its derivative, and those of that, are accurate in both tails."""
+    """log Phi(x): its derivative, and those of that, are accurate in both tails."""
     xp = namespace(x)
     body, right = xp.clip(x, -TAIL, 0.0), xp.maximum(x, 0.0)
     far = xp.minimum(x, -TAIL)
@@ -159,15 +159,15 @@ class Probit(Link):
         return 0.5 * erfc(-eta / sqrt(2))
 
     def log_success(self, eta: jax.Array) -> jax.Array:
-        """Log Phi(eta)."""
+        """log Phi(eta)."""
         return log_normal_cdf(eta)
 
     def log_failure(self, eta: jax.Array) -> jax.Array:
-        """Log Phi(-eta)."""
+        """log Phi(-eta)."""
         return log_normal_cdf(-eta)
 
     def success(self, eta: jax.Array, order: int) -> Series:
-        """Log Phi, then the hazard m and its derivatives."""
+        """log Phi, then the hazard m and its derivatives."""
         hazard = _hazard(eta, order)
         return (log_normal_cdf(eta), *(factorial(j) * c for j, c in enumerate(hazard)))
 
@@ -250,7 +250,7 @@ class Cloglog(Link):
         return -namespace(eta).exp(eta)
 
     def success(self, eta: jax.Array, order: int) -> Series:
-        """Log p, then w and its derivatives."""
+        """log p, then w and its derivatives."""
         slopes = _log_slope(eta, order)
         return (log_some(eta), *(factorial(j) * c for j, c in enumerate(slopes)))
 

@@ -78,8 +78,8 @@ class Ordinal(LinearPredictorModel):
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its classes counted, and its priors in numbers."""
-        known = self if self.classes is not None else replace(self, classes=count_classes(rows))
-        return super(Ordinal, known).resolved(rows, data)
+        counted = self if self.classes is not None else replace(self, classes=count_classes(rows))
+        return super(Ordinal, counted).resolved(rows, data)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).
@@ -87,8 +87,8 @@ class Ordinal(LinearPredictorModel):
         That is log sigmoid(a) + log sigmoid(-b) + log(1 - e^(b - a)), which does not cancel.
         """
         cuts, apart = _cutpoints(eta[1:])
-        mine = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # products scatter nothing
-        above, below, between = (mine == 0) @ cuts, (mine == 1) @ cuts, (mine == 0) @ apart
+        steps = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # products scatter nothing
+        above, below, between = (steps == 0) @ cuts, (steps == 1) @ cuts, (steps == 0) @ apart
         return _log_chance(eta[0], y, len(cuts), above, below, between)
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
@@ -97,8 +97,8 @@ class Ordinal(LinearPredictorModel):
         y = self.outcome(batch)
         tables = jnp.pad(cuts, (0, 1)), jnp.pad(cuts, (1, 0)), jnp.pad(apart, (0, 1))
         place = y.astype(jnp.int32)
-        mine = (table.at[place].get(mode="promise_in_bounds") for table in tables)
-        return _log_chance(self.linear(theta, batch), y, len(cuts), *mine)
+        of_row = (table.at[place].get(mode="promise_in_bounds") for table in tables)
+        return _log_chance(self.linear(theta, batch), y, len(cuts), *of_row)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Not of use: the family is differentiated automatically."""
@@ -108,7 +108,7 @@ class Ordinal(LinearPredictorModel):
         )
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Not of use either."""
+        """Unavailable, as `derivatives` are."""
         return self.derivatives(eta, y)
 
     def mean(self, eta: jax.Array) -> jax.Array:

@@ -80,8 +80,8 @@ class Binomial(LinearPredictorModel):
 
     def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
         link, successes, failures = LINKS[self.link], y[..., 0], y[..., 1] - y[..., 0]
-        both = zip(link.success(eta, order), link.failure(eta, order), strict=True)
-        return tuple(successes * success + failures * failure for success, failure in both)
+        pairs = zip(link.success(eta, order), link.failure(eta, order), strict=True)
+        return tuple(successes * success + failures * failure for success, failure in pairs)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a success."""

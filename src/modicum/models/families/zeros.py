@@ -100,7 +100,7 @@ class HurdlePoisson(_Zeros):
         return draw_counts_above_zero(rng, rate)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """Log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
+        """log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
         mu = jnp.exp(eta)
         log_count = y * eta - mu - log_factorial(y, eta) - log_some(eta)
         return jnp.where(y == 0, extra, log_count) - softplus(extra)

@@ -65,6 +65,13 @@ class Prior(ABC):
     positive: ClassVar[tuple[str, ...]] = ()  # arguments that must be above zero
 
     def __post_init__(self) -> None:
+        stands_in = self.support == "real" and not self.quadratic
+        if stands_in and type(self).precision is Prior.precision:
+            raise SettingError(
+                f"{type(self).__name__} is a prior of coefficients and not quadratic, so that it "
+                "needs a method `precision`: w(r) = -(log p)'(r) / r at r^2 = square, the "
+                "precision of the normal that stands for it about the mode."
+            )
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.name in self.positive and not is_positive(value):
@@ -108,7 +115,7 @@ class Prior(ABC):
     @staticmethod
     def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
         """w(r) at r^2 = `square`, the second moment about the centre."""
-        raise NotImplementedError
+        raise AssertionError("a prior that needs this and lacks it is refused when it is made")
 
     def to_dict(self) -> dict[str, str | float]:
         """Return plain JSON values: the distribution's name and its arguments."""
@@ -297,8 +304,8 @@ class Horseshoe(Prior):
         _, slab, unit, resolution, tau = numbers
         z = (value / unit)[..., None]
         sd = _mixed_sd(jnp, slab, resolution, tau)
-        each = _LOG_WEIGHTS - 0.5 * (z / sd) ** 2 - jnp.log(sd)
-        return logsumexp(each, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
+        log_terms = _LOG_WEIGHTS - 0.5 * (z / sd) ** 2 - jnp.log(sd)
+        return logsumexp(log_terms, axis=-1) - HALF_LOG_2PI - jnp.log(unit)
 
     @property
     def width(self) -> float:

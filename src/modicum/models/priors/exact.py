@@ -101,7 +101,7 @@ class ExactPrior:
         relative = [part for part in parts if part is not None]
         if not relative:
             return None
-        return NonCentred(*(np.concatenate(each) for each in zip(*relative, strict=True)))
+        return NonCentred(*(np.concatenate(pieces) for pieces in zip(*relative, strict=True)))
 
     def normal_approximation(
         self,
@@ -135,7 +135,7 @@ class ExactPrior:
     def _approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
     ) -> list[NormalApproximation]:
-        """Those of all terms."""
+        """Normal approximations of all terms."""
         pairs = zip(self.terms, numbers, strict=True)
         return [
             part

@@ -17,7 +17,7 @@ import numpy as np
 from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
 from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
 from modicum.models.priors.exact import NonCentred, NormalApproximation, Numbers
-from modicum.runtime import Array, jit
+from modicum.runtime import FASTEST_COMPILE, Array, jit
 
 __all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
 
@@ -89,7 +89,8 @@ class Effects:
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
         where = self.hyperparameters
-        mode, _ = _hyper_mode(self.kinds, self.count, self.levels, t[where], uu + V, numbers)
+        about = (self.kinds, self.count, self.levels, t[where], uu + V, numbers)
+        mode, _ = _hyper_mode(*about, NEWTON_STEPS)
         settled[where] = np.asarray(mode)
         return settled
 
@@ -99,7 +100,7 @@ class Effects:
         """Normal effects given Sigma; for Sigma, the information left when u is integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
         if self.partials:
-            lower = np.asarray(covariance_factor(jnp.asarray(t[places]), self.count))
+            lower = np.asarray(_covariance_factor(t[places], self.count))
             inverse = np.linalg.inv(lower @ lower.T)
         else:
             inverse = np.diag(np.exp(-2 * t[places]))
@@ -136,6 +137,11 @@ def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
     if hyper.shape[0] == count:
         return jnp.diag(sds)
     return sds[:, None] * _cholesky(jnp.tanh(hyper[count:]), count)
+
+
+@jit(static=1, options=FASTEST_COMPILE)
+def _covariance_factor(hyper: Array, count: int) -> jax.Array:
+    return covariance_factor(jnp.asarray(hyper), count)
 
 
 def _cholesky(partials: jax.Array, count: int) -> jax.Array:
@@ -197,7 +203,7 @@ def _hyper_mode(
     start: Array,
     second: Array,
     numbers: Numbers,
-    steps: Array | int = NEWTON_STEPS,
+    steps: Array | int,
 ) -> tuple[jax.Array, jax.Array]:
     """Maximise E log p(u, Sigma) given the effects' second moments; minus its Hessian there."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,13 @@ from modicum.models.priors.grouped import (
     covariance_factor,
     partials_of,
 )
+from modicum.rows.entries import Json
+from modicum.runtime import Pytree
 
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
 
 LOG_SD, PARTIAL = "log_group_sd", "group_partial"
-Theta: TypeAlias = Mapping[str, Any]  # parameters by name: arrays, and hyperparameters at `OWN`
+Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
 OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model
 HORSESHOE = "log_horseshoe"
 
@@ -93,7 +95,7 @@ class GroupPrior:
         """Number of correlations."""
         return len(self.term.cor_names)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {
             "term": asdict(self.term),
@@ -103,7 +105,7 @@ class GroupPrior:
         }
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> GroupPrior:
+    def from_dict(cls, saved: Mapping[str, Json]) -> GroupPrior:
         """Undo `to_dict`."""
         correlation = prior_from_dict(saved["correlation"])
         assert isinstance(correlation, LKJ)
@@ -137,7 +139,7 @@ class ModelPriors:
 
     # To and from a file ----------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
         return {
             "coefficients": [prior.to_dict() for prior in self.coefficients],
@@ -148,7 +150,7 @@ class ModelPriors:
         }
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> ModelPriors:
+    def from_dict(cls, saved: Mapping[str, Json]) -> ModelPriors:
         """Undo `to_dict`."""
         intercept = saved["intercept"]
         return cls(
@@ -215,12 +217,12 @@ class ModelPriors:
         kinds = [type(p) for p in self.coefficients if not p.quadratic]
         for kind in dict.fromkeys(kinds):
             if kind is not Horseshoe:
-                mine = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
-                priors = [self.coefficients[j] for j in mine]
-                terms.append(_independent(kind, columns[..., mine], priors))
+                of_kind = [j for j, p in enumerate(self.coefficients) if type(p) is kind]
+                priors = [self.coefficients[j] for j in of_kind]
+                terms.append(_independent(kind, columns[..., of_kind], priors))
         for k, like in enumerate(self.horseshoes):
-            mine = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
-            terms.append(self._shared(columns[..., mine], mine, like, places[_HORSESHOE][k]))
+            of_kind = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
+            terms.append(self._shared(columns[..., of_kind], of_kind, like, places[_HORSESHOE][k]))
         terms += self._effects(places)
         if self.intercept is not None and not self.intercept.quadratic:
             of_all = [self.intercept] * places["intercept"].size
@@ -273,9 +275,9 @@ class ModelPriors:
                 like.append(prior)
         return tuple(like)
 
-    def start(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Pytree]:
         """Start values of the hyperparameters."""
-        own: dict[str, Any] = {}
+        own: dict[str, Pytree] = {}
         if self.horseshoes:
             own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
         if self.groups:
@@ -292,9 +294,9 @@ class ModelPriors:
         named = {"group_sd": sds, "group_cor": cors}
         return {name: (entries,) for name, entries in named.items() if entries}
 
-    def report(self, own: Theta) -> dict[str, Any]:
+    def report(self, own: Theta) -> dict[str, Pytree]:
         """Return the hyperparameters under the names and in the units that draws show."""
-        named: dict[str, Any] = {}
+        named: dict[str, Pytree] = {}
         if PARTIAL in own:
             named["group_cor"] = jnp.concatenate(self._by_group(own[PARTIAL], correlations))
         if LOG_SD in own:
@@ -328,9 +330,9 @@ class ModelPriors:
             sd, partial = sd + count, partial + group.partials
         return factors
 
-    def restore(self, named: dict[str, Any]) -> dict[str, Any]:
+    def restore(self, named: dict[str, Pytree]) -> dict[str, Pytree]:
         """Undo `report`: move the hyperparameters out of `named`."""
-        own: dict[str, Any] = {}
+        own: dict[str, Pytree] = {}
         if "group_cor" in named:
             below = self._by_group(jnp.asarray(named.pop("group_cor")), partials_of)
             own[PARTIAL] = jnp.concatenate(below)
@@ -343,14 +345,14 @@ class ModelPriors:
 
     # What users see --------------------------------------------------------------------------
 
-    def distances(self, theta: Theta) -> dict[str, Any]:
+    def distances(self, theta: Theta) -> dict[str, Pytree]:
         """Distance of parameters from the centre of their prior, in widths (`Prior.width`)."""
         beta = np.asarray(theta["beta"])
         centre = np.array([p.centre for p in self.coefficients])
         width = np.array([p.width for p in self.coefficients])
         beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
         zero = np.zeros_like(effects)  # no effect is too far: their scale is sampled
-        away: dict[str, Any] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
+        away: dict[str, Pytree] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
         if self.intercept is not None:
             centred = np.asarray(theta["intercept"])
             if self.centre:
@@ -364,11 +366,11 @@ class ModelPriors:
             away[OWN] = jax.tree.map(np.zeros_like, theta[OWN])
         return away
 
-    def normal(self, theta: Theta) -> dict[str, Any]:
+    def normal(self, theta: Theta) -> dict[str, Pytree]:
         """Which parameters have a normal prior, whose width is its standard deviation."""
         is_normal = np.zeros(np.shape(theta["beta"])[-1], bool)
         is_normal[: len(self.coefficients)] = [isinstance(p, Normal) for p in self.coefficients]
-        marks: dict[str, Any] = {"beta": np.broadcast_to(is_normal, np.shape(theta["beta"]))}
+        marks: dict[str, Pytree] = {"beta": np.broadcast_to(is_normal, np.shape(theta["beta"]))}
         if self.intercept is not None:
             marks["intercept"] = np.full(
                 np.shape(theta["intercept"]), isinstance(self.intercept, Normal)
@@ -378,7 +380,7 @@ class ModelPriors:
             marks[OWN] = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta[OWN])
         return marks
 
-    def shrunk(self, theta: Theta) -> dict[str, Any]:
+    def shrunk(self, theta: Theta) -> dict[str, Pytree]:
         """Which parameters have a prior that is meant to dominate where data say little."""
         marks = {
             name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
@@ -398,11 +400,11 @@ class ModelPriors:
 
     def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
         """Print each prior; one line for all coefficients where they share it."""
-        each = [str(prior) for prior in self.coefficients]
-        if len(set(each)) == 1:
-            described = {"beta": each[0]}
+        texts = [str(prior) for prior in self.coefficients]
+        if len(set(texts)) == 1:
+            described = {"beta": texts[0]}
         else:
-            described = {f"beta[{name}]": text for name, text in zip(columns, each, strict=True)}
+            described = {f"beta[{name}]": text for name, text in zip(columns, texts, strict=True)}
         if self.intercept is not None:
             where = ", of the predictor at the mean of the columns" if self.centre else ""
             described["intercept"] = f"{self.intercept}{where}"
@@ -453,7 +455,7 @@ def shapes_of(theta: Theta) -> dict[str, tuple[int, ...]]:
     return {name: np.shape(leaf) for name, leaf in _leaves(theta).items()}
 
 
-def _leaves(theta: Theta) -> dict[str, Any]:
+def _leaves(theta: Theta) -> dict[str, Pytree]:
     """Return every leaf by its path, in the order of the flat vector."""
     paths = jax.tree_util.tree_flatten_with_path(dict(theta))[0]
     return {".".join(step.key for step in path): leaf for path, leaf in paths}

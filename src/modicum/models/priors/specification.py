@@ -72,8 +72,8 @@ def require_known(key: str, others: Sequence[str], rows: Rows) -> None:
     """Refuse an unknown key, and name those there are."""
     terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
     keys = list(dict.fromkeys([*others, *terms, *rows.levels, *rows.columns]))
-    shown = ", ".join(keys[:12]) + (" ..." if len(keys) > 12 else "")
+    listed = ", ".join(keys[:12]) + (" ..." if len(keys) > 12 else "")
     raise SettingError(
         f"there is nothing called {key!r} to give a prior to{suggestion(key, keys)}; there is "
-        f"{shown}."
+        f"{listed}."
     )

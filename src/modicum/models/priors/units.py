@@ -166,17 +166,17 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> M
     offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
     weight = np.asarray(chunk.get("weight", np.ones(len(y))), np.float64)
     if rows.coding is not None and rows.coding.apart:
-        made = _of_codes(rows.coding, chunk, y - offset, weight)
+        moments = _of_codes(rows.coding, chunk, y - offset, weight)
     else:
         width = len(rows.columns)
         together = buffer.of((len(y), width + 1))
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
-        made = _of_columns(together, weight)
+        moments = _of_columns(together, weight)
     top = offset.max()
     with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
         log_exposure = float(top + np.log(weight @ np.exp(offset - top)))
-    return MomentSums(made[2], made[0], made[1], float(weight @ y), log_exposure)
+    return MomentSums(moments[2], moments[0], moments[1], float(weight @ y), log_exposure)
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
@@ -197,11 +197,11 @@ class _Merged:
             return
         with np.errstate(over="ignore", invalid="ignore"):
             self.squares += squares
-            both, shift = self.weight + total, mean - self.mean
+            weight, shift = self.weight + total, mean - self.mean
             if self.weight:
-                self.squares += shift**2 * (self.weight * total / both)
-            self.mean = self.mean + shift * (total / both)
-        self.weight = both
+                self.squares += shift**2 * (self.weight * total / weight)
+            self.mean = self.mean + shift * (total / weight)
+        self.weight = weight
 
 
 def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:

@@ -69,8 +69,8 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
         return np.asarray(batch[name], float)
     if table is None or not is_tabular(table):
         fields = [field for field in batch if batch[field].ndim == 1]
-        known = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
-        raise SettingError(f"there is no column {name!r}: {names_like(name, known)}")
+        columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
+        raise SettingError(f"there is no column {name!r}: {names_like(name, columns)}")
     return _of_table(table, name, len(rows), row_ids)
 
 
@@ -111,15 +111,15 @@ def table_sample(table: object, columns: Sequence[str], most: int, seed: int) ->
                 f"{names_like(name, source.names)}"
             )
     rng = generator(seed, Stream.CHECKED_ROWS)
-    kept, keys = None, np.zeros(0)
+    sample, keys = None, np.zeros(0)
     for batch in source.batches(columns):
         complete = pa.Table.from_batches([batch]).select(list(columns)).drop_null()
-        joined = complete if kept is None else pa.concat_tables([kept, complete])
+        joined = complete if sample is None else pa.concat_tables([sample, complete])
         keys = np.concatenate([keys, rng.random(len(complete))])
         if len(keys) > most:  # those with the smallest keys are a random sample of all so far
             chosen = np.sort(np.argpartition(keys, most - 1)[:most])
             joined, keys = joined.take(chosen), keys[chosen]
-        kept = joined
-    if kept is None or not len(kept):
+        sample = joined
+    if sample is None or not len(sample):
         raise DataError("there are no (complete) rows in the data: at least one is needed.")
-    return kept
+    return sample

@@ -22,9 +22,9 @@ from modicum.diagnostics import ess
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.base import DENSE_LIMIT
 from modicum.models.prior_draws import partial_exponents
 from modicum.passes import LocalEngine, Sums, units_of
-from modicum.passes.mode import DENSE_LIMIT
 from modicum.posterior.checking.proposal import Evidence, NormalProposal, average, log_joint
 from modicum.posterior.correction import WORST_TAIL
 from modicum.posterior.draws import require_finite, thinned
@@ -68,9 +68,9 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     averaged, tail = average(log_ratio)
     if tail <= WORST_TAIL:
         return averaged
-    kept = draws[bridge]
+    half = draws[bridge]
     of_draws = (
-        log_joint(sums, kept, "evidence") - proposal.log_density(kept) + _log_constant(fit.model)
+        log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(fit.model)
     )
     bridged = _bridged(of_draws, weights[0][bridge], log_ratio)
     _doubt(bridged, tail)

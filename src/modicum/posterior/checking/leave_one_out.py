@@ -33,7 +33,7 @@ from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.checking.moment_matching import MOST_UNITS, WORST_TAIL, leave_out_anew
-from modicum.posterior.draws import Draws, require_finite, thinned
+from modicum.posterior.draws import Draws, evenly_spaced, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
@@ -100,9 +100,9 @@ class RowSample:
         if self.times is None:
             return Estimate(float(rest.sum()), 0.0)
         m = int(self.times.sum())
-        each = rest / self.probability
-        value = float(self.times @ each) / m
-        return Estimate(value, float(self.times @ (each - value) ** 2) / (m * max(m - 1, 1)))
+        expanded = rest / self.probability
+        value = float(self.times @ expanded) / m
+        return Estimate(value, float(self.times @ (expanded - value) ** 2) / (m * max(m - 1, 1)))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class LeaveOneOut:
 
         ids, total, times = self.sample.row_ids, self.total(), self.sample.times
         at = {self.unit: ids}
-        known: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "elpd": total.value,
             "se": self.error(),
             "p": self._parameters(),
@@ -180,16 +180,16 @@ class LeaveOneOut:
             "pareto_k": DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
         }
         if times is not None:
-            known |= {
+            fields |= {
                 "subsampling_se": float(np.sqrt(total.variance)),
                 "subsample_size": int(times.sum()),
                 "loo_subsample_observations": ids,
                 "elpd_loo_approx": DataArray(self.approximate.elpd, dims=[self.unit]),
             }
         if not hasattr(utils, "ELPDDataLOO"):  # before 1.0 there was one class for all
-            return utils.ELPDData(kind="loo", **known)
+            return utils.ELPDData(kind="loo", **fields)
         kind = utils.ELPDDataLOO if times is None else utils.ELPDDataLOOSubsample
-        return kind(**known)
+        return kind(**fields)
 
     def _parameters(self) -> float:
         """Effective number of parameters: what the rows' own presence adds."""
@@ -253,7 +253,7 @@ def leave_one_out(
         whole_number("subsample", subsample, 2)
     engine = LocalEngine(progressbar=progressbar)
     prepared = [_prepare(subject, draws, engine) for subject in subjects]
-    counts = {(len(each.units), isinstance(each.units, GroupedRows)) for each in prepared}
+    counts = {(len(model.units), isinstance(model.units, GroupedRows)) for model in prepared}
     assert len(counts) == 1, "the caller compares like with like"
     number = len(prepared[0].units)
     weight = _weights(prepared[0].units)
@@ -261,17 +261,17 @@ def leave_one_out(
         near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # nothing is left to approximate
         sample = RowSample.of_all(number)
     else:
-        near = [_approximation(each, engine) for each in prepared]
+        near = [_approximation(model, engine) for model in prepared]
         size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
         sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
     results = [
-        _left_out(each, sample, weight, part) for each, part in zip(prepared, near, strict=True)
+        _left_out(model, sample, weight, part) for model, part in zip(prepared, near, strict=True)
     ]
     if not moment_match:
         return results
     return [
-        _mended(left_out, each, engine, random_seed)
-        for left_out, each in zip(results, prepared, strict=True)
+        _mended(left_out, model, engine, random_seed)
+        for left_out, model in zip(results, prepared, strict=True)
     ]
 
 
@@ -279,23 +279,23 @@ def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
     source, fit, rows = subject
     require_finite(source.draws, "leaving rows out")
     subset, (weights,) = thinned(source, draws)
-    there = weights != 0
+    counts = weights != 0
     require_positive_sum(weights, "leaving rows out")
-    if there.sum() < FEWEST:
+    if counts.sum() < FEWEST:
         raise SettingError(
-            f"{too_few(int(there.sum()), 'draw')} to leave rows out by, since nothing "
+            f"{too_few(int(counts.sum()), 'draw')} to leave rows out by, since nothing "
             f"can be said of the tail of their weights; {FEWEST} or more are needed: sample more."
         )
-    subset = {name: x[there] for name, x in subset.items()}
+    subset = {name: x[counts] for name, x in subset.items()}
     target, points = flat_points(fit, rows, subset)
     ledger = Ledger(rows=len(rows))
     units = units_of(target, rows, engine, ledger)
-    log_weight, sign = np.log(np.abs(weights[there])), np.sign(weights[there])
+    log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])
     efficiency = _efficiency(source, len(points))
     return _Prepared(target, units, points, log_weight, sign, efficiency, ledger)
 
 
-def _efficiency(source: Draws, used: int) -> float:
+def _efficiency(source: Draws, count: int) -> float:
     """Effective over actual draws, on average over parameters, as ArviZ has it."""
     from arviz_stats.base import array_stats
 
@@ -303,10 +303,10 @@ def _efficiency(source: Draws, used: int) -> float:
         return 1.0
     flat = [x.reshape(*x.shape[:2], -1) for x in source.draws.values()]
     scalars = np.concatenate(flat, axis=2).astype(float)
-    looked_at = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
+    sampled = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
     with np.errstate(all="ignore"):
-        ess = array_stats.ess(looked_at, chain_axis=0, draw_axis=1, method="mean")
-    share = float(np.nanmean(ess)) / used
+        ess = array_stats.ess(sampled, chain_axis=0, draw_axis=1, method="mean")
+    share = float(np.nanmean(ess)) / count
     return share if np.isfinite(share) and share > 0 else 1.0
 
 
@@ -323,7 +323,7 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
     Else a row's log-likelihood would be off by its slope times what their means differ, which is
     larger by far than the curvature that leaving the row out is about.
     """
-    spaced = _evenly(len(subject.points), FEW_POINTS)
+    spaced = evenly_spaced(len(subject.points), FEW_POINTS)
     points, log_weight = subject.points[spaced], subject.log_weight[spaced]
     centre = _mean(subject.points, subject.log_weight, subject.sign)
     moved = points + centre - _mean(points, log_weight, np.ones(len(spaced)))
@@ -333,11 +333,6 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
 
 def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
     return np.average(points, axis=0, weights=sign * np.exp(log_weight - log_weight.max()))
-
-
-def _evenly(total: int, number: int) -> np.ndarray:
-    used = min(number, total)
-    return ((2 * np.arange(used) + 1) * total) // (2 * used)
 
 
 def _left_out(

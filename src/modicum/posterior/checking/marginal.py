@@ -143,19 +143,19 @@ def averages(
     subset, weights = thinned(source, draws)
     if weights.size < 2:
         raise SettingError("one draw says nothing of uncertainty: use two draws or more.")
-    there, known = with_groups(averaged.as_it_is, fit.model, groups)
+    grouped_rows, groups_known = with_groups(averaged.as_it_is, fit.model, groups)
     predictor: Predictor = ModelPredictor(fit.model)
-    if known and isinstance(fit.model, IntegratedEffects):
+    if groups_known and isinstance(fit.model, IntegratedEffects):
         if column == fit.model.group:
             raise SettingError(
                 f"the effects of {column!r} are tabulated by post.effects({column!r})."
             )
-        predictor = known_groups(source, fit, source.rows_of_fit(), there, draws)
-    left_out = set(averaged.as_it_is.fields) - set(there.fields)
+        predictor = known_groups(source, fit, source.rows_of_fit(), grouped_rows, draws)
+    left_out = set(averaged.as_it_is.fields) - set(grouped_rows.fields)
 
     def expected(batch: Batch) -> np.ndarray:
-        kept = {name: values for name, values in batch.items() if name not in left_out}
-        return np.asarray(predictor(subset, kept), float)
+        fields = {name: values for name, values in batch.items() if name not in left_out}
+        return np.asarray(predictor(subset, fields), float)
 
     return averaged, expected, weights
 
@@ -227,12 +227,12 @@ def _require_levels(name: str, chosen: list[Level], levels: tuple[Level, ...]) -
         )
 
 
-def _listed(values: Any) -> list[Level]:
+def _listed(values: Any) -> list[Level]:  # as a user wrote them
     """The values asked for; one by itself is a list of one."""
     return [values] if isinstance(values, str) or np.ndim(values) == 0 else list(values)
 
 
-def _constant(value: Any, number: int) -> np.ndarray:
+def _constant(value: Level, number: int) -> np.ndarray:
     filled = np.empty(number, object)
     filled[:] = value
     return filled.astype(float) if isinstance(value, float) else filled
@@ -267,9 +267,9 @@ def _table(
     low, high = weighted_quantile(draws, weights, ends)
     sd = np.sqrt(weighted_variance(draws, weights))
     columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
-    index: Any = pd.Index(labels, name=name)
+    index: pd.Index[Any] = pd.Index(labels, name=name)
     if estimates.ndim == 3:
-        known = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
-        index = pd.MultiIndex.from_product([labels, known], names=[name, "class"])
+        class_labels = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
+        index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])
     titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)

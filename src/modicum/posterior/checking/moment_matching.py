@@ -19,9 +19,10 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.ledger import Ledger
+from modicum.models.base import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
-from modicum.passes.mode import DENSE_LIMIT, prior_hessian, prior_slope
 from modicum.passes.pointwise import log_likelihoods
+from modicum.passes.prior import prior_hessian, prior_slope
 from modicum.posterior.checking.proposal import NormalProposal, average, log_joint
 from modicum.random import Stream, generator
 

@@ -33,20 +33,20 @@ class Population(Protocol):
     """Rows whose columns can be set."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
 
     def values(self, name: str) -> np.ndarray:
-        """Of a column, numbers or levels; a sentence where there is none."""
+        """Values of a column, numbers or levels; a `SettingError` where there is none."""
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Of a column that is a factor, in the fit's order; empty for numbers."""
+        """Levels of a factor, in the fit's order; empty for numbers."""
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
         """The rows with these values of a column, one per row, a chunk at a time."""
 
     @property
     def as_it_is(self) -> AlignedRows:
-        """The rows."""
+        """The rows, with no column changed."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class TablePopulation:
 
     def values(self, name: str) -> np.ndarray:
         """Of a column that the formula reads."""
-        known = self.encoding.needed(outcome=False)
-        if name not in known or name not in self.table.column_names:
-            raise SettingError(f"the formula reads no column {name!r}: {names_like(name, known)}")
+        columns = self.encoding.needed(outcome=False)
+        if name not in columns or name not in self.table.column_names:
+            raise SettingError(f"the formula reads no column {name!r}: {names_like(name, columns)}")
         return np.array(self.table.column(name).to_pylist())
 
     def levels(self, name: str) -> tuple[Level, ...]:
@@ -81,7 +81,7 @@ class TablePopulation:
         return tuple(np.unique(self.values(name)).tolist())
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """Encoded anew."""
+        """The table with these values, encoded anew."""
         import pyarrow as pa
 
         place = self.table.column_names.index(name)
@@ -106,8 +106,8 @@ class TablePopulation:
         return self._encoded(self.table)
 
     def _encoded(self, table: pa.Table) -> AlignedRows:
-        seen = all(name in table.column_names for name in self.encoding.needed(outcome=True))
-        rows = encode_table(self.encoding, table, outcome=seen, dtype=np.float64)
+        has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
+        rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
         return AlignedRows(rows, tuple(rows.fields))
 
 
@@ -132,13 +132,13 @@ class ArrayPopulation:
     @classmethod
     def of(cls, rows: AlignedRows, fit: FitRows | None) -> ArrayPopulation:
         """Find out where the columns are."""
-        held = rows.rows
+        source = rows.rows
         if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
             assert fit is not None
             return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {})
-        dense = range(len(held.columns)) if held.coding is None else held.coding.dense
-        places = {held.columns[column]: k for k, column in enumerate(dense)}
-        return cls(rows, places, {k: v for k, v in held.levels.items() if k in held.fields})
+        dense = range(len(source.columns)) if source.coding is None else source.coding.dense
+        places = {source.columns[column]: k for k, column in enumerate(dense)}
+        return cls(rows, places, {k: v for k, v in source.levels.items() if k in source.fields})
 
     def __len__(self) -> int:
         return len(self.as_it_is)
@@ -146,8 +146,8 @@ class ArrayPopulation:
     def _batch(self, name: str) -> Batch:
         """All of them; a sentence where there is no such column."""
         if name not in self.places and name not in self.factors:
-            known = [*self.places, *self.factors]
-            raise SettingError(f"the rows have no column {name!r}: {names_like(name, known)}")
+            columns = [*self.places, *self.factors]
+            raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
         return dict(next(self.as_it_is.chunks(len(self))))
 
     def values(self, name: str) -> np.ndarray:
@@ -159,7 +159,7 @@ class ArrayPopulation:
         return np.asarray(levels[batch[name].astype(int)])
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Of a factor."""
+        """Levels of a factor."""
         return self.factors.get(name, ())
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:

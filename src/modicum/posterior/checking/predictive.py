@@ -45,7 +45,7 @@ class OutcomeDraws(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Draws."""
+        """Number of draws."""
         return len(next(iter(self.draws.values())))
 
 
@@ -65,11 +65,11 @@ def outcome_draws(
     whole_number("draws", draws)
     fit = source.fit()
     predictor = ModelPredictor(fit.model)
-    rows, known = with_groups(rows, fit.model, groups)
+    rows, groups_known = with_groups(rows, fit.model, groups)
     if prior:
         shapes = {name: x.shape[2:] for name, x in source.draws.items()}
-        drawn = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
-        return OutcomeDraws(drawn, predictor), rows
+        parameters = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
+        return OutcomeDraws(parameters, predictor), rows
     signs = None
     if averaged and source.weights is not None and (source.weights < 0).any():
         require_finite(source.draws, "a check")
@@ -78,7 +78,7 @@ def outcome_draws(
     else:
         subset = equal_draws(source, draws, seed, "drawing outcomes")
     effects = None
-    if known and isinstance(fit.model, IntegratedEffects):
+    if groups_known and isinstance(fit.model, IntegratedEffects):
         effects = known_effects(subset, fit, source.rows_of_fit(), rows)
     return OutcomeDraws(subset, predictor, effects, signs), rows
 
@@ -107,8 +107,8 @@ def outcomes(
     _require_fields(family, rows)
 
     def draw(batch: Batch) -> np.ndarray:
-        known = source.effects is not None
-        eta, spread = source.predictor.predictors(source.draws, batch, known)
+        effects_known = source.effects is not None
+        eta, spread = source.predictor.predictors(source.draws, batch, effects_known)
         eta = np.array(eta)  # of JAX's, which cannot be written to
         if source.effects is not None:
             eta[..., 0] += effect_shift(source.effects.model, source.effects.of_rows(batch), batch)

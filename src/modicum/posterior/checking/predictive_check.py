@@ -15,6 +15,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.models import BaseModel, IntegratedEffects
+from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.axes import INK, OBSERVED, PREDICTED, new_axes
 from modicum.posterior.checking.predictive import OutcomeDraws, outcomes
@@ -63,8 +64,8 @@ class PredictiveCheck:
     @property
     def outside(self) -> float:
         """Share of bins whose observed value lies outside its interval; 1 - prob is expected."""
-        seen = self.table["observed"]
-        beyond = (seen < self.table["lower"]) | (seen > self.table["upper"])
+        observed = self.table["observed"]
+        beyond = (observed < self.table["lower"]) | (observed > self.table["upper"])
         return float(beyond.mean())
 
     def __repr__(self) -> str:
@@ -143,11 +144,12 @@ class PredictiveCheck:
         """Observed less predicted share of each class, with the interval about it."""
         bins = list(dict.fromkeys(self.table["at"]))
         numeric = self.table["at"].dtype.kind == "f"
-        for k, (name, one) in enumerate(self.table.groupby("class")):
-            x = one["at"].to_numpy() if numeric else np.array([bins.index(v) for v in one["at"]])
-            low, seen, high = (one[c] - one["predicted"] for c in ("lower", "observed", "upper"))
+        for k, (name, bars) in enumerate(self.table.groupby("class")):
+            x = bars["at"].to_numpy() if numeric else np.array([bins.index(v) for v in bars["at"]])
+            columns = ("lower", "observed", "upper")
+            low, observed, high = (bars[c] - bars["predicted"] for c in columns)
             ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
-            ax.plot(x, seen, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
+            ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
         ax.axhline(0, color=INK, lw=0.8)
         if not numeric:
             few = max(1, len(bins) // 20)
@@ -171,43 +173,23 @@ def predictive_check(
     `mass` is what the outcome of each counts for.
     """
     model = source.predictor.model
-    fewest = ceil(1 / (1 - prob) - 1e-9)
-    if source.number < fewest:
-        raise SettingError(
-            f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
-            f"{'is' if source.number == 1 else 'are'} {source.number}."
-        )
-    held = rows.rows
-    everything = held.slice(0, len(held))
-    y = np.asarray(everything[model.outcome_field], float)
-    if y.ndim > 1:
-        raise SettingError(
-            f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
-            "number per row; compare them with post.predictive(...) by hand."
-        )
-    if "event" in everything and not np.all(everything["event"] == 1):
-        raise DataError(
-            "some of these times are censored, and outcomes are drawn to their end, so that the "
-            "two cannot be laid side by side; rows whose event was seen are shorter than average, "
-            "so leave none out, but compare post.predictive(...) with a Kaplan-Meier curve."
-        )
+    _require_draws(source.number, prob)
+    fields = rows.rows.slice(0, len(rows.rows))
+    y = np.asarray(fields[model.outcome_field], float)
+    _require_comparable(y, fields)
     counter: _Means | _Values
     natural = _kind(model, source, rows, y)
+    kind: Kind = natural if by is None else "residuals"
     if by is not None:
-        name, values = by
-        places, at = _bins(values, bins)
+        places, at = _bins(by[1], bins)
         classes = int(y.max()) + 1 if natural == "classes" else None
         counter = _Means(
-            lambda batch, first: places[first : first + _length(batch)], len(at), classes
+            lambda batch, first: places[first : first + length_of(batch)], len(at), classes
         )
-        kind: Kind = "residuals"
+    elif kind == "calibration":
+        counter = _Means(_Probabilities(source, bins), bins)
     else:
-        name, kind = "", natural
-        if kind == "calibration":
-            binned = _Probabilities(source, bins)
-            counter = _Means(binned, bins)
-        else:
-            counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
+        counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
     first = 0
     for batch, drawn in outcomes(source, rows, seed):
         weight = mass[first : first + drawn.shape[1]]
@@ -220,7 +202,33 @@ def predictive_check(
         table = table[table["rows"] > 0]
     if natural == "classes":
         table = _called(table, class_names)
-    return PredictiveCheck(kind, table, name, len(held), source.number, prob)
+    name = "" if by is None else by[0]
+    return PredictiveCheck(kind, table, name, len(rows.rows), source.number, prob)
+
+
+def _require_draws(number: int, prob: float) -> None:
+    """Refuse fewer draws than an interval has ends to be found among."""
+    fewest = ceil(1 / (1 - prob) - 1e-9)
+    if number < fewest:
+        raise SettingError(
+            f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
+            f"{'is' if number == 1 else 'are'} {number}."
+        )
+
+
+def _require_comparable(y: np.ndarray, fields: Batch) -> None:
+    """Refuse outcomes of several numbers, and times of which some are censored."""
+    if y.ndim > 1:
+        raise SettingError(
+            f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
+            "number per row; compare them with post.predictive(...) by hand."
+        )
+    if "event" in fields and not np.all(fields["event"] == 1):
+        raise DataError(
+            "some of these times are censored, and outcomes are drawn to their end, so that the "
+            "two cannot be laid side by side; rows whose event was seen are shorter than average, "
+            "so leave none out, but compare post.predictive(...) with a Kaplan-Meier curve."
+        )
 
 
 def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -335,17 +343,17 @@ class _Means:
     def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
         if self.classes is None:
             return np.bincount(place, mass * outcome, minlength=self.bins)
-        there = outcome < self.classes  # a class that was never seen is in no line
-        cell = place[there] * self.classes + outcome[there].astype(int)
-        return np.bincount(cell, mass[there], minlength=self.bins * self.classes)
+        is_class = outcome < self.classes  # a class that was never seen is in no line
+        cell = place[is_class] * self.classes + outcome[is_class].astype(int)
+        return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
 
     def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
         del kind
         assert self.drawn is not None
         width = self.classes or 1
-        there = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
+        mass = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
         index = np.repeat(np.arange(self.bins), width)
-        table = _frame(self.seen / there, self.drawn / there, prob, index, signs)
+        table = _frame(self.seen / mass, self.drawn / mass, prob, index, signs)
         table = table.assign(rows=np.repeat(self.count, width).astype(int))
         if self.classes is None:
             return table
@@ -390,7 +398,7 @@ class _Values:
 
 
 def _frame(
-    seen: np.ndarray,
+    observed: np.ndarray,
     drawn: np.ndarray,
     prob: float,
     index: Sequence[object] | np.ndarray | range,
@@ -404,9 +412,5 @@ def _frame(
     else:
         low, high = weighted_quantile(drawn[None], signs[None], ends)
         mean = weighted_mean(drawn[None], signs[None])
-    columns = {"observed": seen, "predicted": mean, "lower": low, "upper": high}
+    columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))
-
-
-def _length(batch: Batch) -> int:
-    return len(next(iter(batch.values())))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.passes import Sums
-from modicum.passes.mode import prior_hessian
+from modicum.passes.prior import prior_hessian
 
 __all__ = ["Evidence", "NormalProposal", "average", "log_joint"]
 
@@ -59,12 +59,12 @@ class NormalProposal(NamedTuple):
         return cls(mean, np.linalg.cholesky(cov))
 
     def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
-        """In pairs about the mean, which leaves less to chance."""
+        """Draw in pairs about the mean, which reduces the variance."""
         half = rng.normal(size=(-(-number // 2), len(self.mean)))
         return self.mean + np.concatenate([half, -half])[:number] @ self.factor.T
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
-        """At each point."""
+        """Log-density of the proposal at each point."""
         z = np.linalg.solve(self.factor, (points - self.mean).T)
         scale = np.linalg.slogdet(self.factor)[1] + 0.5 * len(self.mean) * np.log(2 * np.pi)
         return -0.5 * np.sum(z**2, axis=0) - scale

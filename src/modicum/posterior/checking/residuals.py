@@ -17,7 +17,7 @@ from modicum.ledger import Ledger
 from modicum.passes import LocalEngine, units_of
 from modicum.passes.pointwise import log_likelihoods
 from modicum.posterior.checking.columns import random_rows
-from modicum.posterior.draws import require_finite, thinned
+from modicum.posterior.draws import evenly_spaced, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
 
@@ -35,17 +35,18 @@ def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) 
     require_positive_sum(weights, "a picture of residuals")
     target, points = flat_points(fit, rows, every)
     mean = np.average(points, axis=0, weights=weights)
-    used = min(draws, len(points))
-    delta = points[((2 * np.arange(used) + 1) * len(points)) // (2 * used)] - mean
+    delta = points[evenly_spaced(len(points), draws)] - mean
     units = units_of(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))
     ids = np.sort(random_rows(len(units), number, random_seed))
-    asked = np.concatenate([mean[None], mean + delta, mean + STEP * delta, mean - STEP * delta])
+    evaluated_at = np.concatenate(
+        [mean[None], mean + delta, mean + STEP * delta, mean - STEP * delta]
+    )
     parts = []
-    for values in log_likelihoods(target, units, ids, asked):
-        centre, (there, above, below) = values[0], values[1:].reshape(3, used, -1)
+    for values in log_likelihoods(target, units, ids, evaluated_at):
+        centre, (value, above, below) = values[0], values[1:].reshape(3, len(delta), -1)
         slope = (above - below) / (2 * STEP)
         curvature = (above + below - 2 * centre) / STEP**2
-        residual = there - centre - slope - curvature / 2
+        residual = value - centre - slope - curvature / 2
         size = np.sqrt(np.mean(residual**2, axis=0))
         parts.append(np.where(size > ROUNDING * np.maximum(np.abs(centre), 1.0), size, 0.0))
     sizes = np.concatenate(parts)

@@ -78,17 +78,17 @@ def lights(
 
 def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
     """R-hat and effective sample sizes of the worst scalar, by the limits that warnings have."""
-    known = summary[np.isfinite(summary["r_hat"])]
-    if not len(known):
+    finite = summary[np.isfinite(summary["r_hat"])]
+    if not len(finite):
         unknown = "too few draws to tell whether the chains have settled"
         return [Light("R-hat", "not known", "bad", unknown)]
     agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
-    worst, limit = known["r_hat"].idxmax(), largest_r_hat(chains, draws, len(known))
+    worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
     all_lights = [
         Light(
             "R-hat",
-            f"{known['r_hat'].max():.3f}",
-            _level(float(known["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
+            f"{finite['r_hat'].max():.3f}",
+            _level(float(finite["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
             f"{agree}: 1 means that they do (worst: {worst})",
         )
     ]
@@ -99,8 +99,8 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
         sizes = summary[column][np.isfinite(summary[column])]
         if len(sizes):
             smallest = float(sizes.min())
-            enough = smallest_ess(chains * draws)
-            level = _level(-smallest, -enough, -enough / 4)
+            needed_ess = smallest_ess(chains * draws)
+            level = _level(-smallest, -needed_ess, -needed_ess / 4)
             meaning = (
                 f"as many independent draws would give {of} as precise (worst: {sizes.idxmin()})"
             )

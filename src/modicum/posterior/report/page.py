@@ -158,9 +158,9 @@ def _fitted(report: Reported) -> Markup:
         pairs += _other_fields(report.fit_rows)
         pairs.append(("columns of the model", f"{len(schema.columns):,}"))
         for name, levels in list(schema.levels.items())[:12]:
-            shown = ", ".join(str(level) for level in levels[:6])
+            listed = ", ".join(str(level) for level in levels[:6])
             more = f" and {len(levels) - 6:,} more" if len(levels) > 6 else ""
-            pairs.append((f"levels of {name}", shown + more))
+            pairs.append((f"levels of {name}", listed + more))
     classes = settings.get("outcome_levels")
     if isinstance(classes, Mapping):
         pairs.append(("outcomes", ", ".join(f"{name} is {code}" for name, code in classes.items())))
@@ -174,8 +174,8 @@ def _other_fields(fit_rows: FitRows) -> list[tuple[str, object]]:
     if fit_rows.encoding is not None:
         fields = fit_rows.encoding.fields.items()
         return [(name, tag("code", " + ".join(made_of))) for name, made_of in fields]
-    there = [name for name in ("offset", "weight") if name in fit_rows.schema.fields]
-    return [(name, "a field of the rows") for name in there]
+    names = [name for name in ("offset", "weight") if name in fit_rows.schema.fields]
+    return [(name, "a field of the rows") for name in names]
 
 
 def _trust(traffic_lights: Sequence[Light]) -> Markup:
@@ -207,18 +207,18 @@ def _warnings(report: Reported) -> Markup | None:
 def _coefficients(report: Reported) -> list[Markup]:
     effects = [name for name in report.summary.index if "|" in str(name).split("[")[0]]
     rest = report.summary.drop(index=effects)
-    shown = rest.head(MOST_LINES)
-    low, high = shown.columns[2], shown.columns[3]
+    first = rest.head(MOST_LINES)
+    low, high = first.columns[2], first.columns[3]
     unit = tag("p", f"Mean and interval from {low} to {high} of the posterior.", class_="note")
-    picture = forest(list(shown.index), Band.of(shown, low, "mean", high))
+    picture = forest(list(first.index), Band.of(first, low, "mean", high))
     parts = [unit, picture]
-    if len(rest) > len(shown):
-        parts.append(tag("p", f"The first {len(shown)} of {len(rest):,} are shown.", class_="note"))
+    if len(rest) > len(first):
+        parts.append(tag("p", f"The first {len(first)} of {len(rest):,} are shown.", class_="note"))
     columns = ["mean", "sd", low, high, "ess_bulk", "r_hat"]
     lines = [
         [name, *(f"{line[c]:.3g}" for c in columns[:4]), f"{line['ess_bulk']:,.0f}",
          f"{line['r_hat']:.3f}"]
-        for name, line in shown.iterrows()
+        for name, line in first.iterrows()
     ]  # fmt: skip
     body = _wide(table(["", *columns], lines))
     return [*parts, tag("details", tag("summary", "the same as a table"), body)]
@@ -300,18 +300,18 @@ def _check(check: PredictiveCheck | str) -> list[Markup]:
         return [tag("p", check, class_="note")]
     frame = check.table
     band = Band.of(frame, "lower", "predicted", "upper")
-    seen = frame["observed"].to_numpy(float)
+    observed = frame["observed"].to_numpy(float)
     if check.kind == "calibration":
-        picture = band_chart(band.middle, band, "predicted probability", "share of ones", seen)
+        picture = band_chart(band.middle, band, "predicted probability", "share of ones", observed)
     elif check.kind == "ecdf":
         x = frame.index.to_numpy(float)
-        picture = band_chart(x, band, "outcome", "share of rows up to it", seen)
+        picture = band_chart(x, band, "outcome", "share of rows up to it", observed)
     else:
-        picture = bar_chart(list(frame.index), seen, band, "outcome", "rows")
+        picture = bar_chart(list(frame.index), observed, band, "outcome", "rows")
     expected = 1 - check.prob
-    shown = "Points" if check.kind in ("calibration", "ecdf") else "Bars"
+    marks = "Points" if check.kind in ("calibration", "ecdf") else "Bars"
     words = (
-        f"{shown}: what was observed in {check.rows:,} rows. Blue: what the model expects, with "
+        f"{marks}: what was observed in {check.rows:,} rows. Blue: what the model expects, with "
         f"{check.prob:.0%} intervals. {check.outside:.0%} of the bins lie outside theirs; "
         f"{expected:.0%} would by chance."
     )

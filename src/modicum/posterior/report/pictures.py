@@ -137,8 +137,8 @@ def bar_chart(
     at = np.arange(len(labels), dtype=float)
     frame = _Frame([-0.6, len(labels) - 0.4], [0.0, *observed, *band.high])
     marks = []
-    for k, seen, a, m, b in zip(at, observed, *band, strict=True):
-        left, top = frame.at(k - 0.35, seen)
+    for k, value, a, m, b in zip(at, observed, *band, strict=True):
+        left, top = frame.at(k - 0.35, value)
         right, floor = frame.at(k + 0.35, 0.0)
         marks.append(
             tag("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{right - left:.1f}",
@@ -189,8 +189,8 @@ def _powers(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
-    known = [float(v) for v in values if np.isfinite(v)]
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    finite = [float(v) for v in values if np.isfinite(v)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 

@@ -35,24 +35,24 @@ def code_for(
 
     `fields` are those that the formula's encoding makes beside the outcome.
     """
-    known = {kind.__name__: name for name, kind in FAMILIES.items()}
+    names = {kind.__name__: name for name, kind in FAMILIES.items()}
     first = model.split(",")[0]
-    how = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
+    arguments = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
     if settings.get("thin", 1) != 1:
-        how += f", thin={settings['thin']}"
-    how += f", random_seed={settings.get('seed')}"
+        arguments += f", thin={settings['thin']}"
+    arguments += f", random_seed={settings.get('seed')}"
     method = f'method="{settings.get("method")}"'
     if "formula" in settings:
         formula = str(settings["formula"])
-        family = f'family="{known[first]}"' if first in known else "family=..."
+        family = f'family="{names[first]}"' if first in names else "family=..."
         for argument, field in (("offset", "offset"), ("weights", "weight")):
             for column in fields.get(field, ()):
                 if f"{field}({column})" not in formula.replace(" ", ""):
                     family += f", {argument}={column!r}"
-        call = f"mo.fit({formula!r}, data, {family}, {method},\n              {how})"
+        call = f"mo.fit({formula!r}, data, {family}, {method},\n              {arguments})"
     else:
-        model_code = f"mo.models.{first}()" if first in known else "model"
-        call = f"mo.sample({model_code}, rows, {method},\n                 {how})"
+        model_code = f"mo.models.{first}()" if first in names else "model"
+        call = f"mo.sample({model_code}, rows, {method},\n                 {arguments})"
     note = "# with the priors and settings above, where they are not the defaults"
     return f"import modicum as mo\n\n{note}\npost = {call}"
 

@@ -119,13 +119,13 @@ class FormulaEncoding:
         to the outcome (the number of trials) must be there with it, and may be without it, and so
         must groups: without them, rows are of new groups.
         """
-        kept = [g.field for g in self.groupings if outcome or all(n in names for n in g.columns)]
+        groups = [g.field for g in self.groupings if outcome or all(n in names for n in g.columns)]
         for name, texts in self.fields.items():
-            there = all(n in names for text in texts for n in Expression(text).names)
+            is_present = all(n in names for text in texts for n in Expression(text).names)
             required = name == "offset" or (outcome and name != "weight")
-            if required or (there and (outcome or name != "weight")):
-                kept.append(name)
-        return tuple(kept)
+            if required or (is_present and (outcome or name != "weight")):
+                groups.append(name)
+        return tuple(groups)
 
     def describe(
         self, n: int, dtype: DType, outcome: bool = True, extra: Collection[str] | None = None

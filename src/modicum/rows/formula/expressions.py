@@ -207,8 +207,8 @@ call functions by name only, as in log(x): compute such a column first.
             raise SettingError(f"{self.text} makes levels of a spline or a scaled column: it "
                                "must be given a column of levels.")  # fmt: skip
         keywords = {word.arg: word.value for word in call.keywords}
-        how = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
-        contrast, reference = self._contrast(how)
+        contrasts = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
+        contrast, reference = self._contrast(contrasts)
         levels = tuple(_constants(keywords["levels"])) if "levels" in keywords else ()
         spans = constant_of(keywords["spans_intercept"]) if "spans_intercept" in keywords else True
         return CategoricalCall(inner, contrast, reference, levels, bool(spans))
@@ -276,16 +276,16 @@ call functions by name only, as in log(x): compute such a column first.
 
     def _check_call(self, call: ast.Call) -> None:
         name = function_of(call)
-        known = (*ROW_BY_ROW, *STATEFUL, "C", "I", "Q")
+        names = (*ROW_BY_ROW, *STATEFUL, "C", "I", "Q")
         if name is None:
             raise SettingError(
                 f"the formula holds {self.source(call)[:80]!r}, and formulas call functions by "
                 "name only, as in log(x): compute such a column first."
             )
-        if name not in known:
+        if name not in names:
             raise SettingError(
                 f"the formula calls {name}, which is not a function it knows"
-                f"{suggestion(name, known)}: it may call what works row by row ({_some(known)}), "
+                f"{suggestion(name, names)}: it may call what works row by row ({_listed(names)}), "
                 "so compute other columns first."
             )
         if any(word.arg is None for word in call.keywords) or any(
@@ -358,5 +358,5 @@ def _constants(node: ast.AST) -> list[Level]:
     return [constant_of(entry) for entry in node.elts]
 
 
-def _some(names: tuple[str, ...]) -> str:
+def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:6]) + ", ..., bs, C"

@@ -92,9 +92,9 @@ class GroupingLevels:
 
     def __init__(self, groups: Iterable[GroupTerm]) -> None:
         factors = dict.fromkeys(group.group for group in groups)
-        for taken in {grouping_name(names) for names in factors} & set(RESERVED):
+        for reserved in {grouping_name(names) for names in factors} & set(RESERVED):
             raise SettingError(
-                f"a group cannot be called {taken!r}, the name under which rows hold something "
+                f"a group cannot be called {reserved!r}, the name under which rows hold something "
                 "else; rename that column of the table."
             )
         self._values: dict[tuple[str, ...], dict[str, Level]] = {names: {} for names in factors}
@@ -106,22 +106,22 @@ class GroupingLevels:
 
     def collect(self, columns: BatchColumns) -> None:
         """Note the levels of a chunk."""
-        for names, known in self._values.items():
+        for names, levels in self._values.items():
             for value in _distinct(names, columns)[0]:
-                known.setdefault(level_key(value), value)
+                levels.setdefault(level_key(value), value)
 
     def groupings(self) -> tuple[Grouping, ...]:
         """Return the factors, their levels sorted."""
         groupings = []
-        for names, known in self._values.items():
-            if len(known) < 2:
+        for names, levels in self._values.items():
+            if len(levels) < 2:
                 raise DataError(
                     f"the group {grouping_name(names)!r} has a single level, so that nothing can "
                     "be said of how its effects vary; leave it out."
                 )
             if len(names) == 1:  # combinations are texts
-                refuse_fractions(names[0], known.values())
-            groupings.append(Grouping(names, ordered(grouping_name(names), known.values())))
+                refuse_fractions(names[0], levels.values())
+            groupings.append(Grouping(names, ordered(grouping_name(names), levels.values())))
         return tuple(groupings)
 
 

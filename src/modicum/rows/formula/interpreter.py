@@ -113,8 +113,8 @@ class _Interpreter:
         if isinstance(node, ast.Name):
             return self.columns.column(self.expression.column_name(node))
         if isinstance(node, ast.BinOp):
-            both = self._number(node.left), self._number(node.right)
-            return BINARY[type(node.op)](*both)
+            operands = self._number(node.left), self._number(node.right)
+            return BINARY[type(node.op)](*operands)
         if isinstance(node, ast.UnaryOp):
             inner = self._number(node.operand)
             if isinstance(node.op, ast.Invert):

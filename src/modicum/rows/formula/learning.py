@@ -148,9 +148,9 @@ class _Reading:
         self.states: dict[str, State] = {}
         self.rows: int | None = None
         self.dropped = 0
-        both = [*factors, *([] if outcome is None else [outcome])]
-        self._learners = [e for e in both if e.stateful]
-        self._is_levels = {e: self._has_levels(e) for e in both if not e.stateful}
+        expressions = [*factors, *([] if outcome is None else [outcome])]
+        self._learners = [e for e in expressions if e.stateful]
+        self._is_levels = {e: self._has_levels(e) for e in expressions if not e.stateful}
         self._values: dict[Expression, dict[str, Level]] = {
             e: {} for e, levels in self._is_levels.items() if levels
         }
@@ -184,14 +184,14 @@ class _Reading:
         self.dropped = 0
         if not names and not self._drop:
             return
-        held: dict[str, list[Array]] = {n: [] for e in self._learners for n in e.names}
+        chunks: dict[str, list[Array]] = {n: [] for e in self._learners for n in e.names}
         rows = 0
         for columns in self._batches(self._needed if self._drop else names):
             rows += len(columns)
             for expression, values in self._values.items():
                 self._collect(expression, values, columns)
             self._groupings.collect(columns)
-            for name, parts in held.items():
+            for name, parts in chunks.items():
                 value = columns.column(name)
                 if isinstance(value, LevelArray):
                     raise DataError(f"column {name!r} holds levels where the formula computes.")
@@ -199,7 +199,7 @@ class _Reading:
         self.rows = rows
         if rows == 0:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
-        whole = HeldColumns({name: np.concatenate(held.pop(name)) for name in list(held)})
+        whole = HeldColumns({name: np.concatenate(chunks.pop(name)) for name in list(chunks)})
         for expression in self._learners:
             evaluated = evaluate(expression, whole, self.states, learning=True)
             if isinstance(evaluated, LevelArray):
@@ -235,8 +235,8 @@ class _Reading:
         values, call = self._values[expression], expression.categorical
         reference = None if call is None else call.reference
         if call is not None and call.levels:
-            known = {level_key(level) for level in call.levels}
-            other = [value for key, value in values.items() if key not in known]
+            listed = {level_key(level) for level in call.levels}
+            other = [value for key, value in values.items() if key not in listed]
             if other:
                 raise DataError(
                     f"{expression.text} lists levels without {other[0]!r}, which the column holds: "
@@ -244,9 +244,9 @@ class _Reading:
                 )
             return _moved(expression.label, call.levels, reference)
         if self._keeps_order(expression if call is None else call.inner):
-            seen = self._occurring[expression]
-            kept = tuple(value for key, value in values.items() if key in seen)
-            return _moved(expression.label, kept, reference)
+            occurring = self._occurring[expression]
+            levels = tuple(value for key, value in values.items() if key in occurring)
+            return _moved(expression.label, levels, reference)
         if call is None and expression.bare is not None:
             remedy = f"write C({expression.text}) to code the column as levels"
             refuse_stray_text(self._source, expression.bare, values.values(), remedy)

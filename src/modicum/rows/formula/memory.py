@@ -63,8 +63,8 @@ def encoded(
 
 def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
     """Return the type of the numbers: `dtype`, or the one that the columns call for."""
-    there = [name for name in needed if name in source.names]
-    kind = as_dtype(dtype, floating(source.types(there)))
+    names = [name for name in needed if name in source.names]
+    kind = as_dtype(dtype, floating(source.types(names)))
     if kind.kind != "f":
         raise SettingError("the rows of a formula are float32 or float64: leave dtype out.")
     return kind

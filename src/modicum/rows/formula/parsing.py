@@ -202,8 +202,8 @@ def _terms(
         )
     # In backticks too formulaic takes these words for Python's; with a space they are names.
     spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
-    used = Expression(left).names if left.strip() and "|" not in left else ()
-    available = [name for name in columns if name not in used]
+    names = Expression(left).names if left.strip() and "|" not in left else ()
+    available = [name for name in columns if name not in names]
     try:
         context = {"__formulaic_variables_available__": available}
         parsed = formulaic.Formula(spaced or "1", _context=context)
@@ -297,16 +297,16 @@ def _bracketed(piece: str) -> str | None:
 
 def _outside_calls(piece: str) -> str:
     """Return the piece without arguments of functions, in which | means or."""
-    kept, calls, before = "", 0, ""
+    outside, calls, before = "", 0, ""
     for at, _, letter in _letters(piece):
         if calls:
             calls += (letter in OPEN) - (letter in CLOSE)
         elif letter == "{" or (letter == "(" and (before.isalnum() or before == "_")):
             calls = 1
         else:
-            kept += letter
+            outside += letter
         before = piece[at]
-    return kept
+    return outside
 
 
 def _bars(inside: str) -> tuple[str, bool, str] | None:

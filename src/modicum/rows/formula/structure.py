@@ -160,15 +160,15 @@ def reduced_parts(
 
 
 def _simplified(parts: Sequence[Part]) -> list[Part]:
-    kept: list[Part] = []
+    simple: list[Part] = []
     for part in sorted(parts, key=len):
-        merged = next((m for m in (_merged(old, part) for old in kept) if m), None)
+        merged = next((m for m in (_merged(old, part) for old in simple) if m), None)
         if merged is None:
-            kept.append(part)
+            simple.append(part)
         else:
             old, full = merged
-            kept = _simplified([p for p in kept if p != old] + [full])
-    return kept
+            simple = _simplified([p for p in simple if p != old] + [full])
+    return simple
 
 
 def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:
@@ -239,8 +239,8 @@ class _Block:
 def _coded_terms(block: _Block, first: int, numbers: list[Numbers]) -> Iterator[CodedTerm]:
     assert block.codes is not None
     width = len(block.names) - max(0, len(block.window) - 1)
-    for j, each in enumerate(block.scales):
-        scale = None if each is None else numbers.index(each)
+    for j, factor in enumerate(block.scales):
+        scale = None if factor is None else numbers.index(factor)
         yield CodedTerm(block.codes.field, first + j, width, block.reference, scale)
 
 

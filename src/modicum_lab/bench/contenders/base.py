@@ -74,9 +74,9 @@ def contender(name: str, title: str, package: str, copies: float = 1.0) -> Calla
     return register
 
 
-def find_contender(name: str, known: Iterable[str] | None = None) -> Contender:
+def find_contender(name: str, candidates: Iterable[str] | None = None) -> Contender:
     """Return the contender of this name."""
-    names = list(CONTENDERS if known is None else known)
+    names = list(CONTENDERS if candidates is None else candidates)
     if name not in names:
         raise SettingError(
             f"there is no peer {name!r}{suggestion(name, names)}; there are {', '.join(names)}."

@@ -107,13 +107,13 @@ def _stochastic(
     from blackjax.sgmcmc import gradients
 
     mode, n = problem.find_mode(), len(problem)
-    each, prior = log_likelihoods(problem.poisson), log_prior(problem)
+    per_row, prior = log_likelihoods(problem.poisson), log_prior(problem)
     with jax.enable_x64(True):
         point, factor = jnp.asarray(mode.point), jnp.asarray(mode.factor)
         data = arrays(problem)
         estimate = gradients.grad_estimator(
             lambda z: prior(point + factor @ z),
-            lambda z, row: each(point + factor @ z, *row),
+            lambda z, row: per_row(point + factor @ z, *row),
             n,
         )
         centre = jnp.zeros(problem.size)

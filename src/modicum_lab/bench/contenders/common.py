@@ -37,12 +37,12 @@ TUNE = (40, 200)  # warm-up: at least, and at most
 def log_likelihoods(poisson: bool) -> Callable[..., jax.Array]:
     """Log-likelihood of each row, up to a constant, as a user would write it."""
 
-    def each(t: jax.Array, x: jax.Array, y: jax.Array, offset: jax.Array) -> jax.Array:
+    def per_row(t: jax.Array, x: jax.Array, y: jax.Array, offset: jax.Array) -> jax.Array:
         eta = x @ t[:-1] + t[-1] + offset
         rate = jnp.exp(eta) if poisson else jax.nn.softplus(eta)
         return y * eta - rate
 
-    return each
+    return per_row
 
 
 def log_prior(problem: ProblemData) -> Callable[[jax.Array], jax.Array]:
@@ -59,12 +59,12 @@ def arrays(problem: ProblemData) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 def whitened(problem: ProblemData, mode: ModeRun) -> Callable[..., jax.Array]:
     """Log-posterior of all rows as a function of z, t = mode + L z."""
-    each, prior = log_likelihoods(problem.poisson), log_prior(problem)
+    per_row, prior = log_likelihoods(problem.poisson), log_prior(problem)
     point, factor = jnp.asarray(mode.point), jnp.asarray(mode.factor)
 
     def log_density(z: jax.Array, x: jax.Array, y: jax.Array, offset: jax.Array) -> jax.Array:
         t = point + factor @ z
-        return jnp.sum(each(t, x, y, offset)) + prior(t)
+        return jnp.sum(per_row(t, x, y, offset)) + prior(t)
 
     return log_density
 
@@ -96,13 +96,13 @@ def forecast(seconds: float, budget: Budget) -> tuple[int, int]:
 def gradient_seconds(problem: ProblemData, mode: ModeRun) -> float:
     """Time the gradient of `whitened`, compiled."""
     with jax.enable_x64(True):
-        held = arrays(problem)
+        data = arrays(problem)
         gradient = jax.jit(jax.grad(whitened(problem, mode)))
         z = jnp.zeros(problem.size)
-        jax.block_until_ready(gradient(z, *held))
+        jax.block_until_ready(gradient(z, *data))
         started = time.perf_counter()
         for _ in range(3):
-            jax.block_until_ready(gradient(z, *held))
+            jax.block_until_ready(gradient(z, *data))
         return (time.perf_counter() - started) / 3
 
 
@@ -169,6 +169,6 @@ def scan_until(
         parts.append(np.asarray(positions))
         spent += int(np.sum(gradients))
     sampling = time.perf_counter() - started
-    used = (time.process_time() - processor) / sampling
-    credit = float(np.clip(budget.cores / max(used, 1e-9), 1, budget.cores))
+    cores = (time.process_time() - processor) / sampling
+    credit = float(np.clip(budget.cores / max(cores, 1e-9), 1, budget.cores))
     return Scan(np.concatenate(parts)[None], before, sampling, spent_before, spent, credit)

@@ -44,8 +44,8 @@ def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
 def nuts(problem: ProblemData, budget: Budget) -> RunResult:
     """Every row for every gradient; as many draws as fit."""
     tune, draws = forecast(_pass_seconds(problem), budget)
-    each = max(10, min(draws, budget.draws))  # chains run beside each other
-    return _sample(problem, problem.rows, NUTS(), budget, tune=tune, draws=each)
+    per_chain = max(10, min(draws, budget.draws))  # chains run beside each other
+    return _sample(problem, problem.rows, NUTS(), budget, tune=tune, draws=per_chain)
 
 
 def _pass_seconds(problem: ProblemData) -> float:

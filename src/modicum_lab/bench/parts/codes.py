@@ -53,7 +53,7 @@ def made_up(n: int) -> Rows:
 
 def cases(quick: bool) -> list[Case]:
     """Two real tables where their files are here, and a made-up one."""
-    found = []
+    problems = []
     for name, family in (("flights", "binomial"), ("claims", "poisson")):
         loader: Callable[..., Any] = getattr(mo.datasets, name)
         try:
@@ -62,12 +62,12 @@ def cases(quick: bool) -> list[Case]:
         except mo.DataError:
             continue
         if quick:
-            some = np.linspace(0, len(coded) - 1, 20_000).astype(int)  # of all months
-            coded, dense = coded.subset(some), dense.subset(some)
-        found.append(Case(name, coded, dense, family))
+            row_ids = np.linspace(0, len(coded) - 1, 20_000).astype(int)  # of all months
+            coded, dense = coded.subset(row_ids), dense.subset(row_ids)
+        problems.append(Case(name, coded, dense, family))
     rows = made_up(20_000 if quick else 10_000_000)
-    found.append(Case("made up", rows, None, "binomial"))
-    return found
+    problems.append(Case("made up", rows, None, "binomial"))
+    return problems
 
 
 def split_matrix(rows: Rows) -> Any:

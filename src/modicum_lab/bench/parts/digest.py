@@ -39,7 +39,7 @@ def run(quick: bool = False) -> list[Table]:
     """Make a digest, sample it, remove rows from it and sample it again."""
     n, size, draws = (200_000, 10_000, 1_000) if quick else (10_000_000, 100_000, 8_000)
     model, rows = mo.models.Logistic(prior_scale=1.0, intercept_scale=10.0), tall.rows(n)
-    digest, made = _timed(lambda: mo.digest(model, rows, size, random_seed=1, progressbar=False))
+    digest, making = _timed(lambda: mo.digest(model, rows, size, random_seed=1, progressbar=False))
     with tempfile.TemporaryDirectory() as folder:
         digest.save(Path(folder) / "a.digest")
         megabytes = (Path(folder) / "a.digest").stat().st_size / 1e6
@@ -53,22 +53,22 @@ def run(quick: bool = False) -> list[Table]:
         ["what", "value", "limit", "kept"],
     )
 
-    def enter(what: str, value: float, limit: float) -> None:
-        table.rows.append([what, value, limit, verdict(value, limit)])
+    def enter(label: str, value: float, limit: float) -> None:
+        table.rows.append([label, value, limit, verdict(value, limit)])
 
     enter("its file, MB", megabytes, FILE)
     whole, after = (_sampled(model, data, draws) for data in (rows, left))
     ours, removed = (_sampled(model, data, draws) for data in (digest, less))
-    for what, one, other in (("the digest", ours, whole), ("rows removed", removed, after)):
-        means, sds = differences(one, other)
-        enter(f"{what}: largest difference of a mean, posterior sd", means, MEANS)
-        enter(f"{what}: largest difference of an sd, share of it", sds, SDS)
+    for label, post, other in (("the digest", ours, whole), ("rows removed", removed, after)):
+        means, sds = differences(post, other)
+        enter(f"{label}: largest difference of a mean, posterior sd", means, MEANS)
+        enter(f"{label}: largest difference of an sd, share of it", sds, SDS)
     enter(f"seconds to remove {REMOVED:,} rows, the first time", first, SECONDS)
     enter("the same, once compiled", again, SECONDS)
     unmoved = differences(ours, after)[0]
     table.rows.append(["for comparison: means with no row removed", unmoved, "", ""])
     table.note = (
-        f"digest.error: {digest.error:.2g} posterior sd; making it took {made:.0f} s. "
+        f"digest.error: {digest.error:.2g} posterior sd; making it took {making:.0f} s. "
         f"{4 * draws:,} draws each: Monte Carlo error alone differs by up to "
         f"{_noise(whole):.2g} posterior sd."
     )
@@ -87,5 +87,5 @@ def _sampled(model: Any, data: Rows | mo.Digest, draws: int) -> Posterior:
 
 def _timed(make: Any) -> tuple[Any, float]:
     start = time.perf_counter()
-    made = make()
-    return made, time.perf_counter() - start
+    result = make()
+    return result, time.perf_counter() - start

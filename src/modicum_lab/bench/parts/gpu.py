@@ -144,9 +144,9 @@ def moments(post: Posterior) -> tuple[Moments, Moments]:
     """Of each chain, and of all chains together."""
     parts = []
     for start in range(0, post.chains, TOGETHER):
-        some = slice(start, start + TOGETHER)
-        x = flat_scalars({name: draws[some] for name, draws in post.draws.items()})
-        w = np.ones(x.shape[:2]) if post.weights is None else post.weights[some]
+        block = slice(start, start + TOGETHER)
+        x = flat_scalars({name: draws[block] for name, draws in post.draws.items()})
+        w = np.ones(x.shape[:2]) if post.weights is None else post.weights[block]
         w = w[..., None]
         parts.append(((w * x).sum(1), (w * x**2).sum(1), w.sum(1)))
     sums = [np.concatenate(group) for group in zip(*parts, strict=True)]
@@ -169,17 +169,17 @@ def effective(post: Posterior, means: np.ndarray, sd: np.ndarray) -> np.ndarray:
     return np.asarray(total * sd**2 / (series.var((0, 1)) * batch_means_inefficiency(series)))
 
 
-def worst_chain(each: Moments, together: Moments, ess: np.ndarray) -> tuple[float, int]:
+def worst_chain(by_chain: Moments, together: Moments, ess: np.ndarray) -> tuple[float, int]:
     """Largest distance of a chain's mean or sd from all chains', in its standard errors.
 
     With it, how many distances were compared.
     """
-    number = len(each.mean)
+    number = len(by_chain.mean)
     error = together.sd / np.sqrt(ess / number)
-    off = np.abs(each.mean - together.mean) / error
+    off = np.abs(by_chain.mean - together.mean) / error
     if number < MANY:
         return float(off.max()), off.size
-    spread = each.sd / together.sd
+    spread = by_chain.sd / together.sd
     off_sd = np.abs(spread - np.nanmean(spread, axis=0)) / np.nanstd(spread, axis=0)
     return float(np.nanmax([off.max(), np.nanmax(off_sd)])), 2 * off.size
 
@@ -199,9 +199,9 @@ def shares(post: Posterior, seconds: float, case: Case, card: Card) -> tuple[flo
 def line(case: Case, table: Dataset, reference: KeptReference, card: Card) -> list[Any]:
     """One row of the report; what a program would want to know is printed as JSON."""
     post, total = case.run(table)
-    each, together = moments(post)
-    ess = effective(post, each.mean, together.sd)
-    worst, compared = worst_chain(each, together, ess)
+    by_chain, together = moments(post)
+    ess = effective(post, by_chain.mean, together.sd)
+    worst, compared = worst_chain(by_chain, together, ess)
     # the t-like tails of an estimated error are allowed for by a wider bound
     right = worst < 1.5 * -ndtri(1e-3 / (2 * compared))
     sampling = float(post.settings["sampling_seconds"])
@@ -245,20 +245,20 @@ def _print_record(case: Case, post: Posterior, figures: dict[str, float]) -> Non
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.gpu")
-    made.add_argument("--rows", type=int, default=10_500_000)
-    made.add_argument("--chains", type=int, nargs="+", default=[1, 32, 1024, 8192])
-    made.add_argument("--hmc-chains", type=int, nargs="*", default=[1, 32])
-    made.add_argument("--draws", type=int, default=1000)
-    made.add_argument("--hmc-draws", type=int, default=200)
-    made.add_argument("--tune", type=int, default=200)
-    made.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    made.add_argument("--tables", nargs="+", default=["made-up"], choices=TABLES)
-    made.add_argument("--precision", nargs="+", default=["float64", "float32"])
-    made.add_argument("--bandwidth", type=float, default=4.8, help="of the card, TB/s")
-    made.add_argument("--float64", type=float, default=34.0, help="of the card, TFLOP/s")
-    made.add_argument("--float32", type=float, default=67.0, help="of the card, TFLOP/s")
-    return made
+    arguments = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.gpu")
+    arguments.add_argument("--rows", type=int, default=10_500_000)
+    arguments.add_argument("--chains", type=int, nargs="+", default=[1, 32, 1024, 8192])
+    arguments.add_argument("--hmc-chains", type=int, nargs="*", default=[1, 32])
+    arguments.add_argument("--draws", type=int, default=1000)
+    arguments.add_argument("--hmc-draws", type=int, default=200)
+    arguments.add_argument("--tune", type=int, default=200)
+    arguments.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    arguments.add_argument("--tables", nargs="+", default=["made-up"], choices=TABLES)
+    arguments.add_argument("--precision", nargs="+", default=["float64", "float32"])
+    arguments.add_argument("--bandwidth", type=float, default=4.8, help="of the card, TB/s")
+    arguments.add_argument("--float64", type=float, default=34.0, help="of the card, TFLOP/s")
+    arguments.add_argument("--float32", type=float, default=67.0, help="of the card, TFLOP/s")
+    return arguments
 
 
 def cases(arguments: argparse.Namespace, table: str = "made-up") -> list[Case]:
@@ -291,8 +291,8 @@ def report(arguments: argparse.Namespace, name: str) -> None:
     """Run every case of one table."""
     card = Card(arguments.bandwidth, arguments.float64, arguments.float32)
     table = plain(arguments.rows) if name == "made-up" else flights(download=False)
-    known = name != "made-up"
-    reference = of_table(name) if known else by_importance(table.model, table.rows)
+    is_real = name != "made-up"
+    reference = of_table(name) if is_real else by_importance(table.model, table.rows)
     device, d = jax.devices()[0].device_kind, len(table.columns) + 1
     lines = Table(
         f"{device}: logistic regression, {name}, {len(table.rows):,} rows, {d} parameters",
@@ -304,9 +304,9 @@ def report(arguments: argparse.Namespace, name: str) -> None:
     for case in cases(arguments, name):
         row = line(case, table, reference, card)
         lines.rows.append(row)
-        if case.name == "perturbed" and case.chains >= 1024 and not known:
-            what, rate = f"{case.chains:,} chains, {case.precision}", row[4]
-            limits.rows.append([what, rate, GOAL, verdict(GOAL, rate)])
+        if case.name == "perturbed" and case.chains >= 1024 and not is_real:
+            label, rate = f"{case.chains:,} chains, {case.precision}", row[4]
+            limits.rows.append([label, rate, GOAL, verdict(GOAL, rate)])
     print(lines.markdown())
     if limits.rows:
         print(limits.markdown())

@@ -61,8 +61,8 @@ def costs(data: Dataset, draws: int, repeats: int) -> dict[Whitening, Cost]:
     for _ in range(repeats):  # compilation is part of the warm-up
         for way in ways:
             for refreshes in (FEW, MANY):
-                taken = iteration(data, way, refreshes, draws)
-                times.setdefault((way, refreshes), []).append(taken)
+                seconds = iteration(data, way, refreshes, draws)
+                times.setdefault((way, refreshes), []).append(seconds)
     middle = {case: float(np.median(values)) for case, values in times.items()}
     per_block = SUBSAMPLE // BLOCKS
     return {

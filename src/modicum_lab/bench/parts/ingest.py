@@ -53,6 +53,6 @@ def run(quick: bool = False) -> list[Table]:
         measured = in_process("modicum_lab.bench.parts.ingest", "measure", folder)
     columns = ["what", "seconds", "peak anonymous memory, GB", "limit", "kept"]
     table = Table(f"Parquet to store, then a pass: {n:,} x {COLUMNS + 1} float32", columns)
-    for what, (seconds, peak) in zip(("ingest", "pass"), measured, strict=True):
-        table.rows.append([what, seconds, peak, LIMIT, verdict(peak, LIMIT)])
+    for stage, (seconds, peak) in zip(("ingest", "pass"), measured, strict=True):
+        table.rows.append([stage, seconds, peak, LIMIT, verdict(peak, LIMIT)])
     return [table]

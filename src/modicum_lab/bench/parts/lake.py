@@ -70,7 +70,7 @@ class FamilyPeak:
 
 def _family(first: int) -> list[tuple[int, str, int]]:
     """A process and its descendants: number, name, resident bytes."""
-    known: dict[int, tuple[int, str, int]] = {}
+    processes: dict[int, tuple[int, str, int]] = {}
     page = os.sysconf("SC_PAGE_SIZE")
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -80,14 +80,14 @@ def _family(first: int) -> list[tuple[int, str, int]]:
             continue
         parent, resident = int(rest.split()[1]), int(rest.split()[21])
         kind = "Ray worker" if called.startswith("ray::Worker") else Path(called).name or name
-        known[int(folder.name)] = (parent, kind, resident * page)
+        processes[int(folder.name)] = (parent, kind, resident * page)
 
     def descends(process: int) -> bool:
-        while process in known and process != first:
-            process = known[process][0]
+        while process in processes and process != first:
+            process = processes[process][0]
         return process == first
 
-    return [(p, kind, size) for p, (_, kind, size) in known.items() if descends(p)]
+    return [(p, kind, size) for p, (_, kind, size) in processes.items() if descends(p)]
 
 
 def _model() -> Any:
@@ -147,11 +147,11 @@ def measure(n: int, folder: Path, repeats: int = 3) -> list[Table]:
     here = "modicum_lab.bench.parts.lake"
     lake, store = folder / f"parquet-{n}", folder / f"store-{n}"
     if not lake.exists():
-        made = folder / f".making-{n}"
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir(parents=True)
-        tall.write_parquet(made, n)
-        made.rename(lake)
+        unfinished = folder / f".making-{n}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        tall.write_parquet(unfinished, n)
+        unfinished.rename(lake)
     size = sum(file.stat().st_size for file in lake.iterdir()) / n
     memory = Table(
         f"{n:,} rows: the largest resident memory of a process",
@@ -164,15 +164,15 @@ def measure(n: int, folder: Path, repeats: int = 3) -> list[Table]:
         memory.rows.append(row)
     runs = {}
     for called, workers in (("Local", 0), (f"Ray, {WORKERS} workers", WORKERS)):
-        runs[called] = one = in_process(here, "sampled", str(store), workers)
-        worker = one["others"].pop("Ray worker", 0) / 1e9
-        other = max(one["others"].values(), default=0) / 1e9
-        most = max(one["driver"] / 1e9, worker, other)
-        row = [f"run, {called}", one["seconds"], one["driver"] / 1e9, worker, other, MEMORY]
+        runs[called] = record = in_process(here, "sampled", str(store), workers)
+        worker = record["others"].pop("Ray worker", 0) / 1e9
+        other = max(record["others"].values(), default=0) / 1e9
+        most = max(record["driver"] / 1e9, worker, other)
+        row = [f"run, {called}", record["seconds"], record["driver"] / 1e9, worker, other, MEMORY]
         memory.rows.append([*row, verdict(most, MEMORY)])
-    hashes = {one["draws"] for one in runs.values()}
-    passes = max(one["passes"] for one in runs.values())
-    r_hat = max(one["r_hat"] for one in runs.values())
+    hashes = {record["draws"] for record in runs.values()}
+    passes = max(record["passes"] for record in runs.values())
+    r_hat = max(record["r_hat"] for record in runs.values())
     memory.note = (
         f"Draws of both: {'the same, bit for bit' if len(hashes) == 1 else 'NOT THE SAME'}. "
         f"{passes} passes over all rows; largest R-hat {r_hat:.3f}. "

@@ -42,7 +42,7 @@ LIMIT = 1_800  # processor seconds for one contender
 LONG = 7_200  # for one size of what grows
 COLUMNS = (
     *("contender", "seconds", "processor seconds", "least ESS", "processor seconds for 1,000"),
-    "group sds",
+    *("ESS per processor second of sampling", "group sds"),
 )
 
 FIT = """
@@ -177,13 +177,13 @@ def growth(sizes: Sequence[int]) -> Table:
             output = _output([sys.executable, "-c", GROW, str(store)], LONG)
         if output is None:
             continue
-        said = json.loads(output.splitlines()[-1])
-        first = lines[0][2] if lines else 1e3 * said["iteration"]
+        answer = json.loads(output.splitlines()[-1])
+        first = lines[0][2] if lines else 1e3 * answer["iteration"]
         assert isinstance(first, float)
-        each = 1e3 * said["iteration"]
+        ms = 1e3 * answer["iteration"]
         lines.append((
-            groups, groups * PER_GROUP, each, each / first, said["groups"], f"{said['sd']:.4f}",
-            said["seconds"], round(said["memory"]),
+            groups, groups * PER_GROUP, ms, ms / first, answer["groups"], f"{answer['sd']:.4f}",
+            answer["seconds"], round(answer["memory"]),
         ))  # fmt: skip
     title = f"growth: groups of {PER_GROUP} rows from a store, with an sd of {TRUE_SD:g}"
     return Table(title, GROWTH, lines)
@@ -193,20 +193,20 @@ def simulated(groups: int, folder: Path, per_group: int = PER_GROUP) -> dict[str
     """Logistic rows of a column, an intercept and effects of groups, in files of `folder`."""
     rng, rows = np.random.default_rng(1), groups * per_group
     shapes = {"x": (rows, 1), "y": (rows,), "g": (rows,)}
-    made: dict[str, np.ndarray] = {
+    fields: dict[str, np.ndarray] = {
         name: np.lib.format.open_memmap(folder / f"{name}.npy", "w+", np.float32, shape)
         for name, shape in shapes.items()
     }
     for first in range(0, groups, TOGETHER):
-        some = np.arange(first, min(first + TOGETHER, groups))
-        x = rng.standard_normal(len(some) * per_group, np.float32)
-        effect = TRUE_SD * rng.standard_normal(len(some), np.float32)
+        group_ids = np.arange(first, min(first + TOGETHER, groups))
+        x = rng.standard_normal(len(group_ids) * per_group, np.float32)
+        effect = TRUE_SD * rng.standard_normal(len(group_ids), np.float32)
         chance = 1 / (1 + np.exp(0.5 - 0.7 * x - np.repeat(effect, per_group)))
         place = slice(first * per_group, first * per_group + len(x))
-        made["x"][place, 0] = x
-        made["y"][place] = rng.random(len(x), np.float32) < chance
-        made["g"][place] = np.repeat(some, per_group)
-    return made
+        fields["x"][place, 0] = x
+        fields["y"][place] = rng.random(len(x), np.float32) < chance
+        fields["g"][place] = np.repeat(group_ids, per_group)
+    return fields
 
 
 def problems(quick: bool) -> Iterator[Problem]:
@@ -217,10 +217,10 @@ def problems(quick: bool) -> Iterator[Problem]:
         yield Problem("crossed", table, common, ("dest", "carrier", "month"))
         yield Problem("aircraft", table, common, ("tailnum",))
     with tempfile.TemporaryDirectory() as name:
-        held = simulated(200 if quick else 1_000, Path(name), 100)
-        made = pd.DataFrame({"late": held["y"].astype(int), "x": held["x"][:, 0]})
-        made["g"] = held["g"].astype(int).astype(str)
-    yield Problem("simulated", made, ("x",), ("g",))
+        fields = simulated(200 if quick else 1_000, Path(name), 100)
+        frame = pd.DataFrame({"late": fields["y"].astype(int), "x": fields["x"][:, 0]})
+        frame["g"] = fields["g"].astype(int).astype(str)
+    yield Problem("simulated", frame, ("x",), ("g",))
 
 
 def flights(quick: bool) -> pd.DataFrame | None:
@@ -229,16 +229,16 @@ def flights(quick: bool) -> pd.DataFrame | None:
         table = frame("flights", download=False)
     except DataError:
         return None
-    known = table.dropna(subset=["arr_delay"])
-    h = (known["sched_dep_time"] // 100 - 13) / 5.0
-    made = known[["dest", "carrier", "month", "tailnum"]].assign(
-        late=(known["arr_delay"] > 30).astype(int),
+    arrived = table.dropna(subset=["arr_delay"])
+    h = (arrived["sched_dep_time"] // 100 - 13) / 5.0
+    flights_table = arrived[["dest", "carrier", "month", "tailnum"]].assign(
+        late=(arrived["arr_delay"] > 30).astype(int),
         h=h,
         h2=h**2,
         h3=h**3,
-        log_distance=np.log(known["distance"] / 1000),
+        log_distance=np.log(arrived["distance"] / 1000),
     )
-    return made.sample(20_000, random_state=1) if quick else made
+    return flights_table.sample(20_000, random_state=1) if quick else flights_table
 
 
 def modicum_line(problem: Problem, folder: Path, draws: int) -> Sequence[object] | None:
@@ -258,18 +258,19 @@ def numpyro_line(problem: Problem, folder: Path, draws: int) -> Sequence[object]
     columns = [",".join(problem.common), ",".join(problem.groups)]
     output = _output([sys.executable, "-c", NUMPYRO, str(path), str(draws), *columns])
     if output is None:
-        return f"NumPyro NUTS, {draws} draws", "", f"over {LIMIT:,}", "", "", ""
+        return f"NumPyro NUTS, {draws} draws", "", f"over {LIMIT:,}", "", "", "", ""
     return _sampled("NumPyro NUTS", output)
 
 
 def _sampled(name: str, output: str) -> Sequence[object]:
     """The line of a posterior, from what its process printed."""
-    said = json.loads(output.splitlines()[-1])
+    answer = json.loads(output.splitlines()[-1])
     # Before the first draw and after: only the draws would be more or fewer.
-    used = said["processor"]
-    enough = used * (1 + said["sampling"] * (1000 / said["ess"] - 1))
-    shown = name.format(**said)
-    return shown, said["seconds"], used, round(said["ess"]), enough, _shown(said["sds"])
+    cpu = answer["processor"]
+    to_1000 = cpu * (1 + answer["sampling"] * (1000 / answer["ess"] - 1))
+    rate = answer["ess"] / (cpu * answer["sampling"])
+    label = name.format(**answer)
+    return label, answer["seconds"], cpu, round(answer["ess"]), to_1000, rate, _shown(answer["sds"])
 
 
 def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] | None:
@@ -286,7 +287,7 @@ def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] |
     estimates = dict(part.split("=") for part in parts)
     sds = [float(estimates[group]) for group in problem.groups if group in estimates]
     name = "glmer, Laplace" if nodes else "glmer, nAGQ = 0"
-    return name, float(seconds), float(used), "a point", "", _shown(sds)
+    return name, float(seconds), float(used), "a point", "", "", _shown(sds)
 
 
 def gpboost_line(problem: Problem) -> Sequence[object] | None:
@@ -302,7 +303,7 @@ def gpboost_line(problem: Problem) -> Sequence[object] | None:
     model.fit(y=t.late.to_numpy(float), X=x)
     seconds, used = time.perf_counter() - began, time.process_time() - used
     sds = np.sqrt(np.ravel(model.get_cov_pars()))
-    return "GPBoost", seconds, used, "a point", "", _shown(sds.tolist())
+    return "GPBoost", seconds, used, "a point", "", "", _shown(sds.tolist())
 
 
 def _shown(sds: Sequence[float]) -> str:
@@ -324,12 +325,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.multilevel")
     parser.add_argument("groups", type=int, nargs="*", help="numbers of groups, of 20 rows each")
     parser.add_argument("--peers", nargs="*", default=[], help="crossed, aircraft, simulated")
-    asked = parser.parse_args()
-    for problem in problems(quick=False) if asked.peers else ():
-        if problem.name in asked.peers:
+    arguments = parser.parse_args()
+    for problem in problems(quick=False) if arguments.peers else ():
+        if problem.name in arguments.peers:
             print(beside_peers(problem).markdown(), flush=True)
-    if asked.groups:
-        print(growth(asked.groups).markdown())
+    if arguments.groups:
+        print(growth(arguments.groups).markdown())
 
 
 if __name__ == "__main__":

@@ -99,11 +99,11 @@ def by_modicum(name: str, x: np.ndarray, y: np.ndarray, draws: int, method: str)
                 progressbar=False, **settings,
             )  # fmt: skip
             seconds = time.perf_counter() - started
-            taken = str(post.settings["method"])
-            if taken != "laplace":  # whose draws are made before any chain: all of it is timed
+            chosen = str(post.settings["method"])
+            if chosen != "laplace":  # whose draws are made before any chain: all of it is timed
                 seconds = float(post.settings["sampling_seconds"])
                 break
-    return Outcome(post.draws, seconds, taken)
+    return Outcome(post.draws, seconds, chosen)
 
 
 def by_numpyro(name: str, x: np.ndarray, y: np.ndarray, draws: int, point: Draws) -> Outcome:
@@ -147,7 +147,7 @@ def run(quick: bool = False) -> list[Table]:
         x, y = simulated(name, n, columns)
         ours, default = (by_modicum(name, x, y, draws, m) for m in ("hmc-ecs", "auto"))
         theirs = by_numpyro(name, x, y, draws, ours.draws)
-        speeds = [found.effective / found.seconds for found in (ours, default, theirs)]
+        speeds = [result.effective / result.seconds for result in (ours, default, theirs)]
         size = sum(int(np.prod(v.shape[2:])) for v in ours.draws.values())
         table.rows.append([name, n, size, *speeds[:2], default.method, speeds[2],
                            speeds[0] / speeds[2]])  # fmt: skip

@@ -71,7 +71,7 @@ def run(quick: bool = False) -> list[Table]:
     table = Table(
         title, ["where", "seconds", "of NumPy's", "limit", "kept", "share of the bandwidth"]
     )
-    share = {where: seconds["memory alone"] / taken for where, taken in seconds.items()}
+    share = {where: seconds["memory alone"] / elapsed for where, elapsed in seconds.items()}
     table.rows.append(["NumPy expression", seconds["NumPy"], 1.0, "", "", share["NumPy"]])
     for where, limit in (("memory", 2.0), ("store", 3.0)):
         ratio = seconds[where] / seconds["NumPy"]

@@ -151,10 +151,10 @@ def by_numpyro(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, fl
         chain.run(
             jax.random.PRNGKey(seed), extra_fields=("num_steps", "accept_prob"), **case.fields
         )
-    known = chain.get_samples(group_by_chain=True)
+    samples = chain.get_samples(group_by_chain=True)
     extra = chain.get_extra_fields()
-    found = least({name: np.asarray(values) for name, values in known.items()})
-    return found / float(np.sum(extra["num_steps"])), float(np.mean(extra["accept_prob"]))
+    smallest = least({name: np.asarray(values) for name, values in samples.items()})
+    return smallest / float(np.sum(extra["num_steps"])), float(np.mean(extra["accept_prob"]))
 
 
 def run(quick: bool = False) -> list[Table]:

@@ -73,12 +73,12 @@ def _measured(rows: Rows, parquet: int, read: float, quick: bool) -> list[Table]
     cost.note = (
         f"Parquet: {parquet / n:.0f} bytes per row. Time it on a machine that does nothing else."
     )
-    each = 1e9 * seconds["one thread"] / n
-    title = f"10^9 rows: {PASSES} passes at {each:.0f} ns per row and worker"
+    nanoseconds = 1e9 * seconds["one thread"] / n
+    title = f"10^9 rows: {PASSES} passes at {nanoseconds:.0f} ns per row and worker"
     columns = ["workers", "minutes of passes", "minutes to read at 100 MB/s each", "at 1 GB/s each"]
     follows = Table(title, columns)
     for workers in (1, 10, 100):
-        slow = arithmetic(each, parquet / n, workers, 1e8)
-        fast = arithmetic(each, parquet / n, workers, 1e9)
+        slow = arithmetic(nanoseconds, parquet / n, workers, 1e8)
+        fast = arithmetic(nanoseconds, parquet / n, workers, 1e9)
         follows.rows.append([workers, slow[0], slow[1], fast[1]])
     return [cost, follows]

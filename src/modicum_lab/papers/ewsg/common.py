@@ -20,6 +20,7 @@ from modicum_lab.papers.experiments import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["LABELS", "draw_lines", "label_of", "panels", "realisations", "shade", "states"]
 
@@ -77,7 +78,9 @@ def states(post: Posterior, now: dict[str, np.ndarray]) -> Posterior:
 Line = tuple[Any, Any]  # abscissae and ordinates
 
 
-def panels(count: int, columns: int = 3, size: tuple[float, float] = (4.4, 3.5)) -> Any:
+def panels(
+    count: int, columns: int = 3, size: tuple[float, float] = (4.4, 3.5)
+) -> tuple[MatplotlibFigure, list[Axes]]:
     """Make a figure and its axes, in reading order."""
     wide = min(columns, count)
     high = -(-count // wide)
@@ -90,7 +93,7 @@ def panels(count: int, columns: int = 3, size: tuple[float, float] = (4.4, 3.5))
     return figure, flat[:count]
 
 
-def shade(number: int, of: int) -> Any:
+def shade(number: int, of: int) -> tuple[float, float, float, float]:
     """Return the number-th of some shades of EWSG's red, from light to dark, for its variants."""
     from matplotlib.colors import LinearSegmentedColormap
 

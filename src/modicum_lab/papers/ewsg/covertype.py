@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["Split", "draw", "table", "table_1"]
 
@@ -51,9 +54,9 @@ class Split:
         data = covertype(progressbar=False)
         rng = np.random.default_rng([seed, 2])
         order = rng.permutation(len(data.rows))[:rows]
-        held = data.rows.take(order)
-        moving = held["x"].std(axis=0) > 0  # a rare soil may be missing from a part of the rows
-        x, y = standardised(held["x"][:, moving]), held["y"]
+        fields = data.rows.take(order)
+        moving = fields["x"].std(axis=0) > 0  # a rare soil may be missing from a part of the rows
+        x, y = standardised(fields["x"][:, moving]), fields["y"]
         cut = round(0.8 * len(y))
         names = [name for name, moves in zip(data.rows.columns, moving, strict=True) if moves]
         parts = (
@@ -135,10 +138,10 @@ def _some(split: Split, scale: Scale) -> Batch:
 
 def _curve(post: Posterior, split: Split, scale: Scale) -> Any:
     """Scores against data passes, on some test rows."""
-    some = _some(split, scale)
+    subset = _some(split, scale)
 
     def scored(now: dict[str, np.ndarray]) -> dict[str, float]:
-        score = states(post, now).score(some, draws=post.chains)
+        score = states(post, now).score(subset, draws=post.chains)
         return {
             "accuracy": score.accuracy,
             "log_density": score.log_density,
@@ -191,8 +194,8 @@ def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed:
         post = run(draws=max(1, within), thin=thin, random_seed=seed + 1)
     before = sum(
         count
-        for what, count in post.ledger.by_purpose.items()
-        if what not in ("sampling", "warm-up")
+        for purpose, count in post.ledger.by_purpose.items()
+        if purpose not in ("sampling", "warm-up")
     )
     touched = float(post.stats["rows_touched"].sum(1).mean()) / n
     result.notes.append(
@@ -206,9 +209,9 @@ def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed:
 
 def _claims(scores: dict[str, Score]) -> Table:
     """The ordering of Table 1."""
-    shown = {name: scores[name].log_density for name in PAPER if name in scores}
+    densities = {name: scores[name].log_density for name in PAPER if name in scores}
     singles = {name: scores[name].single_log_density for name in PAPER if name in scores}
-    best = max((name for name in shown if name != "flymc"), key=lambda name: shown[name])
+    best = max((name for name in densities if name != "flymc"), key=lambda name: densities[name])
     alone = max((name for name in singles if name != "flymc"), key=lambda name: singles[name])
     return claims(
         [
@@ -323,10 +326,10 @@ def _draws(scores: dict[str, Score]) -> str:
     sentences = []
     for name, score in scores.items():
         if score.draws > len(score.accuracy_by_chain):
-            each = " and ".join(f"{x:.4f}" for x in score.log_density_by_chain)
+            by_chain = " and ".join(f"{x:.4f}" for x in score.log_density_by_chain)
             sentences.append(
                 f"{score.draws} draws of {label_of(name)} stand in for realisations; in its chains "
-                f"a single draw has a log-likelihood of {each}."
+                f"a single draw has a log-likelihood of {by_chain}."
             )
     return " ".join(sentences)
 
@@ -344,14 +347,14 @@ def _single(score: Score, mean: float, by_chain: np.ndarray, digits: int) -> str
     return f"{mean:.{digits}f}{spread}"
 
 
-def draw(curves: dict[str, Any], truth: Score) -> Any:
+def draw(curves: dict[str, Any], truth: Score) -> MatplotlibFigure:
     """Learning curves, and where the posterior is."""
     figure, axes = panels(4, columns=2, size=(5.0, 3.6))
-    shown = {name: curve for name, curve in curves.items() if name != "psgld"}
-    colours = {name: colour_of(name.split(", ")[0]) for name in shown}
+    drawn_curves = {name: curve for name, curve in curves.items() if name != "psgld"}
+    colours = {name: colour_of(name.split(", ")[0]) for name in drawn_curves}
     parts = ("accuracy", "log_density", "single_accuracy", "single_log_density")
     for ax, part in zip(axes, parts, strict=True):
-        lines = {name: (curve.index, curve[part]) for name, curve in shown.items()}
+        lines = {name: (curve.index, curve[part]) for name, curve in drawn_curves.items()}
         kind = "accuracy" if part.endswith("accuracy") else "log-likelihood"
         how = "single realisations" if part.startswith("single") else "averaged prediction"
         level = getattr(truth, part)

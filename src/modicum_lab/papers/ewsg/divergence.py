@@ -7,7 +7,7 @@ against the autocorrelation time (1b).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from modicum_lab.papers.ewsg.gaussian import (
     methods,
 )
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["divergences", "figure_1a", "figure_1b", "figure_1c"]
 
@@ -101,7 +104,7 @@ def _new(scale: Scale, **settings: Any) -> Result:
 def _figure(
     name: str, title: str, curves: dict[str, Line], colours: dict[str, Any] | None, caption: str
 ) -> Figure:
-    def draw() -> Any:
+    def draw() -> MatplotlibFigure:
         figure, (ax,) = panels(1, size=(6.0, 4.2))
         labels: dict[str, Any] = {
             "x": "data passes",
@@ -147,10 +150,10 @@ def _claims_1a(divergence: Divergences) -> Table:
     ends = {name: float(np.median(values)) for name, values in divergence.last.items()}
     order = sorted(ends, key=lambda name: ends[name])
     rest = [name for name in order if name != "svrg-ld"]
-    shown = ", ".join(LABELS[name] for name in order)
+    names = ", ".join(LABELS[name] for name in order)
     return claims(
         [
-            ("order at the end, best first", shown, "SVRG-LD, EWSG, then the others",
+            ("order at the end, best first", names, "SVRG-LD, EWSG, then the others",
              order[:2] == ["svrg-ld", "ewsg"]),
             ("EWSG ends below SGHMC, SGLD and pSGLD", LABELS[rest[0]] + " is lowest of these",
              "yes", rest[0] == "ewsg"),
@@ -325,7 +328,7 @@ def _point(result: Result, target: Gaussian, name: str, h: float, scale: Scale, 
     return Point(name, h, time, time * cost, target.kl(flat), shift, spread)
 
 
-def _draw_times(points: list[Point]) -> Any:
+def _draw_times(points: list[Point]) -> MatplotlibFigure:
     figure, axes = panels(2, size=(5.0, 4.0))
     names = dict.fromkeys(p.method for p in points)
     for ax, unit in zip(axes, ("time", "passes"), strict=True):

@@ -29,6 +29,7 @@ from modicum_lab.papers.experiments import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["Panel", "Panels", "draw", "figure_1j_1l", "slope", "table_1j", "table_1k", "table_1l"]
 
@@ -112,14 +113,14 @@ WHY_1K = [
 
 def _claims(errors: Errors, size: Mapping[str, Panel]) -> Table:
     rows: list[Claim] = []
-    for name, each in errors.items():
+    for name, by_panel in errors.items():
         label = LABELS[name]
-        in_time = slope(size["j"].times, _part(each["j"], "value"))
+        in_time = slope(size["j"].times, _part(by_panel["j"], "value"))
         rows.append((f"1j: power of T, {label}", round(in_time, 2), -1, abs(in_time + 1) < 0.15))
-        _, growth, error = _line(np.array(size["k"].steps), each["k"])
-        said = f"{growth:.2g} ± {error:.1g}"
-        rows.append((f"1k: growth with h, {label}", said, "positive", growth > 2 * error))
-        in_step = slope(size["l"].steps, _part(each["l"], "value"))
+        _, growth, error = _line(np.array(size["k"].steps), by_panel["k"])
+        text = f"{growth:.2g} ± {error:.1g}"
+        rows.append((f"1k: growth with h, {label}", text, "positive", growth > 2 * error))
+        in_step = slope(size["l"].steps, _part(by_panel["l"], "value"))
         rows.append((f"1l: power of h, {label}", round(in_step, 2), 2, abs(in_step - 2) < 0.5))
     note = (
         "The paper's panels are of EWSG. Where its power of h in 1l differs from 2, the bias of a "
@@ -171,8 +172,8 @@ def table_1j(errors: Errors, panel: Panel) -> Table:
 def table_1k(errors: Errors, panel: Panel) -> Table:
     """Error against small h, at one T."""
     lines = []
-    for name, each in errors.items():
-        a, b, error = _line(np.array(panel.steps), each["k"])
+    for name, by_panel in errors.items():
+        a, b, error = _line(np.array(panel.steps), by_panel["k"])
         lines.append(f"{LABELS[name]} {a:.3g} + ({b:.2g} ± {error:.1g}) h")
     note = (
         f"T = {panel.times[0]:g}. Theorem 4's second term grows like h at fixed T, on top of its "
@@ -194,8 +195,8 @@ def table_1l(errors: Errors, panel: Panel) -> Table:
 
 def _rows(errors: Errors, letter: str, at: tuple[float, ...]) -> list[list[Any]]:
     rows = []
-    for name, each in errors.items():
-        parts = [_part(each[letter], part) for part in ("value", "error", "bias")]
+    for name, by_panel in errors.items():
+        parts = [_part(by_panel[letter], part) for part in ("value", "error", "bias")]
         rows += [
             [LABELS[name], x, *(float(v) for v in values)]
             for x, *values in zip(at, *parts, strict=True)
@@ -205,8 +206,8 @@ def _rows(errors: Errors, letter: str, at: tuple[float, ...]) -> list[list[Any]]
 
 def _slopes(errors: Errors, letter: str, at: tuple[float, ...]) -> str:
     return ", ".join(
-        f"{LABELS[name]} {slope(at, _part(each[letter], 'value')):.2f}"
-        for name, each in errors.items()
+        f"{LABELS[name]} {slope(at, _part(by_panel[letter], 'value')):.2f}"
+        for name, by_panel in errors.items()
     )
 
 
@@ -219,12 +220,12 @@ def _line(steps: np.ndarray, panel: list[MeanSquaredError]) -> tuple[float, floa
     return float(a), float(b), float(np.sqrt(covariance[1, 1]))
 
 
-def draw(errors: Errors, size: Mapping[str, Panel]) -> Any:
+def draw(errors: Errors, size: Mapping[str, Panel]) -> MatplotlibFigure:
     """The three panels side by side."""
     figure, axes = panels(3)
     for ax, (letter, panel) in zip(axes, size.items(), strict=True):
         at = panel.times if letter == "j" else panel.steps
-        lines = {name: (at, _part(each[letter], "value")) for name, each in errors.items()}
+        lines = {name: (at, _part(by_panel[letter], "value")) for name, by_panel in errors.items()}
         label = "time T = K h" if letter == "j" else "step size h"
         fixed = f"h = {panel.steps[0]:g}" if letter == "j" else f"T = {panel.times[0]:g}"
         labels: dict[str, Any] = {"x": label, "y": "mean squared error"}
@@ -243,8 +244,8 @@ def draw(errors: Errors, size: Mapping[str, Panel]) -> Any:
 
 def _plain_ticks(ax: Axes, at: tuple[float, ...]) -> None:
     """A few step sizes in plain figures: matplotlib's own overlap within a decade or two."""
-    shown = [h for h in (5e-3, 1e-2, 2e-2, 5e-2, 1e-1) if min(at) <= h <= max(at)]
-    ax.set_xticks(shown, [f"{h:g}" for h in shown])
+    ticks = [h for h in (5e-3, 1e-2, 2e-2, 5e-2, 1e-1) if min(at) <= h <= max(at)]
+    ax.set_xticks(ticks, [f"{h:g}" for h in ticks])
     ax.set_xticks([], minor=True)
 
 

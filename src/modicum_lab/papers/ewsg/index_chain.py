@@ -7,7 +7,7 @@ lowest as the number of batches grows (1i).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from modicum_lab.papers.ewsg.gaussian import (
     log_weights,
 )
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_1d_1i", "local_error"]
 
@@ -81,7 +84,7 @@ def figure_1d_1i(scale: Scale, seed: int) -> Result:
     result = Result(settings=SETTINGS | size | {"step_size": STEP, "passes": PASSES})
     local = local_error(Gaussian.drawn(20, seed), LOCAL_LENGTHS, sized(STATES, scale), seed)
     curves = {n: _curves(result, Gaussian.drawn(n, seed), scale, seed) for n in SIZES}
-    last = {n: {m: float(kl[-1]) for m, (_, kl) in each.items()} for n, each in curves.items()}
+    last = {n: {m: float(kl[-1]) for m, (_, kl) in of_n.items()} for n, of_n in curves.items()}
     result.tables += [_local_table(local), _best_table(last), _claims(last, local)]
     result.figures.append(
         Figure(
@@ -149,7 +152,7 @@ def _at_edge(last: dict[int, dict[int, float]]) -> str:
 
 def _claims(last: dict[int, dict[int, float]], local: dict[int, tuple[float, float]]) -> Table:
     best = {n: min(ends, key=lambda m: ends[m]) for n, ends in last.items()}
-    shown = ", ".join(f"{m} (n = {n})" for n, m in best.items())
+    text = ", ".join(f"{m} (n = {n})" for n, m in best.items())
     lengths = sorted(local)
     bias, variance = ([local[m][part] for m in lengths] for part in (0, 1))
     falls = variance[-1] < variance[0]
@@ -159,7 +162,7 @@ def _claims(last: dict[int, dict[int, float]], local: dict[int, tuple[float, flo
              bias[-1] > bias[1]),
             ("1e: variance falls with M", f"from {variance[0]:.4g} to {variance[-1]:.4g}", "yes",
              falls),
-            ("1f to 1h: best M grows with n", shown, "19 for n = 50 and 100",
+            ("1f to 1h: best M grows with n", text, "19 for n = 50 and 100",
              best[SIZES[0]] < best[SIZES[-1]]),
         ],
         "To first order exponential weights change the variance of the selected gradient by "
@@ -172,7 +175,7 @@ def _draw(
     local: dict[int, tuple[float, float]],
     curves: dict[int, dict[int, Line]],
     last: dict[int, dict[int, float]],
-) -> Any:
+) -> MatplotlibFigure:
     figure, axes = panels(6)
     lengths = list(local)
     for ax, part, y in zip(axes, (0, 1), ("squared bias", "variance"), strict=False):
@@ -180,12 +183,12 @@ def _draw(
         titles: dict[str, Any] = {"x": "length M of the index chain", "y": f"{y} of the gradient"}
         draw_lines(ax, line, **titles, title=f"1{'de'[part]}: {y}, n = 20", marker="o")
         ax.set_ylim(bottom=0)
-    for ax, letter, (n, each) in zip(axes[2:5], "fgh", curves.items(), strict=True):
-        named = {f"M = {m}": line for m, line in each.items()}
+    for ax, letter, (n, of_n) in zip(axes[2:5], "fgh", curves.items(), strict=True):
+        named = {f"M = {m}": line for m, line in of_n.items()}
         colours = {name: shade(i, len(named)) for i, name in enumerate(named)}
         titles = {"x": "data passes", "y": "KL divergence", "title": f"1{letter}: n = {n}"}
         draw_lines(ax, named, **titles, log="y", colours=colours)
-    ends = {f"n = {n}": (list(each), list(each.values())) for n, each in last.items()}
+    ends = {f"n = {n}": (list(of_n), list(of_n.values())) for n, of_n in last.items()}
     colours = {name: shade(i, len(ends)) for i, name in enumerate(ends)}
     titles = {"x": "length M of the index chain", "y": f"KL after {PASSES} passes"}
     draw_lines(axes[5], ends, **titles, title="1i", log="y", marker="o", colours=colours)

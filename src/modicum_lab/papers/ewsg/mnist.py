@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from modicum_lab.papers.experiments import (
     experiment,
     sized,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_3"]
 
@@ -138,8 +141,8 @@ def _rows(size: Size, seed: int) -> tuple[Rows, Rows]:
     if size.fit is None:
         return data.rows, data.test
     order = np.random.default_rng([seed, 3]).permutation(len(data.rows))[: size.fit]
-    held = data.rows.take(np.sort(order))
-    return Rows(x=held["x"], y=held["y"], dtype="uint8"), data.test
+    fields = data.rows.take(np.sort(order))
+    return Rows(x=fields["x"], y=fields["y"], dtype="uint8"), data.test
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def _accuracy(chance: np.ndarray, rows: Batch) -> float:
 
 
 def _singles(predicted: Chances, scored: Mapping[str, Batch]) -> np.ndarray:
-    return np.array([_accuracy(one, scored["test"]) for one in predicted["test"]])
+    return np.array([_accuracy(chances, scored["test"]) for chances in predicted["test"]])
 
 
 def _errors(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]:
@@ -243,10 +246,10 @@ def _errors(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]
     if count < 3:
         return {}
     without = [
-        scores({part: np.delete(each, k, axis=0) for part, each in predicted.items()}, scored)
+        scores({part: np.delete(values, k, axis=0) for part, values in predicted.items()}, scored)
         for k in range(count)
     ]
-    error = {name: jackknife([each[name] for each in without]) for name in without[0]}
+    error = {name: jackknife([values[name] for values in without]) for name in without[0]}
     return error | {"single": float(np.std(_singles(predicted, scored), ddof=1) / np.sqrt(count))}
 
 
@@ -289,14 +292,14 @@ def _ordered(runs: Mapping[str, Learned]) -> str:
 def _claims(runs: Mapping[str, Mapping[str, Learned]]) -> Table:
     """Whether EWSG ends above each of the others, and by how many standard errors."""
     rows: list[Claim] = []
-    for network, each in runs.items():
-        ewsg = each["ewsg"]
-        for name, run in each.items():
+    for network, learned in runs.items():
+        ewsg = learned["ewsg"]
+        for name, run in learned.items():
             if name in ("ewsg", AS_SUM):
                 continue
             gap = ewsg.last["train"] - run.last["train"]
-            what = f"{network.upper()}: EWSG trains better than {label_of(name)}"
-            rows.append((what, f"by {_behind(run, ewsg)} points", "yes", gap > 0))
+            claim = f"{network.upper()}: EWSG trains better than {label_of(name)}"
+            rows.append((claim, f"by {_behind(run, ewsg)} points", "yes", gap > 0))
     note = "Where a gap is less than twice its standard error, either order may be chance."
     return claims(rows, note)
 
@@ -318,23 +321,23 @@ def _table(runs: Mapping[str, Mapping[str, Learned]], size: Size, size_note: str
             label_of(name),
             round(float(run.curve.index[-1]), 1),
             *(_with_error(run, *how) for how in COLUMNS.values()),
-            _behind(run, each.get("ewsg")),
+            _behind(run, own.get("ewsg")),
         ]
-        for network, each in runs.items()
-        for name, run in each.items()
+        for network, own in runs.items()
+        for name, run in own.items()
     ]
-    order = "; ".join(f"{network.upper()}: {_ordered(each)}" for network, each in runs.items())
+    order = "; ".join(f"{network.upper()}: {_ordered(own)}" for network, own in runs.items())
     ends = f"By training accuracy at the end, best first, {order}."
     note = " ".join(f"{NOTE.format(scored=size.scored)} {size_note} {ends}".split())
     return Table("figure-3", columns, rows, note)
 
 
 def _with_error(run: Learned, score: str, unit: int, decimals: int) -> str:
-    shown = f"{unit * run.last[score]:.{decimals}f}"
+    text = f"{unit * run.last[score]:.{decimals}f}"
     error = run.error.get(score)
     if error is None or not np.isfinite(error):  # where a method has run away
-        return shown
-    return f"{shown} ± {unit * error:.{decimals}f}"
+        return text
+    return f"{text} ± {unit * error:.{decimals}f}"
 
 
 def _behind(run: Learned, ewsg: Learned | None) -> str | None:
@@ -347,16 +350,16 @@ def _behind(run: Learned, ewsg: Learned | None) -> str | None:
     return f"{gap} ± {100 * float(np.hypot(run.error['train'], ewsg.error['train'])):.2f}"
 
 
-def _draw(runs: Mapping[str, Mapping[str, Learned]]) -> Any:
+def _draw(runs: Mapping[str, Mapping[str, Learned]]) -> MatplotlibFigure:
     figure, axes = panels(2 * len(runs), columns=2, size=(5.0, 3.6))
     places = [(network, part) for network in runs for part in ("train", "test")]
     for ax, (network, part) in zip(axes, places, strict=True):
-        shown = {name: run for name, run in runs[network].items() if name != AS_SUM}
-        lines = {name: (run.curve.index, run.curve[part]) for name, run in shown.items()}
+        learned = {name: run for name, run in runs[network].items() if name != AS_SUM}
+        lines = {name: (run.curve.index, run.curve[part]) for name, run in learned.items()}
         kind = {"train": "training", "test": "test"}[part]
         title = f"{PANEL[network]}: {network.upper()}, {kind} rows"
         draw_lines(ax, lines, x="data passes", y=f"{kind} accuracy", title=title, marker=".")
-        for name, run in shown.items():
+        for name, run in learned.items():
             if part in run.error:
                 end = run.curve.index[-1], run.last[part]
                 ax.errorbar(*end, run.error[part], color=colour_of(name), capsize=3)

@@ -7,7 +7,7 @@ with E[n grad V_I] = grad V solve a linear programme, whose solutions have at mo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from modicum_lab.papers.experiments import (
     experiment,
     sized,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["exponential_weights", "optimal_weights", "theorem_1"]
 
@@ -76,7 +79,7 @@ class Selection:
 def compared(target: Gaussian, states: int, seed: int) -> dict[str, Selection]:
     """Uniform, exponential and optimal selection at the same states."""
     rng = np.random.default_rng([seed, 7])
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    by_name: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(states):
         theta = target.mean + target.sd * rng.normal(size=D)
         gradients = len(target.centres) * (theta - target.centres)
@@ -89,9 +92,9 @@ def compared(target: Gaussian, states: int, seed: int) -> dict[str, Selection]:
         for name, p in ways.items():
             mean = p @ errors
             spread = float(p @ np.sum((errors - mean) ** 2, axis=1))
-            each = (float(np.sum(mean**2)), spread, float(np.sum(p > 1e-9)))
-            found.setdefault(name, []).append(each)
-    return {name: Selection(*np.mean(rows, axis=0)) for name, rows in found.items()}
+            selection = (float(np.sum(mean**2)), spread, float(np.sum(p > 1e-9)))
+            by_name.setdefault(name, []).append(selection)
+    return {name: Selection(*np.mean(rows, axis=0)) for name, rows in by_name.items()}
 
 
 NAMES = {
@@ -106,15 +109,15 @@ def theorem_1(scale: Scale, seed: int) -> Result:
     """Linear programming beside uniform and exponential weights, as n grows."""
     states = sized(STATES, scale)
     result = Result(settings=SETTINGS | {"n": SIZES, "states": states, "step_size": STEP})
-    found = {n: compared(Gaussian.drawn(n, seed), states, seed) for n in SIZES}
+    by_n = {n: compared(Gaussian.drawn(n, seed), states, seed) for n in SIZES}
     rows = [
-        [n, NAMES[name], one.rows, one.bias, one.variance, one.error / each["uniform"].error]
-        for n, each in found.items()
-        for name, one in each.items()
+        [n, NAMES[name], s.rows, s.bias, s.variance, s.error / of_n["uniform"].error]
+        for n, of_n in by_n.items()
+        for name, s in of_n.items()
     ]
     columns = ["n", "selection", "rows with a chance", "squared bias of the gradient",
                "variance of the gradient", "both, over uniform"]  # fmt: skip
-    ratios = [each["ewsg"].error / each["uniform"].error for each in found.values()]
+    ratios = [of_n["ewsg"].error / of_n["uniform"].error for of_n in by_n.values()]
     note = (
         "At stationarity, exact in the index, on average over states. The optimal selection has "
         f"at most d + 1 = {D + 1} rows and is unbiased; it needs the gradients of all rows at "
@@ -124,16 +127,16 @@ def theorem_1(scale: Scale, seed: int) -> Result:
         "that of n = 20; at n = 100 and more it makes the weights of eq. 4 so uneven that one or "
         "two rows have all the chance, which has no variance and a large bias."
     )
-    result.tables += [Table("theorem-1", columns, rows, note), _claims(found)]
-    result.figures.append(Figure("theorem-1", lambda: _draw(found), "Averages over states."))
+    result.tables += [Table("theorem-1", columns, rows, note), _claims(by_n)]
+    result.figures.append(Figure("theorem-1", lambda: _draw(by_n), "Averages over states."))
     result.ledger = {"all selections": states * sum(SIZES)}
     result.notes.append("Computed from the centres directly: no chain is run.")
     return result
 
 
-def _claims(found: dict[int, dict[str, Selection]]) -> Table:
-    most = max(each["optimal"].rows for each in found.values())
-    largest = max(each["optimal"].error / each["uniform"].error for each in found.values())
+def _claims(by_n: dict[int, dict[str, Selection]]) -> Table:
+    most = max(of_n["optimal"].rows for of_n in by_n.values())
+    largest = max(of_n["optimal"].error / of_n["uniform"].error for of_n in by_n.values())
     return claims(
         [
             ("rows of the optimal selection", f"{most:g} at most", f"at most d + 1 = {D + 1}",
@@ -144,11 +147,11 @@ def _claims(found: dict[int, dict[str, Selection]]) -> Table:
     )  # fmt: skip
 
 
-def _draw(found: dict[int, dict[str, Selection]]) -> Any:
+def _draw(by_n: dict[int, dict[str, Selection]]) -> MatplotlibFigure:
     figure, (ax,) = panels(1, size=(6.0, 4.2))
     colours = {"uniform": "sghmc", "ewsg": "ewsg", "optimal": "svrg-ld"}
-    sizes = list(found)
-    lines = {NAMES[name]: (sizes, [each[name].error for each in found.values()]) for name in NAMES}
+    sizes = list(by_n)
+    lines = {NAMES[name]: (sizes, [of_n[name].error for of_n in by_n.values()]) for name in NAMES}
     draw_lines(
         ax,
         lines,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -45,6 +45,9 @@ from modicum_lab.papers.hmc_ecs.tables import (
     stochastic_gradients_cost,
     too_large,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["BANKRUPTCY", "figures_4_6", "tables_3_4"]
 
@@ -147,20 +150,20 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
 def _claims(fits: dict[str, Fit], truth: Fit, rows: Rows) -> Table:
     """What section 6.6 says of the figures."""
     where = "Figures 4 and 5"
-    said = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED)]
+    texts = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED)]
     if "SG-HMC, L = 60" in fits:
-        said.append(accurate("SG-HMC, L = 60", fits, truth, where))
+        texts.append(accurate("SG-HMC, L = 60", fits, truth, where))
     wrong = [label for label in ("SG-HMC, L = 7", "SGLD") if label in fits]
-    said += [biased(label, fits, truth, where) for label in wrong]
+    texts += [biased(label, fits, truth, where) for label in wrong]
     order, _ = _groups(rows)
     ours, theirs = (_predicted(fit, rows, order)[1] for fit in (fits[PERTURBED], truth))
     apart = float(np.abs(ours / theirs - 1).max())
-    said.append(
+    texts.append(
         ("Figure 6: predictions of the perturbed method and of HMC are indistinguishable",
          f"{100 * apart:.1g} % apart at most", "yes", apart < 0.05)
     )  # fmt: skip
     note = "The paper calls SG-HMC with L = 60 reasonable, with some biased means."
-    return claims(said, note)
+    return claims(texts, note)
 
 
 NOTES = [
@@ -183,7 +186,7 @@ def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     ]
 
 
-def _draw_prediction(fits: list[Fit], rows: Rows) -> Any:
+def _draw_prediction(fits: list[Fit], rows: Rows) -> MatplotlibFigure:
     order, frequency = _groups(rows)
     figure, axes = pyplot().subplots(
         1, len(fits), figsize=(3.6 * len(fits), 3.6), sharey=True, layout="constrained"
@@ -222,8 +225,8 @@ def _predicted(fit: Fit, rows: Rows, order: np.ndarray) -> np.ndarray:
     theta = theta[:: max(1, len(theta) // 200)]
     lines = []
     for group in order:
-        some = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
-        x = rows.take(np.sort(some))["x"]
+        firms = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
+        x = rows.take(np.sort(firms))["x"]
         chance = 1 / (1 + np.exp(-(x @ theta[:, :-1].T + theta[:, -1])))
         mean = chance.mean(axis=0)
         lines.append([np.quantile(mean, 0.05), mean.mean(), np.quantile(mean, 0.95)])

@@ -236,8 +236,8 @@ def _of_gradients(problem: Problem, size: Size, order: int, suffix: str) -> list
         contenders.append(Contender(label, method, draws, 0, steps, training=False))
     eps = gradient_step(problem, size)
     slow = langevin(step_size=eps, start="mode", **_gradients(problem, in_parameters=True), **extra)
-    one = Contender(f"SGLD{suffix}", slow, size.draws, 0, LEAPFROGS, training=False)
-    return [*contenders, one]  # as many gradients as HMC-ECS
+    sgld = Contender(f"SGLD{suffix}", slow, size.draws, 0, LEAPFROGS, training=False)
+    return [*contenders, sgld]  # as many gradients as HMC-ECS
 
 
 HIGGS_ROWS, HIGGS_TEST = 10_500_000, 500_000  # of the paper

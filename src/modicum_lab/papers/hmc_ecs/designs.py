@@ -20,6 +20,7 @@ from modicum_lab.papers.references import TABLES, Reference, reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["rows_compared"]
 
@@ -159,7 +160,7 @@ X_RANGE = (25, 50_000)
 LOOKS = {"uniform": ("hmc-ecs-uniform", "s"), "weighted": ("hmc-ecs", "o")}  # colour and mark
 
 
-def _draw(points: list[Point]) -> Any:
+def _draw(points: list[Point]) -> MatplotlibFigure:
     names = list(dict.fromkeys(p.table for p in points))
     figure, axes = pyplot().subplots(
         1, len(names), figsize=(1 + 3 * len(names), 3.6), sharey=True, squeeze=False,

@@ -21,6 +21,7 @@ from modicum_lab.papers.hmc_ecs.pictures import ORDER_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_7"]
 
@@ -59,7 +60,7 @@ def figure_7(scale: Scale, seed: int) -> Result:
     fits: dict[int, list[Fit]] = {}
     for d in size.dimensions:
         data = simulated(size.rows, d, seed)
-        fits[d] = [one.run(data, size.chains, seed) for one in _contenders(d, size)]
+        fits[d] = [contender.run(data, size.chains, seed) for contender in _contenders(d, size)]
     return Result(
         tables=[_table(fits), _powers(fits)],
         figures=[Figure("figure-7", partial(_draw, fits), CAPTION)],
@@ -139,10 +140,10 @@ def _table(fits: dict[int, list[Fit]]) -> Table:
 
 
 def _rows_held(fit: Fit) -> int:
-    held = fit.post.tuning.get("subsample")
-    if held is None:
+    subsample = fit.post.tuning.get("subsample")
+    if subsample is None:
         return fit.post.ledger.rows
-    return int(held["value"] + fit.post.tuning["certainty"]["value"])
+    return int(subsample["value"] + fit.post.tuning["certainty"]["value"])
 
 
 def _powers(fits: dict[int, list[Fit]]) -> Table:
@@ -180,7 +181,7 @@ def _ledger(fits: dict[int, list[Fit]]) -> dict[str, int]:
     }
 
 
-def _draw(fits: dict[int, list[Fit]]) -> Any:
+def _draw(fits: dict[int, list[Fit]]) -> MatplotlibFigure:
     figure, (left, right) = pyplot().subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     ds = np.array(list(fits))
     for k, (label, (colour, marker)) in enumerate(STYLES.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from modicum_lab.papers.hmc_ecs.tables import (
     stochastic_gradients_cost,
     too_large,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = [
     "HIGGS",
@@ -196,8 +199,8 @@ def _claims_1_3(
         rows.append(biased(plain, fits, truth, where))
     first, *others = (y for _, y in curves.values())
     apart = max(float(np.abs(y - first).max()) for y in others)
-    said = f"{apart:.2g} apart at most"
-    rows.append(("Figure 3: ROC curves are indistinguishable", said, "yes", apart < 0.01))
+    text = f"{apart:.2g} apart at most"
+    rows.append(("Figure 3: ROC curves are indistinguishable", text, "yes", apart < 0.01))
     return claims(
         rows,
         "SGLD is biased in the paper with either control variate; how much depends on the scale "
@@ -234,7 +237,9 @@ def _roc_table(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], note: str) -
                  rows, note)  # fmt: skip
 
 
-def _draw_roc(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], fits: Sequence[Fit]) -> Any:
+def _draw_roc(
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], fits: Sequence[Fit]
+) -> MatplotlibFigure:
     truth, *others = curves
     colours = {fit.label: fit.colour for fit in fits}
     figure, axes = pyplot().subplots(
@@ -269,8 +274,8 @@ def figures_8_9(scale: Scale, seed: int) -> Result:
     orders = [_of_order(k, size, seed) for k in ((0, 1) if smoke else (0, 1, 2))]
     truth, problem = higgs_fit(full_hmc(size), size, seed), size.part_of(HIGGS)
     default = [] if smoke else [higgs_fit(our_default(size), size, seed)]
-    others = [one for k in ((1,) if smoke else (0, 1, 2)) for one in degraded(problem, size, k)]
-    rivals = [higgs_fit(one, size, seed) for one in (others[:1] if smoke else others)]
+    others = [rival for k in ((1,) if smoke else (0, 1, 2)) for rival in degraded(problem, size, k)]
+    rivals = [higgs_fit(rival, size, seed) for rival in (others[:1] if smoke else others)]
     fits = {fit.label: fit for fit in (*orders, *default, *rivals)}
     note = f"Data: {data.description}."
     every = [*fits.values(), truth]
@@ -339,7 +344,7 @@ PRINTED_ORDERS = {
 """What section 6.8 says of Figure 9, which has no numbers."""
 
 
-def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> Any:
+def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> MatplotlibFigure:
     figure, ax = pyplot().subplots(figsize=(8, 4), layout="constrained")
     for label, path in paths.items():
         ax.plot(np.maximum(path, 1e-12), color=fits[label].colour, label=label, linewidth=0.9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from modicum_lab.papers.fits import Fit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["ORDER_COLOURS", "density", "draw_marginals", "draw_moments", "some_parameters"]
 
@@ -45,7 +46,7 @@ def some_parameters(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
 
 def draw_marginals(
     fits: Sequence[Fit], truth: Fit, which: Sequence[int], names: Sequence[str]
-) -> Any:
+) -> MatplotlibFigure:
     """One line of panels per method, one column per parameter; full HMC in every panel."""
     figure, axes = pyplot().subplots(
         len(fits), len(which), figsize=(PANEL * len(which) + 1.2, 1.3 * len(fits) + 0.8),
@@ -54,9 +55,9 @@ def draw_marginals(
     for row, fit in zip(axes, fits, strict=True):
         for ax, k in zip(row, which, strict=True):
             at = truth.mean[k] + truth.sd[k] * np.linspace(-6, 6, 200)
-            for one, style in ((truth, "-"), (fit, "--")):
-                y = density(one.draws[..., k].ravel(), one.weights.ravel(), at)
-                ax.plot(at, y, style, color=one.colour, label=one.label, linewidth=1.6)
+            for shown_fit, style in ((truth, "-"), (fit, "--")):
+                y = density(shown_fit.draws[..., k].ravel(), shown_fit.weights.ravel(), at)
+                ax.plot(at, y, style, color=shown_fit.colour, label=shown_fit.label, linewidth=1.6)
             ax.set_yticks([])
             ax.tick_params(labelsize=7)
             ax.locator_params(axis="x", nbins=4)
@@ -67,7 +68,7 @@ def draw_marginals(
     return figure
 
 
-def draw_moments(fits: Sequence[Fit], truth: Fit) -> Any:
+def draw_moments(fits: Sequence[Fit], truth: Fit) -> MatplotlibFigure:
     """Means above and variances below against those of full HMC; the diagonal is agreement."""
     across = min(ABREAST, len(fits))
     bands = -(-len(fits) // across)

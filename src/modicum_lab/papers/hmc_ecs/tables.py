@@ -60,14 +60,14 @@ def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: s
         ratio, other = (_relative(label, problem, fits, way) for way in (whole, not whole))
         printed = problem.figures(label)
         row: list[object] = [label, "entire run" if whole else "sampling alone"]
-        for what, q in (("min", 0), ("median", 50), ("max", 100)):
-            row += [float(np.percentile(ratio, q)), printed.get(what)]
+        for quantile, q in (("min", 0), ("median", 50), ("max", 100)):
+            row += [float(np.percentile(ratio, q)), printed.get(quantile)]
         median = float(np.median(ratio))
         quotient = median / printed["median"] if "median" in printed else None
         rows.append([*row, quotient, float(np.median(other))])
     columns = ["method", "charged for"]
-    for what in ("min", "median", "max"):
-        columns += [f"RCT {what}", f"RCT {what} (paper)"]
+    for quantile in ("min", "median", "max"):
+        columns += [f"RCT {quantile}", f"RCT {quantile} (paper)"]
     columns += ["median over the paper's", "RCT median, charged the other way"]
     return Table(name, columns, rows, note)
 
@@ -75,11 +75,11 @@ def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: s
 def _relative(label: str, problem: Problem, fits: Mapping[str, Fit], training: bool) -> np.ndarray:
     """RCT of each scalar; the signed method by the paper's schedule against its like."""
     like = SCHEDULE if label == SIGNED_SCHEDULE else PERTURBED
-    one, base = (
+    own, base = (
         fits[name].computational_time(training=training, length=length_of(problem))
         for name in (label, like)
     )
-    return np.asarray(relative_computational_time(base, one))
+    return np.asarray(relative_computational_time(base, own))
 
 
 MEASURES = {
@@ -97,15 +97,15 @@ MEASURES = {
 def efficiency_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: str) -> Table:
     """Acceptance, steps, IF, ESS, positive signs; share of the paper's rows, cost of full HMC."""
     columns = ["method"]
-    for what in MEASURES:
-        columns += [what, f"{what} (paper)"]
+    for measure in MEASURES:
+        columns += [measure, f"{measure} (paper)"]
     rows = []
     for label, fit in fits.items():
         if fit.contender.training:  # HMC-ECS and full HMC
             ours, printed = _measures(fit, problem.rows), problem.figures(label)
             row: list[object] = [label]
-            for what in MEASURES:
-                row += [ours[what], printed.get(what)]
+            for measure in MEASURES:
+                row += [ours[measure], printed.get(measure)]
             rows.append([*row, ours["IF"] / printed["IF"] if "IF" in printed else None])  # type: ignore[operator]
     return Table(name, [*columns, "IF over the paper's"], rows, note)
 
@@ -114,7 +114,7 @@ def _measures(fit: Fit, rows: int) -> dict[str, float | None]:
     everything = fit.label == TRUTH
     factor = float(fit.inefficiency.mean())
     return {
-        **{what: fit.stat(stat) for what, stat in MEASURES.items() if stat},
+        **{name: fit.stat(stat) for name, stat in MEASURES.items() if stat},
         "IF": factor,
         "ESS of 2,000": 2_000 / factor,
         "tau": fit.positive if fit.post.weights is not None else None,
@@ -168,8 +168,8 @@ def biased(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim
     """The claim that a method's means or variances are wrong."""
     off, spread = float(fits[label].off(truth).max()), fits[label].sd / truth.sd
     wrong = off > BIASED or not 0.8 < float(spread.min()) <= float(spread.max()) < 1.25
-    said = f"means off by {off:.2g} sd, sd {spread.min():.2g} to {spread.max():.2g} times"
-    return (f"{where}: {label} is not", said, "yes", wrong)
+    text = f"means off by {off:.2g} sd, sd {spread.min():.2g} to {spread.max():.2g} times"
+    return (f"{where}: {label} is not", text, "yes", wrong)
 
 
 PRINTED_M = (62_000, 1_000)  # section 6.6: m at the first anchor, and after 100 iterations
@@ -241,10 +241,10 @@ def too_large(problem: Problem, size: Size, fits: Mapping[str, Fit]) -> str:
     """Whether SGLD with the paper's step can be stable on these rows."""
     ratio = gradient_step(problem, size) / (4 * stable_step(fits[PERTURBED]))
     overshoots = "so that the recursion overshoots and its IFs mean nothing"
-    what = overshoots if ratio > 1 else "where the recursion is stable"
+    regime = overshoots if ratio > 1 else "where the recursion is stable"
     return (
         f"SGLD's step of {problem.sgld_step:g} (times {problem.rows:,} / n) is {ratio:.2g} times 4 "
-        f"over the largest eigenvalue of the precision of these columns, {what}; the paper does "
+        f"over the largest eigenvalue of the precision of these columns, {regime}; the paper does "
         "not say how it scaled the covariates. The line with a stable step takes one over that "
         "eigenvalue."
     )
@@ -268,11 +268,11 @@ def full_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
 
 def _sampling(fits: Mapping[str, Fit]) -> float:
     """Rows an iteration touches, uniform over weighted."""
-    one, other = (
+    own, other = (
         fits[label].evaluations(training=False) / fits[label].contender.draws
         for label in (PERTURBED, DEFAULT)
     )
-    return one / other
+    return own / other
 
 
 def monte_carlo_error(truth: Fit) -> str:

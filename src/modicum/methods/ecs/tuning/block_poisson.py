@@ -77,10 +77,10 @@ class MiniBatches:
     def __init__(self, pilot: Pilot, batch: int) -> None:
         # the same for every run: what is chosen depends on the pilot alone
         rng = generator(batch, Stream.SIGN_BATCHES)
-        chosen = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
+        places = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
         self.draws = representatives(pilot.share, SIGN_DRAWS)
         thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
-        self.dhat = thinned.values[:, chosen].mean(axis=2)
+        self.dhat = thinned.values[:, places].mean(axis=2)
         # Of a mini-batch with one given row, the others being average: a uniform design draws the
         # rows that matter most more rarely than a few thousand mini-batches would show.
         away = thinned.values - thinned.mean[:, None]
@@ -201,7 +201,6 @@ def choose_products(
     coreset
         What the lower bound follows; None: it is the same everywhere.
     """
-    by_hand = "set by hand"
     bound = Bound(pilot, centre, coreset)
     work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
     sizes = SIZES if batch is None else (batch,)
@@ -213,29 +212,14 @@ def choose_products(
         best = allowed[0]
     else:
         best = min(candidates, key=lambda candidate: candidate.cost)
-    estimator, deviation = best.estimator, np.sqrt(pilot.variance / best.estimator.batch)
+    estimator = best.estimator
     positive, sign = best.mini_batches.sign(estimator.products, bound.at_draws)
-    why = {
-        "batch": "with this many per factor an effective draw takes the fewest evaluations"
-        if batch is None
-        else _whose(batch),
-        "centre": by_hand if centre is not None else _CENTRE[coreset is None],
-        "products": by_hand
-        if products is not None
-        else f"the smallest lambda {_REASON[best.binding]}",
-        "blocks": by_hand
-        if blocks is not None
-        else f"a refresh is then accepted with probability {best.accept:.2f}",
-        "refreshes": by_hand
-        if refreshes is not None
-        else f"balances refreshing rows against gradient noise of {best.noise:.2g} posterior "
-        "variances",
-        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
-        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
-        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
-        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
-        "positive when rows are drawn afresh, by the pilot study",
-    }
+    automatic = _reasons(best, pilot, coreset, positive, sign)
+    settings = {"products": products, "blocks": blocks, "refreshes": refreshes, "centre": centre}
+    by_hand = {name: "set by hand" for name, value in settings.items() if value is not None}
+    if batch is not None:
+        by_hand["batch"] = _whose(batch)
+    why = automatic | by_hand
     return Products(
         estimator.products,
         estimator.batch,
@@ -248,6 +232,26 @@ def choose_products(
         why,
         bound.room,
     )
+
+
+def _reasons(
+    best: _Candidate, pilot: Pilot, coreset: Coreset | None, positive: float, sign: float
+) -> dict[str, str]:
+    """Why each setting is what it is, where none is set by hand, and what follows from them."""
+    deviation = np.sqrt(pilot.variance / best.estimator.batch)
+    return {
+        "batch": "with this many per factor an effective draw takes the fewest evaluations",
+        "centre": _CENTRE[coreset is None],
+        "products": f"the smallest lambda {_REASON[best.binding]}",
+        "blocks": f"a refresh is then accepted with probability {best.accept:.2f}",
+        "refreshes": f"balances refreshing rows against gradient noise of {best.noise:.2g} "
+        "posterior variances",
+        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
+        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
+        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
+        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
+        "positive when rows are drawn afresh, by the pilot study",
+    }
 
 
 _CENTRE = {
@@ -316,8 +320,8 @@ def _with_batch(
 def _shares(products: int, spread: float, fixed: bool) -> list[int]:
     """Numbers of blocks with equal shares of the products whose refreshes are often accepted."""
     most = 1.0 if fixed else 1.1  # an equal share of the products per block may cost a few more
-    good = [G for G in SHARES if most * products >= G * ceil(products / G)]
-    return [G for G in good if refresh_acceptance(spread, G) > EASY] or good[-1:]
+    fitting = [G for G in SHARES if most * products >= G * ceil(products / G)]
+    return [G for G in fitting if refresh_acceptance(spread, G) > EASY] or fitting[-1:]
 
 
 def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) -> dict[str, int]:

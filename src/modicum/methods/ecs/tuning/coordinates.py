@@ -8,7 +8,7 @@ its square or its reciprocal.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from modicum.models import Target
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.passes import Anchor
-from modicum.runtime import FASTEST_COMPILE, Array, jit
+from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
 __all__ = ["Expansion", "choose_coordinates"]
 
@@ -51,7 +51,7 @@ class Expansion(NamedTuple):
 
 def choose_coordinates(
     target: Target,
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     anchor: Anchor,
     proxy: Proxy,
     draws: np.ndarray,
@@ -80,7 +80,7 @@ def choose_coordinates(
         return Expansion(None, {}, 0)
     entries = [(name, place) for name in settings for place in target.places[name]]
     sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
-    power = np.array([POWERS[_known(settings[name])] for name, _ in entries])
+    power = np.array([POWERS[_coordinate(settings[name])] for name, _ in entries])
     open_ = [
         i for i, (name, place) in enumerate(entries) if settings[name] is None and sd[place] > WIDE
     ]
@@ -144,7 +144,7 @@ def _variances(
     return jax.lax.map(variance, powers)
 
 
-def _known(name: str | None) -> str:
+def _coordinate(name: str | None) -> str:
     if name is None:
         return "log"
     if name not in POWERS:

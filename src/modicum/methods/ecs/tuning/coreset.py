@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from modicum.methods.ecs.tuning.residuals import Residuals, representatives, reweighted
 from modicum.random import Stream, generator
@@ -47,8 +46,8 @@ class FarOut(NamedTuple):
     def mini_batches(self, batch: int) -> np.ndarray:
         """Estimates dhat from mini-batches, (points, mini-batches)."""
         rng = generator(batch, Stream.SIGN_BATCHES)
-        chosen = rng.choice(len(self.weight), (BATCHES, batch), p=self.weight)
-        return np.stack([values[chosen].mean(axis=1) for values in self.values])
+        places = rng.choice(len(self.weight), (BATCHES, batch), p=self.weight)
+        return np.stack([values[places].mean(axis=1) for values in self.values])
 
     def is_negligible(self, dhat: np.ndarray, products: int, centre: np.ndarray) -> bool:
         """Whether chains have next to no mass where the posterior has none.
@@ -106,16 +105,16 @@ def fit_coreset(
     drawn = np.flatnonzero(weight > 0)
     factor, weight = factor[drawn], weight[drawn]
     near, away = (part.values[:, drawn] * factor for part in (residuals, far))
-    some = near[representatives(residuals.share, FITTED_DRAWS)]
-    places, shares = _follow(np.concatenate([some, away]) * weight)
+    at_some_draws = near[representatives(residuals.share, FITTED_DRAWS)]
+    places, shares = _follow(np.concatenate([at_some_draws, away]) * weight)
     weights = shares * weight[places] / probability[drawn[places]]  # of d = probability times D
     at_draws, at_points = ((part * weight)[:, places] @ shares for part in (near, away))
     # The rest could never be so far below l - sum q that chains had mass there, not even with one
     # row per mini-batch and lambda at zero.
     most = log_posterior + 2 * np.maximum(at_points[:, None] - away, 0) @ weight
-    kept = most > NEGLIGIBLE
-    checked = FarOut(away[kept], weight, log_posterior[kept])
-    return Coreset(drawn[places], weights, at_draws, at_points[kept], checked)
+    matters = most > NEGLIGIBLE
+    checked = FarOut(away[matters], weight, log_posterior[matters])
+    return Coreset(drawn[places], weights, at_draws, at_points[matters], checked)
 
 
 def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -125,6 +124,8 @@ def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     least squares: orthogonal matching pursuit. Negative weights would follow as well where they
     were fitted, and lead anywhere elsewhere.
     """
+    from scipy.optimize import nnls  # few runs need it, and it is slow to import
+
     total = parts.sum(axis=1)
     importance = 1 / (1 + RELATIVE * np.abs(total))
     A, y = parts * importance[:, None], total * importance
@@ -133,16 +134,16 @@ def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     candidates = np.unique(representatives(length, CANDIDATES))
     candidates = candidates[length[candidates] > 0]
     A, length = A[:, candidates], length[candidates]
-    chosen: list[int] = []
+    places: list[int] = []
     shares, left = np.zeros(0), y
     for _ in range(min(MOST_ROWS, A.shape[1])):
         likeness = left @ A / length
-        likeness[chosen] = 0.0
+        likeness[places] = 0.0
         best = int(np.argmax(likeness))
         if likeness[best] <= 0 or np.linalg.norm(left) <= CLOSE * np.linalg.norm(y):
             break
-        fitted, _ = nnls(A[:, [*chosen, best]], y)
-        chosen = [place for place, share in zip([*chosen, best], fitted, strict=True) if share > 0]
+        fitted, _ = nnls(A[:, [*places, best]], y)
+        places = [place for place, share in zip([*places, best], fitted, strict=True) if share > 0]
         shares = fitted[fitted > 0]
-        left = y - A[:, chosen] @ shares
-    return candidates[chosen], shares
+        left = y - A[:, places] @ shares
+    return candidates[places], shares

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from modicum.kernels.moves import follow
 from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
-from modicum.runtime import FASTEST_COMPILE, Array, jit, to_device
+from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
 __all__ = [
     "FAR",
@@ -82,7 +82,7 @@ class PilotChains:
 
 
 def proxy_ratios(
-    control_variate: ControlVariate[Any], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
+    control_variate: ControlVariate[Pytree], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
     """Log ratio of posterior to normal approximation at `draws`, up to a constant.
 
@@ -94,7 +94,7 @@ def proxy_ratios(
 
 
 @jit(static=0)
-def _log_proxies(cv: ControlVariate[Any], proxy: Proxy, draws: Array) -> jax.Array:
+def _log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
     def log_proxy(z: jax.Array) -> jax.Array:
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
@@ -115,7 +115,7 @@ def straightened(proxy: Proxy, draws: Array) -> jax.Array:
 
 
 def run_pilot_chains(
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     batch: Batch,
     probability: np.ndarray,
     proxy: Proxy,
@@ -156,10 +156,10 @@ def run_pilot_chains(
         jnp.asarray(scatter),
         key,
     )
-    kept = (slice(None), slice(extent.dropped, None))
+    after_warmup = (slice(None), slice(extent.dropped, None))
     return PilotChains(
-        np.asarray(position)[kept],
-        np.asarray(variance)[kept],
+        np.asarray(position)[after_warmup],
+        np.asarray(variance)[after_warmup],
         len(weight),
         len(weight) * extent.chains * extent.iterations * (steps + 1),
     )
@@ -167,7 +167,7 @@ def run_pilot_chains(
 
 @jit(static=(0, 1, 2))
 def _chains(
-    cv: ControlVariate[Any],
+    cv: ControlVariate[Pytree],
     steps: int,
     extent: Extent,
     batch: Batch,
@@ -199,5 +199,5 @@ def _chains(
         _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, extent.iterations))
         return drawn
 
-    each = jax.random.split(key, extent.chains)
-    return jax.vmap(chain)(each) if extent.side_by_side else jax.lax.map(chain, each)
+    keys = jax.random.split(key, extent.chains)
+    return jax.vmap(chain)(keys) if extent.side_by_side else jax.lax.map(chain, keys)

@@ -8,9 +8,9 @@ are largest at draws that it makes very unlikely, and those must not dominate.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,12 @@ import numpy as np
 
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
+from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
 from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, jit
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
 
 __all__ = [
     "Bias",
@@ -42,7 +43,7 @@ SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 # covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point
 # everywhere alike.
 SLOPE_ROWS = 4
-SLOPE_DRAWS = 16
+SLOPE_DRAWS, SLOPE_DRAWS_OF_GROUPS = 16, 8
 EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
 TOGETHER = 8  # draws at which rows are evaluated by one product
 SMALL = 0.1  # |y| up to which e^(y - y^2/2) is the first terms of its series
@@ -211,8 +212,8 @@ def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
         return share(1.0)
     for _ in range(30):
         middle = (low + high) / 2
-        enough = 1 / np.sum(share(middle) ** 2) >= least
-        low, high = (middle, high) if enough else (low, middle)
+        is_large = 1 / np.sum(share(middle) ** 2) >= least
+        low, high = (middle, high) if is_large else (low, middle)
     return share(low)
 
 
@@ -238,7 +239,7 @@ class Residuals:
         The draws in whitened coordinates.
     """
 
-    control_variate: ControlVariate[Any]
+    control_variate: ControlVariate[Pytree]
     proxy: Proxy
     draws: np.ndarray
     rows: Batch
@@ -283,6 +284,9 @@ class Residuals:
         draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
         if self.few is not None:
             groups = len(self.few["probability"])
+            if groups_need_no_compiler(form) and size <= EXACT:
+                few, some = NumPyGroupValues(form, self.few, proxy), draws[:SLOPE_DRAWS_OF_GROUPS]
+                return _largest_by_numpy(few.gradients(some), weight[:groups], factor[:groups])
             return np.asarray(
                 _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
             )
@@ -293,10 +297,10 @@ class Residuals:
             rows = SLOPE_ROWS * size
         rows = min(rows, len(weight))
         at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
-        some = {name: np.asarray(values)[at] for name, values in self.rows.items()}
+        batch = {name: np.asarray(values)[at] for name, values in self.rows.items()}
         if needs_no_compiler(form) and not isinstance(proxy.factor, ArrowFactor):
-            return _slopes_by_numpy(NumPyRows(form, some, proxy), draws, share, factor[at])
-        return np.asarray(_slopes(form, some, proxy, draws, share, factor[at]))
+            return _slopes_by_numpy(NumPyRows(form, batch, proxy), draws, share, factor[at])
+        return np.asarray(_slopes(form, batch, proxy, draws, share, factor[at]))
 
 
 def as_drawn(weight: np.ndarray, count: int, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -331,7 +335,7 @@ def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray,
 
 
 def evaluate(
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     batch: Batch,
     proxy: Proxy,
     draws: np.ndarray,
@@ -358,8 +362,12 @@ def evaluate(
     whitened
         The draws in whitened coordinates, where `draws` are not.
     """
-    compute = _values_in_blocks if few is None else _values_of_groups
-    values = np.asarray(compute(control_variate, batch, proxy, draws))
+    if few is None:
+        values = np.asarray(_values_in_blocks(control_variate, batch, proxy, draws))
+    elif groups_need_no_compiler(control_variate):
+        values = NumPyGroupValues(control_variate, batch, proxy).values(draws)
+    else:
+        values = np.asarray(_values_of_groups(control_variate, batch, proxy, draws))
     ratio = values.sum(axis=1)  # l - sum q
     share = np.full(len(draws), 1 / len(draws))
     if log_proxy is not None:
@@ -373,7 +381,7 @@ def evaluate(
 
 
 def study(
-    control_variate: ControlVariate[Any],
+    control_variate: ControlVariate[Pytree],
     batch: Batch,
     ratio: np.ndarray,
     proxy: Proxy,
@@ -393,7 +401,7 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
+def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
     cached = cv.cache(batch, proxy)
     return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
 
@@ -405,7 +413,7 @@ _values_of_groups = jit(static=0, options=SCATTERS)(
 
 
 def _values_in_blocks(
-    cv: ControlVariate[Any], batch: Batch, proxy: Proxy, pilot: np.ndarray
+    cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, pilot: np.ndarray
 ) -> jax.Array | np.ndarray:
     """Values of all rows; rows with codes are whitened block by block.
 
@@ -427,7 +435,12 @@ def _values_in_blocks(
 
 
 def _largest_slopes(
-    cv: ControlVariate[Any], rows: Batch, proxy: Proxy, pilot: Array, weight: Array, factor: Array
+    cv: ControlVariate[Pytree],
+    rows: Batch,
+    proxy: Proxy,
+    pilot: Array,
+    weight: Array,
+    factor: Array,
 ) -> jax.Array:
     """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
     cached = cv.cache(rows, proxy)
@@ -466,14 +479,22 @@ def _slopes_by_numpy(
     rows: NumPyRows, pilot: np.ndarray, weight: np.ndarray, factor: np.ndarray
 ) -> np.ndarray:
     """The same without a compiler; the covariance has the eigenvalues of a product of few rows."""
+    return _largest_by_numpy(map(rows.gradients, pilot), weight, factor)
+
+
+def _largest_by_numpy(
+    gradients: Iterable[np.ndarray], weight: np.ndarray, factor: np.ndarray
+) -> np.ndarray:
+    """Largest eigenvalue of the covariance of gradients (rows, d), at each of some draws."""
     share = weight / weight.sum()
     largest = []
-    for z in pilot:
-        gradients = factor[:, None] * rows.gradients(z)
-        Z = (gradients - share @ gradients) * np.sqrt(share)[:, None]
-        square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
-        finite = np.all(np.isfinite(square))
-        largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
+    for at_draw in gradients:
+        scaled_up = factor[:, None] * at_draw
+        with one_blas_thread.for_small(at_draw.shape[1]):
+            Z = (scaled_up - share @ scaled_up) * np.sqrt(share)[:, None]
+            square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
+            finite = np.all(np.isfinite(square))
+            largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
     return np.array(largest)
 
 

@@ -13,7 +13,10 @@ from modicum.methods.ecs.tuning.residuals import Bias, Pilot
 __all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
 SMALLEST = 30
-FEWEST_GROUPS = 10  # on the flights ten aircraft bound the bias at 4e-7 posterior sd
+# Groups at least, down to the fewest where m is a hundred times what any criterion asks for: the
+# estimate of sigma^2 from so few groups is rough, and of no account. On the flights four aircraft
+# leave sigma^2 = 0.002 and bound the bias at 2e-5 posterior sd.
+ENOUGH_GROUPS, FEWEST_GROUPS, AMPLE = 10, 4, 100
 FEWEST_BLOCKS = 20
 MEDIAN = 1.0  # sigma^2 of the log-likelihood estimate at the median draw
 NOISY = 3.0  # sigma^2 from which the perturbed target is off
@@ -112,8 +115,7 @@ def choose(
     certainty
         Certainty rows, which the moments of the pilot leave out.
     """
-    least = FEWEST_GROUPS if of_groups else SMALLEST
-    needs = _needs(pilot, bias, ddof, least)
+    needs = _needs(pilot, bias, ddof, of_groups)
     binding = max(needs, key=lambda name: needs[name])
     m = subsample if subsample is not None else needs[binding]
     variance = pilot.quantile(pilot.variance, 0.5) / m
@@ -128,7 +130,7 @@ def choose(
     why = {
         "subsample": "set by hand"
         if subsample is not None
-        else f"the smallest m with {_REASON[binding].format(least, unit)}",
+        else f"the smallest m with {_REASON[binding].format(needs['floor'], unit)}",
         "blocks": "set by hand"
         if blocks is not None
         else f"a refresh is then accepted with probability {accept:.2f}",
@@ -154,14 +156,17 @@ _REASON = {
 }
 
 
-def _needs(pilot: Pilot, bias: float, ddof: int, least: int) -> dict[str, int]:
+def _needs(pilot: Pilot, bias: float, ddof: int, of_groups: bool) -> dict[str, int]:
     """The smallest m that each criterion allows."""
-    needs = {
-        "floor": least,
-        "median": ceil(pilot.quantile(pilot.variance, 0.5) / MEDIAN),
-        "seldom": ceil(MARGIN * seldom_exceeded(pilot) / NOISY),
-        "slope": ceil(pilot.typical_slope / NOISE),
+    asked = {
+        "median": pilot.quantile(pilot.variance, 0.5) / MEDIAN,
+        "seldom": MARGIN * seldom_exceeded(pilot) / NOISY,
+        "slope": pilot.typical_slope / NOISE,
     }
+    least = SMALLEST
+    if of_groups:
+        least = int(np.clip(ceil(AMPLE * max(asked.values())), FEWEST_GROUPS, ENOUGH_GROUPS))
+    needs = {"floor": least} | {name: ceil(number) for name, number in asked.items()}
     return needs | {"bias": _unbiased(pilot, bias, ddof, max(needs.values()))}
 
 
@@ -171,15 +176,17 @@ def seldom_exceeded(pilot: Pilot) -> float:
     The larger of the empirical percentile, which only two or three pilot draws exceed, and that of
     a lognormal distribution with the same moments.
     """
-    seen = pilot.quantile(pilot.variance, 1 - SELDOM)
+    quantile = pilot.quantile(pilot.variance, 1 - SELDOM)
     positive = pilot.variance > 0
     if not np.any(positive):
-        return seen
+        return quantile
     log, share = np.log(pilot.variance[positive]), pilot.share[positive]
     share = share / share.sum()
     middle = share @ log
     spread = np.sqrt(share @ (log - middle) ** 2)
-    return max(seen, min(float(np.exp(middle + ndtri(1 - SELDOM) * spread)), pilot.variance.max()))
+    return max(
+        quantile, min(float(np.exp(middle + ndtri(1 - SELDOM) * spread)), pilot.variance.max())
+    )
 
 
 def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
@@ -193,15 +200,15 @@ def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
         middle = ceil((low * high) ** 0.5)
         if middle >= high:
             break
-        enough = perturbation.bound(middle, ddof) <= bias
-        low, high = (low, middle) if enough else (middle, high)
+        is_unbiased = perturbation.bound(middle, ddof) <= bias
+        low, high = (low, middle) if is_unbiased else (middle, high)
     return high
 
 
 def _blocks(variance: float, m: int, fixed: bool, of_groups: bool) -> int:
     """G = max(20, 2 sigma^2); for an m set by hand, a divisor of it near that."""
-    enough = max(FEWEST_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
+    fewest = max(ENOUGH_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
     if not fixed:
-        return min(enough, m)
+        return min(fewest, m)
     divisors = [g for g in range(1, m + 1) if m % g == 0]
-    return next((g for g in divisors if g >= enough), m)
+    return next((g for g in divisors if g >= fewest), m)

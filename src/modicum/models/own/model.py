@@ -11,19 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from modicum.errors import SettingError, suggestion
+from modicum.errors import SettingError, fault_text, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
-from modicum.models.constraints import Constraint, Shape, positive, real
+from modicum.models.constraints import Constraint, Shape, positive
 from modicum.models.layout import ParameterLayout
+from modicum.models.own.parameters import (
+    ProbedParameters,
+    checked_constraints,
+    checked_expand,
+    checked_shapes,
+    points_of,
+)
 from modicum.models.tracing import uncompiled
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
+from modicum.runtime import Array
 
 __all__ = ["Model", "as_handed_over"]
 
 DISPERSED = 10  # starts for a model of which nothing is known
-DRAWN_STARTS = 4  # points to start from, where `init` is a function that draws them
 FEW = 8  # rows on which functions are tried
 
 
@@ -104,19 +110,20 @@ class Model(BaseModel):
 
     def __init__(
         self,
-        log_prior: Callable[[Params], Any],
-        log_likelihood: Callable[[Params, Batch], Any],
+        log_prior: Callable[[Params], ArrayLike],
+        log_likelihood: Callable[[Params, Batch], ArrayLike],
         init: Params | None = None,
-        predict: Callable[[Params, Batch], Any] | None = None,
+        predict: Callable[[Params, Batch], ArrayLike] | None = None,
         *,
-        simulate: Callable[[Params, Batch, jax.Array], Any] | None = None,
+        simulate: Callable[[Params, Batch, jax.Array], ArrayLike] | None = None,
         simulate_prior: Callable[[jax.Array], Params] | None = None,
         outcome: str = "y",
         constraints: Mapping[str, Constraint] | None = None,
-        report: Callable[[Params], Mapping[str, Any]] | None = None,
+        report: Callable[[Params], Mapping[str, ArrayLike]] | None = None,
         shapes: Mapping[str, int | Shape] | None = None,
         expand: Mapping[str, str] | None = None,
     ) -> None:
+        # Any: of the user's functions, `report` returns a mapping and `simulate_prior` a pytree
         arguments: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
@@ -135,11 +142,11 @@ class Model(BaseModel):
         if not isinstance(outcome, str):
             raise SettingError(f"outcome must be the name of a field of the rows, not {outcome!r}.")
         self.outcome_field = outcome
-        self._constraints = _checked_constraints(constraints)
-        self._shapes = _checked_shapes(shapes, init)
-        self._expand = _checked_expand(expand)
+        self._constraints = checked_constraints(constraints)
+        self._shapes = checked_shapes(shapes, init)
+        self._expand = checked_expand(expand)
         self._kinds: Mapping[str, str] = {}
-        self.points = () if init is None else _points(init, self._functions["log_prior"])
+        self.points = () if init is None else points_of(init, self._functions["log_prior"])
         self._layout = (
             ParameterLayout.of(self.points[0], self._constraints) if self.points else None
         )
@@ -170,7 +177,7 @@ class Model(BaseModel):
     def _looked_up(self, rows: Rows) -> Params:
         """The middle of what is allowed of every parameter that the functions look up."""
         batch = as_handed_over(rows.slice(0, min(len(rows), FEW)), rows.kinds)
-        probed = _ProbedParameters(self._shapes, self._constraints)
+        probed = ProbedParameters(self._shapes, self._constraints)
 
         def probe() -> jax.Array:
             prior = self._functions["log_prior"](probed)
@@ -187,7 +194,7 @@ class Model(BaseModel):
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
                 f"({', '.join(f'{n}: {s}' for n, s in probed.shapes.items()) or 'none is known'}), "
-                f"and the model's functions fail on that ({_first_line(fault)}); give "
+                f"and the model's functions fail on that ({fault_text(fault)}); give "
                 'shapes={"beta": 3}, or values to start from as `init`.'
             ) from fault
         if not probed.shapes:
@@ -251,7 +258,7 @@ class Model(BaseModel):
             ) from missing
         except Exception as fault:
             raise SettingError(
-                f"`simulate` fails on a row ({_first_line(fault)}); it is a function of (theta, "
+                f"`simulate` fails on a row ({fault_text(fault)}); it is a function of (theta, "
                 "row, key), gets one row at a time and must be written with jax.numpy and "
                 "jax.random."
             ) from fault
@@ -272,7 +279,7 @@ class Model(BaseModel):
             raise
         except Exception as fault:
             raise SettingError(
-                f"`simulate_prior` fails on a JAX key ({_first_line(fault)}); write it with "
+                f"`simulate_prior` fails on a JAX key ({fault_text(fault)}); write it with "
                 "jax.numpy and jax.random."
             ) from fault
         drawn = {name: tuple(leaf.shape) for name, leaf in named_leaves(values).items()}
@@ -321,8 +328,8 @@ class Model(BaseModel):
 
     def expansions(self) -> dict[str, str | None]:
         """Positive parameters, which are sampled on a logarithm, and those the user named."""
-        both = zip(self.layout.names, self.layout.constraints, strict=True)
-        positive_names: dict[str, str | None] = {name: None for name, c in both if c == positive}
+        pairs = zip(self.layout.names, self.layout.constraints, strict=True)
+        positive_names: dict[str, str | None] = {name: None for name, c in pairs if c == positive}
         for name in self._expand:
             if name not in self.layout.names:
                 raise SettingError(
@@ -393,7 +400,7 @@ class Model(BaseModel):
             reported = jax.eval_shape(lambda t: derive(self.layout.constrain(t)), theta)
         except Exception as fault:
             raise SettingError(
-                f"`report` fails on the parameters ({_first_line(fault)}); write it with jax.numpy."
+                f"`report` fails on the parameters ({fault_text(fault)}); write it with jax.numpy."
             ) from fault
         if not isinstance(reported, Mapping) or not all(isinstance(name, str) for name in reported):
             raise SettingError("`report` must return a dict of quantities by name.")
@@ -453,133 +460,10 @@ def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
     return {**batch, **changed} if changed else batch
 
 
-class _ProbedParameters(dict[str, jax.Array]):
-    """Parameters that come into being when a function looks them up."""
-
-    def __init__(self, shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> None:
-        super().__init__()
-        self.shapes: dict[str, Shape] = {}
-        self._known, self._constraints = shapes, constraints
-        self._middles: dict[str, np.ndarray] = {}
-        for name in (*shapes, *constraints):
-            self[name] = self.__missing__(name)
-
-    def __missing__(self, name: str) -> jax.Array:
-        self.shapes[name] = self._known.get(name, ())
-        self[name] = jnp.asarray(self._middle(name))
-        return self[name]
-
-    @in_double_precision
-    def _middle(self, name: str) -> np.ndarray:
-        if name not in self._middles:
-            constraint = self._constraints.get(name, real)
-            point = {name: np.empty(self.shapes[name])}
-            (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
-            free = np.zeros(shape)
-            # One program, ready before it is called: functions may be being traced meanwhile.
-            constrain = jit(options=FASTEST_COMPILE)(constraint.constrain).lower(free).compile()
-            self._middles[name] = np.asarray(constrain(free))
-        return self._middles[name]
-
-    def middle(self) -> dict[str, np.ndarray]:
-        """The middle of what is allowed of each."""
-        return {name: self._middle(name) for name in sorted(self.shapes)}
-
-
-def _checked_constraints(constraints: object) -> dict[str, Constraint]:
-    if constraints is None:
-        return {}
-    if not isinstance(constraints, Mapping):
-        raise SettingError(
-            "constraints must map names of parameters to constraints, such as "
-            f'{{"sigma": mo.positive}}, not {type(constraints).__name__}.'
-        )
-    for name, constraint in constraints.items():
-        if not isinstance(constraint, Constraint):
-            raise SettingError(
-                f"the constraint of {name!r} must be mo.positive, mo.interval(low, high), "
-                f"mo.ordered, mo.simplex or mo.cholesky_corr, not {constraint!r}."
-            )
-    return dict(constraints)
-
-
-def _checked_shapes(shapes: object, init: Params | None) -> dict[str, Shape]:
-    if shapes is None:
-        return {}
-    if init is not None:
-        raise SettingError("`init` says the shapes of all parameters: leave `shapes` out.")
-    if not isinstance(shapes, Mapping):
-        raise SettingError('shapes must map names of parameters to shapes, such as {"beta": 3}.')
-    tidy = {}
-    for name, shape in shapes.items():
-        axes = shape if isinstance(shape, tuple | list) else (shape,)
-        if not all(isinstance(n, int | np.integer) and n > 0 for n in axes):
-            raise SettingError(f"the shape of {name!r} must hold whole numbers, not {shape!r}.")
-        tidy[str(name)] = tuple(int(n) for n in axes)
-    return tidy
-
-
-def _checked_expand(expand: object) -> dict[str, str]:
-    if expand is None:
-        return {}
-    if not isinstance(expand, Mapping) or not all(isinstance(w, str) for w in expand.values()):
-        raise SettingError(
-            'expand must map names of parameters to coordinates, such as {"sigma": "identity"}.'
-        )
-    return {str(name): str(what) for name, what in expand.items()}
-
-
-def _points(init: Params, log_prior: Callable[[Params], Any]) -> tuple[Params, ...]:
-    """The points that `init` holds: several, where it is a list of what `log_prior` accepts.
-
-    A list may as well be the parameters themselves (layers of a network), which `log_prior` then
-    accepts as a whole.
-    """
-    if callable(init):
-        keys = [jax.random.key(number, impl=IMPL) for number in range(DRAWN_STARTS)]
-        try:
-            init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
-        except Exception as fault:
-            raise SettingError(
-                f"`init` is a function that fails on a JAX key ({_first_line(fault)}); it must "
-                "return parameters to start from."
-            ) from fault
-        return tuple(init)
-    if not jax.tree.leaves(init):
-        raise SettingError("`init` holds no parameters; give the values to start from.")
-    if not isinstance(init, list) or not init or not _alike(init) or _accepts(log_prior, init):
-        return (init,)
-    return tuple(init) if _accepts(log_prior, init[0]) else (init,)
-
-
-def _alike(points: list[Params]) -> bool:
-    """Whether all points have the names and shapes of the first, and are no bare numbers."""
-    if any(jax.tree_util.all_leaves([point]) for point in points):
-        return False
-    layouts = [
-        (jax.tree.structure(point), [np.shape(leaf) for leaf in jax.tree.leaves(point)])
-        for point in points
-    ]
-    return all(layout == layouts[0] for layout in layouts)
-
-
-def _accepts(function: Callable[[Params], Any], theta: Params) -> bool:
-    try:
-        jax.eval_shape(lambda t: jnp.asarray(function(t)), theta)
-    except Exception:  # whatever a function raises that is given something else than it takes
-        return False
-    return True
-
-
 def _floating(value: ArrayLike) -> jax.Array:
     """As a floating array: a flat prior may well be written as the integer 0."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
-
-
-def _first_line(fault: Exception) -> str:
-    message = str(fault).splitlines()
-    return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
 
 
 def _missing(name: KeyError, rows: Rows) -> str:
@@ -600,4 +484,4 @@ def _why_failed(fault: Exception, init: Params) -> str:
         remedy = "check the shapes they expect"
     if isinstance(init, list):
         remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
-    return f"the model's functions fail on the first rows ({_first_line(fault)}); {remedy}."
+    return f"the model's functions fail on the first rows ({fault_text(fault)}); {remedy}."

@@ -1,0 +1,161 @@
+"""The kernel of an HMC-ECS run, composed as its pilot study advised, and the plan of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+import jax
+import numpy as np
+
+from modicum.designs import DESIGNS, CertaintyRows
+from modicum.errors import ModicumWarning
+from modicum.estimators import GroupTaylor
+from modicum.kernels.adaptation import schedule
+from modicum.kernels.base import ControlVariate, Estimator, Move
+from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.methods.base import Chosen, Plan, Tuning
+from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.fusing import fused_kernel
+from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.tuning import Coreset
+from modicum.methods.groups import of_groups, uneven_groups
+from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
+from modicum.models.base import Batch
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows
+from modicum.runtime import Pytree, to_device
+
+__all__ = ["Composition", "cached_coreset", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A likelihood estimator and the subsample it works on.
+
+    Attributes
+    ----------
+    estimator
+        Turns residuals into a likelihood.
+    subsample, blocks, refreshes
+        Rows there is room for, blocks they lie in, and blocks proposed anew per iteration.
+    tables
+        What the estimator knows of the data.
+    certainty
+        Rows beside the subsample that are always evaluated.
+    coreset
+        Rows whose residuals say what the estimator expects, if there are any.
+    """
+
+    estimator: Estimator[Pytree]  # of tables of any kind
+    subsample: int
+    blocks: int
+    refreshes: int
+    tables: Pytree = ()
+    certainty: int = 0
+    coreset: Coreset | None = None
+
+    def plan(self, study: Study, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
+        """Everything a run needs."""
+        task, method = study.task, study.method
+        design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
+        uneven = []
+        if isinstance(task.rows, GroupedRows):
+            uneven = uneven_groups(task.rows, self.subsample)
+        kernel, context = self.kernel(study), self.context(study)
+        settled, path = fused_kernel(method.fused, kernel, context)
+        if jax.default_backend() == "gpu":
+            fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
+            tuning = tuning | {"path": fused}
+        return Plan(
+            kernel=kernel,
+            context=context,
+            flags=schedule(task.tune, task.draws, False, adapt_step=method.step_size is None),
+            anchor=study.anchor,
+            rows=rows_of(study),
+            floats_per_iteration=self.floats_per_iteration(study),
+            start_rows=self.subsample,
+            tuning=tuning | {"design": design} | study.expansion.tuning | study.whitening,
+            notes=[*study.anchor.notes, *notes, *uneven],
+            memo=study,
+            settled=settled,
+        )
+
+    def kernel(self, study: Study) -> EnergyConservingKernel:
+        """Compose the kernel."""
+        return EnergyConservingKernel(
+            self._of_usual_groups(study),
+            self.estimator,
+            study.row_design,
+            _move(study.method),
+            self.subsample,
+            self.blocks,
+            self.refreshes,
+            study.method.target_accept,
+            first_step=study.method.step_size,
+        )
+
+    @staticmethod
+    def _of_usual_groups(study: Study) -> ControlVariate[Pytree]:
+        """The control variate for groups with as many rows as those that are drawn usually have."""
+        form = study.control_variate
+        if not isinstance(form, GroupTaylor) or study.slope_groups is None:
+            return form
+        usual = float(np.mean(study.slope_groups["group_rows"]))
+        return replace(form, typical=8 * ceil(usual / 8))
+
+    def context(self, study: Study) -> EnergyConservingContext:
+        """What the kernel reads."""
+        certain, tables = study.certain(self.certainty), study.tables
+        if certain is not None:
+            tables = study.design.without(certain, tables)
+        if isinstance(study.task.rows, GroupedRows):
+            tables = of_groups(study.design, tables, study.task.rows)[1]
+        return EnergyConservingContext(
+            proxy=study.proxy,
+            design=tables_for_chains(tables, study.placed),
+            estimator=to_device(self.tables),
+            constant=jax.device_put(np.float64(study.anchor.C + study.folded_prior)),
+            certain=None if certain is None else _cached_certain(study, certain),
+            coreset=None if self.coreset is None else cached_coreset(study, self.coreset),
+        )
+
+    def floats_per_iteration(self, study: Study) -> int:
+        """Numbers that an iteration holds for the rows it requests."""
+        requested = self.refreshes * (self.subsample // self.blocks)
+        rows = study.task.rows
+        fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
+        if isinstance(rows, GroupedRows):
+            return requested * rows.largest * (fields + 12)
+        if study.arrow:  # rows are kept as they are
+            return requested * (2 * fields + 12)
+        return requested * (study.task.target.size + fields + 12)
+
+
+def rows_of(study: Study) -> Batch | Rows:
+    """What chains read, by the numbers that the design draws."""
+    if isinstance(study.task.rows, GroupedRows):  # groups are drawn, and their rows are known
+        return study.placed
+    return rows_for_chains(study.tables, study.placed)
+
+
+def _cached_certain(study: Study, certain: CertaintyRows) -> Pytree:
+    """Read the certainty rows once, and keep what evaluations need."""
+    batch = study.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
+    return cached_rows(study.control_variate, batch, study.proxy)
+
+
+def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
+    """What evaluations need of the coreset's rows, with their weights."""
+    batch = {name: np.asarray(values)[coreset.rows] for name, values in study.pilot_rows.items()}
+    batch["probability"] = 1 / coreset.weights
+    return cached_rows(study.control_variate, batch, study.proxy)
+
+
+def _move(method: EnergyConserving) -> Move:
+    if not isinstance(method.inner, str):
+        return method.inner
+    if method.inner == "nuts":
+        return NUTSMove()
+    return HMCMove(method.trajectory, jitter=method.jitter)

@@ -1,0 +1,314 @@
+"""A NumPyro model as a model of rows: what it says of a row, and what of the parameters.
+
+A NumPyro model is a function that draws. Run with the parameters substituted, on a batch of rows,
+its sites are distributions and values: those of the parameters make the log-prior, the observed
+ones in the plate over the rows make one log-likelihood per row, whatever `subsample_size` says.
+Nothing is known of such a function but what it does, so that it is tried on a few rows first: what
+Modicum could not sample soundly is refused, in a sentence.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from modicum.errors import SettingError, fault_text
+from modicum.models.base import Batch, Params
+from modicum.models.constraints import Constraint, real
+from modicum.models.numpyro.program import Program, Site, Sites, frames, is_factor, is_observed
+from modicum.models.numpyro.supports import as_constraint
+from modicum.models.own import Model, as_handed_over
+from modicum.rows import Rows
+from modicum.runtime import in_double_precision
+
+__all__ = ["from_numpyro"]
+
+STARTS = 4  # points to start from: the middle, and some about it
+RADIUS = 2.0  # of the others, in free numbers, as in Stan and NumPyro
+
+
+def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Model:
+    """Make a model of a NumPyro model function with one plate over the rows.
+
+    Parameters
+    ----------
+    model
+        The function. Its arguments are fields of the rows, by name, and `arguments`. Sites outside
+        the plate are parameters; observed sites in it are the rows' likelihood; deterministic sites
+        that do not depend on the rows are reported.
+    rows
+        The data: `mo.Rows(data=X, obs=y)` for a model of `data` and `obs`.
+    **arguments
+        All other arguments of the function. A `subsample_size` may stay what it is: Modicum draws
+        rows by itself.
+
+    Returns
+    -------
+    Model
+        For `mo.sample(model, rows)`. Predictions are means of the observed site, where it is alone
+        and has one; predictive draws are draws of it, and prior draws those of all other sites.
+
+    Examples
+    --------
+    NumPyro's own example of HMCECS, unchanged:
+
+    >>> import jax.numpy as jnp, numpy as np, modicum as mo
+    >>> import numpyro, numpyro.distributions as dist
+    >>> def model(data, obs, subsample_size):
+    ...     n, m = data.shape
+    ...     theta = numpyro.sample("theta", dist.Normal(jnp.zeros(m), 0.5 * jnp.ones(m)))
+    ...     with numpyro.plate("N", n, subsample_size=subsample_size):
+    ...         batch_feats = numpyro.subsample(data, event_dim=1)
+    ...         batch_obs = numpyro.subsample(obs, event_dim=0)
+    ...         numpyro.sample("obs", dist.Bernoulli(logits=theta @ batch_feats.T), obs=batch_obs)
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(2_000, 2))
+    >>> rows = mo.Rows(data=X, obs=rng.random(2_000) < 1 / (1 + np.exp(-X[:, 0])))
+    >>> post = mo.sample(mo.from_numpyro(model, rows, subsample_size=100), rows, draws=300,
+    ...                  tune=300, chains=2, random_seed=1, progressbar=False)
+    >>> post.mean("theta").round(1)
+    array([ 1., -0.])
+    """
+    if not callable(model):
+        raise SettingError(f"a NumPyro model is a function, not {type(model).__name__}.")
+    if not isinstance(rows, Rows):
+        raise SettingError(
+            "the second argument must be mo.Rows whose fields are arguments of the model, such as "
+            f"mo.Rows(data=X, obs=y), not {type(rows).__name__}."
+        )
+    _require_numpyro()
+    fields = _row_arguments(model, rows, arguments)
+    return _Study(Program(model, fields, arguments, len(rows)), rows).model()
+
+
+def _require_numpyro() -> None:
+    try:
+        import numpyro  # noqa: F401
+    except ImportError:
+        raise SettingError(
+            "mo.from_numpyro needs NumPyro, which is not installed: pip install numpyro."
+        ) from None
+
+
+def _row_arguments(
+    model: Callable[..., Any], rows: Rows, arguments: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Fields of the rows that the function takes; all others must be `arguments`."""
+    takes = inspect.signature(model).parameters
+    if "weight" in rows.fields and "weight" in takes:
+        raise SettingError(
+            "the field 'weight' is Modicum's: every row's log-likelihood is multiplied by it; give "
+            "the model's argument, and the field, another name."
+        )
+    fields = tuple(name for name in rows.fields if name != "weight")
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
+    listed = ", ".join(takes)
+    for name in fields:
+        if name not in takes and not open_ended:
+            raise SettingError(
+                f"the rows hold the field {name!r}, which is no argument of the model ({listed}); "
+                "name the fields of mo.Rows as the model names its arguments."
+            )
+        if name in arguments:
+            raise SettingError(f"{name!r} is a field of the rows and an argument too: give one.")
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in takes.items():
+        needed = parameter.kind in named and parameter.default is inspect.Parameter.empty
+        if needed and name not in fields and name not in arguments:
+            raise SettingError(
+                f"the model takes {name!r}, which is neither a field of the rows "
+                f"({', '.join(rows.fields)}) nor given; write mo.from_numpyro(model, rows, "
+                f"{name}=...), or make it a field of the rows."
+            )
+    return fields
+
+
+class _NumpyroModel(Model):
+    """A model whose functions are NumPyro's."""
+
+    def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
+        """Chains do not need what draws outcomes, which says itself why it cannot."""
+
+
+class _Study:
+    """What a function is found to do on a few rows, before it becomes a model."""
+
+    def __init__(self, program: Program, rows: Rows) -> None:
+        n = len(rows)
+        # Two batches that share their first row and nothing else, and differ in length.
+        picked = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
+        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in picked]
+        self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
+        self.rows, self.program = rows, program
+
+    @in_double_precision
+    def model(self) -> Model:
+        """The model; a sentence for what cannot be one."""
+        sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
+        plate = self._plate(sites, other_sites)
+        self._refuse(sites, plate)
+        free = [name for name, site in sites.items() if _is_parameter(site)]
+        reported = _reported(sites, other_sites, plate)
+        self.program = replace(
+            self.program,
+            plate=plate,
+            parameters=tuple(free),
+            reported=tuple(reported),
+            sample_rows=self.batch,
+        )
+        points = [_values(self._run(self.batch, radius), free) for radius in _radii()]
+        constraints = {name: self._constraint(name, sites, points[1]) for name in free}
+        self._depends_on_rows(points[1])
+        model = _NumpyroModel(
+            self.program.log_prior,
+            self.program.log_likelihood,
+            init=points[0],
+            predict=self.program.expected,
+            simulate=self.program.simulate,
+            simulate_prior=self.program.simulate_prior,
+            outcome=self.program.outcome_field(points[0]),
+            constraints={k: c for k, c in constraints.items() if c is not real},
+            report=self.program.report if reported else None,
+        )
+        return model.with_points(tuple(points), self.rows.kinds)
+
+    def _run(self, batch: Batch, radius: float) -> Sites:
+        """All sites, with parameters drawn uniformly within `radius` in free numbers."""
+        from numpyro.infer.initialization import init_to_uniform
+
+        choose = init_to_uniform(radius=radius)
+        try:
+            return self.program.run(batch, None, choose)
+        except Exception as fault:
+            with suppress(Exception):  # a plate as long as all rows are
+                return self.program.run(batch, None, choose, as_all=True)
+            raise SettingError(
+                f"the NumPyro model fails on a few rows ({fault_text(fault)}); everything that has "
+                "one entry per row must be a field of the rows and an argument of the model, and "
+                "nothing may be as long as all rows."
+            ) from fault
+
+    def _plate(self, sites: Sites, other_sites: Sites) -> str:
+        """The plate over the rows: it is as long as the batch, or as all rows."""
+        sizes = {
+            name: (site["args"][0], other_sites[name]["args"][0] if name in other_sites else None)
+            for name, site in sites.items()
+            if site["type"] == "plate"
+        }
+        counts = tuple(len(b[self.program.fields[0]]) for b in (self.batch, self.other_batch))
+        over = [name for name, size in sizes.items() if size == counts]
+        over = over or [n for n, size in sizes.items() if size == (len(self.rows),) * 2]
+        if not over:
+            has = f"its plates are {', '.join(sizes)}" if sizes else "it has none"
+            raise SettingError(
+                f"the model has no plate over the rows ({has}): put the observed sites under "
+                'numpyro.plate("rows", y.shape[0]), which says that they are independent given the '
+                "parameters."
+            )
+        if len(over) > 1:
+            raise SettingError(
+                f"the model has {len(over)} plates over the rows ({', '.join(over)}): observe all "
+                "that a row holds within one plate."
+            )
+        return over[0]
+
+    def _refuse(self, sites: Sites, plate: str) -> None:
+        """Refuse sites that are no part of a prior or of a row's likelihood."""
+        observes = False
+        for name, site in sites.items():
+            if site["type"] == "param":
+                raise SettingError(
+                    f"'{name}' is a numpyro.param, which has no prior: make it a sample site, or a "
+                    "constant."
+                )
+            if site["type"] != "sample":
+                continue
+            within = plate in frames(site)
+            observes = observes or (within and is_observed(site))
+            if within and not is_observed(site):
+                raise SettingError(
+                    f"the plate over the rows holds the latent site '{name}', one value per row, "
+                    "so that rows cannot be left out: integrate it out of the likelihood (a "
+                    "mixture, a Student-t, a negative binomial), or, for effects that rows share, "
+                    "use mo.fit with a term such as (1 | group)."
+                )
+            if not within and is_observed(site):
+                kind = "factor" if is_factor(site) else "observed"
+                raise SettingError(
+                    f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
+                    "so that it belongs to no row: move it into the plate, or make it part of the "
+                    "distribution of a parameter."
+                )
+            if not within and site["fn"].support.is_discrete:
+                raise SettingError(
+                    f"'{name}' is discrete, and chains move along gradients: sum over its values "
+                    "in the likelihood (numpyro.distributions.MixtureGeneral)."
+                )
+        if not observes:
+            raise SettingError(
+                f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
+            )
+
+    def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
+        """How a parameter is kept within its support, which must not depend on others."""
+        supports = [s[name]["fn"].support for s in (sites, self.program.run(self.batch, elsewhere))]
+        constraints = [as_constraint(support) for support in supports]
+        if constraints[0] != constraints[1]:
+            raise SettingError(
+                f"the support of '{name}' depends on another parameter: draw it on a fixed range, "
+                "such as (0, 1), and multiply."
+            )
+        return constraints[0]
+
+    def _depends_on_rows(self, theta: Params) -> None:
+        """Refuse priors that change with the rows in a batch, and likelihoods with the others."""
+        batches = (self.batch, self.other_batch)
+        priors = [jax.jit(replace(self.program, sample_rows=b).log_prior)(theta) for b in batches]
+        if not _agree(*priors):
+            raise SettingError(
+                "the prior changes with the rows of a batch (a distribution outside the plate has "
+                "an argument that is computed from them, or from their number): compute it from "
+                "all rows beforehand, and pass it as an argument."
+            )
+        likelihoods = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
+        if not _agree(*likelihoods):
+            raise SettingError(
+                "the log-likelihood of a row changes with the other rows of its batch (their mean, "
+                "their number, the row before): compute that from all rows beforehand, and make it "
+                "a field of the rows."
+            )
+
+
+def _agree(first: jax.Array, second: jax.Array) -> bool:
+    return bool(np.allclose(first, second, rtol=1e-9, atol=1e-12, equal_nan=True))
+
+
+def _radii() -> list[float]:
+    """Of the points to start from: the middle first. They are drawn with one seed each radius."""
+    return [0.0, *(RADIUS * share for share in np.linspace(1.0, 0.5, STARTS - 1))]
+
+
+def _is_parameter(site: Site) -> bool:
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def _values(sites: Sites, names: list[str]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(sites[name]["value"], np.float64) for name in names}
+
+
+def _reported(sites: Sites, other_sites: Sites, plate: str) -> list[str]:
+    """Deterministic sites that are the same whatever the rows."""
+    names = [name for name, site in sites.items() if site["type"] == "deterministic"]
+    return [
+        name
+        for name in names
+        if plate not in frames(sites[name])
+        and name in other_sites
+        and np.array_equal(sites[name]["value"], other_sites[name]["value"], equal_nan=True)
+    ]

@@ -1,0 +1,150 @@
+"""The log-prior to second order at a point, and the normal that stands in for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.models import LinearPredictorModel, Target
+from modicum.models.arrow import ArrowLayout, ArrowMatrix, Covariance, Symmetric
+from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.runtime import Array, in_double_precision, jit
+
+__all__ = [
+    "StandInPrior",
+    "exact_log_priors",
+    "flat_prior",
+    "folded_prior",
+    "plus",
+    "prior_hessian",
+    "prior_slope",
+]
+
+
+@in_double_precision
+def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
+    """Log-prior and its gradient at `t`."""
+    if target.normal_prior is not None:
+        return target.normal_prior.expanded(t)[:2]
+    value, gradient = _prior_slope(target, t)
+    return float(value), np.asarray(gradient)
+
+
+@in_double_precision
+def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
+    """Hessian of the log-prior at `t`."""
+    if target.normal_prior is not None:
+        return target.normal_prior.expanded(t)[2]
+    return np.asarray(_prior_hessian(target, t))
+
+
+@jit(static=0)
+def _prior_slope(target: Target, t: Array) -> tuple[jax.Array, jax.Array]:
+    return jax.value_and_grad(target.log_prior)(t)
+
+
+@jit(static=0)
+def _prior_hessian(target: Target, t: Array) -> jax.Array:
+    return jax.hessian(target.log_prior)(t)
+
+
+def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
+    """The quadratic part of a log-prior, its gradient and Hessian at `t`; zeros where unknown."""
+    if target.arrow is not None:
+        return _folded_arrow(target, target.arrow, t)
+    if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
+        return *prior_slope(target, t), prior_hessian(target, t)  # all of it: compiled already
+    return _folded(target, t)
+
+
+@in_double_precision
+def _folded(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    value, gradient, hessian = _folded_prior(target, t)
+    return float(value), np.asarray(gradient), np.asarray(hessian)
+
+
+@jit(static=0)
+def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    folded = target.log_folded_prior
+    return *jax.value_and_grad(folded)(t), jax.hessian(folded)(t)
+
+
+@in_double_precision
+def _folded_arrow(
+    target: Target, layout: ArrowLayout, t: np.ndarray
+) -> tuple[float, np.ndarray, ArrowMatrix]:
+    """The same where effects of a big factor, which have another prior, are many."""
+    value, gradient, corner = _folded_border(target, layout, t)
+    hessian = ArrowMatrix.zeros(layout.big, layout.border)
+    whole = np.zeros(len(t))
+    whole[layout.border] = np.asarray(gradient)
+    return float(value), whole, replace(hessian, corner=np.asarray(corner))
+
+
+@jit(static=(0, 1))
+def _folded_border(
+    target: Target, layout: ArrowLayout, t: Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    at = jnp.asarray(t)
+
+    def folded(border: jax.Array) -> jax.Array:
+        return target.log_folded_prior(at.at[layout.border].set(border))
+
+    border = at[layout.border]
+    return *jax.value_and_grad(folded)(border), jax.hessian(folded)(border)
+
+
+@in_double_precision
+def exact_log_priors(target: Target, points: np.ndarray) -> np.ndarray:
+    """The non-quadratic part of the log-prior at each of `points`."""
+    assert target.exact_prior is not None
+    exact, numbers = target.exact_prior
+    return np.array(_exact_log_priors(exact, points, numbers))
+
+
+@jit(static=0)
+def _exact_log_priors(exact: ExactPrior, points: Array, numbers: tuple[Numbers, ...]) -> jax.Array:
+    return jax.vmap(lambda t: exact.log_density(t, numbers))(points)
+
+
+@dataclass(frozen=True)
+class StandInPrior:
+    """The prior with its non-quadratic parts replaced by normals (see `models.priors.exact`)."""
+
+    target: Target
+    mean: np.ndarray
+    precision: Symmetric
+    covariance: Covariance | None = None  # of the posterior, where it was found
+
+    def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
+        """Value, gradient and Hessian at `t`."""
+        value, gradient, hessian = folded_prior(self.target, t)
+        pull = self.precision @ (t - self.mean)
+        return (
+            value - 0.5 * float((t - self.mean) @ pull),
+            gradient - pull,
+            plus(hessian, -self.precision),
+        )
+
+
+def flat_prior(target: Target) -> StandInPrior | None:
+    """No stand-in yet, where one is needed; None where the prior is what it is."""
+    if target.exact_prior is None:
+        return None
+    if target.arrow is not None:
+        none: Symmetric = ArrowMatrix.zeros(target.arrow.big, target.arrow.border)
+    else:
+        none = np.zeros((target.size, target.size))
+    return StandInPrior(target, np.zeros(target.size), none)
+
+
+def plus(first: Symmetric, second: Symmetric) -> Symmetric:
+    """The sum of two matrices of one form."""
+    if isinstance(first, ArrowMatrix):
+        assert isinstance(second, ArrowMatrix)
+        return first + second
+    assert isinstance(second, np.ndarray)
+    return first + second

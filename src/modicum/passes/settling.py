@@ -1,0 +1,121 @@
+"""Priors that are not normal, and their own parameters, iterated to a fixed point.
+
+The log-likelihood is a quadratic meanwhile, so that no pass is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve
+
+from modicum.models import Target
+from modicum.models.arrow import (
+    ArrowCholesky,
+    ArrowCovariance,
+    ArrowMatrix,
+    Covariance,
+    Symmetric,
+    diagonal,
+)
+from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.prior import StandInPrior, folded_prior, plus
+from modicum.runtime import one_blas_thread
+
+__all__ = ["settle"]
+
+MAX_SETTLING = 100
+SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
+LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
+
+
+def settle(
+    at: Curvature, target: Target, before: StandInPrior | None = None
+) -> tuple[Curvature, StandInPrior]:
+    """Iterate a stand-in prior and the priors' own parameters to a fixed point, without a pass.
+
+    The log-likelihood is replaced by its quadratic at `at`. Two steps alternate: the mode and
+    covariance of the posterior under the normal stand-in; then the stand-in and the marginal modes
+    of the priors' own parameters, given these. The iteration starts from `before`.
+    """
+    with one_blas_thread.for_small(len(at.point)):
+        return _settled(at, target, before)
+
+
+def _settled(
+    at: Curvature, target: Target, before: StandInPrior | None
+) -> tuple[Curvature, StandInPrior]:
+    assert target.exact_prior is not None
+    exact, numbers = target.exact_prior
+    _, slope, bent = folded_prior(target, at.point)
+    read = target.likelihood.size
+    t, information = at.point.copy(), -plus(at.B, bent)
+    V = None if before is None else before.covariance
+    if V is None:
+        V = _covariance_like(1 / np.maximum(diagonal(information), LEAST_INFORMATION), at.B)
+    mean, precision = exact.normal_approximation(t, V, numbers)
+    for _ in range(MAX_SETTLING):
+        pull = (at.A + slope - precision @ (at.point - mean))[:read]
+        V, towards = _normal(information, precision, pull, V, read)
+        last = t
+        t = np.concatenate([at.point[:read] + towards, t[read:]])
+        t = exact.settle(t, V, numbers)
+        mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
+        if np.all(np.abs(t - last) < SETTLED * np.sqrt(diagonal(V))):
+            break
+    mean, precision = exact.normal_approximation(t, V, numbers)
+    V = _with_variances(V, 1 / diagonal(precision)[read:])
+    # The pass was made at `at.point`: the priors' own parameters move, all others stay.
+    moved = np.concatenate([at.point[:read], t[read:]])
+    prior = StandInPrior(target, mean, precision, V)
+    value, gradient, hessian = prior.expanded(moved)
+    at = replace(at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian)
+    return at, prior
+
+
+def _normal(
+    information: Symmetric, precision: Symmetric, pull: np.ndarray, V: Covariance, read: int
+) -> tuple[Covariance, np.ndarray]:
+    """The posterior covariance of the first `read` entries, put into V, and its product with pull.
+
+    Information of the data and precision of the prior add up.
+    """
+    if isinstance(information, ArrowMatrix):
+        assert isinstance(precision, ArrowMatrix)
+        factored = ArrowCholesky.mending((information + precision).leading(read))
+        covariance = factored.factor().covariance
+        border = np.asarray(information.border)
+        own = diagonal(V)[border[len(covariance.border) :]]
+        return covariance.extended(border, own), factored.solve(pull)
+    assert isinstance(precision, np.ndarray)
+    assert isinstance(V, np.ndarray)
+    V[:read, :read] = _inverse(information[:read, :read] + precision[:read, :read])
+    return V, V[:read, :read] @ pull
+
+
+def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
+    """A diagonal covariance, in the form that goes with a matrix."""
+    if isinstance(matrix, ArrowMatrix):
+        places = np.asarray(matrix.big), np.asarray(matrix.border)
+        return ArrowCovariance.of_variances(variance, *places)
+    return np.diag(variance)
+
+
+def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
+    """The same with these variances of the last entries, which are independent of all others."""
+    read = len(diagonal(V)) - len(variance)
+    if isinstance(V, ArrowCovariance):
+        width = int(np.searchsorted(V.border, read))
+        first = replace(V, border=V.border[:width], corner=V.corner[:width, :width])
+        return first.extended(V.border, variance)
+    V[read:, read:] = np.diag(variance)
+    return V
+
+
+def _inverse(precision: np.ndarray) -> np.ndarray:
+    try:
+        return np.asarray(cho_solve(cho_factor(precision), np.eye(len(precision))))
+    except np.linalg.LinAlgError:  # a flat prior of what the data do not inform here
+        factor, _ = whitening_factor(precision)
+        return np.asarray(factor @ factor.T)

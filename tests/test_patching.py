@@ -1,0 +1,77 @@
+"""Patches that compiled functions would not show: see helpers/patching.py."""
+
+from pkgutil import resolve_name
+
+import jax
+import pytest
+
+from helpers.patching import PLAIN, is_traced, place_of
+from modicum.kernels import flymc
+from modicum.methods.full_data import HMC
+from modicum.passes import blocks, mode
+from modicum.run import runner
+
+TRACED = []  # numbers that were looked up while a function was traced
+
+
+@jax.jit
+def sizes(x):
+    TRACED.append(blocks.BLOCK)
+    return x + blocks.BLOCK + mode.MAX_STEPS + flymc.UPDATES["of this test"]
+
+
+@pytest.fixture(autouse=True)
+def update(monkeypatch):
+    monkeypatch.setitem(flymc.UPDATES, "of this test", 0)
+
+
+def test_compiled_code_neither_hides_a_patch_nor_keeps_it(monkeypatch):
+    before = int(sizes(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", blocks.BLOCK + 1)
+        assert int(sizes(0)) == before + 1
+        patch.setattr("modicum.passes.blocks.BLOCK", blocks.BLOCK + 1)  # another one, by its name
+        assert int(sizes(0)) == before + 2
+    assert int(sizes(0)) == before
+    with monkeypatch.context() as patch:
+        patch.setitem(flymc.UPDATES, "of this test", 5)
+        assert int(sizes(0)) == before + 5
+    assert int(sizes(0)) == before
+
+
+def test_other_patches_leave_it_alone(monkeypatch):
+    sizes(0)
+    before = len(TRACED)
+    monkeypatch.setattr(mode, "MAX_STEPS", 1)  # which no function of the library's is traced with
+    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr("os.sep", "/")
+    monkeypatch.setitem(flymc.UPDATES, "another", 1)  # a new entry was never looked up
+    monkeypatch.setenv("MODICUM_OF_THIS_TEST", "1")
+    sizes(0)
+    assert len(TRACED) == before
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_names_that_plain_python_looks_up_are_there(name):
+    resolve_name(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "traced"),
+    [
+        ((blocks, "BLOCK"), True),
+        ((blocks, "jax"), True),
+        ((mode, "MAX_STEPS"), False),
+        ((HMC, "move"), False),
+        ((HMC, "plan"), True),
+        ((HMC(), "move"), False),
+        ((jax, "default_backend"), True),
+        (("modicum.methods.ecs.fusing.jax.default_backend", None), True),
+        (("modicum.methods.cost.QUICK", 0.0), False),
+        ((runner, "CHUNK_SECONDS"), False),
+        ((pytest, "raises"), False),
+        (({}, "a"), False),
+    ],
+)
+def test_what_is_patched_is_known_by_its_place(arguments, traced):
+    assert is_traced(place_of(*arguments)) == traced
