@@ -55,7 +55,7 @@ def test_there_is_room_to_spare_unless_weights_hardly_differ():
     assert not choice._enough(Verdict(0.1, 0.9999, 0.02))
     assert choice._enough(Verdict(0.45, 0.9, 0.001), curved=True)
     assert not choice._enough(Verdict(0.55, 0.9, 0.001), curved=True)
-    assert not choice._enough(Verdict(0.45, 0.65, 0.001), curved=True)
+    assert not choice._enough(Verdict(0.45, 0.75, 0.001), curved=True)
 
 
 def test_no_clock_decides(post, monkeypatch):

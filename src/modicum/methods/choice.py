@@ -32,7 +32,7 @@ __all__ = ["Auto"]
 
 ROOM = 0.4  # Pareto k below which weighted normal draws are taken: .5 is the limit
 EFFECTIVE = 0.6  # of the draws, at least
-MOST = 0.7  # of those along skewed axes, from which on 0.5 is limit enough
+MOST = 0.8  # of those along skewed axes, from which on 0.5 is limit enough
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and .7 is limit enough.
 ALIKE = 0.999
@@ -50,8 +50,10 @@ class Auto(Method):
 
     Thousands of normal draws at the mode are weighed by a pool of rows. Where the posterior is so
     close to normal that these will do with room to spare (a Pareto k below 0.4, and a pool whose
-    noise is far below Monte Carlo error), they are the answer. Else the pilot study of HMC-ECS
-    says how many rows it needs, or why it would not do. A model of your own without a mode, or with
+    noise is far below Monte Carlo error), they are the answer; where it is far from normal on a few
+    axes only, so are draws that follow its quantiles there. Else the pilot study of HMC-ECS
+    says how many rows it needs, or why it would not do; where it foresees a doubt and all rows are
+    affordable, NUTS is taken. A model of your own without a mode, or with
     one far from the posterior, is studied about the mean of short chains on a subset. Else NUTS on
     all rows is left.
     `Posterior.tuning["method"]` has it in one line, with what the alternatives would take.

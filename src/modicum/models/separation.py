@@ -20,7 +20,7 @@ import numpy as np
 from modicum.errors import ModicumWarning
 from modicum.rows import Rows
 
-__all__ = ["Separation", "find_ordinal_separation", "find_separation"]
+__all__ = ["Separation", "find_ordinal_separation", "find_separation", "find_silent_counts"]
 
 TOGETHER = 65_536
 MOST_NUMBERS = 2**23  # of columns that are formed of codes
@@ -127,6 +127,16 @@ class _Trials(_Sides):
 
 
 @dataclass(frozen=True)
+class _Counts(_Sides):
+    """Rows with a count (class 0) against those without."""
+
+    def of_chunk(
+        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return x, np.asarray(chunk["y"] == 0).astype(int)
+
+
+@dataclass(frozen=True)
 class _Thresholds(_Sides):
     """Ordered classes: a row of class k lies above threshold k - 1 (class 0) and below k (class 1).
 
@@ -204,6 +214,46 @@ def find_separation(
         return None, 1
     separation, passes = _by_programmes(sides, hardest)
     return separation, 1 + passes
+
+
+def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | None, int]:
+    """Look for columns along which all counts are 0; return a warning and the passes it took.
+
+    Where rows with a count above 0 all have one value of a column, and the others lie on one side
+    of it, the likelihood rises for ever along the coefficient, as that of a level without counts.
+    """
+    ranges = _Ranges(2, len(rows.columns))
+    for x, y in _Counts(rows, 2, intercept, False).chunks():
+        ranges.add(x, y)
+    silent, counted = ranges.low[1], ranges.low[0]
+    if not np.isfinite(counted).all():  # no row has a count
+        return _no_counts("every count is 0", "the rate", "check the outcome's column"), 1
+    level = (counted == ranges.high[0]) & (intercept | (counted == 0))
+    aside = (silent >= counted) | (ranges.high[1] <= counted)
+    varies = (silent < counted) | (ranges.high[1] > counted)
+    if not np.isfinite(silent).all():  # every row has a count
+        return None, 1
+    which = np.flatnonzero(level & aside & varies)
+    if not len(which):
+        return None, 1
+    named = ", ".join(rows.columns[j] for j in which[:3])
+    more = f" and {len(which) - 3} more" if len(which) > 3 else ""
+    what = (
+        f"every count is 0 in rows in which {'one of ' if len(which) > 1 else ''}{named}{more} "
+        "differs from one value, as in a level without counts"
+    )
+    remedy = "merge a level without counts with another"
+    return _no_counts(what, "how far the rate falls there", remedy, len(which)), 1
+
+
+def _no_counts(what: str, decided: str, remedy: str, columns: int = 0) -> ModicumWarning:
+    return ModicumWarning(
+        "separation",
+        f"{what}, so {decided} is decided by the prior and not by the data",
+        f"{remedy}, or choose the prior with care (prior_scale, intercept_scale)",
+        complete=float(columns == 0),
+        columns=float(columns),
+    )
 
 
 class _Ranges:

@@ -17,6 +17,7 @@ from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, di
 from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
+from modicum.passes.faults import require_noise
 from modicum.passes.improper import parameter_name, require_proper
 from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
@@ -451,7 +452,9 @@ def _marginal_sds(precision: np.ndarray) -> np.ndarray:
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
-    at = curvature(sums, near_mode(sums, start, seed), "anchor")
+    point = near_mode(sums, start, seed)
+    require_noise(sums, point, converged=False)
+    at = curvature(sums, point, "anchor")
     # nowhere wider than the prior: at a saddle the two curvatures may cancel
     least = float(np.min(-diagonal(at.prior_hessian)))
     factor, _ = whitening_factor(at.dense_precision, least=least)

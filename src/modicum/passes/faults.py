@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import NoNoiseError
-from modicum.models import Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import ArrowCholesky, ArrowMatrix, all_finite
 from modicum.models.base import Batch
 from modicum.models.families.real import ScaleFamily
 from modicum.passes.curvature import Curvature
 from modicum.passes.sums import Sums
 from modicum.rows import Rows, first_not_finite
+from modicum.rows.groups import GroupedRows
 from modicum.runtime import jit
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
 # where the search for one ended without.
 ROUNDED, NO_NOISE = 1e-11, 1e-6
 FIRST_ROWS = 10_000  # that say how large outcomes are
+LEAST_SQUARES = 200  # columns up to which a linear predictor is fitted to these
 
 
 def describe_row(rows: Rows, row: int) -> str:
@@ -155,22 +157,41 @@ def _remedy(own: bool) -> str:
     return "look at that row, and rescale the columns of x and the offset if they are large"
 
 
-def require_noise(sums: Sums, at: Curvature, converged: bool) -> None:
+def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     """Refuse outcomes that the columns give to the last digit, where the scale of noise is free.
 
     The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
     may or may not have a mode.
     """
-    model = sums.target.model
+    model, rows = sums.target.model, sums.rows
+    if isinstance(model, IntegratedEffects):
+        model = model.family
+    rows = rows.members if isinstance(rows, GroupedRows) else rows
     if not isinstance(model, ScaleFamily) or model.scale is not None:
         return
-    scale = float(np.exp(sums.target.unravel(at.point)["log_scale"]))
-    y = np.asarray(sums.rows.slice(0, min(len(sums.rows), FIRST_ROWS))["y"], float)
+    scale = float(np.exp(sums.target.unravel(point)["log_scale"]))
+    first = rows.slice(0, min(len(rows), FIRST_ROWS))
+    y = np.asarray(first["y"], float)
     size = float(np.sqrt(np.mean(y**2))) or 1.0
+    how = "the search for a mode drove the scale of the noise to"
+    if not model.has_mode and len(y) == len(rows) > 2 * sums.target.size:
+        left = _least_squares(model, first, y)
+        if left < scale:  # the search may have ended early
+            scale, how = left, "the best linear predictor leaves residuals of"
     if scale < size * (ROUNDED if converged else NO_NOISE):
         raise NoNoiseError(
-            f"the columns give the outcome '{sums.rows.outcome or 'y'}' without noise: the search "
-            f"for a mode drove the scale of the noise to {scale:.2g}, at outcomes of size "
-            f"{size:.2g}, so that this scale has no posterior; look for a column that is the "
-            f"outcome in disguise, or give the scale ({type(model).__name__}(scale=...))."
+            f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "
+            f"{scale:.2g}, at outcomes of size {size:.2g}, so that this scale has no posterior; "
+            "look for a column that is the outcome in disguise, or give the scale "
+            f"({type(model).__name__}(scale=...))."
         )
+
+
+def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:
+    """Root mean square of what is left of `y` by the best linear predictor."""
+    columns = model.matrix(rows)
+    x = np.asarray((columns.with_ones() if model.intercept else columns).densely(), float)
+    if x.shape[1] > LEAST_SQUARES:
+        return np.inf
+    y = y - np.asarray(rows.get("offset", 0.0), float)
+    return float(np.sqrt(np.mean((y - x @ np.linalg.lstsq(x, y, rcond=None)[0]) ** 2)))

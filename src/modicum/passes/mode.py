@@ -95,7 +95,7 @@ def find_mode(
         converged=at.gradient_norm < within,
         subset=len(subset.rows),
     )
-    require_noise(sums, at, record.converged)
+    require_noise(sums, at.point, record.converged)
     if not record.converged:
         raise ConvergenceError(why_no_mode(sums, at, record.passes, stuck))
     return at, record

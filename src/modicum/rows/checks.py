@@ -13,6 +13,8 @@ from modicum.rows.description import STORED_TYPES, Array, DType
 # Numbers looked at together: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
 
+SEPARATORS = {"a semicolon": ";", "a tab": "\t", "a bar": "|"}  # that files have beside commas
+
 
 class RowIndexError(DataError, IndexError):
     """A row was requested that does not exist."""
@@ -186,9 +188,23 @@ def reads_as_number(value: object) -> bool:
     return True
 
 
+def _separator(names: list[str]) -> str | None:
+    """What separates the columns of a table that was read as one of a single column."""
+    if len(names) != 1:
+        return None
+    return next((word for word, mark in SEPARATORS.items() if mark in names[0]), None)
+
+
 def names_like(name: object, names: Iterable[object]) -> str:
     """Return a hint: the names nearest to `name`, or the first few there are."""
     texts = [str(n) for n in names]
+    mark = _separator(texts)
+    if mark is not None:
+        return (
+            f"there is a single column, named {texts[0]!r}, so that {mark} seems to separate "
+            "the columns; Modicum reads CSV files with commas: save it so, or read it with pandas, "
+            f"pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the frame."
+        )
     near = difflib.get_close_matches(str(name), texts, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"

@@ -53,7 +53,10 @@ class _Binary(LinearPredictorModel):
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only 0 and 1."""
-        return (y != 0) & (y != 1), "outcomes that are 0 or 1"
+        return (y != 0) & (y != 1), (
+            "outcomes that are 0 or 1 (of other codes, say which value is the event, as in "
+            "'y == 2 ~ x')"
+        )
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
-from modicum.models.base import Batch
+from modicum.errors import ModicumWarning
+from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import bounded_exp, draw_counts
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.special import log_factorial, log_rising, softplus
+from modicum.models.separation import find_silent_counts
+from modicum.rows import Rows
 
 __all__ = ["NegativeBinomial", "Poisson", "PoissonRates", "count_fault"]
 
@@ -70,6 +73,11 @@ class Poisson(LogLink):
         del batch
         return draw_counts(rng, bounded_exp(eta[..., 0]))
 
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether counts are 0 along some column, or everywhere."""
+        del theta
+        return find_silent_counts(rows, self.intercept)
+
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""
         return count_fault(y)
@@ -121,6 +129,11 @@ class NegativeBinomial(ExtraParameter, LogLink):
         size = bounded_exp(-eta[..., 1])
         rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
         return draw_counts(rng, rate)
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Whether counts are 0 along some column, or everywhere."""
+        del theta
+        return find_silent_counts(rows, self.intercept)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Only whole numbers from 0."""

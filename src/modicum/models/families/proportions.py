@@ -174,4 +174,6 @@ class Beta(ExtraParameter):
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Strictly between 0 and 1."""
-        return ~((y > 0) & (y < 1)), "shares strictly between 0 and 1"
+        return ~((y > 0) & (y < 1)), (
+            "shares strictly between 0 and 1 (percentages divided by 100)"
+        )

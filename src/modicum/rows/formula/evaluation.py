@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import WeightCheck, require_finite
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, DType, Level, level_places
@@ -173,7 +173,8 @@ class Evaluated:
             )
         remedy = "leave such rows out, or fit again with rows that have them"
         if lenient:
-            remedy += ", or predict them as the reference level with newlevels='reference'"
+            setting = argument("newlevels", "reference")
+            remedy += f", or predict them as the reference level with {setting}"
         return (
             f"column {label!r} holds {level!r} in row {self._columns.row(at)}, which the rows of "
             f"the fit did not; {remedy}."

@@ -194,6 +194,12 @@ def _terms(
     import formulaic
     from formulaic.errors import FormulaicError
 
+    power = re.search(r"(?<![)`\w])([^\W\d]\w*)\s*(?:\^|\*\*)\s*(\d+)", _outside_calls(text))
+    if power is not None:
+        raise SettingError(
+            f"{power[0]} in a formula is {power[1]} and its interactions with itself, which is "
+            f"{power[1]} alone; write I({power[1]} ** {power[2]}) for the power of a column."
+        )
     # In backticks too formulaic takes these words for Python's; with a space they are names.
     spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
     names = Expression(left).names if left.strip() and "|" not in left else ()

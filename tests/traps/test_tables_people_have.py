@@ -1,0 +1,100 @@
+"""Tables as people have them: separators, decimal commas, powers, levels without counts."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from helpers.targets import sums_of
+from modicum.errors import as_options
+from modicum.models.separation import find_silent_counts
+from modicum.passes.faults import require_noise
+from modicum.rows.checks import names_like
+from modicum.rows.formula.parsing import parse
+
+RUN = {"random_seed": 1, "progressbar": False, "draws": 50}
+
+
+@pytest.fixture(scope="module")
+def table():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=200)
+    return pd.DataFrame({"x": x, "y": (rng.random(200) < 0.5).astype(int)})
+
+
+@pytest.mark.parametrize(("mark", "word"), [(";", "a semicolon"), ("\t", "a tab"), ("|", "a bar")])
+def test_a_file_with_another_separator_is_named_as_one(mark, word, table, tmp_path):
+    path = tmp_path / "t.csv"
+    table.to_csv(path, sep=mark, index=False)
+    for source in (path, pd.read_csv(path)):
+        with pytest.raises(mo.SettingError, match=f"so that {word} seems to separate") as refused:
+            mo.fit("y ~ x", source, **RUN)
+        assert f"sep={mark!r}" in str(refused.value)
+    assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were told apart
+
+
+def test_decimal_commas_and_numbers_as_text_are_no_levels(table):
+    commas = table.assign(x=[f"{value:.2f}".replace(".", ",") for value in table.x])
+    with pytest.raises(mo.DataError, match="holds numbers with a comma, such as"):
+        mo.fit("y ~ x", commas, **RUN)
+    texts = table.assign(x=[f"{value:.3f}" for value in table.x])
+    with pytest.raises(mo.DataError, match="holds numbers that are written as text"):
+        mo.fit("y ~ x", texts, **RUN)
+    versions = table.assign(x=np.where(table.x > 0, "1.5", "2.5"))  # few: these are levels
+    assert "beta[x[2.5]]" in mo.fit("y ~ x", versions, **RUN).summary().index
+
+
+@pytest.mark.parametrize("term", ["x^2", "x ** 2", "y + x^3"])
+def test_a_power_of_a_column_is_not_taken_for_the_column(term, table):
+    with pytest.raises(mo.SettingError, match=re.escape("write I(x ** ")):
+        mo.fit(f"z ~ {term}", table.assign(z=table.x), **RUN)
+
+
+def test_powers_of_sums_and_of_numbers_stay():
+    assert len(parse("y ~ (x + w)^2").terms) == 3
+    assert len(parse("y ~ I(x ** 2) + x").terms) == 2
+
+
+def counts(y, level):
+    return mo.Rows(x=np.asarray(level, float)[:, None], y=y, columns=["ward"])
+
+
+def test_counts_that_are_all_zero_leave_the_rate_to_the_prior():
+    level = np.arange(60) % 2
+    doubt, passes = find_silent_counts(counts(np.zeros(60), level), True)
+    assert (doubt.code, passes) == ("separation", 1)
+    assert doubt.sentence.startswith("every count is 0, so the rate is decided by the prior")
+    doubt, _ = find_silent_counts(counts(1.0 - level, level), True)
+    assert "in rows in which ward differs from one value" in doubt.sentence
+    assert find_silent_counts(counts(np.r_[1.0, 1.0, np.zeros(58)], level), True)[0] is None
+    assert find_silent_counts(counts(np.ones(60), level), True)[0] is None
+
+
+def test_of_a_fit_it_is_said():
+    level = np.arange(60) % 2
+    with pytest.warns(mo.ModicumWarning, match="in rows in which ward differs"):
+        post = mo.sample(mo.models.Poisson(), counts(2.0 * (1 - level), level), **RUN)
+    assert "separation" in [doubt.code for doubt in post.warnings]
+
+
+def test_new_levels_are_allowed_by_an_option_on_the_command_line(table):
+    coded = table.assign(g=np.where(table.x > 0, "a", "b"))
+    post = mo.fit("y ~ g", coded, **RUN)
+    new = pd.DataFrame({"g": ["c"]})
+    with pytest.raises(mo.DataError, match="with newlevels='reference'"):
+        post.predict(new)
+    with as_options(), pytest.raises(mo.DataError, match="with --newlevels reference"):
+        post.predict(new)
+
+
+def test_noise_is_asked_for_of_quantiles_too():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(100, 1))
+    y = 2 * x[:, 0] + 1
+    sums, start = sums_of(mo.models.AsymmetricLaplace(), mo.Rows(x=x, y=y))
+    with pytest.raises(mo.ModicumError, match="without noise"):
+        require_noise(sums, start, converged=False)
+    noisy = mo.Rows(x=x, y=y + 0.01 * rng.normal(size=100))
+    require_noise(*sums_of(mo.models.AsymmetricLaplace(), noisy), converged=False)
