@@ -24,6 +24,7 @@ from helpers.targets import (
     softplus,
 )
 from modicum.kernels import moves
+from modicum.methods.skewed_axes import TOGETHER
 
 M = mo.models
 RUN = {"draws": 2_000, "tune": 500, "chains": 2, "random_seed": 11, "progressbar": False}
@@ -294,6 +295,7 @@ def test_the_posterior_tells_names_cost_and_settings(small, first):
     assert first.ledger.by_purpose["sampling"] == steps * 150
     assert first.ledger.by_purpose["mode"] % 150 == 0
     assert first.ledger.by_purpose["start"] == first.chains * 150
+    assert first.ledger.by_purpose["skewness"] == TOGETHER * 150
     assert first.settings["complete"]
     assert first.settings["seed"] == 5
 

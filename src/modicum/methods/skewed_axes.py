@@ -121,7 +121,7 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
         for first in range(0, len(t), TOGETHER):  # always as many, so that one shape is compiled
             block = t[first : first + TOGETHER]
             filled = np.concatenate([block, np.repeat(block[-1:], TOGETHER - len(block), axis=0)])
-            values = task.sums.values(filled, "start") + task.target.log_priors(filled)
+            values = task.sums.values(filled, "skewness") + task.target.log_priors(filled)
             parts.append(values[: len(block)])
         return np.concatenate(parts)
 
@@ -179,7 +179,7 @@ def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
         batch = task.rows.slice(first, last) | {"probability": np.ones(last - first)}
         here = np.asarray(cached_rows(form, batch, about).rows)
         longest = _longest(np.concatenate([longest, here]))
-    task.ledger.add("start", len(task.rows), "density")
+    task.ledger.add("skewness", len(task.rows), "density")
     return longest
 
 
