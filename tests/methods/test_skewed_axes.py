@@ -153,7 +153,8 @@ def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
     ess = float(post.summary()["ess_bulk"].iloc[0])
     assert abs(post.mean("beta")[0] - mean) < 4 * sd / np.sqrt(ess)
     monkeypatch.setattr(full_data, "curves_on_all_rows", lambda task, anchor: None)
-    with pytest.warns(mo.ModicumWarning, match="diverged"):
+    separated = pytest.warns(mo.ModicumWarning, match="foretells")
+    with separated, pytest.warns(mo.ModicumWarning, match="diverged"):
         mo.sample(MODEL, rows, method="nuts", **RUN)
 
 
