@@ -39,6 +39,7 @@ from modicum.kernels.base import Proxy, RowDesign
 from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.checks import ANCHOR_FAR
 from modicum.methods.ecs.tuning import (
     DISTANCES,
     FAR,
@@ -375,10 +376,11 @@ class Study:
 
         With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
         tails and skewed directions included. Where such chains run into walls, as those of levels
-        with few events or none, they go along curves instead.
+        with few events or none, or go far, which would end in a doubt, curves are followed instead.
         """
         chains = self._short_chains(SCATTER)
-        if chains.moved < STUCK and self.method.at_mode and may_be_curved(self.task, self.anchor):
+        failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
+        if failed and self.method.at_mode and may_be_curved(self.task, self.anchor):
             self.curves = self._curves()
             if self.curves is not None:
                 chains = self._short_chains(1.0)
