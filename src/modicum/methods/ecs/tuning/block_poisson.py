@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum.estimators.block_poisson import ROOM, ROOM_FOLLOWING, BlockPoisson
 from modicum.methods.ecs.tuning.coreset import Coreset
-from modicum.methods.ecs.tuning.residuals import Pilot, representatives
+from modicum.methods.ecs.tuning.moments import Pilot, representatives
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator

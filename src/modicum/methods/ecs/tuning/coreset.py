@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modicum.methods.ecs.tuning.residuals import Residuals, representatives, reweighted
+from modicum.methods.ecs.tuning.moments import representatives
+from modicum.methods.ecs.tuning.residuals import Residuals, reweighted
 from modicum.random import Stream, generator
 
 __all__ = ["DISTANCES", "Coreset", "FarOut", "fit_coreset"]

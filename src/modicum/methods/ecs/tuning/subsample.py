@@ -8,7 +8,7 @@ from math import ceil, sqrt
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from modicum.methods.ecs.tuning.residuals import Bias, Pilot
+from modicum.methods.ecs.tuning.moments import Bias, Pilot
 
 __all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
