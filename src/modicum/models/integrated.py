@@ -45,7 +45,7 @@ from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.small_matrices import inverse, lower_factor
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows, GroupIndex, NodePlaces
+from modicum.rows.groups import GroupedRows, GroupIndex, NodePlaces, members_of
 from modicum.runtime import Array
 
 __all__ = ["Integrands", "IntegratedEffects", "Nodes"]
@@ -450,7 +450,7 @@ class IntegratedEffects(BaseModel):
         """Return the model with its priors in numbers, and the columns that vary by place."""
         if self.scales is not None:
             return self
-        members = _members(rows)
+        members = members_of(rows)
         family = self.family.resolved(members)
         columns = tuple(_column_of_x(members, name) for name in self.slopes)
         if isinstance(self.group_sd, tuple):
@@ -503,7 +503,7 @@ class IntegratedEffects(BaseModel):
 
     def start(self, rows: Rows) -> Params:
         """That of the family, small standard deviations and no correlation."""
-        members = _members(rows)
+        members = members_of(rows)
         assert self.scales is not None
         theta = dict(self.family.start(members))
         if OWN in theta and not self.family.groups:
@@ -567,7 +567,7 @@ class IntegratedEffects(BaseModel):
 
     def check(self, rows: Rows) -> None:
         """Refuse what the family refuses; `units` has looked at the groups."""
-        self.family.check(_members(rows))
+        self.family.check(members_of(rows))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row, over all groups there may be.
@@ -623,10 +623,6 @@ def _laid_out(theta: Params, flat: jax.Array) -> Params:
         for end, leaf in zip(ends, leaves, strict=True)
     ]
     return jax.tree.unflatten(structure, parts)
-
-
-def _members(rows: Rows) -> Rows:
-    return rows.members if isinstance(rows, GroupedRows) else rows
 
 
 def _column_of_x(rows: Rows, name: str) -> int:

@@ -19,7 +19,7 @@ from modicum.errors import DataError, SettingError
 from modicum.rows.description import Array
 from modicum.rows.rows import Rows
 
-__all__ = ["GroupIndex", "GroupedRows", "NodePlaces"]
+__all__ = ["GroupIndex", "GroupedRows", "NodePlaces", "members_of"]
 
 SWEEP = 1 << 20  # rows whose groups are read at a time
 FLAT_ROWS = 16_384  # rows of a batch in a pass: what is made of them at all nodes stays in caches
@@ -288,3 +288,8 @@ class GroupedRows(Rows):
             batch["group_centre"] = self.nodes.centre[padded]
             batch["group_point"] = self.nodes.point
         return batch
+
+
+def members_of(rows: Rows) -> Rows:
+    """The rows themselves, which row ids refer to, whether or not they are seen as groups."""
+    return rows.members if isinstance(rows, GroupedRows) else rows

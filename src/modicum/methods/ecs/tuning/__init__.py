@@ -15,6 +15,7 @@ from modicum.methods.ecs.tuning.pilot_chains import (
     run_pilot_chains,
     straightened,
 )
+from modicum.methods.ecs.tuning.pilot_draws import SHARED, PilotDraws, pilot_draws
 from modicum.methods.ecs.tuning.residuals import Residuals, evaluate, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
@@ -24,6 +25,7 @@ __all__ = [
     "FAR",
     "OF_LEVELS",
     "ONE_BY_ONE",
+    "SHARED",
     "SIDE_BY_SIDE",
     "Certainty",
     "Choice",
@@ -32,6 +34,7 @@ __all__ = [
     "NormalFactors",
     "Pilot",
     "PilotChains",
+    "PilotDraws",
     "Products",
     "Residuals",
     "cheapest_certainty",
@@ -40,6 +43,7 @@ __all__ = [
     "choose_products",
     "evaluate",
     "fit_coreset",
+    "pilot_draws",
     "proxy_ratios",
     "refresh_acceptance",
     "run_pilot_chains",
