@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.estimators.groups import (
-    GroupTaylor,
-    group_proxy,
-    in_expansion_coordinates,
-    variance_unit,
-)
-from modicum.estimators.groups_by_numpy import NumPyGroupValues
+from modicum.estimators.groups import GroupTaylor, group_proxy, variance_unit
+from modicum.estimators.groups.by_numpy import NumPyGroupValues
+from modicum.estimators.groups.coordinates import in_expansion_coordinates
 from modicum.ledger import Ledger
 from modicum.methods.ecs.tuning import residuals, slopes
 from modicum.methods.groups import _differences, _differences_by_numpy

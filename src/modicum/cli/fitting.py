@@ -22,7 +22,7 @@ from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
-from modicum.models.multilevel import HoldEffects
+from modicum.models.groups.multilevel import HoldEffects
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -338,7 +338,7 @@ class Proxy(NamedTuple):
     prior: Pytree = None  # numbers of the priors that are no part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
-    unit: jax.Array | None = None  # of the variances of groups (`estimators.groups`); None: large
+    unit: jax.Array | None = None  # of groups' variances (`estimators.groups.coordinates`)
     row_factor: RowFactor | None = None  # L as rows are multiplied by it; None: as it stands
 
 

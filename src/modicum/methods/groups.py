@@ -18,7 +18,7 @@ from modicum.errors import ModicumWarning
 from modicum.methods.base import Task
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
-from modicum.models.group_batches import FlatGroups, Groups, NumPyGroups
+from modicum.models.groups.batches import FlatGroups, Groups, NumPyGroups
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
 from modicum.passes.scales import scale_doubts
 from modicum.random import Stream, generator

@@ -33,7 +33,7 @@ import numpy as np
 from modicum.designs import sample_on_host
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
-from modicum.estimators.taylor import remainder
+from modicum.estimators.remainder import remainder
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.weights import cached_rows

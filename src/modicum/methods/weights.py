@@ -19,9 +19,9 @@ from modicum.arrays import as_either, namespace, power
 from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import GroupTaylor, LinearTaylor
-from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.estimators.remainder import coefficients
 from modicum.estimators.row_factor import whitened
-from modicum.estimators.taylor import coefficients
 from modicum.kernels.base import ControlVariate, Proxy, RowFactor
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel

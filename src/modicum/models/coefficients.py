@@ -17,7 +17,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.models.base import BaseModel, Params
-from modicum.models.groups import (
+from modicum.models.groups.terms import (
     INTERCEPT,
     GroupTerm,
     common_columns,

@@ -21,7 +21,7 @@ from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
 from modicum.models.base import Batch, Labels, Params
 from modicum.models.coefficients import CoefficientPriors
-from modicum.models.groups import (
+from modicum.models.groups.terms import (
     check_groups,
     common_columns,
 )

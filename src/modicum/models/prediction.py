@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr
 from modicum.errors import DataError, ModicumError, SettingError, fault_text
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
-from modicum.models.integrated import IntegratedEffects
+from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of

@@ -20,8 +20,8 @@ import numpy as np
 from modicum.arrays import as_either, is_numpy, log_sum_exp, namespace
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
-from modicum.models.group_batches import FlatGroups, Groups, NumPyGroups
-from modicum.models.integrated import Nodes
+from modicum.models.groups.batches import FlatGroups, Groups, NumPyGroups
+from modicum.models.groups.integrals import Nodes
 from modicum.passes.engine import of_numpy
 from modicum.rows.groups import NodePlaces
 from modicum.runtime import SCATTERS, Array, jit
@@ -184,8 +184,8 @@ class _Rows(NamedTuple):
         own = xp.einsum("jca,jab,jdb->cd", moved, bend, w)
         own = own + xp.einsum("cdab,ja,jb->cd", self.bents, share[:, None] * pull, v)
         # by row: probability, and the predictor's slopes in the covariance's parameters times it
-        p = flat.spread_where_there(share)[:, None]
-        along = xp.sum(flat.spread_where_there(moved) * z[:, None, :], axis=2)
+        p = flat.spread_where_present(share)[:, None]
+        along = xp.sum(flat.spread_where_present(moved) * z[:, None, :], axis=2)
         curved = [f2 * p, f2 * along]
         others = own
         if self.extras:

@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
-from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.ecs.tuning.moments import Pilot, representatives
 from modicum.methods.ecs.tuning.slopes import (
