@@ -16,7 +16,7 @@ from helpers.targets import disagreements, flat_draws, sums_of
 from modicum.designs import weight_tables
 from modicum.digest.keeping import expansion
 from modicum.digest.pool import Pool, RowCounts, choose
-from modicum.methods.whole_posterior import WholeLogPosterior
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes.curvature import whitening_factor
 
 N, SIZE = 2500, 600
@@ -426,8 +426,8 @@ def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
         task = SimpleNamespace(
             rows=ready.rows, target=ready.target, sums=SimpleNamespace(rest=rest)
         )
-        whole, data = WholeLogPosterior.of(task, None, times)
-        return float(whole(t, data))
+        log_posterior, data = FullLogPosterior.of(task, None, times)
+        return float(log_posterior(t, data))
 
     likelihood = log_posterior(1.0, None) - float(ready.target.log_prior(t))
     twice = log_posterior(2.0, ready.rest) - log_posterior(1.0, ready.rest)

@@ -12,7 +12,7 @@ from modicum.estimators import proxy as proxy_at
 from modicum.estimators.by_numpy import NumPyRows
 from modicum.methods import weights
 from modicum.methods.ecs.tuning import slopes as gradient_noise
-from modicum.methods.pool import _block_values
+from modicum.methods.weighing_pool import _block_values
 from modicum.models import Target
 from modicum.passes import anchor_at, engine
 from modicum.passes.linear import linear_hessian_sum

@@ -29,7 +29,7 @@ from modicum.kernels.full_data import FullDataContext, FullDataKernel
 from modicum.kernels.moves import NUTSMove
 from modicum.methods.base import Task
 from modicum.methods.dispersed import disperse, dispersed_starts
-from modicum.methods.whole_posterior import WholeLogPosterior
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes import Anchor, Sums
 from modicum.passes.prior import prior_slope
 from modicum.random import Stream, chain_keys, generator
@@ -86,8 +86,8 @@ class AtMean:
 def may_have_mean(task: Task) -> bool:
     """Whether a subset says something of all rows, and no more is known of the model."""
     own = task.target.model.users_functions and task.target.model.has_mode
-    whole = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
-    return own and whole and len(task.rows) >= FEWEST * _subset_size(task)
+    all_rows = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
+    return own and all_rows and len(task.rows) >= FEWEST * _subset_size(task)
 
 
 def anchor_at_mean(task: Task) -> AtMean:
@@ -149,11 +149,14 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
         anchor=None, few_chains=None,
     )  # fmt: skip
     begin, times = disperse(small), n / size
-    whole, chunks = WholeLogPosterior.of(small, None, times)
+    log_posterior, chunks = FullLogPosterior.of(small, None, times)
     keys = chain_keys(task.seed, CHAINS, STAGE)
     chains = Chains(
         FullDataKernel(
-            whole, NUTSMove(DEPTH), first_step=begin.step_size / times**0.5, dense=d <= DENSE
+            log_posterior,
+            NUTSMove(DEPTH),
+            first_step=begin.step_size / times**0.5,
+            dense=d <= DENSE,
         ),
         FullDataContext(
             point=to_device(task.start),

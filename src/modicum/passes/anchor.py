@@ -21,7 +21,7 @@ from modicum.passes.faults import require_noise
 from modicum.passes.improper import parameter_name, require_proper
 from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
-from modicum.passes.modes import Modes, Starts, find_modes
+from modicum.passes.other_modes import Modes, Starts, find_modes
 from modicum.passes.prior import flat_prior
 from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.settling import settle

@@ -9,6 +9,7 @@ import numpy as np
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning
+from modicum.posterior.draws import evenly_spaced
 from modicum.posterior.labels import Labels, LabelsLike, scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import influence, kish_share, weighted_mcse
@@ -290,7 +291,7 @@ def _remembering(
     chains, number = flat.shape[:2]
     if superchains is None or not names:
         return []
-    scalars = _spread(len(names), MOST_SCALARS)
+    scalars = evenly_spaced(len(names), MOST_SCALARS)
     picked = flat[:, :, scalars].astype(float)
     picked = picked if weights is None else influence(picked, weights)
     ratios = np.nan_to_num(nested_r_hat(picked, superchains), nan=0.0)
@@ -321,8 +322,8 @@ def _disagreement(
     chains, number = flat.shape[:2]
     if number < FEWEST_DRAWS or not names:
         return []
-    scalars = _spread(len(names), MOST_SCALARS)
-    part = _spread(chains, MOST_CHAINS)
+    scalars = evenly_spaced(len(names), MOST_SCALARS)
+    part = evenly_spaced(chains, MOST_CHAINS)
     picked = flat[part][:, :, scalars].astype(float)
     measured = diagnose(picked, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
@@ -414,9 +415,3 @@ def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int
 
 def _measurable(x: np.ndarray) -> bool:
     return x.shape[1] >= FEWEST_DRAWS and bool(finite_and_moving(x))
-
-
-def _spread(total: int, most: int) -> np.ndarray:
-    """At most `most` of `total` places, evenly spaced."""
-    count = min(total, most)
-    return np.asarray(np.arange(count) * total // max(count, 1), dtype=int)

@@ -14,8 +14,8 @@ from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import RowsLike, require_rows_of_fit, rows_of_fit
+from modicum.posterior.checking.mixin import ChecksMixin
 from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.checks import ChecksMixin
 from modicum.posterior.datatree import (
     add_groups,
     netcdf_engine,

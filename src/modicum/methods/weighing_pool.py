@@ -42,7 +42,7 @@ from modicum.models.base import Batch
 from modicum.random import Stream, generator
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
-__all__ = ["Pool", "Weighed"]
+__all__ = ["Weighed", "WeighingPool"]
 
 BLOCK = 1_024  # rows, and draws, that are evaluated at once: a block of each stays in the caches
 
@@ -54,7 +54,7 @@ class Weighed(NamedTuple):
     noise: float  # of the pool: sd of the shift of a posterior mean, in posterior sds; the largest
 
 
-class Pool:
+class WeighingPool:
     """Rows with the number of times that each was to be expected, ready to be evaluated.
 
     Parameters
