@@ -77,7 +77,7 @@ class RowFacts:
     Attributes
     ----------
     n
-        Rows there are.
+        Number of rows.
     count
         Rows that are to be drawn at a time.
     expected
@@ -393,7 +393,7 @@ class Sampled(NamedTuple):
 def sample_on_host(
     rng: np.random.Generator, count: int, tables: WeightTables, floor: float = 0.1
 ) -> Sampled:
-    """`count` rows, each once that would be drawn more than once; all, if there are no more.
+    """Sample `count` rows, once those that would be drawn more often; all, if no more exist.
 
     A few rows may have nearly all of the weight, and `count` draws would be copies of these.
     """

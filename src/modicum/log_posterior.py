@@ -1,6 +1,6 @@
 """The log posterior over all rows as a function: values, derivatives, and its mode.
 
-For a Laplace approximation, for a sampler of one's own, or to check an answer by every row. Each
+For a Laplace approximation, for a sampler of one's own, or to check an answer with every row. Each
 call is one pass over the rows, on disk or in memory, in float64, and is counted in a ledger.
 """
 

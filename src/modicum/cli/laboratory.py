@@ -126,7 +126,7 @@ def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: 
     started = time.monotonic()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ModicumWarning)  # results keep what is to be said
+            warnings.simplefilter("ignore", ModicumWarning)  # results keep the warnings
             result = experiment.run(scale, seed)
             seconds = time.monotonic() - started
             folder = write_result(experiment, result, out, scale, seed, seconds)
@@ -178,7 +178,7 @@ def bench(
             return
         place, page = (_docs_folder() / "benchmarks", "last") if docs else (out, "bench")
         chosen = problem or [], peer or []
-        unwatch()  # the suite hears Ctrl-C itself, and writes what it has measured
+        unwatch()  # the suite handles Ctrl-C itself, and writes what it has measured
         _bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))
 
 

@@ -139,7 +139,7 @@ class Pool:
         return len(equal), min(len(self), len(other))
 
     def presence(self, rows: Rows) -> tuple[float, int]:
-        """How likely it is to find so few of `rows` in the pool if all are of the data, at most.
+        """Bound the probability of finding so few of `rows` in the pool if all are in the data.
 
         Every row of the data is kept with probability m_c / n_c at least, which is smallest in
         some stratum: the number that is found is no smaller than a binomial one with that

@@ -91,7 +91,7 @@ def remainder_and_slope(
 ) -> tuple[jax.Array, jax.Array]:
     """The remainder, and its derivative in `e`.
 
-    `any_of` says whether any truth value is true; `far` is the difference beyond the series.
+    `any_of` is `jnp.any` or does the same; `far` computes the difference where e is large.
     """
     near = series(e, taylor, order)
     large = far_apart(model, e)
@@ -138,7 +138,7 @@ def direct(
     y: jax.Array,
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
-    """The difference as it is written, and its derivative in `e`: for large e."""
+    """The difference as written, and its derivative in `e`: for large e."""
     f, slope, *_ = model.derivatives(eta + e, y)
     return _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
 
@@ -166,7 +166,7 @@ def _beyond_polynomial(
 
 
 def less_polynomial(rise: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
-    """f(eta + e) - f(eta), which is handed in, less the other terms of the Taylor polynomial."""
+    """`rise`, f(eta + e) - f(eta), less the other terms of the Taylor polynomial."""
     for j in range(1, order + 1):
         rise = rise - taylor[j] * power(e, j)
     return rise

@@ -1,9 +1,9 @@
 """What a kernel is, and all that a kernel asks of the parts it is composed of.
 
 A kernel is one Markov step as pure functions of arrays. Moves, estimators, control variates,
-gradient estimators and bounded rows are protocols here, beside the kernels that consume them; who
-implements them need not know a kernel. Whatever a kernel reads and never changes is a named tuple
-of arrays, its context.
+gradient estimators and bounded rows are protocols here, beside the kernels that consume them; what
+implements them need not know about kernels. Whatever a kernel reads and never changes is a named
+tuple of arrays, its context.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Kernel(Protocol[State, Context]):
         ...
 
     def prepare(self, batch: Batch, context: Context) -> Pytree:
-        """Make of the rows that were read all that can be made without the state.
+        """Compute from the rows that were read all that does not depend on the state.
 
         The runner does this for many iterations at once.
         """
@@ -178,11 +178,11 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
 class Warp(NamedTuple):
     """Entries of t that move with their scale tau: effects, with their standard deviation.
 
-    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A +
-    tau^-2) and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*),
-    t is r but for these entries, t = t* e^(2 g) + a e^g, which then hardly depend on tau: towards
-    small scales, and where data say little, they are relative to it (non-centred), and towards
-    large ones they are as they are (centred).
+    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
+    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), t is r but
+    for these entries, t = t* e^(2 g) + a e^g, which then hardly depend on tau: towards small
+    scales, and where data say little, they are relative to it (non-centred), and towards large ones
+    they are themselves (centred).
 
     What all effects of a term have in common is another matter: data say nothing of it that the
     intercept, or the common slope, could not make up for. So of it, b = sum_l w_l a_l, the prior
@@ -335,11 +335,11 @@ class Proxy(NamedTuple):
     B: (
         jax.Array | ArrowMatrix | None
     )  # None: -I, which is what whitening with the prior makes of it
-    prior: Pytree = None  # numbers of the priors that are no part of the quadratic
+    prior: Pytree = None  # numbers of the priors that are not part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
     unit: jax.Array | None = None  # of groups' variances (`estimators.groups.coordinates`)
-    row_factor: RowFactor | None = None  # L as rows are multiplied by it; None: as it stands
+    row_factor: RowFactor | None = None  # L in blocks; None: L itself
 
 
 class ControlVariate(Protocol[Cached]):
@@ -419,7 +419,7 @@ class StochasticGradientContext(NamedTuple):
     factor: jax.Array  # L
     start: jax.Array  # where chains begin, in the chain's coordinates
     spread: jax.Array  # times a standard normal vector: how chains are scattered about `start`
-    n: jax.Array  # rows there are
+    n: jax.Array  # number of rows
     design: Pytree  # the design's tables
     estimator: Pytree  # what the gradient estimator knows of the data
 

@@ -100,7 +100,7 @@ class _FullData(Method):
         try:
             anchor = task.anchor_at_mode()
         except NoModeError:
-            if self.step_size is not None:  # in posterior standard deviations, which none knows
+            if self.step_size is not None:  # in posterior standard deviations, which are not known
                 raise
             return self._without_mode(task, "it has none that could be found")
         if self.step_size is None and _misleads(task, anchor):
@@ -192,7 +192,7 @@ class _FullData(Method):
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
         warp = anchor.warp(task.target)
-        # A step size that was set is meant in coordinates that are as the user knows them.
+        # A step size that was set refers to coordinates that the user knows.
         curves = curves_on_all_rows(task, anchor) if self.step_size is None and not warp else None
         context = FullDataContext(
             point=to_device(anchor.point),
@@ -258,7 +258,7 @@ def _apart(modes: Modes, chains: int) -> ModicumWarning:
 
 
 def _starts(anchor: Anchor, task: Task) -> ModeStarts:
-    """Chains over all modes that are not negligible; each is known by its key."""
+    """Chains spread over all modes that are not negligible; a chain is recognised by its key."""
     modes = anchor.modes
     assert modes is not None
     into = np.linalg.inv(anchor.dense_factor)

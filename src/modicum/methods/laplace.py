@@ -7,7 +7,7 @@ noise of the pool.
 
 Draws that count alike are often handier than draws with weights. The independence sampler makes
 them: a chain whose proposals are the draws, each accepted with probability min(1, w' / w), leaves
-the weighted distribution as it is. Where weights hardly vary, nearly all are accepted.
+the weighted distribution invariant. Where weights hardly vary, nearly all are accepted.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Laplace(Method):
         """Weights of the draws, and reasons to doubt them."""
         del task
         assert isinstance(plan.memo, list)
-        weights = history.stats.pop("weight", None)  # a posterior has them by themselves
+        weights = history.stats.pop("weight", None)  # a posterior keeps them apart from its stats
         return Outcome(weights=weights, warnings=plan.memo, independent=True)
 
 

@@ -1,7 +1,7 @@
-"""An anchor where no mode is of use: the posterior mean, by short chains on a subset of the rows.
+"""An anchor where the mode is no use: the posterior mean, by short chains on a subset of the rows.
 
 A mode may be missing or mislead: the spike of a mixture, the neck of a funnel in a hierarchy that
-was written by hand, a kink. The mean is there all the same. NUTS runs on a few thousand rows, each
+was written by hand, a kink. The mean exists all the same. NUTS runs on a few thousand rows, each
 of which counts as often as it takes to stand for all: the covariance V of its draws is about that
 of the posterior p, and their mean is off by the sampling error of the subset. Passes over all rows
 then look for the shift s of a few of these draws t_i for which
@@ -84,7 +84,7 @@ class AtMean:
 
 
 def may_have_mean(task: Task) -> bool:
-    """Whether a subset says something of all rows, and no more is known of the model."""
+    """Whether a subset can stand for all rows, of a model of which nothing else is known."""
     own = task.target.model.users_functions and task.target.model.has_mode
     all_rows = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
     return own and all_rows and len(task.rows) >= FEWEST * _subset_size(task)
@@ -194,7 +194,7 @@ class _Normal(NamedTuple):
 
 
 def _moments(draws: np.ndarray) -> _Normal:
-    """Of draws: all of their covariance where they are few parameters, else its diagonal."""
+    """Mean of draws, and their covariance if parameters are few, else its diagonal."""
     flat = draws.reshape(-1, draws.shape[2])
     count, d = flat.shape
     variance = flat.var(axis=0)

@@ -1,4 +1,4 @@
-"""What is believed about a row: linear-predictor families, networks, models of one's own."""
+"""Models of a row: linear-predictor families, networks, models of one's own."""
 
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.families import (

@@ -132,7 +132,7 @@ class CoefficientPriors(BaseModel):
     # As densities -------------------------------------------------------------------------
 
     def log_prior(self, theta: Params) -> jax.Array:
-        """Independent: on beta, the (centred) intercept, the extras, and what priors have."""
+        """Independent priors of beta, the (centred) intercept, the extras and hyperparameters."""
         if self.resolved_priors is not None:
             return self.resolved_priors.log_density(theta)
         if not self.has_raw_priors:
@@ -161,7 +161,7 @@ class CoefficientPriors(BaseModel):
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
-        """Whether some parameter has no prior, so that the posterior may have no end."""
+        """Whether some parameter has no prior, so that the posterior may be improper."""
         return self.resolved_priors is not None and self.resolved_priors.has_flat
 
     def has_normal_prior(self, theta: Params) -> Params:
@@ -298,7 +298,7 @@ class CoefficientPriors(BaseModel):
         return keys + [term.field for term in terms]
 
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
-        """Each column's: the default, that of all, its term's or its own; the last wins."""
+        """Prior of each column: the default, that of all, its term's or its own; the last wins."""
         places = common_columns(self.group_terms, rows)
         columns = len(places)
         by_key = dict(self.prior_table)

@@ -48,7 +48,7 @@ class Constraint(ABC):
     support: str  # in words, for messages
 
     def free_shape(self, shape: Shape) -> Shape:
-        """Shape of the free numbers of values of `shape`; ValueError where there is no such."""
+        """Shape of the free numbers of values of `shape`; ValueError if there is none."""
         return shape
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Interval(Constraint):
         else:
             value = self.high - jnp.exp(free)
         kind = _numbers(free)
-        tiny = kind.tiny  # about 0 the next number is one that processors take for 0
+        tiny = kind.tiny  # the number next to 0 is one that processors take for 0
         first = np.nextafter(kind.dtype.type(self.low), np.inf) if self.low else tiny
         last = np.nextafter(kind.dtype.type(self.high), -np.inf) if self.high else -tiny
         return jnp.clip(value, first, None if self.high == np.inf else last)

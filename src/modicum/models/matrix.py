@@ -25,7 +25,7 @@ __all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
 
 @dataclass(frozen=True, eq=False)
 class DenseMatrix:
-    """Rows whose columns are all there, (..., columns).
+    """Rows with all their columns, (..., columns).
 
     NumPy's have the intercept's column of `ones` beside them: a copy of all others would cost.
     """

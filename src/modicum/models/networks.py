@@ -76,7 +76,7 @@ def _both_sides(size: int) -> tuple[int, int]:
 
 
 def max_pool(h: jax.Array, size: int) -> jax.Array:
-    """Largest of each `size` by `size` square of an image; what is left over at the edge falls.
+    """Largest of each `size` by `size` square of an image; what is left at the edge is dropped.
 
     A maximum over reshaped axes, whose derivative costs less than that of `reduce_window`.
     """
@@ -334,6 +334,6 @@ class CNN(_Layered):
         return self.through_dense(theta, h.reshape(h.shape[0], -1))
 
     def check(self, rows: Rows) -> None:
-        """Refuse, besides what every network refuses, rows that are no images."""
+        """Refuse, besides what every network refuses, rows that are not images."""
         super().check(rows)
         self.layers(rows)

@@ -29,7 +29,7 @@ MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that
 
 
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
-    """Mask of outcomes that are no class, and what classes are."""
+    """Mask of outcomes that are not classes, and what classes are."""
     above = np.inf if classes is None else classes - 1
     upto = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
     return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
@@ -104,7 +104,7 @@ MISTAKEN = {
 
 
 def refuse_mistaken_fields(model: BaseModel, rows: Rows) -> None:
-    """Refuse a field that would be ignored, and that its name says was not meant to be."""
+    """Refuse a field that would be ignored though its name suggests otherwise."""
     factors = () if rows.coding is None else rows.coding.fields
     for name, remedy in MISTAKEN.items():
         if name in rows.fields and name not in factors:

@@ -97,7 +97,7 @@ class Target:
         return self.model.identity() + computes
 
     def ravel(self, theta: Params) -> np.ndarray:
-        """Return the flat vector of parameters in the model's layout; a sentence for others."""
+        """Return the flat vector of parameters in the model's layout; others are refused."""
         leaves, structure = jax.tree.flatten(theta)
         shapes = tuple(np.shape(leaf) for leaf in leaves)
         if structure != self.structure or shapes != self.shapes:
@@ -161,7 +161,7 @@ class Target:
     def on_numpy(self) -> bool:
         """Whether sums over rows need no compiler: f has formulas for its derivatives in one eta.
 
-        An accelerator is quicker all the same.
+        On an accelerator, compiled code is quicker all the same.
         """
         model = self.model.family if isinstance(self.model, IntegratedEffects) else self.model
         if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:

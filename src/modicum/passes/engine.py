@@ -81,7 +81,7 @@ class Engine(Protocol):
     ) -> np.ndarray | KeptNumbers:
         """Make the numbers of `map_rows`, one per row, and keep them where the rows are.
 
-        What is on this machine is returned as it is.
+        Numbers on this machine are returned themselves.
         """
         ...
 
@@ -102,7 +102,7 @@ class Hosts(Protocol):
     def __len__(self) -> int: ...
 
     def share(self, settings: object, rows: object) -> list[object]:
-        """Have what all of them read at hand there."""
+        """Send what all of them read."""
         ...
 
     def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
@@ -252,7 +252,7 @@ def padded_chunk(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Chunk `index` of `size` rows; the last is filled up with copies marked as not present.
 
-    Unless a chunk need not be `whole`.
+    A last chunk that need not be `whole` stays short.
     """
     if isinstance(rows, GroupedRows):  # as many groups as have room
         return rows.chunk(index)

@@ -83,7 +83,7 @@ def group_hessian_by_numpy(
 def curvature_sum(
     target: Target, t: jax.Array, flat: Groups, nodes: Nodes, present: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same of groups with known nodes."""
+    """The same for groups with known nodes."""
     rows, xp = _Rows.of(target, t, flat), namespace(t)
     total = rows.nothing()
     if xp is np:
@@ -206,7 +206,7 @@ class _Rows(NamedTuple):
 
 
 def _probabilities(terms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """l_j, and probabilities of nodes; groups that are not there have none, in any sum."""
+    """l_j, and probabilities of nodes; those of padding are zero in every sum."""
     value, xp = log_sum_exp(terms), namespace(terms)
     return value, xp.where(present[:, None], xp.exp(terms - value[:, None]), 0.0)
 

@@ -34,9 +34,9 @@ TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior st
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
-# Steps on a kink after which the search ends; posterior standard deviations from the mode, as the
-# gradient has it, that are too many there; and what such a step rises by at most: in all, and as a
-# share of the squared gradient norm.
+# Steps on a kink after which the search ends; posterior standard deviations from the mode, by the
+# gradient, that are too many there; and what such a step rises by at most: in all, and as a share
+# of the squared gradient norm.
 IDLE_STEPS, FAR = 2, 0.1
 IDLE_RISE, IDLE_SHARE = 1e-3, 1e-6
 FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
@@ -163,7 +163,7 @@ def _ascent(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent
     prior = flat_prior(sums.target)
     if prior is None:
         return _rise(sums, start, purpose, goal, None)
-    with one_blas_thread.for_small(len(start)):  # factors a matrix at every turn
+    with one_blas_thread.for_small(len(start)):  # factors a matrix in every step
         return _rise(sums, start, purpose, goal, prior)
 
 

@@ -131,7 +131,7 @@ class StandInPrior:
 
 
 def flat_prior(target: Target) -> StandInPrior | None:
-    """No stand-in yet, where one is needed; None where the prior is what it is."""
+    """A stand-in to begin with, if one is needed; None if the prior needs none."""
     if target.exact_prior is None:
         return None
     if target.arrow is not None:

@@ -2,7 +2,7 @@
 
 A file may come from anyone. Members are stored, not deflated, so none can be larger than the file
 itself; an array's header must agree with the size of its member before memory is set aside; and
-whatever else is not as `write` writes it is a `DataError`.
+anything that `write` would not have written is a `DataError`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Format:
     Attributes
     ----------
     name, version
-        As they stand on the page.
+        As the page has them.
     page
         The member that is the page.
     thing
@@ -57,8 +57,8 @@ def write(
 ) -> None:
     """Write to a file beside `path` first, so that a crash leaves no half-written file.
 
-    A full disk is a `ResourceError`, a folder that is not there a `SettingError`. `parts` may hold
-    arrays anywhere; `plain` is JSON already.
+    A full disk is a `ResourceError`, a folder that does not exist a `SettingError`. `parts` may
+    hold arrays anywhere; `plain` is JSON already.
     """
     require_writable(path)
     target = Path(path)

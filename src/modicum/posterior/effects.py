@@ -93,7 +93,7 @@ def effects(
 
 
 def _require_group(model: object, group: str, levels: object) -> None:
-    """Refuse a factor without effects, and levels that are no list."""
+    """Refuse a factor without effects, and levels that are not a list."""
     names = group_names(model)
     if group not in names:
         raise SettingError(

@@ -57,7 +57,7 @@ def convergence_warnings(
     superchains: int | None = None,
     mixing: bool = True,
 ) -> list[ModicumWarning]:
-    """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
+    """List what is wrong with the draws, the gravest first; empty if nothing is.
 
     Checked are values that are not finite, chains that stand still, signs that cancel or weights
     that degenerate, divergences, acceptance, tree depth, R-hat and effective sample size. Short
@@ -73,11 +73,11 @@ def convergence_warnings(
     modes_apart
         Whether the chains are known to sit in different modes, which more draws do not mend.
     superchains
-        Groups of chains that began at one point each: by nested R-hat it is seen whether short
-        chains have forgotten it.
+        Groups of chains that began at one point each: nested R-hat shows whether short chains have
+        forgotten it.
     mixing
-        Whether R-hat and effective sample size are looked at, which of draws that were made
-        independently have nothing to find.
+        Whether R-hat and effective sample size are looked at: for independent draws they have
+        nothing to find.
 
     Examples
     --------

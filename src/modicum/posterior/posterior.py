@@ -312,9 +312,9 @@ class Posterior(OutcomesMixin, ChecksMixin):
         Raises
         ------
         ResourceError
-            If the disk is full; a file that was there before is as it was.
+            If the disk is full; a file that was there before is unchanged.
         SettingError
-            If the file cannot be written: its folder is not there, say.
+            If the file cannot be written: its folder does not exist, say.
         """
         contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,

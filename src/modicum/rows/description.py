@@ -20,7 +20,7 @@ from modicum.rows.entries import mapping, sequence, short, text, text_or_none, w
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
-# Types of rows; bytes are for images, which networks read as they are.
+# Types of rows; bytes are for images, which networks read directly.
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 # What numbers were before they had the type of the rows, by NumPy's letter for it.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
@@ -33,7 +33,7 @@ class Field:
     """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers.
 
     `dtype` is the type of codes; None for numbers, which have the type of the rows. `kind` is what
-    these numbers were before, where they were none of a floating type: "integer" or "boolean".
+    these numbers were before, if they were not floating: "integer" or "boolean".
     """
 
     name: str

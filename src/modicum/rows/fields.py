@@ -27,13 +27,13 @@ from modicum.rows.levels import MOST_LEVELS, distinct, ordered
 from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
-# Fields of one number per row; an offset may also hold one per class, and what a model of one's own
-# calls y is its business.
+# Fields of one number per row; an offset may also hold one per class, and a model of one's own may
+# call anything y.
 SCALARS = ("y", "offset", "weight")
 
 
 class ArrayField:
-    """A field handed over as an array, or as something NumPy makes one of."""
+    """A field given as an array, or as something that NumPy makes an array of."""
 
     columns: tuple[str, ...] = ()
     title: str | None = None

@@ -167,7 +167,7 @@ def levels_like(source: Source, name: str, levels: Sequence[str]) -> tuple[Level
 
 
 def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:
-    """Refuse a column of numbers in which a few values are text: it is no column of levels."""
+    """Refuse a column of numbers in which a few values are text: it is not a column of levels."""
     texts = [level for level in levels if isinstance(level, str)]
     commas = [level for level in texts if re.fullmatch(WITH_COMMA, level.strip())]
     whole = sum(bool(re.fullmatch(NUMBER, level.strip())) for level in texts)

@@ -52,7 +52,7 @@ def holds_store(source: object) -> bool:
     bucket = Bucket(str(source))
     try:
         return bucket.size(DESCRIPTION) is not None
-    except LakeError:  # whoever reads it as a table will say why it cannot be
+    except LakeError:  # reading it as a table will say what is wrong
         return False
 
 
@@ -78,7 +78,7 @@ class Bucket:
     # Reading ---------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of the files in it."""
+        """Names of the files in it."""
         from pyarrow import fs
 
         selector = fs.FileSelector(self._path, allow_not_found=True)
@@ -106,7 +106,7 @@ class Bucket:
         return self._tried(name, once)
 
     def load(self, name: str) -> bytes:
-        """All of a small file; one that is not there is a FileNotFoundError."""
+        """The contents of a small file; FileNotFoundError if it does not exist."""
         size = self.size(name)
         if size is None:
             raise FileNotFoundError(name)
@@ -189,7 +189,7 @@ class Bucket:
         return names
 
     def number(self, shards: int) -> int:
-        """Of the next shard: one that no file has, so that a store stays whole till replaced."""
+        """Number of the next shard: unused, so that a store stays whole until it is replaced."""
         del shards
         self._last += 1
         return self._last
@@ -211,7 +211,7 @@ class Bucket:
         self._put(name, lambda: iter([data]), len(data))
 
     def finish(self, description: StoreDescription) -> None:
-        """Write the description, and remove what is no part of the store."""
+        """Write the description, and remove what is not part of the store."""
         self.save(DESCRIPTION, description.text().encode())
         current = {DESCRIPTION, *(shard.file for shard in description.shards)}
         for name in self.names():
@@ -219,7 +219,7 @@ class Bucket:
                 self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there; one that stays does no harm."""
+        """Remove a file, if it exists; one that stays does no harm."""
         import pyarrow as pa
 
         with contextlib.suppress(pa.ArrowException, OSError):

@@ -108,7 +108,7 @@ class StoreDescription:
 
     @classmethod
     def of_json(cls, entries: dict[str, object], folder: str) -> StoreDescription:
-        """The same of what ``rows.json`` holds, in a folder of this name."""
+        """Read the contents of ``rows.json`` in a folder of this name."""
         if entries.get("version") not in (NUMBERS, RECORDS):
             raise DataError(
                 f"{folder} has store version {str(entries.get('version'))[:40]} and this Modicum "
@@ -149,7 +149,7 @@ def read_json(folder: Path) -> dict[str, object]:
 
 
 def no_store(folder: str) -> DataError:
-    """Say that a folder is no store."""
+    """Say that a folder is not a store."""
     return DataError(
         f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
     )
@@ -209,7 +209,7 @@ def check_shard(folder: Path, shard: Shard, description: Description, verify: bo
 def check_file(
     file: BinaryIO, size: int, folder: str, shard: Shard, description: Description, verify: bool
 ) -> int:
-    """The same of an open file of this size."""
+    """The same for an open file of this size."""
     if size != shard.bytes:
         state = "truncated" if size < shard.bytes else "too long"
         raise DataError(

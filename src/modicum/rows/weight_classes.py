@@ -1,8 +1,8 @@
 """Rows sorted into a few hundred classes by weight, and the rows in that order.
 
 A weight follows from one number per row, its expected residual. The numbers are an array, or stay
-with whoever holds the rows (`KeptNumbers`), and so does the order (`KeptOrder`): sums are added and
-rows sorted block by block, so that classes and order are the same to the last bit either way.
+where the rows are (`KeptNumbers`), and so does the order (`KeptOrder`): sums are added and rows
+sorted block by block, so that classes and order are the same to the last bit either way.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Extent(NamedTuple):
 
 
 class KeptOrder(Protocol):
-    """Numbers of rows sorted by class, which whoever holds the rows keeps.
+    """Numbers of rows sorted by class, kept where the rows are.
 
     `np.asarray` gathers them all.
     """
@@ -83,7 +83,7 @@ class KeptOrder(Protocol):
 
 
 class KeptNumbers(Protocol):
-    """A float32 number from 0 per row, which whoever holds the rows keeps."""
+    """A float32 number from 0 per row, kept where the rows are."""
 
     def __len__(self) -> int: ...
 
@@ -188,7 +188,7 @@ class ArrayOrder:
 class OrderedBackend:
     """The row at place k of an order as row k; nothing is copied."""
 
-    travels = True  # by itself, to whoever runs chains
+    travels = True  # to the processes that run chains
 
     def __init__(self, rows: Rows, order: RowOrder) -> None:
         self.order = order

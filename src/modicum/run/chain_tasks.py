@@ -47,7 +47,7 @@ class ChainHost:
         self._ended = -1  # the iteration after its last
 
     def process(self) -> int:
-        """Its number on its machine."""
+        """The id of its process on its machine."""
         return os.getpid()
 
     def begin(self, share: ChainShare) -> Progress:

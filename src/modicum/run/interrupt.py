@@ -63,12 +63,12 @@ class Stop:
             signal.raise_signal(signal.SIGTERM)
 
 
-_current: Stop | None = None  # of the main thread, which alone hears signals
+_current: Stop | None = None  # of the main thread, which alone receives signals
 
 
 @contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Hear signals within the block; a block inside another one shares what that one hears.
+    """Handle signals within the block; a block inside another one shares its `Stop`.
 
     Handlers that someone else installed stay: only Python's own, and the system's, are replaced.
     """

@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
 
 def check_layout(chains: object, superchains: object) -> None:
-    """Refuse what is no number of chains, or of superchains."""
+    """Refuse what cannot be a number of chains, or of superchains."""
     if isinstance(chains, str):
         if chains != "auto":
             raise SettingError(f'chains must be a whole number or "auto", not {chains!r}.')
@@ -75,5 +75,5 @@ def auto_layout(draws: int, size: int) -> Layout:
 
 
 def on_accelerator() -> bool:
-    """Whether JAX computes on something else than a CPU."""
+    """Whether JAX computes on something other than a CPU."""
     return jax.default_backend() != "cpu"

@@ -190,8 +190,7 @@ def run(
     Raises
     ------
     KeyboardInterrupt
-        If the user interrupts before the first draw after warm-up, or the draws so far are of no
-        use.
+        If the user interrupts before the first draw after warm-up, or the draws so far are no use.
     """
     total = (tune + draws) * chains.thin
     try:

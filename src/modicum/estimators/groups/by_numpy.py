@@ -71,7 +71,7 @@ class NumPyGroupValues:
     def gradients(self, z: np.ndarray) -> np.ndarray:
         """Gradient of D of each group at each draw (draws, d), by differences: (draws, groups, d).
 
-        D is small against l_j by a dozen digits less than these have.
+        Enough digits are left: D, a difference, has a dozen of those that l_j has.
         """
         size = z.shape[1]
         steps = STEP * np.eye(size)

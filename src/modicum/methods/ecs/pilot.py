@@ -133,7 +133,7 @@ class Study:
     def _weigh(
         self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
     ) -> None:
-        """Weigh all rows by the residuals to be expected of them, for every design."""
+        """Weigh all rows by their expected residuals, for every design."""
         facts = self._facts(draws, proxy, by_draws)
         self._weighted = design_tables(self.task, Weighted(), facts, stage)
         self.tables: Pytree = self._weighted
@@ -169,7 +169,7 @@ class Study:
         return proxy._replace(row_factor=factor), {"whitening": chosen}
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
-        """What control variates take of draws in which effects are relative to their scales."""
+        """Draws as control variates take them, with effects no longer relative to their scales."""
         if self.proxy.warp is None and not self.arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
@@ -256,8 +256,8 @@ class Study:
         evaluated = self._evaluated(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
-            # Chains that go elsewhere say that the expansion is far off, and nothing of what is
-            # there: the pilot rows were weighed for where it was thought to be.
+            # Chains that go elsewhere show that the expansion is far off, but not what the
+            # posterior is like there: the pilot rows were weighed for where it was expected.
             if np.abs(draws.mean(axis=0) - self.centre).max() <= FAR:
                 self.draws = draws
                 evaluated = self._evaluated_again(rng)
@@ -268,7 +268,7 @@ class Study:
         return evaluated
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
-        """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
+        """Residuals at draws of the posterior itself, of rows that are weighed by them."""
         if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
             straight = self._straight(self.draws)
             if self.arrow:
@@ -291,8 +291,8 @@ class Study:
     def _spread_as(self, draws: np.ndarray) -> Proxy:
         """The proxy with a factor that gives standard normal numbers the spread of these draws.
 
-        About the anchor, from which residuals grow. A row's expected residual then is that over
-        the posterior as it is: a level of which all rows are alike has a long tail on one side.
+        About the anchor, from which residuals grow. A row's expected residual is then that over the
+        posterior itself: a level whose rows all have one outcome has a long tail on one side.
         """
         count, size = draws.shape
         square = draws.T @ draws / count
@@ -417,7 +417,7 @@ class Study:
     def distance(self) -> float:
         """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
 
-        After residuals were evaluated they are draws of the posterior as it is.
+        Once residuals have been evaluated, these are draws of the posterior itself.
         """
         read = self.task.target.likelihood.size
         return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
@@ -464,7 +464,7 @@ class Study:
 
     @cached_property
     def placed(self) -> Batch | Rows:
-        """The rows on the device, or where they are."""
+        """The rows on the device, or on the host if they are too many."""
         return place_rows(members_of(self.task.rows), self.method.memory_limit)
 
 

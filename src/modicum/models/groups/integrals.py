@@ -192,7 +192,7 @@ class GroupIntegrals(BaseModel):
     # Groups -------------------------------------------------------------------------------
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """l_j of each group of the batch; of rows without groups each is its own, and new."""
+        """l_j of each group of the batch; rows without a group are each a new group."""
         if "group_of_row" not in batch:
             count = len(batch["y"])
             own = {"group_of_row": jnp.arange(count), "group_rows": jnp.ones(count, jnp.int32)}
@@ -281,7 +281,7 @@ class GroupIntegrals(BaseModel):
         """Where the integrand of each group has its mode, (groups, effects), in v.
 
         Rounded to float32, in which it is kept beside the groups: passes that find it and chains
-        that are handed it then evaluate the same function.
+        that are given it then evaluate the same function.
         """
         z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # of v, not of effects
         eta, xp = self.linear(theta, flat.rows), namespace(z)

@@ -39,7 +39,7 @@ class IntegratedEffects(GroupIntegrals):
     Parameters
     ----------
     family
-        What is believed of a row given its predictor: `mo.models.Logistic()` ... Its own `groups`
+        The distribution of a row given its predictor: `mo.models.Logistic()` ... Its own `groups`
         are held explicitly, beside the one that is integrated out.
     group
         The field of the rows that says which group a row is in.
@@ -118,7 +118,7 @@ class IntegratedEffects(GroupIntegrals):
     # Units --------------------------------------------------------------------------------
 
     def units(self, rows: Rows) -> GroupedRows:
-        """Return the rows as groups; a sentence for those that are none."""
+        """Return the rows as groups; refuse those that are no groups."""
         if isinstance(rows, GroupedRows):
             return rows
         if rows.coding is not None and any(
@@ -167,7 +167,7 @@ class IntegratedEffects(GroupIntegrals):
         return self.covariance.log_prior(theta, self.scales, self.concentration)
 
     def log_folded_prior(self, theta: Params) -> jax.Array | None:
-        """All but the priors of explicit effects; asked where there are such."""
+        """The quadratic part, without the priors of explicit effects; None if there are none."""
         if not self.family.groups:
             return None
         return self.family.log_folded_prior(theta) + self._log_prior_of_covariance(theta)
@@ -177,7 +177,7 @@ class IntegratedEffects(GroupIntegrals):
         return self.family.exact_prior(theta) if self.family.groups else None
 
     def shrunk(self, theta: Params) -> Params:
-        """What the family's priors shrink; the groups' standard deviations are no such."""
+        """What the family's priors shrink, which is not the groups' standard deviations."""
         return self.family.shrunk(theta)
 
     def likelihood_layout(self, theta: Params) -> Params:
@@ -310,8 +310,8 @@ class IntegratedEffects(GroupIntegrals):
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row, over all groups there may be.
 
-        Of a group of which nothing is known, and the population's average for such rows. What
-        effects of new groups add to a predictor is normal, however many they are.
+        This is the prediction for a group of which nothing is known, and the population's average.
+        What effects of new groups add to a predictor is normal, however many they are.
         """
         predictors = self.family.predictor_vector(theta, batch)
         return self.family.mean_over(predictors, self.spread_of_new_groups(theta, batch))
@@ -319,7 +319,8 @@ class IntegratedEffects(GroupIntegrals):
     def spread_of_new_groups(self, theta: Params, batch: Batch) -> jax.Array:
         """Standard deviation, in each row, of what effects of new groups add to its predictor.
 
-        Those of the group that is integrated out, and of others that the batch does not say.
+        Those of the group that is integrated out, and of other factors that the batch does not
+        have.
         """
         along = self._columns_of(batch) @ self.covariance.factor(theta)
         variance = jnp.sum(along**2, axis=1)
@@ -332,7 +333,7 @@ class IntegratedEffects(GroupIntegrals):
     def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
         """Mean of the outcome of each row given the effects of its group, (rows, effects).
 
-        Over all groups there may be of other factors that the batch does not say.
+        Averaged over all groups there may be of other factors that the batch does not have.
         """
         predictors = self.family.predictor_vector(theta, batch)
         shift = jnp.sum(self._columns_of(batch) * effects, axis=1)
@@ -344,7 +345,7 @@ class IntegratedEffects(GroupIntegrals):
         return self.family.mean_over(predictors, sd)
 
     def _columns_of(self, batch: Batch) -> jax.Array:
-        """z of each row of a batch without outcomes, of which the length is what counts."""
+        """z of each row of a batch that need not have outcomes."""
         return self.effect_columns(dict(batch) | {"y": next(iter(batch.values()))})
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:

@@ -26,12 +26,12 @@ def level_modes(
     start: Array,
     sd: float,
 ) -> jax.Array:
-    """Maximise the log-likelihood of each level's rows in its effect; infinite where none does.
+    """Maximise the log-likelihood of each level's rows in its effect; infinite if there is none.
 
     Parameters
     ----------
     family
-        Whose log-density is meant.
+        The family, for its log-density.
     predictors, y
         Of the rows, without the effect.
     z, frequency, which

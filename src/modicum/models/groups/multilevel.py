@@ -31,7 +31,7 @@ HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 MOST_EFFECTS = 3  # per group that quadrature serves
 MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hessian in these
 # Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
-# flights needed, 60 for 137 parameters and some 15,000 for 4,042.
+# flights needed, 60 for 137 parameters and about 15,000 for 4,042.
 ROWS_NEEDED = 0.08
 MOST_ROWS = 2_000
 GROUPS_NEEDED, NODES = 40, 9  # groups per step, and nodes per effect, where effects are integrated

@@ -1,7 +1,7 @@
 """Rows that cannot be left out by weighing the posterior's draws, left out by points of their own.
 
 Where one row moves the posterior far, its draws do not reach where the posterior without that row
-lies, and weights of any kind are of no use. Newton's method goes there, from the mode with the row,
+lies, and no weights can help. Newton's method goes there, from the mode with the row,
 in a few passes; and the row's predictive density is the ratio of two normalising constants, Z with
 the row and Z_i without it,
 

@@ -32,8 +32,8 @@ __all__ = ["Residuals", "evaluate", "posterior_share", "reweighted", "study"]
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 # Rows per column where there are many dense ones. From few rows the largest eigenvalue of a
-# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point
-# everywhere alike.
+# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point in
+# all directions alike.
 SLOPE_ROWS = 4
 SLOPE_DRAWS = 16
 TOGETHER = 8  # draws at which rows are evaluated by one product
@@ -205,7 +205,7 @@ def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: Arr
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
-# Rows of groups are evaluated at many nodes, which takes longer than to compile well.
+# Rows of groups are evaluated at many nodes, so that optimising the code pays.
 _values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
 
 
