@@ -276,12 +276,12 @@ class _Notebook:
 
     def _draw(self) -> None:
         text = "\n".join([*self._over, *map(_line, self._going.values())])
-        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        content = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
         if self._handle is None:
             display = import_module("IPython.display").display  # there in every notebook
-            self._handle = display(shown, raw=True, display_id=True)
+            self._handle = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(shown, raw=True)
+            self._handle.update(content, raw=True)
         self._drawn = time.monotonic()
 
 

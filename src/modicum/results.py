@@ -83,7 +83,7 @@ def posterior_of(
         tuning=mode | plan.tuning | _priors_text(task),
         settings=_settings(task, len(rows), method, history, seconds, thin, layout),
         predictor=ModelPredictor(task.target.model),
-        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
+        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, keep=True),
         rows=rows if isinstance(rows, Rows) else None,
     )
 

@@ -408,8 +408,8 @@ def _captured(target: Target) -> list[ModicumWarning]:
 def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
     """Return the seed of the argument, else of the checkpoint to resume, else a fresh one."""
     if random_seed is not None:
-        whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
-        if not whole or not 0 <= random_seed < 2**63:
+        is_whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
+        if not is_whole or not 0 <= random_seed < 2**63:
             raise SettingError(
                 f"random_seed must be a whole number from 0 to {2**63 - 1}, not {random_seed!r}."
             )

@@ -219,11 +219,13 @@ def fit(
             say.print(escape(described(rows, data)), highlight=False)
             post = sample_rows(model, rows, settings, folder, say)
         else:
-            made = read_formula_rows(data, formula, columns, missing, out, say, overwrite, encoding)
-            say.print(escape(described(made.rows, data)), highlight=False)
-            formula_model = model_for(made.rows, model, groups=hold_effects)
-            post = sample_rows(formula_model.model, made.rows, settings, folder, say)
-            post = replace(with_formula(post, made, formula_model), table=data)
+            table_rows = read_formula_rows(
+                data, formula, columns, missing, out, say, overwrite, encoding
+            )
+            say.print(escape(described(table_rows.rows, data)), highlight=False)
+            formula_model = model_for(table_rows.rows, model, groups=hold_effects)
+            post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
+            post = replace(with_formula(post, table_rows, formula_model), table=data)
         table = write_results(post, out, prob)
         if report:
             post.report(out / REPORT, prob=prob)

@@ -134,8 +134,8 @@ def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: 
         write_failure(experiment, out, scale, seed, str(error))
         errors().print(f"[red]{experiment.name}:[/] [red]{escape(str(error))}[/]", highlight=False)
         return False
-    made = f"{count(len(result.tables), 'table')}, {count(len(result.figures), 'figure')}"
-    say.print(f"  {made} in {escape(str(folder))}, {seconds:.0f} s", highlight=False)
+    contents = f"{count(len(result.tables), 'table')}, {count(len(result.figures), 'figure')}"
+    say.print(f"  {contents} in {escape(str(folder))}, {seconds:.0f} s", highlight=False)
     return True
 
 

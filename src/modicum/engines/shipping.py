@@ -61,8 +61,8 @@ def _own_name(shipped: object) -> str | None:
         return None
     if shipped is _named:  # which goes the usual way, or it would need itself
         return None
-    held = vars(sys.modules[shipped.__module__])
-    return next((name for name, value in held.items() if value is shipped), None)
+    in_module = vars(sys.modules[shipped.__module__])
+    return next((name for name, value in in_module.items() if value is shipped), None)
 
 
 def _named(module: str, name: str) -> object:

@@ -80,6 +80,6 @@ def whitened(x: Array, factor: RowFactor) -> jax.Array:
 
 def share_of_work(factor: RowFactor) -> float:
     """What a product with these blocks takes, of one with the whole factor in float64."""
-    whole = factor.blocks[-1].shape[0] * len(factor.shift)
+    dense = factor.blocks[-1].shape[0] * len(factor.shift)
     numbers = sum(block.size for block in factor.blocks)
-    return numbers / whole * factor.blocks[0].dtype.itemsize / 8
+    return numbers / dense * factor.blocks[0].dtype.itemsize / 8

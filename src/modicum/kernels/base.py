@@ -196,7 +196,7 @@ class Warp(NamedTuple):
     shared: jax.Array  # w: (terms, entries); a line of zeros where there is no common coefficient
     # columns of the inverse of L, of the entries and of common coefficients; None: L is an arrow's
     into: jax.Array | None
-    whole: jax.Array | None = None  # places of the common coefficients
+    common: jax.Array | None = None  # places of the common coefficients
 
 
 class Bend(NamedTuple):
@@ -243,10 +243,10 @@ def _straighten_arrow(
     """The same from `away`, r - t*: entries of t are moved themselves."""
     if warp is None:
         return away, jnp.zeros(())
-    assert warp.whole is not None
+    assert warp.common is not None
     effects = away[warp.where]
     moved, together, growth = _moved(away[warp.scale], effects, point[warp.where], warp)
-    return away.at[warp.where].add(moved).at[warp.whole].add(-together), growth
+    return away.at[warp.where].add(moved).at[warp.common].add(-together), growth
 
 
 def _moved(

@@ -122,12 +122,12 @@ def _nothing(target: Target, t: Array, batch: Batch, present: Array) -> tuple[Ar
 def _quickest(evaluate: Callable[[], None]) -> float:
     """Seconds of the quickest evaluation of a few: other programs may slow the rest."""
     evaluate()  # compiles
-    taken: list[float] = []
-    while len(taken) < REPEATS and sum(taken) < LONG:
+    seconds: list[float] = []
+    while len(seconds) < REPEATS and sum(seconds) < LONG:
         started = time.perf_counter()
         evaluate()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 # What methods would cost, to choose among them ---------------------------------------------

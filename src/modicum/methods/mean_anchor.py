@@ -141,8 +141,8 @@ def _subset_size(task: Task) -> int:
 def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
     """Draws (chain, draw, d) of NUTS on a subset whose rows stand for all, and its task."""
     n, size, d = len(task.rows), _subset_size(task), task.target.size
-    picked = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
-    rows = task.rows.subset(picked)
+    row_ids = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
+    rows = task.rows.subset(row_ids)
     sums = Sums(task.target, rows, task.sums.engine, task.ledger)
     small = replace(
         task, rows=rows, sums=sums, tune=TUNE, draws=DRAWS, chains=CHAINS, checkpoint=None,
@@ -210,8 +210,8 @@ def _moved(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Move the mean from that of the subset to that of all rows; with the passes it took."""
     flat = draws.reshape(-1, draws.shape[2])
-    picked = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
-    points, (mean, factor), d = flat[picked], about, flat.shape[1]
+    draw_ids = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
+    points, (mean, factor), d = flat[draw_ids], about, flat.shape[1]
     times = len(task.rows) / len(small.rows)
     of_subset = times * small.sums.gradients(points, "subset") + _prior_slopes(task, points)
     origin = mean
@@ -231,10 +231,10 @@ def _moved(
             break
         mean, before = mean + factor @ step, gradient
         gradient, passes = slope(mean), passes + 1
-        turned = before - gradient
+        change = before - gradient
         across = inverse.T @ step
-        if abs(across @ turned) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
-            inverse = inverse + np.outer(step - inverse @ turned, across) / (across @ turned)
+        if abs(across @ change) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
+            inverse = inverse + np.outer(step - inverse @ change, across) / (across @ change)
     away = float(np.abs(inverse @ gradient).max())
     if not away < FAR:
         raise NoMeanError(

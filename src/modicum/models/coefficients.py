@@ -226,10 +226,10 @@ class CoefficientPriors(BaseModel):
         horseshoes = [prior for prior in by_key.values() if isinstance(prior, Horseshoe)]
         if any(prior.unit is None or prior.resolution is None for prior in horseshoes):
             return True
-        left = self.prior_scale is None and "common" not in by_key
-        left |= "group_sd" not in by_key and any(t.field not in by_key for t in self.group_terms)
-        left |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
-        return left or any(
+        by_data = self.prior_scale is None and "common" not in by_key
+        by_data |= "group_sd" not in by_key and any(t.field not in by_key for t in self.group_terms)
+        by_data |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
+        return by_data or any(
             self.extra_scale(name) is None and extra_key(name) not in by_key for name in self.extras
         )
 

@@ -259,19 +259,19 @@ class _CholeskyCorr(Constraint):
     def constrain(self, free: jax.Array) -> jax.Array:
         partial, log_rest = self._partial(free)
         # What the entries before an entry leave of the row's length.
-        left = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
-        return jnp.tril((partial + jnp.eye(partial.shape[-1])) * left)
+        remaining = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
+        return jnp.tril((partial + jnp.eye(partial.shape[-1])) * remaining)
 
     def log_jacobian(self, free: jax.Array) -> jax.Array:
         _, log_rest = self._partial(free)
-        left = 0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest)
-        return jnp.sum(log_rest) + jnp.sum(jnp.tril(left, -1))
+        remaining = 0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest)
+        return jnp.sum(log_rest) + jnp.sum(jnp.tril(remaining, -1))
 
     def free(self, value: jax.Array) -> jax.Array:
         kind = _numbers(value)
         squares = jnp.tril(value, -1) ** 2
-        left = jnp.maximum(1 - (jnp.cumsum(squares, axis=-1) - squares), kind.tiny)
-        partial = jnp.clip(value / jnp.sqrt(left), -1 + kind.epsneg, 1 - kind.epsneg)
+        remaining = jnp.maximum(1 - (jnp.cumsum(squares, axis=-1) - squares), kind.tiny)
+        partial = jnp.clip(value / jnp.sqrt(remaining), -1 + kind.epsneg, 1 - kind.epsneg)
         below = np.tril_indices(value.shape[-1], -1)
         return jnp.arctanh(partial[(..., *below)])
 

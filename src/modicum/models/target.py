@@ -122,8 +122,8 @@ class Target:
 
         Its parameters are the first of the flat vector.
         """
-        kept = self.model.likelihood_layout(self._shaped)
-        leaves, structure = jax.tree.flatten(kept)
+        layout = self.model.likelihood_layout(self._shaped)
+        leaves, structure = jax.tree.flatten(layout)
         shapes = tuple(leaf.shape for leaf in leaves)
         return replace(self, model=self.model.without_priors(), structure=structure, shapes=shapes)
 

@@ -69,8 +69,8 @@ Source: TypeAlias = Resident | Streamed
 
 def _to_words(values: np.ndarray) -> np.ndarray:
     kind = values.dtype
-    whole = np.ascontiguousarray(values).view(_word(kind))
-    return whole.reshape(*values.shape, *_words(kind))
+    words = np.ascontiguousarray(values).view(_word(kind))
+    return words.reshape(*values.shape, *_words(kind))
 
 
 def _from_words(raw: jax.Array, kind: DType) -> jax.Array:

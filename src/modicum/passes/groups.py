@@ -74,9 +74,9 @@ def group_hessian_by_numpy(
         for own, block in flat.in_blocks():
             places = None if known is None else known._replace(centre=known.centre[own])
             nodes = _model(target).nodes_of(target.unravel(t), block, places)
-            there = as_either(present[own])
-            part = curvature_sum(target, as_either(t), block, nodes, there)
-            total = tuple(one + other for one, other in zip(total, part, strict=True))
+            block_present = as_either(present[own])
+            part = curvature_sum(target, as_either(t), block, nodes, block_present)
+            total = tuple(sum_ + added for sum_, added in zip(total, part, strict=True))
     return total
 
 
@@ -99,8 +99,8 @@ def curvature_sum(
         terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), every)
         value, p = _probabilities(nodes.log_weight + terms.T, present)
 
-        def add(held: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
-            return rows.add(held, *node, rows.bends(node[0])), None
+        def add(moments: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
+            return rows.add(moments, *node, rows.bends(node[0])), None
 
         total, _ = jax.lax.scan(add, total, (every, p.T))
     cross = rows.X.T @ total.curved[:, 1:]

@@ -40,9 +40,9 @@ def minimise(objective: Objective, z: np.ndarray) -> np.ndarray | None:
         if step is None:
             break
         trial, lower, next_slope = step
-        moved, turned = trial - z, next_slope - slope
-        if moved @ turned > 1e-10 * np.linalg.norm(moved) * np.linalg.norm(turned):
-            pairs.append((moved, turned))
+        s, y = trial - z, next_slope - slope
+        if s @ y > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
+            pairs.append((s, y))
         fell = value - lower
         z, value, slope = trial, lower, next_slope
         if fell < 1e-13 * abs(value):
@@ -67,15 +67,15 @@ def _line_search(
 def _inverse_hessian_times(slope: np.ndarray, pairs: Pairs) -> np.ndarray:
     """The two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
     q, shares = slope.copy(), []
-    for moved, turned in reversed(pairs):
-        share = (moved @ q) / (moved @ turned)
-        q -= share * turned
+    for s, y in reversed(pairs):
+        share = (s @ q) / (s @ y)
+        q -= share * y
         shares.append(share)
     if pairs:
-        moved, turned = pairs[-1]
-        q *= (moved @ turned) / (turned @ turned)
-    for (moved, turned), share in zip(pairs, reversed(shares), strict=True):
-        q += moved * (share - (turned @ q) / (moved @ turned))
+        s, y = pairs[-1]
+        q *= (s @ y) / (y @ y)
+    for (s, y), share in zip(pairs, reversed(shares), strict=True):
+        q += s * (share - (y @ q) / (s @ y))
     return q
 
 

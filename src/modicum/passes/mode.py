@@ -121,12 +121,12 @@ def _subset(sums: Sums, seed: int) -> Sums:
     size = max(20_000, 100 * d)
     # Chunks of the same size as in passes over all rows reuse the compiled pass.
     chunk = chunk_rows(sums.rows)
-    whole = chunk * ceil(size / chunk)
-    size = whole if 4 * whole <= n else size
+    in_chunks = chunk * ceil(size / chunk)
+    size = in_chunks if 4 * in_chunks <= n else size
     if 2 * size > n:
         return sums
-    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    rows = sums.rows.subset(picked)
+    row_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    rows = sums.rows.subset(row_ids)
     return replace(sums, rows=rows)
 
 
@@ -136,8 +136,8 @@ def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
     if 2 * size > n:
         return sums
-    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    return replace(sums, rows=groups.subset(picked))
+    group_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    return replace(sums, rows=groups.subset(group_ids))
 
 
 class _Ascent(NamedTuple):

@@ -46,8 +46,8 @@ def hessian_by_numpy(
     with np.errstate(all="ignore"):
         if target.coding is None:
             return _of_columns(model, t, batch, present)
-        (whole,) = _blocks(batch, present, len(present))
-        return _of_codes(model, t, whole)
+        (all_present,) = _blocks(batch, present, len(present))
+        return _of_codes(model, t, all_present)
 
 
 def _blocks(

@@ -79,9 +79,9 @@ def _folded_arrow(
     """The same where effects of a big factor, which have another prior, are many."""
     value, gradient, corner = _folded_border(target, layout, t)
     hessian = ArrowMatrix.zeros(layout.big, layout.border)
-    whole = np.zeros(len(t))
-    whole[layout.border] = np.asarray(gradient)
-    return float(value), whole, replace(hessian, corner=np.asarray(corner))
+    full_gradient = np.zeros(len(t))
+    full_gradient[layout.border] = np.asarray(gradient)
+    return float(value), full_gradient, replace(hessian, corner=np.asarray(corner))
 
 
 @jit(static=(0, 1))

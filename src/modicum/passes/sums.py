@@ -157,8 +157,8 @@ class Sums:
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""
-        whole = len(self.rows) == self.ledger.rows  # a sweep over a subset is not a pass
-        self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if whole else 0)
+        is_pass = len(self.rows) == self.ledger.rows  # a sweep over a subset is not a pass
+        self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if is_pass else 0)
 
     def _sweep(
         self, chunk_sum: TargetSum, t: np.ndarray, purpose: str, kind: Kind

@@ -57,9 +57,9 @@ class FitRows:
     dtype: str
 
     @classmethod
-    def of(cls, rows: Rows, held: bool = False) -> FitRows:
-        """Describe `rows`; those that are `held` in any case need not be hashed before they are."""
-        return cls(rows.schema, rows if held else rows.fingerprint(), rows.dtype.name)
+    def of(cls, rows: Rows, keep: bool = False) -> FitRows:
+        """Describe `rows`; with `keep` they are held, and hashed when somebody asks."""
+        return cls(rows.schema, rows if keep else rows.fingerprint(), rows.dtype.name)
 
     @property
     def fingerprint(self) -> str:

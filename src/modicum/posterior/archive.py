@@ -188,11 +188,11 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
             (2, 0): np.lib.format.read_array_header_2_0,
         }
         shape, fortran, dtype = readers[version](member)
-        left = archive.getinfo(name).file_size - member.tell()
+        size = archive.getinfo(name).file_size - member.tell()
         if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
             raise ValueError("an array holds something else than numbers or text")
-        if math.prod(shape) * dtype.itemsize != left:
+        if math.prod(shape) * dtype.itemsize != size:
             raise ValueError("an array's header does not agree with its size")
         # to the end of the member: only there does zipfile compare the checksum
-        data = member.read(left + 1)
+        data = member.read(size + 1)
     return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")

@@ -292,9 +292,9 @@ def _remembering(
     if superchains is None or not names:
         return []
     scalars = evenly_spaced(len(names), MOST_SCALARS)
-    picked = flat[:, :, scalars].astype(float)
-    picked = picked if weights is None else influence(picked, weights)
-    ratios = np.nan_to_num(nested_r_hat(picked, superchains), nan=0.0)
+    values = flat[:, :, scalars].astype(float)
+    values = values if weights is None else influence(values, weights)
+    ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
     limit = largest_nested_r_hat(superchains, chains, number, len(scalars))
     worst = int(ratios.argmax())
     if not ratios[worst] > limit:
@@ -324,10 +324,10 @@ def _disagreement(
         return []
     scalars = evenly_spaced(len(names), MOST_SCALARS)
     part = evenly_spaced(chains, MOST_CHAINS)
-    picked = flat[part][:, :, scalars].astype(float)
-    measured = diagnose(picked, None if weights is None else weights[part])
+    values = flat[part][:, :, scalars].astype(float)
+    measured = diagnose(values, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
-    moving = finite_and_moving(picked)
+    moving = finite_and_moving(values)
     ratios = np.where(moving, measured["r_hat"], 0.0)
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
     sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)

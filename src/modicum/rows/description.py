@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from modicum.errors import DataError
 from modicum.rows.coding import CODE_TYPES, Coding
-from modicum.rows.entries import mapping, sequence, short, text, text_or_none, whole
+from modicum.rows.entries import integer, mapping, sequence, short, text, text_or_none
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
@@ -333,7 +333,7 @@ class Description:
         fields = [mapping(f) for f in sequence(data["fields"])]
         kinds = _kinds(data)
         description = cls(
-            n=whole(data["rows"], 1),
+            n=integer(data["rows"], 1),
             dtype=np.dtype(STORED_TYPES[kind]),
             fields=tuple(
                 Field(
@@ -471,7 +471,7 @@ def _kinds(saved: Mapping[str, object]) -> dict[str, str]:
 
 
 def _shape(value: object) -> tuple[int, ...]:
-    shape = tuple(whole(length, 0) for length in sequence(value))
+    shape = tuple(integer(length, 0) for length in sequence(value))
     if len(shape) > MOST_AXES:
         raise ValueError(f"a field has {len(shape)} axes")
     return shape

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["Json", "mapping", "sequence", "short", "text", "text_or_none", "whole"]
+__all__ = ["Json", "integer", "mapping", "sequence", "short", "text", "text_or_none"]
 
 Json: TypeAlias = Any  # what json.loads returns
 
@@ -20,7 +20,7 @@ def text(value: object) -> str:
     return value
 
 
-def whole(value: object, least: int) -> int:
+def integer(value: object, least: int) -> int:
     """Return `value`, a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{short(value)} is no whole number from {least}")

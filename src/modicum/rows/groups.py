@@ -132,14 +132,14 @@ def _values(rows: Rows, field: str) -> Iterator[tuple[int, Array]]:
     at = 0
     for chunk in rows.chunks(SWEEP):
         part = chunk[field]
-        whole = part.astype(np.int64)
-        if part.dtype.kind == "f" and np.any(whole != part):
-            row = at + int(np.argmax(whole != part))
+        numbers = part.astype(np.int64)
+        if part.dtype.kind == "f" and np.any(numbers != part):
+            row = at + int(np.argmax(numbers != part))
             raise DataError(
                 f"the group of row {row} ('{field}' = {part[row - at]:g}) is no whole number; "
                 "number the groups, for instance with numpy.unique(..., return_inverse=True)."
             )
-        yield at, whole
+        yield at, numbers
         at += len(part)
 
 

@@ -82,17 +82,17 @@ class Bucket:
         from pyarrow import fs
 
         selector = fs.FileSelector(self._path, allow_not_found=True)
-        infos = self._tried(DESCRIPTION, lambda: self._system.get_file_info(selector))
+        infos = self._call(DESCRIPTION, lambda: self._system.get_file_info(selector))
         return [info.base_name for info in infos if info.base_name]
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None: it is not there."""
-        info = self._tried(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
+        info = self._call(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
         return int(info.size) if info.is_file else None
 
     def open(self, name: str) -> pa.NativeFile:
         """A file for reading, from several threads at once by `read_at`."""
-        return self._tried(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
+        return self._call(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
 
     def read(self, file: pa.NativeFile, name: str, start: int, count: int) -> bytes:
         """Bytes of an open file."""
@@ -103,7 +103,7 @@ class Bucket:
                 raise OSError(f"{len(data)} bytes came, not {count}")
             return data
 
-        return self._tried(name, once)
+        return self._call(name, once)
 
     def load(self, name: str) -> bytes:
         """The contents of a small file; FileNotFoundError if it does not exist."""
@@ -120,7 +120,7 @@ class Bucket:
             with self._system.open_input_file(f"{self._path}/{shard.file}") as file:
                 return check_file(file, file.size(), self.called, shard, description, verify)
 
-        return self._tried(shard.file, once)
+        return self._call(shard.file, once)
 
     def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
         """The packed rows of a shard, some at a time."""
@@ -129,7 +129,7 @@ class Bucket:
         for start in range(0, shard.rows, step):
             yield remote.between(start, min(start + step, shard.rows))
 
-    def _tried(self, name: str, call: Callable[[], T]) -> T:
+    def _call(self, name: str, call: Callable[[], T]) -> T:
         import pyarrow as pa
 
         try:

@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 
 from modicum.errors import DataError
 from modicum.rows.description import Array, Description
-from modicum.rows.entries import mapping, sequence, text, whole
+from modicum.rows.entries import integer, mapping, sequence, text
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
@@ -68,8 +68,8 @@ class Shard:
             raise ValueError(f"{file[:80]!r} is not the name of a shard")
         return cls(
             file=file,
-            rows=whole(entry["rows"], 1),
-            bytes=whole(entry["bytes"], 1),
+            rows=integer(entry["rows"], 1),
+            bytes=integer(entry["bytes"], 1),
             checksum=text(entry["checksum"]),
             ends=text(entry["ends"]),
         )

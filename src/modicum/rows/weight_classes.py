@@ -109,9 +109,9 @@ def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
     if not isinstance(expected, np.ndarray):
         return expected.extent()
     if expected.dtype == np.float32:
-        whole = len(expected) // PART * PART
-        parts = expected[:whole].reshape(-1, PART).sum(axis=1, dtype=np.float64)
-        sums = np.append(parts, np.sum(expected[whole:], dtype=np.float64))
+        end = len(expected) // PART * PART
+        parts = expected[:end].reshape(-1, PART).sum(axis=1, dtype=np.float64)
+        sums = np.append(parts, np.sum(expected[end:], dtype=np.float64))
     else:  # of groups, which are never kept elsewhere
         sums = np.atleast_1d(np.sum(expected, dtype=np.float64))
     bad = -1

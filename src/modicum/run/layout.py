@@ -66,9 +66,11 @@ def auto_layout(draws: int, size: int) -> Layout:
     """
     if not on_accelerator():
         return Layout(FEW)
-    drawn = 8 * draws * (size + STATS)
-    held = 8 * LARGEST_SUBSAMPLE * (size + STATS)
-    most = min(MANY, free_on_host() // SHARE // drawn, free_memory() // SHARE // held)
+    draw_bytes = 8 * draws * (size + STATS)
+    subsample_bytes = 8 * LARGEST_SUBSAMPLE * (size + STATS)
+    most = min(
+        MANY, free_on_host() // SHARE // draw_bytes, free_memory() // SHARE // subsample_bytes
+    )
     if most < 2 * SUPERCHAINS:
         return Layout(FEW)
     return Layout(most - most % SUPERCHAINS, SUPERCHAINS)

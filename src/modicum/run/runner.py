@@ -269,7 +269,7 @@ def _to_the_end(
     """Run chunk after chunk until all are done or a stop is requested; return how many."""
     pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin)
     count = pace.first(done)
-    while done < total and not stop.asked:
+    while done < total and not stop.requested:
         started = time.monotonic()
         if hook is not None and hook.due(done):
             chains.renew(hook.renew)

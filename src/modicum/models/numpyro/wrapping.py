@@ -142,8 +142,8 @@ class _Study:
     def __init__(self, program: Program, rows: Rows) -> None:
         n = len(rows)
         # Two batches that share their first row and nothing else, and differ in length.
-        picked = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
-        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in picked]
+        batch_ids = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
+        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in batch_ids]
         self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
         self.rows, self.program = rows, program
 

@@ -106,13 +106,13 @@ def _without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalPro
     best, base, step = -np.inf, start, np.zeros_like(start)
     for _ in range(STEPS):
         at = base + step
-        whole, removed = _expanded(sums, at), own.hessian(at, "leave-one-out")
-        value = whole.value - weight * removed[0]
+        with_row, removed = _expanded(sums, at), own.hessian(at, "leave-one-out")
+        value = with_row.value - weight * removed[0]
         if not value >= best - ROUNDING * abs(best):  # too far: go half as far
             step = step / 2
             continue
-        slope = whole.slope - weight * removed[1]
-        normal = _Expansion(value, at, slope, whole.precision + weight * removed[2]).normal()
+        slope = with_row.slope - weight * removed[1]
+        normal = _Expansion(value, at, slope, with_row.precision + weight * removed[2]).normal()
         if normal is None:
             return None
         best, base, step = value, at, normal.mean - at

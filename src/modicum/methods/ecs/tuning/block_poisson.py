@@ -121,8 +121,8 @@ class Bound:
         self.coreset = coreset
         self.room = ROOM if coreset is None else ROOM_FOLLOWING
         following = 0.0 if coreset is None else coreset.at_draws
-        left = pilot.mean - following
-        self.middle = float(pilot.share @ left) if centre is None else centre
+        remainder = pilot.mean - following
+        self.middle = float(pilot.share @ remainder) if centre is None else centre
         self.at_draws = np.asarray(self.middle + following)
         self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
 
