@@ -384,7 +384,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     if where.more_than_first and not searchable:
         raise SettingError(
             f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
-            "parameters that are no networks, whose modes are too many; leave `starts` out."
+            "parameters that are not networks, whose modes are too many; leave `starts` out."
         )
     return where
 

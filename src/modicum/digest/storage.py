@@ -114,7 +114,7 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
     loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
         if not isinstance(values, np.ndarray):
-            raise TypeError(f"{name!r} is no array")
+            raise TypeError(f"{name!r} is not an array")
         kind = "iu" if name in WHOLE else "f"
         if values.dtype.kind not in kind or not np.isfinite(values).all():
             raise ValueError(f"{name!r} holds something else than numbers")

@@ -166,7 +166,7 @@ def _require_answer(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit():
         raise SettingError(
-            f"{address!r} is no address of a Ray cluster: give 'auto', 'host:port' or "
+            f"{address!r} is not the address of a Ray cluster: give 'auto', 'host:port' or "
             "'ray://host:port'."
         )
     try:

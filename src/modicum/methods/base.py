@@ -226,7 +226,7 @@ class Method(ABC):
         del task, plan, history
         return Outcome()
 
-    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
         """Withdraw claims from `plan.tuning` that the `doubts` about the run contradict."""
         del plan, doubts
 

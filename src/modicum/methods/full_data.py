@@ -211,7 +211,7 @@ class _FullData(Method):
         notes = [*anchor.notes, *self._slow(task, anchor.point, evaluations)]
         if anchor.modes is not None and spread:
             notes = [note for note in notes if note.code != "other-modes"]
-            notes += anchor.modes.ignored(task.chains, task.names)
+            notes += anchor.modes.unvisited_warnings(task.chains, task.names)
             tuning["modes"] = anchor.modes.text(task.chains)
         start = len(task.rows)
         return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)

@@ -21,7 +21,7 @@ from modicum.models.groups.terms import (
     INTERCEPT,
     GroupTerm,
     common_columns,
-    grouped,
+    group_coding,
     tidy_groups,
 )
 from modicum.models.priors import (
@@ -239,7 +239,7 @@ class CoefficientPriors(BaseModel):
         Each setting stands by itself: what is given as a number stays a number in raw units. With
         the moments of all rows as `data`, no pass is made.
         """
-        coding = grouped(self.group_terms, rows)
+        coding = group_coding(self.group_terms, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded

@@ -304,7 +304,7 @@ class CNN(_Layered):
         if self.image is None and len(shape) == 1 and side * side == shape[0]:
             return side, side, 1
         raise DataError(
-            f"the field 'x' of shape {shape} is no image"
+            f"the field 'x' of shape {shape} is not an image"
             f"{'' if self.image is None else f' of shape {self.image}'}; give image=(height, "
             "width, channels) that has as many pixels."
         )

@@ -25,7 +25,7 @@ __all__ = [
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 OtherFields = Callable[[Batch, int], None]  # a chunk, and the number of its first row
 CHUNK = 262_144
-MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are no classes
+MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are not classes
 
 
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
@@ -48,7 +48,7 @@ def largest_class(rows: Rows) -> int:
 
 
 def count_classes(rows: Rows) -> int:
-    """One more than the largest outcome, where every class occurs and they are no names of rows.
+    """One more than the largest outcome, where every class occurs and they are not names of rows.
 
     A stray value, classes numbered from 1, and an outcome that is a number and no class would
     each make classes nobody asked for, with a coefficient per column for every one of them.

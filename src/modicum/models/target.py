@@ -288,6 +288,10 @@ class Target:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))
 
+    def reports(self, points: Array) -> dict[str, np.ndarray]:
+        """`report` of each of the flat vectors in `points`, compiled."""
+        return {name: np.asarray(x) for name, x in _reports(self, points).items()}
+
 
 def _flat(leaves: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
@@ -295,6 +299,11 @@ def _flat(leaves: list[np.ndarray]) -> np.ndarray:
 
 def _marks(marked: Params) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)])
+
+
+@jit(static=0)
+def _reports(target: Target, points: Array) -> dict[str, jax.Array]:
+    return jax.vmap(target.report)(points)
 
 
 @jit(static=0)

@@ -237,7 +237,7 @@ def anchor_at_mode(
     anchor = replace(_from_curvature(at, record, names, sums), modes=modes)
     anchor = replace(anchor, notes=_notes_of_mode(sums, anchor, names))
     if modes is not None:
-        anchor.notes.extend(modes.ignored(1, names))
+        anchor.notes.extend(modes.unvisited_warnings(1, names))
     return anchor
 
 

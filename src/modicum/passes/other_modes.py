@@ -115,7 +115,7 @@ class Modes:
             f"{', '.join(map(str, at))} chains start there"
         )
 
-    def ignored(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
+    def unvisited_warnings(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
         """Warn if no chain starts at the modes after the first `visited`."""
         unvisited = self.weights[visited:]
         if not len(unvisited):

@@ -269,7 +269,7 @@ def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
         )
     wrong = [name for name in batch if not isinstance(name, str) or name in ("columns", "dtype")]
     if wrong:
-        raise SettingError(f"{wrong[0]!r} is no name of a field; give arrays such as {{'x': X}}.")
+        raise SettingError(f"{wrong[0]!r} is not a field name; give arrays such as {{'x': X}}.")
     if not batch or any(isinstance(v, Sized) and len(v) == 0 for v in batch.values()):
         raise SettingError("There are no rows to predict.")
     held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8

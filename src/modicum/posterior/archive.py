@@ -122,7 +122,7 @@ def _page(archive: zipfile.ZipFile, kind: Format, size: int) -> dict[str, Json]:
         raise ValueError("it names another format")
     version = page["version"]
     if type(version) is not int or version < 1:
-        raise ValueError("its version is no number")
+        raise ValueError("its version is not a number")
     if version != kind.version:
         age, remedy = ("a newer", "upgrade Modicum") if version > kind.version else (
             "an older", "use that version"
@@ -170,7 +170,7 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
         items = {k: _decode(v, archive, depth + 1) for k, v in inside}
         for name in items:
             if not isinstance(name, str):
-                raise TypeError("a name is no text")
+                raise TypeError("a name is not text")
             name.encode()
         return items
     if kind not in ("list", "tuple"):

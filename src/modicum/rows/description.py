@@ -372,7 +372,7 @@ class Description:
         if len(self.columns) != self.coding.size or max(widths) > width:
             raise ValueError("the coding has another number of columns than names")
         if not codes.issuperset(self.coding.fields):
-            raise ValueError("the coding names codes that are no field")
+            raise ValueError("the coding names codes that are not a field")
 
 
 def level_key(level: object) -> str:
@@ -482,7 +482,7 @@ def _levels(name: str, value: object) -> tuple[Level, ...]:
     levels: list[Level] = []
     for level in sequence(entry["levels"]):
         if not isinstance(level, str | int | float) or level != level:
-            raise TypeError(f"{short(level)} is no level")
+            raise TypeError(f"{short(level)} is not a level")
         levels.append(level)
     if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
         raise ValueError(f"the levels of column {name!r} are not those of a coding")

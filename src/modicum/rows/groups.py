@@ -136,7 +136,7 @@ def _values(rows: Rows, field: str) -> Iterator[tuple[int, Array]]:
         if part.dtype.kind == "f" and np.any(numbers != part):
             row = at + int(np.argmax(numbers != part))
             raise DataError(
-                f"the group of row {row} ('{field}' = {part[row - at]:g}) is no whole number; "
+                f"the group of row {row} ('{field}' = {part[row - at]:g}) is not a whole number; "
                 "number the groups, for instance with numpy.unique(..., return_inverse=True)."
             )
         yield at, numbers

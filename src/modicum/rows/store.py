@@ -159,7 +159,7 @@ def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
     """Return the object that a description is; `path` names it where it is none."""
     try:
         if data is None:
-            raise ValueError("it is no file of a sensible size")
+            raise ValueError("it is not a file of a sensible size")
         entries = json.loads(data.decode("utf-8"))
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             raise ValueError(f"it does not say that its format is {FORMAT}")

@@ -282,7 +282,7 @@ class HMCECS(EnergyConserving):
         size = (kernel.subsample, kernel.blocks, kernel.refreshes)
         return Outcome(warnings=look_back(case, *size, history))
 
-    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
         """Withdraw the bias bound if the run gave a reason to distrust it."""
         if not self.exact:
             withdraw_bound(plan.tuning, doubts)

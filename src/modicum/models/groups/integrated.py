@@ -118,7 +118,7 @@ class IntegratedEffects(GroupIntegrals):
     # Units --------------------------------------------------------------------------------
 
     def units(self, rows: Rows) -> GroupedRows:
-        """Return the rows as groups; refuse those that are no groups."""
+        """Return the rows as groups; refuse those that cannot be groups."""
         if isinstance(rows, GroupedRows):
             return rows
         if rows.coding is not None and any(

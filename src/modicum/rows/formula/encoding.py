@@ -399,7 +399,7 @@ def _levels(saved: object) -> tuple[Level, ...]:
     levels = []
     for level in sequence(saved):
         if not isinstance(level, str | int | float) or level != level:
-            raise TypeError("a level is no text or number")
+            raise TypeError("a level is neither text nor a number")
         levels.append(level)
     return tuple(levels)
 
@@ -431,10 +431,10 @@ def _learned(value: object) -> object:
     if isinstance(value, list):
         array = np.asarray(value, dtype=np.float64)  # of anything but numbers, an error
         if array.size > MOST_NUMBERS or not np.isfinite(array).all():
-            raise ValueError("what a transform learned is no list of numbers")
+            raise ValueError("what a transform learned is not a list of numbers")
         return array if array.ndim == 2 else array.tolist()
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise TypeError("what a transform learned is no number")
+    raise TypeError("what a transform learned is not a number")

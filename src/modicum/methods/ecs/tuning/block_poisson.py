@@ -197,7 +197,7 @@ def choose_products(
     fresh
         Cost of a fresh row, in evaluations of a row.
     certainty
-        Rows beside the products' that every evaluation reads; they are no part of the pilot's.
+        Rows beside the products' that every evaluation reads; they are not among the pilot's.
     coreset
         What the lower bound follows; None: it is the same everywhere.
     """
