@@ -375,7 +375,7 @@ QUICKLY = ("probit", "poisson", "ordinal")
         if name != "softmax"
     ],
 )
-def test_means_over_groups_that_are_not_said(name):
+def test_means_over_groups_that_rows_do_not_name(name):
     """Of one factor integrated out and another held explicitly, in every family."""
     x = np.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.8], [0.1, 0.1]])
     y = [0.2, 0.4, 0.6, 0.9] if name == "beta" else [1.0, 2.0, 3.0, 2.0]

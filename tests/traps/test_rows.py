@@ -313,7 +313,7 @@ def test_shards_outside_are_not_even_opened(store, tmp_path):
     ],
     ids=["empty", "cut", "binary", "nested", "nested-objects", "null", "list", "other", "digits"],
 )
-def test_descriptions_that_are_none(store, content, reason):
+def test_files_that_are_not_descriptions_are_refused(store, content, reason):
     (store / "rows.json").write_bytes(content)
     with pytest.raises(DataError, match=reason):
         Rows.open(store)
