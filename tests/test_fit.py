@@ -243,7 +243,7 @@ HOSTILE = {
     "outcome": (["outcome", "expression"], "open('x').read()", "by name only"),
     "field": (["fields", "offset"], ["eval('1')"], "calls eval"),
     "attribute": (["factors", 0, "expression"], "hour.__class__", "more than a formula may"),
-    "levels": (["factors", 0, "levels"], [["a"]], "no text or number"),
+    "levels": (["factors", 0, "levels"], [["a"]], "neither text nor a number"),
     "terms": (["terms", 0, "parts"], [[[99, True]]], "damaged"),
     "knots": (["states", "bs(hour, df=5)", "values", 2], "x", "is damaged"),
     "no knots": (["states"], {}, "knows nothing of bs"),

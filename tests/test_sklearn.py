@@ -152,7 +152,7 @@ def test_without_an_intercept():
 
 
 @pytest.mark.slow
-def test_outcomes_without_noise_are_fitted_and_told():
+def test_outcomes_without_noise_are_fitted_with_a_warning():
     X = np.random.RandomState(0).normal(size=(10, 4))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
