@@ -174,7 +174,7 @@ def test_an_index_in_another_order_is_not_a_match(frame):
         mo.Rows(x=frame[["x"]], y=shuffled)
     with pytest.raises(mo.DataError, match="'g' has the same index as 'x' in another order"):
         mo.Rows(x=frame[["x"]], y=frame["y"], codes={"g": frame["g"].loc[shuffled.index]})
-    # by another index, as of a frame that was reset, rows match as they stand
+    # by another index, as of a frame that was reset, rows match as they are
     mo.Rows(x=frame[["x"]], y=frame["y"].set_axis(np.arange(200) + 500))
     mo.Rows(x=frame[["x"]], y=shuffled.to_numpy())
 
