@@ -119,12 +119,12 @@ class TableSource:
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
-        """Whether it is a pandas category, a polars Enum, or an ordered dictionary."""
+        """Whether it is a pandas category or interval, a polars Enum, or an ordered dictionary."""
         values = self._values(column)
         if library(values) == "pyarrow":
             made_by_pandas = is_dictionary(values.type) and _of_pandas(self._table.schema)
             return made_by_pandas or _ordered_dictionary(values.type)
-        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
+        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum", "IntervalDtype")
 
     def _values(self, name: str) -> Any:  # a column of the library whose table it is
         if name in self._twice:
@@ -143,7 +143,7 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
     try:
         if library(series) == "polars":
             return series.to_arrow()
-        return pa.Array.from_pandas(series)
+        return pa.Array.from_pandas(_with_named_intervals(series))
     except Exception:  # of either library: say which value it was
         values = series.to_list()
         row = next((i for i, v in enumerate(values) if v is None or not reads_as_number(v)), 0)
@@ -151,6 +151,18 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
             f"column {name!r} mixes kinds of values ({values[row]!r} in row {row}): "
             "convert it to numbers, or to text for a categorical column."
         ) from None
+
+
+def _with_named_intervals(series: pd.Series) -> pd.Series:
+    """The series with intervals, as of `pd.cut`, by the text that shows them, in their order."""
+    kind = series.dtype
+    if type(kind).__name__ == "IntervalDtype":
+        series = series.astype("category")
+    elif (
+        type(getattr(getattr(kind, "categories", None), "dtype", None)).__name__ != "IntervalDtype"
+    ):
+        return series
+    return series.cat.rename_categories(str)
 
 
 class _WithSchema:
