@@ -12,6 +12,7 @@ from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.reading import is_tabular, source_of
+from modicum.rows.sources import absent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,10 +107,7 @@ def table_sample(table: object, columns: Sequence[str], most: int, seed: int) ->
     source = source_of(table)
     for name in columns:
         if name not in source.names:
-            raise DataError(
-                f"column {name!r} of the formula is not in the data: "
-                f"{names_like(name, source.names)}"
-            )
+            raise DataError(absent(source, name))
     rng = generator(seed, Stream.CHECKED_ROWS)
     sample, keys = None, np.zeros(0)
     for batch in source.batches(columns):

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from modicum.errors import DataError, ModicumError
-from modicum.rows.checks import WeightCheck, names_like
+from modicum.rows.checks import WeightCheck
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Description, DType, Field, Level
 from modicum.rows.entries import mapping, sequence, text, whole
@@ -25,7 +25,7 @@ from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import State
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, absent
 
 __all__ = ["FormulaEncoding", "Outcome", "Term"]
 
@@ -214,10 +214,7 @@ class FormulaEncoding:
         """Refuse a table without a column, or with one of another kind."""
         for name in needed:
             if name not in source.names:
-                raise DataError(
-                    f"column {name!r} of the formula is not in the data: "
-                    f"{names_like(name, source.names)}"
-                )
+                raise DataError(absent(source, name))
         for name, kind in zip(needed, source.types(needed), strict=True):
             before, now = self.kinds.get(name), kind_of(kind)
             if before == "number" and now == "levels":

@@ -19,7 +19,7 @@ from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, eva
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, absent
 
 __all__ = ["Learned", "learn"]
 
@@ -109,10 +109,7 @@ def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
     """Kind of every column; refuse one that does not exist, or is neither numbers nor levels."""
     for name in needed:
         if name not in source.names:
-            raise SettingError(
-                f"column {name!r} of the formula is not in the data: "
-                f"{names_like(name, source.names)}"
-            )
+            raise SettingError(absent(source, name))
     kinds = {n: kind_of(k) for n, k in zip(needed, source.types(needed), strict=True)}
     for name, kind in kinds.items():
         if kind == "null":
