@@ -17,7 +17,7 @@ from modicum.rows.sources import absent
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_values", "counted_rows", "random_rows", "table_sample"]
+__all__ = ["column_values", "counted_rows", "holds_column", "random_rows", "table_sample"]
 
 CHUNK = 1 << 18  # rows that are read at a time
 MOST_COLOURS = 10**9  # from which NumPy draws without replacement
@@ -55,17 +55,34 @@ def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarr
     return repeated, np.ones(len(repeated))
 
 
+def holds_column(rows: Rows, name: str) -> bool:
+    """Whether the rows themselves hold the values of a column, as numbers or as levels."""
+    if name in rows.levels and name in rows.fields:
+        return True
+    return _place(rows, name) is not None or rows.fields.get(name) == ()
+
+
+def _place(rows: Rows, name: str) -> int | None:
+    """Where in the field x a column of numbers is."""
+    if name not in rows.columns or "x" not in rows.fields:
+        return None
+    place = rows.columns.index(name)
+    dense = list(range(len(rows.columns)) if rows.coding is None else rows.coding.dense)
+    return dense.index(place) if place in dense else None
+
+
 def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
-    """The values of a column at these rows: numbers, or levels as text."""
+    """The values of a column at these rows, of which a table is in the same order.
+
+    They are numbers, or levels as text.
+    """
     subset = rows.subset(row_ids)
     batch = subset.slice(0, len(subset))
     if name in rows.levels and name in batch:
         return np.array([str(level) for level in rows.levels[name]])[batch[name].astype(int)]
-    if name in rows.columns and "x" in batch:
-        place = rows.columns.index(name)
-        dense = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
-        if place in dense:
-            return np.asarray(batch["x"][:, list(dense).index(place)], float)
+    place = _place(rows, name)
+    if place is not None:
+        return np.asarray(batch["x"][:, place], float)
     if name in batch and batch[name].ndim == 1:
         return np.asarray(batch[name], float)
     if table is None or not is_tabular(table):
