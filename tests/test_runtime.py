@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from modicum import runtime
-from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit, make_room, uncollected
+from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit, make_room, to_device, uncollected
 
 
 def traced(log, **options):
@@ -112,3 +112,18 @@ def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path, monkeypatch):
     np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
     assert log == [2, 2]
     assert not make_room(tmp_path / "none", most)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7,), (1_000, 3)])
+def test_what_goes_to_the_device_is_a_copy(shape, x64):
+    array = np.ones(shape)
+    there = to_device({"array": array})["array"]
+    array[...] = 2.0
+    np.testing.assert_array_equal(there, np.ones(shape))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="an accelerator has its own memory")
+@pytest.mark.parametrize("shape", [(7,), (1_000, 3)])
+def test_on_a_cpu_it_is_copied_no_second_time(shape, x64):
+    copy = runtime._aligned(np.ones(shape))
+    assert jax.device_put(copy).unsafe_buffer_pointer() == copy.ctypes.data
