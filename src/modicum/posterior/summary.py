@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
-from modicum.errors import SettingError, UnknownNameError, suggestion
+from modicum.errors import SettingError
 from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.labels import scalar_names
 from modicum.posterior.weighted import (
@@ -44,10 +44,7 @@ def summarise(
     requests = [names] if isinstance(names, str) else list(source.draws if names is None else names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
-    for request in requests:
-        name = request if request in source.draws else str(request).partition("[")[0]
-        if name not in source.draws:
-            name = request  # which is refused by its whole name
+    for name in requests:
         x = source[name]
         low, high = source.quantile(name, ends)
         columns = {
@@ -58,15 +55,7 @@ def summarise(
             **diagnose(x, source.weights if source.weighted else None, superchains),
         }
         index = scalar_names(name, x.shape[2:], source.labels)
-        part = pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index)
-        if request != name:  # one of its scalars, by the name that it has in the table
-            if request not in part.index:
-                raise UnknownNameError(
-                    f"there is no {request!r}{suggestion(request, index)}; of {name!r} there are "
-                    f"{', '.join(index[:5])}{' ...' if len(index) > 5 else ''}."
-                )
-            part = part.loc[[request]]
-        parts.append(part)
+        parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
     if source.weighted and source.weights is not None:
         table.attrs["mean_weight"] = float(source.weights.mean())
