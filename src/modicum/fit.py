@@ -11,7 +11,7 @@ from modicum.digest import Digest
 from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
-from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
+from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel, Ordinal
 from modicum.models.base import Params
 from modicum.models.groups import INTERCEPT
 from modicum.models.multilevel import HoldEffects, multilevel
@@ -320,6 +320,12 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
         raise SettingError(
             f"the outcome {outcome.expression!r} has {len(levels)} levels ({listed}), and {name} "
             f"needs two: write {outcome.expression} == {levels[-1]!r}, or use family='softmax'."
+        )
+    if isinstance(model, Ordinal) and outcome.alphabetical:
+        raise SettingError(
+            f"the outcome {outcome.expression!r} has levels whose order is that of the alphabet "
+            f"({listed}), and {name} needs to know theirs: make it an ordered category, or write "
+            f"C({outcome.expression}, levels=[{listed}]) ~ ... with the lowest first."
         )
     for extra in getattr(model, "outcome_fields", ("y",)):
         if extra != "y" and extra not in encoding.fields:

@@ -34,10 +34,14 @@ MOST_NUMBERS = 1_000_000  # that transforms may have learned, in a file
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome's expression, and its levels where these are classes: code 0, 1, ..."""
+    """The outcome's expression, and its levels where these are classes: code 0, 1, ...
+
+    `alphabetical` levels are texts that nobody ordered: ordered classes cannot be made of them.
+    """
 
     expression: str
     levels: tuple[Level, ...] = ()
+    alphabetical: bool = False
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,11 @@ class FormulaEncoding:
             "intercept": self.intercept,
             "outcome": None
             if outcome is None
-            else {"expression": outcome.expression, "levels": list(outcome.levels)},
+            else {
+                "expression": outcome.expression,
+                "levels": list(outcome.levels),
+                "alphabetical": outcome.alphabetical,
+            },
             "fields": {name: list(texts) for name, texts in self.fields.items()},
             "groups": [
                 {"group": list(g.group), "effects": list(g.effects), "correlated": g.correlated}
@@ -369,7 +377,8 @@ def _term(saved: object) -> Term:
 
 def _outcome(saved: object) -> Outcome:
     entry = mapping(saved)
-    return Outcome(text(entry["expression"]), _levels(entry["levels"]))
+    alphabetical = _truth(entry.get("alphabetical", False))
+    return Outcome(text(entry["expression"]), _levels(entry["levels"]), alphabetical)
 
 
 def _group(saved: object) -> GroupTerm:
