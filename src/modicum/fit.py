@@ -185,7 +185,8 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    return replace(with_formula(post, table_rows, formula_model), table=data)
+    table = None if isinstance(data, Digest) else data
+    return replace(with_formula(post, table_rows, formula_model), table=table)
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:

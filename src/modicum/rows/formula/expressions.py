@@ -57,6 +57,8 @@ CALLED_ELSEWHERE = {  # by R, mgcv, brms and patsy
     "te": "bs(x, df=5):bs(z, df=5)",
     "t2": "bs(x, df=5):bs(z, df=5)",
     "factor": "C(x)",
+    "Surv": "'time | event(died) ~ ...', and one of the families for times",
+    "cbind": "'wins | trials(games) ~ ...', and family='binomial'",
     "mi": "the column itself, and missing='drop' among the arguments",
 }
 CONTRASTS = {
