@@ -155,8 +155,8 @@ def is_number(value: object) -> bool:
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
     """Return a setting that must be a whole number of at least `least`; refuse any other."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not whole or int(value) < least:  # type: ignore[call-overload]
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or int(value) < least:  # type: ignore[call-overload]
         raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return int(value)  # type: ignore[call-overload]
 

@@ -13,8 +13,8 @@ from modicum.errors import ModicumWarning, SettingError, argument, suggestion, w
 from modicum.methods import Method
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel, Ordinal
 from modicum.models.base import Params
-from modicum.models.groups import INTERCEPT
-from modicum.models.multilevel import HoldEffects, multilevel
+from modicum.models.groups.multilevel import HoldEffects, multilevel
+from modicum.models.groups.terms import INTERCEPT
 from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar

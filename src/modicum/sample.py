@@ -384,7 +384,7 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     if where.more_than_first and not searchable:
         raise SettingError(
             f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
-            "parameters that are no networks, whose modes are too many; leave `starts` out."
+            "parameters that are not networks, whose modes are too many; leave `starts` out."
         )
     return where
 
@@ -408,8 +408,8 @@ def _captured(target: Target) -> list[ModicumWarning]:
 def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
     """Return the seed of the argument, else of the checkpoint to resume, else a fresh one."""
     if random_seed is not None:
-        whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
-        if not whole or not 0 <= random_seed < 2**63:
+        is_whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
+        if not is_whole or not 0 <= random_seed < 2**63:
             raise SettingError(
                 f"random_seed must be a whole number from 0 to {2**63 - 1}, not {random_seed!r}."
             )

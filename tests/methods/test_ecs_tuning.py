@@ -13,7 +13,8 @@ from helpers.interrupted import planned
 from helpers.targets import logistic_rows
 from modicum.estimators import LinearTaylor
 from modicum.methods.ecs.tuning import Pilot, choose, refresh_acceptance, study
-from modicum.methods.ecs.tuning.residuals import as_drawn, posterior_share
+from modicum.methods.ecs.tuning.residuals import posterior_share
+from modicum.methods.ecs.tuning.slopes import representative_rows
 from modicum.methods.ecs.tuning.subsample import best_sweep
 from modicum.methods.weights import expected_residuals
 
@@ -21,7 +22,7 @@ DRAWS = np.random.default_rng(1).normal(size=(8, 4))
 
 
 def pilot(variance=1.0, third=0.0, fourth=0.0, slope=0.01, draws=32):
-    """A pilot study with the given moments (numbers, or one a draw)."""
+    """A pilot study with the given moments (numbers, or one per draw)."""
     each = [np.broadcast_to(np.asarray(a, float), draws) for a in (variance, third, fourth)]
     nothing = np.zeros((draws, 1))
     return Pilot(*each, np.full(8, float(slope)), 0.1, 0.1, nothing[:, 0], nothing, np.ones(1))
@@ -251,11 +252,11 @@ def test_the_slope_is_that_of_rows_as_the_design_draws_them():
     weight /= weight.sum()
     values = np.arange(1_500.0)
     size = np.ones(1_500)
-    at, share = as_drawn(weight, 300, size)
+    at, share = representative_rows(weight, 300, size)
     assert len(at) == 300
     assert at.min() >= 500  # the first 300 would have no weight at all
     assert share @ values[at] == pytest.approx(weight @ values, rel=0.01)
-    every, exact = as_drawn(
+    every, exact = representative_rows(
         weight, 1_200, size
     )  # more than are drawn: others fill up, and do not count
     assert len(np.unique(every)) == 1_200
@@ -268,9 +269,9 @@ def test_rows_that_are_seldom_drawn_and_large_stand_in_their_second_moment():
     weight = np.r_[np.full(5_000, 1.0), np.full(20, 1e-3)]
     weight /= weight.sum()
     size = np.r_[np.ones(5_000), np.full(20, 1e4)]
-    at, share = as_drawn(weight, 300, size)
+    at, share = representative_rows(weight, 300, size)
     assert share @ size[at] ** 2 == pytest.approx(weight @ size**2, rel=0.05)
-    by_weight, alike = as_drawn(weight, 300, np.ones(5_020))
+    by_weight, alike = representative_rows(weight, 300, np.ones(5_020))
     assert alike @ size[by_weight] ** 2 < 0.01 * (weight @ size**2)
 
 

@@ -54,7 +54,7 @@ def test_a_mapping_of_columns_is_a_table(frame, post):
         ({}, "a column of one value per row"),
     ],
 )
-def test_a_mapping_that_is_no_table(columns, words):
+def test_a_mapping_that_is_not_a_table(columns, words):
     with pytest.raises(mo.ModicumError, match=words):
         mo.fit("y ~ x", columns, **SHORT)
 
@@ -199,7 +199,7 @@ def test_levels_in_arrays_of_pandas_own(frame):
     assert mo.Rows(y=frame["y"], codes={"g": whole}).levels["g"] == (0, 1, 2)
 
 
-def test_an_index_in_another_order_is_no_match(frame):
+def test_an_index_in_another_order_is_not_a_match(frame):
     shuffled = frame["y"].sample(frac=1, random_state=1)
     with pytest.raises(mo.DataError, match="'y' has the same index as 'x' in another order"):
         mo.Rows(x=frame[["x"]], y=shuffled)

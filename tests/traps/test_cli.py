@@ -65,7 +65,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_files_that_are_no_tables(tmp_path, name):
+def test_files_that_are_not_tables_are_refused(tmp_path, name):
     content, said = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
     text = refused("fit", tmp_path / name, "--outcome", "well", "--out", tmp_path / "run")
@@ -141,7 +141,7 @@ def test_a_folder_in_place_of_a_result(csv, tmp_path):
     assert "is a folder" in refused("fit", csv, "--outcome", "well", *out)
 
 
-def test_names_that_are_no_text(csv, tmp_path):
+def test_names_that_are_not_text_are_refused(csv, tmp_path):
     name = os.fsdecode(b"run-\xff\xfe")
     try:
         (tmp_path / name).mkdir()
@@ -206,7 +206,7 @@ def test_an_ingest_that_was_killed_goes_on_without_being_allowed_to(csv, tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])
-def test_a_damaged_note_is_no_note(csv, tmp_path, content):
+def test_a_damaged_note_is_ignored(csv, tmp_path, content):
     out = tmp_path / "run"
     usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
     out.mkdir()
@@ -287,7 +287,7 @@ def test_too_little_address_space_is_named_before_anything_aborts(csv, tmp_path)
     assert "1,048,576 kB of address space (ulimit -v)" in result.stderr
 
 
-def test_a_reader_that_leaves_is_no_error(csv, tmp_path):
+def test_a_reader_that_leaves_is_not_an_error(csv, tmp_path):
     out = tmp_path / "run"
     command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
     process = subprocess.Popen(

@@ -80,7 +80,7 @@ def test_a_formula_without_the_field_says_what_belongs_there(family, formula, wo
         (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),
     ],
 )
-def test_settings_that_are_none(make, words):
+def test_impossible_settings_are_refused(make, words):
     with pytest.raises(mo.SettingError) as caught:
         make()
     assert words in str(caught.value)

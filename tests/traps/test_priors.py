@@ -29,7 +29,7 @@ from modicum.rows import ingest
 
 M = mo.models
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}
-RUN = {"draws": 400, "tune": 200, "chains": 2, "random_seed": 1, "progressbar": False}
+RUN = {"draws": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 
 
 def year_rows(n=3_000, dtype=None):
@@ -123,7 +123,7 @@ def test_an_outcome_of_scale_100_has_its_closed_form():
 
 @pytest.mark.slow
 def test_an_outcome_of_scale_100_with_its_scale_estimated():
-    post = mo.sample(M.Gaussian(), large_rows(), method="hmc", **RUN)
+    post = mo.sample(M.Gaussian(), large_rows(), **RUN)
     truth = stats.linregress(large_rows().slice(0, 200)["x"][:, 0], large_rows().slice(0, 200)["y"])
     mean, error = mean_and_error(flat_draws(post)[..., :2])
     aim = np.array([truth.slope, truth.intercept])
@@ -214,8 +214,8 @@ def test_shifted_columns_give_the_same_posterior():
     """Draws are rotated in whitened coordinates by a shift, so that moments are compared."""
     rows = gaussian_rows(300)
     shift = np.array([0.0, 2000.0, -50.0])
-    a = mo.sample(M.Gaussian(), rows, method="hmc", **RUN)
-    b = mo.sample(M.Gaussian(), in_other_units(rows, 1.0, shift), method="hmc", **RUN)
+    a = mo.sample(M.Gaussian(), rows, **RUN)
+    b = mo.sample(M.Gaussian(), in_other_units(rows, 1.0, shift), **RUN)
     back = dict(b.draws) | {"intercept": b["intercept"] + b["beta"] @ shift}
     theirs = np.concatenate([v.reshape(*v.shape[:2], -1) for v in back.values()], axis=2)
     assert disagreements(flat_draws(a), theirs) == []

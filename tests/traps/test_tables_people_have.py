@@ -36,7 +36,7 @@ def test_a_file_with_another_separator_is_named_as_one(mark, word, table, tmp_pa
     assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were told apart
 
 
-def test_decimal_commas_and_numbers_as_text_are_no_levels(table):
+def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
     commas = table.assign(x=[f"{value:.2f}".replace(".", ",") for value in table.x])
     with pytest.raises(mo.DataError, match="holds numbers with a comma, such as"):
         mo.fit("y ~ x", commas, **RUN)
@@ -73,7 +73,7 @@ def test_counts_that_are_all_zero_leave_the_rate_to_the_prior():
     assert find_silent_counts(counts(np.ones(60), level), True)[0] is None
 
 
-def test_of_a_fit_it_is_said():
+def test_a_fit_of_silent_counts_warns():
     level = np.arange(60) % 2
     with pytest.warns(mo.ModicumWarning, match="in rows in which ward differs"):
         post = mo.sample(mo.models.Poisson(), counts(2.0 * (1 - level), level), **RUN)

@@ -22,7 +22,7 @@ from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
-from modicum.models.multilevel import HoldEffects
+from modicum.models.groups.multilevel import HoldEffects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +124,7 @@ def _value(text: str) -> object:
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-def checked_prob(prob: float) -> None:
+def check_prob(prob: float) -> None:
     """Refuse an impossible probability before hours are spent on draws."""
     if not 0 < prob < 1:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
@@ -135,7 +135,7 @@ def chain_count(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
 
-def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
+def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
     """Return how group effects are treated; refuse any other word."""
     if groups is None:
         return None

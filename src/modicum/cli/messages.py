@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LINES = 60  # of a table that is printed; summary.csv has all
 
 
-def described(rows: Rows, source: str) -> str:
+def describe_rows(rows: Rows, source: str) -> str:
     """Describe in a sentence or two the rows that were read."""
     parts = ", ".join(p for p in ("offset", "weight") if p in rows.fields)
     text = (
@@ -111,10 +111,10 @@ def show(
     *first, last = (str(out / name) for name in names)
     written = f"Wrote {', '.join(first)} and {last}."
     say.print(escape(written), highlight=False)
-    tell_warnings(post)
+    print_warnings(post)
 
 
-def tell_warnings(post: Posterior) -> None:
+def print_warnings(post: Posterior) -> None:
     """Print every warning on standard error."""
     for text in map(str, post.warnings):
         errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)

@@ -94,9 +94,9 @@ def write_predictions(
         )
     if groups not in (None, *GROUPS):
         raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    kept = post.fit_rows.encoding
+    fit_encoding = post.fit_rows.encoding
     rows = encode_table(
-        replace(kept, groupings=()) if groups == "new" else kept,
+        replace(fit_encoding, groupings=()) if groups == "new" else fit_encoding,
         data,
         outcome=False,
         newlevels="reference" if newlevels == "reference" else "refuse",

@@ -69,8 +69,8 @@ BLOCK = 4096  # rows of the pool that are expanded at once
 FAR = 3.0  # posterior sds between anchor and mode from which a pass is due
 FEWEST = 2000  # rows that are added and all kept
 CRUDE = 0.1  # posterior sds by which the pool may move a mean
-FEW_SHARED, SHARED = 3, 0.01  # equal rows of two digests, and share of the smaller, that are said
-UNLIKELY = 1e-4  # probability of finding so few removed rows in the pool that it is said
+FEW_SHARED, SHARED = 3, 0.01  # equal rows of two digests, and share of the smaller, to warn of
+UNLIKELY = 1e-4  # probability of finding so few removed rows in the pool, to warn of
 
 
 class Ready(NamedTuple):
@@ -248,7 +248,7 @@ class Digest:
         return out
 
     def doubts(self, point: np.ndarray, factor: np.ndarray, error: float) -> list[ModicumWarning]:
-        """What is to be said of draws about `point` with covariance L L', and this error."""
+        """Warnings about draws around `point` with covariance L L', and about this error."""
         read = len(self.total.point)
         sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
         distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
@@ -396,7 +396,7 @@ class Digest:
         return self
 
     def rows_like(self, rows: object) -> Rows:
-        """Rows of the digest's columns, levels and type, of rows or of a table."""
+        """Rows with the digest's columns, levels and type, from rows or from a table."""
         if self.schema.origin is not None and is_tabular(rows):
             encoding = FormulaEncoding.from_dict(self.schema.origin)
             return encode_table(encoding, rows, outcome=True)

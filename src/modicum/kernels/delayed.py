@@ -43,7 +43,7 @@ class DelayedAcceptanceContext(NamedTuple):
     """What the kernel reads."""
 
     surrogate: EnergyConservingContext
-    n: jax.Array  # rows there are
+    n: jax.Array  # number of rows
     data: Pytree  # the rows, in the form the log-posterior reads
 
 

@@ -254,7 +254,7 @@ class EnergyConservingKernel:
 def refresh_chances(
     key: jax.Array, refreshes: int, blocks: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Which blocks are proposed anew, logs of uniform numbers, and a key that is left."""
+    """Which blocks are proposed anew, logs of uniform numbers, and a key for what follows."""
     chance_key, present_key = jax.random.split(key)
     place, chance = jax.random.uniform(chance_key, (2, refreshes))
     # Every random call costs compile time: one serves both purposes.

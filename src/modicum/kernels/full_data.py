@@ -37,7 +37,7 @@ class FullDataContext(NamedTuple):
 
     point: jax.Array  # t*
     factor: jax.Array | ArrowFactor  # L
-    n: jax.Array  # rows there are
+    n: jax.Array  # number of rows
     data: Pytree  # the rows, in the form the log-posterior reads
     starts: ModeStarts | None = None  # where there are several modes
     warp: Warp | None = None  # entries that a chain moves with a scale
@@ -130,7 +130,7 @@ class FullDataKernel:
         batch: None,
         context: FullDataContext,
     ) -> tuple[FullDataState, Draw]:
-        """One trajectory, one lesson for warm-up."""
+        """Follow one trajectory, and let warm-up learn from it."""
         del batch
         learned = state.adaptation
         move = _move_by_matrix if self.dense else _move

@@ -1,11 +1,11 @@
 """Along which axes a posterior is far from normal, and what it is like there.
 
-Candidates are the directions in which one parameter moves and all others follow, L'e_j, as the
-normal approximation at the mode has it: the coefficient of a level with few events, or none, is one
-of them. Where columns are collinear, the linear predictor of such a level's rows is known better
-than any coefficient: what its mean row x says, L'x, is a candidate too. Sums over the rows of a
-level are at hand in the Hessian B of the log-likelihood, whose line B e_j is one. And single rows
-far from all others, L'x with their own x, are what the posterior ends at in tables of heavy-tailed
+Candidates are the directions in which one parameter moves and all others follow, L'e_j, by the
+normal approximation at the mode: the coefficient of a level with few events, or none, is one of
+them. Where columns are collinear, the linear predictor of such a level's rows is known better than
+any coefficient: what its mean row x says, L'x, is a candidate too. Sums over the rows of a level
+are at hand in the Hessian B of the log-likelihood, whose line B e_j is one. And single rows far
+from all others, L'x with their own x, are what the posterior ends at in tables of heavy-tailed
 columns.
 
 Where the log-posterior two standard deviations away is not what a normal distribution has there,
@@ -105,7 +105,7 @@ def may_be_curved(task: Task, anchor: Anchor) -> bool:
 
 
 def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
-    """The same by passes over all rows, where draws of the normal approximation give a reason to.
+    """The same by passes over all rows, if draws of the normal approximation give cause.
 
     A run that has weighed its draws already knows.
     """
@@ -257,7 +257,7 @@ def _inverse(places: np.ndarray, values: np.ndarray) -> np.ndarray | None:
     cells = (mass[1:] + mass[:-1]) / 2
     below, above = np.cumsum(cells), np.cumsum(cells[::-1])
     nodes = FIRST + STEP * np.arange(NODES)
-    # Logarithms, since quantiles are wanted far out; each half from its own side, for the same.
+    # In logarithms, since quantiles are needed far out, and each half from its own side.
     left = np.interp(log_ndtr(nodes), np.log(below / below[-1]), fine[1:])
     right = np.interp(log_ndtr(-nodes), np.log(above / above[-1]), fine[-2::-1])
     return np.where(nodes < 0, left, right)

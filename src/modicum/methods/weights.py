@@ -19,9 +19,9 @@ from modicum.arrays import as_either, namespace, power
 from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import GroupTaylor, LinearTaylor
-from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.estimators.remainder import coefficients
 from modicum.estimators.row_factor import whitened
-from modicum.estimators.taylor import coefficients
 from modicum.kernels.base import ControlVariate, Proxy, RowFactor
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
@@ -195,13 +195,13 @@ class PredictorPosterior(NamedTuple):
     away: np.ndarray  # the posterior's centre, less t*
     factor: np.ndarray  # L, with L L' their covariance
     covariance: np.ndarray
-    row_factor: RowFactor | None  # L as rows are multiplied by it; None: as it stands
+    row_factor: RowFactor | None  # L in blocks; None: L itself
 
 
 def _posterior_of_predictors(
     control_variate: LinearTaylor, proxy: Proxy, centre: np.ndarray
 ) -> PredictorPosterior:
-    size = control_variate.target.size  # what follows are parameters of priors
+    size = control_variate.target.size  # parameters of priors come after
     L = np.asarray(proxy.factor)[:size]
     rows = jax.tree.map(np.asarray, proxy.row_factor)
     return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T, rows)
@@ -211,7 +211,7 @@ def _posterior_of_predictors(
 def _from_codes(
     control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    """The same of rows with codes, none of which is whitened: that would take d numbers of each."""
+    """The same for rows with codes, which are not whitened: that would take d numbers per row."""
     del present
     return _of_predictors(control_variate, posterior, batch)
 
@@ -238,7 +238,7 @@ def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
         z = x @ as_either(posterior.factor)
     else:
         z = whitened(x.densely(), posterior.row_factor)
-    return np.einsum("ij,ij->i", z, z)  # of columns, NumPy alone comes here
+    return np.einsum("ij,ij->i", z, z)  # by columns: only NumPy arrays come here
 
 
 @of_numpy
@@ -265,7 +265,7 @@ def _from_levels(
     batch: Batch,
     present: jax.Array,
 ) -> jax.Array:
-    """The same of rows with one level each of a factor of many.
+    """The same for rows that each have one level of a factor with many.
 
     A whitened row is its columns in the border times R^-T, less its level's line of G, and a few
     numbers in the place of its level.
@@ -311,7 +311,7 @@ _from_pilot_by_group = jit(static=0, options=SCATTERS)(_at_draws)
 def _groups_by_numpy(
     control_variate: GroupTaylor, arguments: Pytree, batch: Batch, present: np.ndarray
 ) -> np.ndarray:
-    """The same of groups without a compiler."""
+    """The same for groups, without a compiler."""
     proxy, pilot = arguments
     held = dict(batch) | {"probability": np.ones(present.shape)}
     values = NumPyGroupValues(control_variate, held, proxy).values_in_turn(pilot)

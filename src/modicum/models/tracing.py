@@ -1,6 +1,6 @@
 """What a user's functions compute: the expression JAX traces of them, and its digest.
 
-Globals and closures are no part of a function's source, yet they are part of a model. The traced
+Globals and closures are not part of a function's source, yet they are part of a model. The traced
 expression has them as constants: two models are the same if they compute the same, and a model
 whose global has changed since its last fit is another one.
 

@@ -112,7 +112,7 @@ def exact_log_posterior(
 
 
 def _require_weights(log_weights: np.ndarray) -> None:
-    """Refuse log-weights that weigh nothing; minus infinity is a draw that cannot be, weight 0."""
+    """Refuse log-weights that weigh nothing; minus infinity is an impossible draw, of weight 0."""
     bad = np.isnan(log_weights) | (log_weights == np.inf)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]

@@ -162,7 +162,7 @@ def evenly_spaced(total: int, number: int) -> np.ndarray:
 
 
 def check_interval(prob: float) -> None:
-    """Refuse what is no probability of an interval."""
+    """Refuse what cannot be the probability of an interval."""
     if not is_number(prob) or not 0 < prob < 1:
         raise SettingError(
             f"prob is the probability of an interval, between 0 and 1, not {prob!r}."

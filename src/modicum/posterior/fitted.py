@@ -60,7 +60,7 @@ class Subject(NamedTuple):
 class FittedDraws(Draws):
     """Draws of a model's parameters, with the model and the rows as far as they are known.
 
-    What a posterior is asked (`outcomes.py`, `checks.py`, `posterior.py`) is answered from these;
+    The methods of a posterior (`outcomes.py`, `checking/mixin.py`, `posterior.py`) use these;
     the parameters are described by `Posterior`.
     """
 

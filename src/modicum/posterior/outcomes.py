@@ -1,4 +1,4 @@
-"""What a posterior says of outcomes: predictions, draws of them, what a column or a group does."""
+"""The methods of a posterior about outcomes: predictions, draws, what a column or group does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["OutcomesMixin"]
 
 
 class OutcomesMixin(FittedDraws):
-    """The questions to a posterior that are about outcomes; see `Posterior`."""
+    """Methods about outcomes; see `Posterior`."""
 
     def predict(
         self,

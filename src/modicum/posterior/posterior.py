@@ -14,8 +14,8 @@ from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import RowsLike, require_rows_of_fit, rows_of_fit
+from modicum.posterior.checking.mixin import ChecksMixin
 from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.checks import ChecksMixin
 from modicum.posterior.datatree import (
     add_groups,
     netcdf_engine,
@@ -313,9 +313,9 @@ class Posterior(OutcomesMixin, ChecksMixin):
         Raises
         ------
         ResourceError
-            If the disk is full; a file that was there before is as it was.
+            If the disk is full; a file that was there before is unchanged.
         SettingError
-            If the file cannot be written: its folder is not there, say.
+            If the file cannot be written: its folder does not exist, say.
         """
         contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,

@@ -104,7 +104,7 @@ def _mean_and_ends(outcome: np.ndarray, weights: np.ndarray, ends: list[float]) 
 
 
 def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
-    """Say so where predictions are no numbers: from draws, weights or rows that overflow."""
+    """Warn if predictions are not numbers: from draws, weights or rows that overflow."""
     bad = ~np.isfinite(mean).reshape(len(mean), -1).all(axis=1)
     if not bad.any():
         return

@@ -112,11 +112,11 @@ class Checkpoint:
             return fresh
         index = _Index.read(path)
         for name, here in self.identity.items():
-            there = index.identity.get(name)
-            if there != here:
+            saved = index.identity.get(name)
+            if saved != here:
                 raise SettingError(
                     f"the checkpoint in '{self.folder}' belongs to another run ({name} is "
-                    f"{_short(there)} there and {_short(here)} here); delete the folder or choose "
+                    f"{_short(saved)} there and {_short(here)} here); delete the folder or choose "
                     "another."
                 )
         return index
@@ -395,16 +395,16 @@ def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
+        safe = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
         if error.errno in DISK_FULL:
             free = ""
             with contextlib.suppress(OSError):
                 free = f", with {shutil.disk_usage(folder).free:,} bytes left"
             raise ResourceError(
-                f"the disk of the checkpoint '{folder}' is full{free}{kept}; make room, and the "
+                f"the disk of the checkpoint '{folder}' is full{free}{safe}; make room, and the "
                 "same call goes on where it was."
             ) from error
         raise SettingError(
-            f"the checkpoint '{folder}' cannot be written ({error.strerror or error}){kept}; "
+            f"the checkpoint '{folder}' cannot be written ({error.strerror or error}){safe}; "
             "choose another folder."
         ) from error

@@ -108,5 +108,5 @@ def _write_record(record: dict[str, Any], folder: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays, and anything else by its text."""
+    """NumPy's numbers and arrays as plain values, and anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -41,7 +41,7 @@ class Composition:
     subsample, blocks, refreshes
         Rows there is room for, blocks they lie in, and blocks proposed anew per iteration.
     tables
-        What the estimator knows of the data.
+        What the estimator knows about the data.
     certainty
         Rows beside the subsample that are always evaluated.
     coreset

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from modicum.errors import SettingError
 from modicum.estimators import Perturbed
-from modicum.estimators.taylor import TERMS, LinearTaylor
+from modicum.estimators.remainder import TERMS
+from modicum.estimators.taylor import LinearTaylor
 from modicum.kernels.base import Settled
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove

@@ -41,8 +41,8 @@ from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
-from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
@@ -259,13 +259,13 @@ class HMCECS(EnergyConserving):
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Wrap the kernel in delayed acceptance, which evaluates proposals on all rows."""
         task = study.task
-        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
+        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
             settled=None,
-            kernel=DelayedAcceptanceKernel(plan.kernel, whole),
+            kernel=DelayedAcceptanceKernel(plan.kernel, log_posterior),
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
             tuning=plan.tuning | {"bias_bound": exact},
@@ -282,7 +282,7 @@ class HMCECS(EnergyConserving):
         size = (kernel.subsample, kernel.blocks, kernel.refreshes)
         return Outcome(warnings=look_back(case, *size, history))
 
-    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
         """Withdraw the bias bound if the run gave a reason to distrust it."""
         if not self.exact:
             withdraw_bound(plan.tuning, doubts)

@@ -26,7 +26,6 @@ from modicum.designs import (
 )
 from modicum.errors import ConvergenceError
 from modicum.estimators import (
-    GroupTaylor,
     LinearTaylor,
     control_variate,
     group_proxy,
@@ -42,6 +41,7 @@ from modicum.methods.ecs.tuning import (
     FAR,
     OF_LEVELS,
     ONE_BY_ONE,
+    SHARED,
     SIDE_BY_SIDE,
     Coreset,
     Expansion,
@@ -51,6 +51,7 @@ from modicum.methods.ecs.tuning import (
     choose_coordinates,
     evaluate,
     fit_coreset,
+    pilot_draws,
     proxy_ratios,
     run_pilot_chains,
     straightened,
@@ -69,26 +70,17 @@ from modicum.passes.faults import first_bad_row
 from modicum.passes.prior import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
+from modicum.rows.groups import GroupedRows, members_of
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import place_rows
 from modicum.runtime import Pytree, to_device
 
 __all__ = ["Study"]
 
-PILOT_DRAWS, PILOT_ROWS = 256, 8_192
-OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # for models without a linear predictor, whose rows cost more
-CANDIDATES, RESAMPLED = 2_048, 32  # draws, where groups are integrated out
-EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
-MOST_NUMBERS = 2**23  # in all candidates: fewer of them, where effects are many
+PILOT_ROWS = 8_192
+OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost more
 SPREAD_DRAWS = 64  # by which rows are weighed there, where the posterior is not normal
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups, where they are integrated out
-DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
-# Most draws lie on one side of a row's kink, so that eight of them may not cross it and make the
-# row look harmless: for a quantile regression with 500 of 20,000 rows, the bound on the bias is 2
-# posterior sds with eight draws, and 0.1 with 64.
-DESIGN_DRAWS_AT_KINKS = 64
-SHARED = 0  # seed of whatever all runs share
 MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter of the table
 FACTOR_ROWS = 256  # on which the error of whitening in float32 is measured
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
@@ -109,10 +101,6 @@ class Study:
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
-    _ratios: np.ndarray = field(init=False)  # of proxy to normal approximation, at such draws
-    _by_proxy: bool = field(
-        init=False, default=False
-    )  # whether draws come from the proxy's posterior
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
@@ -129,7 +117,9 @@ class Study:
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         if self.method.at_mean:
             self.centre = np.zeros_like(self.centre)
-        weighing, self.draws = self._pilot_draws()
+        weighing, self.draws, self._proxy_ratios = pilot_draws(
+            self.control_variate, self.proxy, self.centre, task.seed, self._has_kinks()
+        )
         self.expansion = self._expansion(weighing)
         if self.expansion.bend is not None:
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
@@ -143,7 +133,7 @@ class Study:
     def _weigh(
         self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
     ) -> None:
-        """Weigh all rows by the residuals to be expected of them, for every design."""
+        """Weigh all rows by their expected residuals, for every design."""
         facts = self._facts(draws, proxy, by_draws)
         self._weighted = design_tables(self.task, Weighted(), facts, stage)
         self.tables: Pytree = self._weighted
@@ -179,7 +169,7 @@ class Study:
         return proxy._replace(row_factor=factor), {"whitening": chosen}
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
-        """What control variates take of draws in which effects are relative to their scales."""
+        """Draws as control variates take them, with effects no longer relative to their scales."""
         if self.proxy.warp is None and not self.arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
@@ -194,51 +184,6 @@ class Study:
         exact, numbers = target.exact_prior
         mean, precision = exact.normal_approximation(point, V, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
-
-    def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
-        """Approximate posterior draws in whitened coordinates: for weighting rows, and for study.
-
-        They come from the normal approximation. Log standard deviations of groups may be far from
-        normal; there, draws are resampled by the proxy, which is nearly exact in them.
-        """
-        size = len(self.centre)
-        if not isinstance(self.control_variate, GroupTaylor):
-            linear = isinstance(self.control_variate, LinearTaylor)
-            number = PILOT_DRAWS if linear else OTHER_DRAWS
-            weighing = self.centre[None]
-            if not linear or self.proxy.warp is not None:  # else the spread is known: leverages
-                count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
-                rng = generator(SHARED, Stream.PILOT_DRAWS)
-                weighing = weighing + rng.standard_normal((count, size))
-            shared = generator(SHARED, Stream.STUDY_DRAWS)
-            if self.proxy.warp is not None:
-                draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
-                if draws is not None:
-                    return weighing, draws
-            return weighing, self.centre + shared.standard_normal((number, size))
-        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
-        draws = self._resampled(rng, CANDIDATES, RESAMPLED, least=0)
-        assert draws is not None
-        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
-
-    def _resampled(
-        self, rng: np.random.Generator, candidates: int, count: int, least: int | None = None
-    ) -> np.ndarray | None:
-        """Draws from the posterior that the proxy implies, by importance resampling.
-
-        None if the effective number of candidates is below `least` (by default `count`).
-        """
-        candidates = min(candidates, MOST_NUMBERS // len(self.centre))
-        draws = self.centre + rng.standard_normal((candidates, len(self.centre)))
-        ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
-        weights = np.exp(ratios - np.max(ratios))
-        weights /= weights.sum()
-        if 1 / np.sum(weights**2) < (count if least is None else least):
-            return None
-        self._by_proxy = True
-        chosen = rng.choice(candidates, count, p=weights)
-        self._ratios = ratios[chosen]
-        return draws[chosen]
 
     def _has_kinks(self) -> bool:
         """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
@@ -303,15 +248,16 @@ class Study:
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        log_proxy = None
-        if not linear or not self._by_proxy:
-            known = self._by_proxy and self.proxy.bend is None
-            log_proxy = self._ratios if known else self._log_proxy(self.draws)
-        evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
+        log_proxy, resampled = self._proxy_ratios, self._proxy_ratios is not None
+        if linear and resampled:
+            log_proxy = None
+        elif not resampled or self.proxy.bend is not None:
+            log_proxy = self._log_proxy(self.draws)
+        evaluated = self._evaluated(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
-            # Chains that go elsewhere say that the expansion is far off, and nothing of what is
-            # there: the pilot rows were weighed for where it was thought to be.
+            # Chains that go elsewhere show that the expansion is far off, but not what the
+            # posterior is like there: the pilot rows were weighed for where it was expected.
             if np.abs(draws.mean(axis=0) - self.centre).max() <= FAR:
                 self.draws = draws
                 evaluated = self._evaluated_again(rng)
@@ -322,7 +268,7 @@ class Study:
         return evaluated
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
-        """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
+        """Residuals at draws of the posterior itself, of rows that are weighed by them."""
         if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
             straight = self._straight(self.draws)
             if self.arrow:
@@ -345,8 +291,8 @@ class Study:
     def _spread_as(self, draws: np.ndarray) -> Proxy:
         """The proxy with a factor that gives standard normal numbers the spread of these draws.
 
-        About the anchor, from which residuals grow. A row's expected residual then is that over
-        the posterior as it is: a level of which all rows are alike has a long tail on one side.
+        About the anchor, from which residuals grow. A row's expected residual is then that over the
+        posterior itself: a level whose rows all have one outcome has a long tail on one side.
         """
         count, size = draws.shape
         square = draws.T @ draws / count
@@ -471,7 +417,7 @@ class Study:
     def distance(self) -> float:
         """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
 
-        After residuals were evaluated they are draws of the posterior as it is.
+        Once residuals have been evaluated, these are draws of the posterior itself.
         """
         read = self.task.target.likelihood.size
         return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
@@ -518,13 +464,8 @@ class Study:
 
     @cached_property
     def placed(self) -> Batch | Rows:
-        """The rows on the device, or where they are."""
-        return place_rows(_members(self.task.rows), self.method.memory_limit)
-
-
-def _members(rows: Rows) -> Rows:
-    """The rows behind the units, which row ids refer to."""
-    return rows.members if isinstance(rows, GroupedRows) else rows
+        """The rows on the device, or on the host if they are too many."""
+        return place_rows(members_of(self.task.rows), self.method.memory_limit)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:

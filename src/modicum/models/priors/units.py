@@ -96,15 +96,15 @@ class MomentSums:
 
     def __sub__(self, other: MomentSums) -> MomentSums:
         """Sums of the rows that remain when those of `other` are removed."""
-        left = self.weight - other.weight
-        mean = (self.weight * self.mean - other.weight * other.mean) / left
+        weight = self.weight - other.weight
+        mean = (self.weight * self.mean - other.weight * other.mean) / weight
         shift = other.mean - mean
-        squares = self.squares - other.squares - shift**2 * (left * other.weight / self.weight)
+        squares = self.squares - other.squares - shift**2 * (weight * other.weight / self.weight)
         with np.errstate(divide="ignore"):
             share = np.log1p(-min(1.0, float(np.exp(other.log_exposure - self.log_exposure))))
         counts = self.counts - other.counts
         return MomentSums(
-            left, mean, np.maximum(squares, 0.0), counts, float(self.log_exposure + share)
+            weight, mean, np.maximum(squares, 0.0), counts, float(self.log_exposure + share)
         )
 
     def moments(self) -> Moments:

@@ -35,7 +35,7 @@ def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarr
     """Numbers of up to `most` rows, in random order, and what the outcome of each counts for.
 
     A row that counts k times has k outcomes, whose sum varies less than k times one of them: it
-    comes up k times. Weights that are no whole numbers weigh a single outcome.
+    comes up k times. Weights that are not whole numbers weigh a single outcome.
     """
     ids = random_rows(len(rows), most, seed)
     if "weight" not in rows.fields:

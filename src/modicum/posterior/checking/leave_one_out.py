@@ -15,8 +15,8 @@ Draws that carry signs s (eq. 5.3 of the HMC-ECS paper) enter both sums with the
 log of sum_s s r_s p(y_i | theta_s) / sum_s s r_s.
 
 What a row's a_i misses grows with the variance of its log-likelihood over the draws, which is about
-its share of the effective number of parameters. Of effects that are integrated out, what is left
-out is a group.
+its share of the effective number of parameters. Where effects are integrated out, what is left out
+is a group.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
 
 
 def _efficiency(source: Draws, count: int) -> float:
-    """Effective over actual draws, on average over parameters, as ArviZ has it."""
+    """Effective over actual draws, on average over parameters, as in ArviZ."""
     from arviz_stats.base import array_stats
 
     if source.chains == 1 or source.num_draws < 4:

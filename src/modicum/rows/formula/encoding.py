@@ -17,7 +17,7 @@ from modicum.errors import DataError, ModicumError
 from modicum.rows.checks import WeightCheck
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Description, DType, Field, Level
-from modicum.rows.entries import mapping, sequence, text, whole
+from modicum.rows.entries import integer, mapping, sequence, text
 from modicum.rows.formula.columns import BatchColumns, complete_rows, counted, kind_of
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
 from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression
@@ -359,7 +359,7 @@ def _factor(saved: object) -> Factor:
         _levels(entry["levels"]),
         contrast,
         _truth(entry["spans"]),
-        whole(entry["local"], 0),
+        integer(entry["local"], 0),
     )
     if factor.local > len(factor.columns):
         raise ValueError("a factor has more columns in a row than in all")
@@ -371,7 +371,7 @@ def _term(saved: object) -> Term:
     parts = []
     for part in map(sequence, sequence(entry["parts"])):
         pairs = [sequence(pair) for pair in part]
-        parts.append(tuple((whole(number, 0), _truth(reduced)) for number, reduced in pairs))
+        parts.append(tuple((integer(number, 0), _truth(reduced)) for number, reduced in pairs))
     return Term(text(entry["name"]), tuple(parts))
 
 
@@ -405,7 +405,7 @@ def _levels(saved: object) -> tuple[Level, ...]:
     levels = []
     for level in sequence(saved):
         if not isinstance(level, str | int | float) or level != level:
-            raise TypeError("a level is no text or number")
+            raise TypeError("a level is neither text nor a number")
         levels.append(level)
     return tuple(levels)
 
@@ -437,10 +437,10 @@ def _learned(value: object) -> object:
     if isinstance(value, list):
         array = np.asarray(value, dtype=np.float64)  # of anything but numbers, an error
         if array.size > MOST_NUMBERS or not np.isfinite(array).all():
-            raise ValueError("what a transform learned is no list of numbers")
+            raise ValueError("what a transform learned is not a list of numbers")
         return array if array.ndim == 2 else array.tolist()
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise TypeError("what a transform learned is no number")
+    raise TypeError("what a transform learned is not a number")

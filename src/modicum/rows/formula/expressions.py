@@ -162,8 +162,8 @@ call functions by name only, as in log(x): compute such a column first.
             return ast.parse(code.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             raise SettingError(
-                f"the formula holds {self.text[:80]!r}, which is no expression: check brackets, "
-                "commas and operators."
+                f"the formula holds {self.text[:80]!r}, which is not an expression: check "
+                "brackets, commas and operators."
             ) from None
 
     @property

@@ -196,9 +196,9 @@ class _Reading:
         self.rows = rows
         if rows == 0:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
-        whole = HeldColumns({name: np.concatenate(chunks.pop(name)) for name in list(chunks)})
+        all_rows = HeldColumns({name: np.concatenate(chunks.pop(name)) for name in list(chunks)})
         for expression in self._learners:
-            evaluated = evaluate(expression, whole, self.states, learning=True)
+            evaluated = evaluate(expression, all_rows, self.states, learning=True)
             if isinstance(evaluated, LevelArray):
                 raise SettingError(f"{expression.text} compares what it learned: use numbers.")
             if not isinstance(evaluated, ColumnArray):

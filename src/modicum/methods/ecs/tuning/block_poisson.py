@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum.estimators.block_poisson import ROOM, ROOM_FOLLOWING, BlockPoisson
 from modicum.methods.ecs.tuning.coreset import Coreset
-from modicum.methods.ecs.tuning.residuals import Pilot, representatives
+from modicum.methods.ecs.tuning.moments import Pilot, representatives
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator
@@ -121,8 +121,8 @@ class Bound:
         self.coreset = coreset
         self.room = ROOM if coreset is None else ROOM_FOLLOWING
         following = 0.0 if coreset is None else coreset.at_draws
-        left = pilot.mean - following
-        self.middle = float(pilot.share @ left) if centre is None else centre
+        remainder = pilot.mean - following
+        self.middle = float(pilot.share @ remainder) if centre is None else centre
         self.at_draws = np.asarray(self.middle + following)
         self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
 
@@ -197,7 +197,7 @@ def choose_products(
     fresh
         Cost of a fresh row, in evaluations of a row.
     certainty
-        Rows beside the products' that every evaluation reads; they are no part of the pilot's.
+        Rows beside the products' that every evaluation reads; they are not among the pilot's.
     coreset
         What the lower bound follows; None: it is the same everywhere.
     """

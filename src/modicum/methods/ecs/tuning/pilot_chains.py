@@ -1,4 +1,4 @@
-"""Does the posterior lie where the pilot study looked? Short chains on the pilot rows tell.
+"""Does the posterior lie where the pilot study looked? Short chains on the pilot rows will show.
 
 The pilot study draws from the normal approximation about the anchor. Where the posterior is far
 from normal (a mixture weight at its boundary, the neck of a funnel), the variance of the

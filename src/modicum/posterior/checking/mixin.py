@@ -1,4 +1,4 @@
-"""How far a posterior can be trusted: checks of the model, of the prior and of the draws."""
+"""The methods of a posterior that check the model, the prior and the draws."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["ChecksMixin"]
 
 
 class ChecksMixin(FittedDraws):
-    """The questions to a posterior that are about trust in it; see `Posterior`."""
+    """Methods that say how far a posterior can be trusted; see `Posterior`."""
 
     def ppc(
         self,

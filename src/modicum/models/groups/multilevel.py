@@ -1,6 +1,6 @@
 """How the effects of groups are held: as parameters of their own, or integrated out.
 
-Explicit effects (`groups=` of a family) are right for crossed factors of up to some thousand
+Explicit effects (`groups=` of a family) are right for crossed factors of up to a few thousand
 levels, and for one factor of more (`models.arrow`). The rows that a step needs then grow like
 d^3 / n with the number of parameters d: rows of thin groups are far from quadratic in their group's
 effect. Effects of one factor, that of the most levels, can be integrated out instead
@@ -17,8 +17,8 @@ from modicum.errors import SettingError, argument
 from modicum.models.arrow import MOST_BORDER, MOST_NUMBERS, arrow_fits
 from modicum.models.base import DENSE_LIMIT, BaseModel
 from modicum.models.families import Softmax
-from modicum.models.groups import INTERCEPT, GroupTerm, common_columns, tidy_groups
-from modicum.models.integrated import IntegratedEffects
+from modicum.models.groups.integrated import IntegratedEffects
+from modicum.models.groups.terms import INTERCEPT, GroupTerm, common_columns, tidy_groups
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
 from modicum.models.priors.specification import columns_of, require_known, require_support
@@ -31,7 +31,7 @@ HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 MOST_EFFECTS = 3  # per group that quadrature serves
 MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hessian in these
 # Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
-# flights needed, 60 for 137 parameters and some 15,000 for 4,042.
+# flights needed, 60 for 137 parameters and about 15,000 for 4,042.
 ROWS_NEEDED = 0.08
 MOST_ROWS = 2_000
 GROUPS_NEEDED, NODES = 40, 9  # groups per step, and nodes per effect, where effects are integrated
@@ -82,7 +82,7 @@ def multilevel(
             "groups are for families of one linear predictor, and Softmax has one per class; "
             "leave the group terms out, or compare two classes by family='logistic'."
         )
-    terms = tidy_groups(terms)  # an effect that is there twice is refused
+    terms = tidy_groups(terms)  # refuses an effect that occurs twice
     common = len(common_columns(terms, rows))
     size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
     needed = ROWS_NEEDED * size**3 / len(rows)
@@ -137,13 +137,13 @@ def _is_arrow(
 ) -> bool:
     """Whether all effects can be held explicitly though they are many: most are of one factor."""
     own = sum(len(term.effects) + len(term.cor_names) for term in terms)
-    whole = size + own + family.intercept + len(family.extras)
+    parameters = size + own + family.intercept + len(family.extras)
     effects = sum(len(term.effects) for term in inner)
-    return arrow_fits(len(rows.levels[inner[0].field]), effects, whole)
+    return arrow_fits(len(rows.levels[inner[0].field]), effects, parameters)
 
 
 def _rounded(number: float) -> str:
-    """A number to two digits, as one would say it: 16,000."""
+    """A number to two digits, and thousands apart: 16,000."""
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
@@ -174,7 +174,7 @@ def _integrating_is_cheaper(
 
 
 def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:
-    """Why effects of one factor cannot be integrated out beside so many parameters; None: can."""
+    """Why effects of one factor cannot be integrated out beside so many parameters, or None."""
     if beside > MOST_BESIDE:
         return (
             f"beside effects that are integrated out up to {MOST_BESIDE} parameters can be held, "
