@@ -23,7 +23,7 @@ from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableRows, read_formula
 from modicum.run import ChainCount, Parallel
-from modicum.sample import sample
+from modicum.sample import check_run, sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,6 +148,9 @@ def fit(
     >>> len(post.predict(pd.DataFrame({"ward": ["c"], "dose": [0.5]})))
     1
     """
+    check_run(method, draws, tune, chains, random_seed, superchains, passes, thin)
+    if isinstance(family, str):
+        family_named(family)
     if isinstance(data, Digest):
         _check_digest(formula, data, (weights, offset, store, dtype), missing)
         table_rows = TableRows(data.pool.rows, 0)

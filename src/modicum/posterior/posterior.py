@@ -102,7 +102,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
         names of their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
         `ess_bulk`, `ess_tail` and `r_hat` are of the ratio estimate (delta method, batch means),
         and ``attrs`` holds the mean weight and the weights' own R-hat. Where chains share starts
-        (`superchains` of `mo.sample`), there is a column `nested_r_hat`.
+        (`superchains` of `mo.sample`), there is a column `nested_r_hat`. Effects of groups come
+        last; `names` asks for parameters, or lines, of one's own choice.
         """
         return summarise(self, names, prob, self.settings.get("superchains"))
 

@@ -25,6 +25,7 @@ __all__ = ["Statistic", "diagnose", "learning_curve", "percent", "summarise"]
 
 Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
 """From the chains' current draws, name to array (chain, *shape), to a number or some by name."""
+EFFECTS = "|"  # in names such as "1|ward": effects of groups, thousands perhaps, come last
 CURVE_POINTS = 50  # of a curve, where none are asked for
 
 
@@ -41,7 +42,9 @@ def summarise(
     import pandas as pd
 
     check_interval(prob)
-    requests = [names] if isinstance(names, str) else list(source.draws if names is None else names)
+    if names is None:
+        names = sorted(source.draws, key=lambda name: EFFECTS in name)
+    requests = [names] if isinstance(names, str) else list(names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
     for name in requests:
