@@ -308,8 +308,15 @@ def _check_arguments(model: object, rows: object, parallel: object) -> None:
 def check_model_and_rows(model: object, rows: object) -> None:
     """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
+        hint = (
+            "; a NumPyro model is taken by mo.from_numpyro(model, rows), log-densities in JAX by "
+            "mo.Model(log_prior, log_likelihood)"
+            if callable(model) and not isinstance(model, type)
+            else ""
+        )
         raise SettingError(
-            f"the first argument must be a model such as mo.models.Logistic(), not {_kind(model)}."
+            "the first argument must be a model such as mo.models.Logistic(), not "
+            f"{_kind(model)}{hint}."
         )
     if not isinstance(rows, Rows):
         raise SettingError(

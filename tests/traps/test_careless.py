@@ -12,6 +12,7 @@ import pytest
 
 import modicum as mo
 from modicum import plots
+from modicum.posterior import Prediction
 from modicum.posterior.elsewhere import ELSEWHERE
 from modicum.rows.reading import read_formula
 
@@ -155,6 +156,26 @@ def test_draws_go_by_the_names_of_the_summary(post):
         mo.SettingError, match=r"no 'beta\[g\[z\]\]' .* of 'beta' there are beta\[x\]"
     ):
         post["beta[g[z]]"]
+
+
+def test_predictions_are_a_frame_with_the_index_of_the_table(frame, post):
+    """A join by another index would mix the rows up."""
+    new = frame.iloc[[7, 3]]
+    predicted = post.predict(new)
+    joined = new.join(predicted.to_frame())
+    assert list(joined.columns[-3:]) == ["mean", "lower", "upper"]
+    np.testing.assert_array_equal(joined["mean"], predicted.mean)
+    assert list(post.predict(pa.Table.from_pandas(new)).to_frame().index) == [0, 1]
+    classes = Prediction(*np.zeros((3, 2, 2)), 0.9, 10, ("no", "yes"))
+    assert list(classes.to_frame())[:4] == ["mean[no]", "lower[no]", "upper[no]", "mean[yes]"]
+
+
+def test_a_function_in_place_of_a_model_leads_to_what_takes_it(frame):
+    rows = mo.Rows(x=frame[["x"]], y=frame["y"])
+    with pytest.raises(mo.SettingError, match=r"not function; a NumPyro model is taken by mo.from"):
+        mo.sample(lambda x: None, rows)
+    with pytest.raises(mo.SettingError, match=r"not the class Logistic\.$"):
+        mo.sample(mo.models.Logistic, rows)
 
 
 def test_names_of_other_libraries_lead_to_ours(post):
