@@ -117,6 +117,18 @@ def _plain(column: pa.Array) -> np.ndarray:
     return np.array([str(value) for value in column.to_pylist()])
 
 
+def _complete(table: pa.Table) -> pa.Table:
+    """Rows without missing values: neither null nor NaN, which polars and Parquet tell apart."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = table.drop_null()
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if pa.types.is_floating(kind):
+            table = table.filter(pc.invert(pc.is_nan(table.column(name))))
+    return table
+
+
 def table_sample(table: object, columns: Sequence[str], most: int, seed: int) -> pa.Table:
     """Up to `most` random rows of a table, complete in these columns, in one reading."""
     import pyarrow as pa
@@ -128,7 +140,7 @@ def table_sample(table: object, columns: Sequence[str], most: int, seed: int) ->
     rng = generator(seed, Stream.CHECKED_ROWS)
     sample, keys = None, np.zeros(0)
     for batch in source.batches(columns):
-        complete = pa.Table.from_batches([batch]).select(list(columns)).drop_null()
+        complete = _complete(pa.Table.from_batches([batch]).select(list(columns)))
         joined = complete if sample is None else pa.concat_tables([sample, complete])
         keys = np.concatenate([keys, rng.random(len(complete))])
         if len(keys) > most:  # those with the smallest keys are a random sample of all so far
