@@ -57,6 +57,8 @@ from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.description import Description
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
@@ -395,6 +397,9 @@ class Digest:
 
     def rows_like(self, rows: object) -> Rows:
         """Rows with the digest's columns, levels and type, from rows or from a table."""
+        if self.schema.origin is not None and is_tabular(rows):
+            encoding = FormulaEncoding.from_dict(self.schema.origin)
+            return encode_table(encoding, rows, outcome=True)
         if is_table(rows):
             return Rows.from_table_like(rows, self.schema)
         if isinstance(rows, Mapping):
