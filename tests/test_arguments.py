@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.arguments import ELSEWHERE, OTHER_NAMES, UnknownArgumentError, names_checked
-from modicum.errors import ModicumWarning, warn
+from modicum.arguments import ELSEWHERE, OTHER_NAMES, names_checked
+from modicum.errors import ModicumWarning, UnknownArgumentError, warn
 
 TABLE = {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0]}
 ROWS = mo.Rows(x=np.ones((3, 1)), y=np.ones(3))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from modicum.errors import SettingError, suggestion
+from modicum.errors import UnknownArgumentError, suggestion
 
-__all__ = ["UnknownArgumentError", "names_checked"]
+__all__ = ["names_checked"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,10 +77,6 @@ ELSEWHERE = {
     "model": "a formula and a family make the model; mo.sample(model, rows) takes one",
     "rows": "the table, or the rows, are the second argument: data",
 }
-
-
-class UnknownArgumentError(SettingError, TypeError):
-    """There is no argument of this name; it may be caught as Python's own error, too."""
 
 
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:

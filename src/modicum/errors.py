@@ -22,6 +22,7 @@ __all__ = [
     "NoNoiseError",
     "ResourceError",
     "SettingError",
+    "UnknownArgumentError",
     "UnknownNameError",
     "argument",
     "as_options",
@@ -48,6 +49,10 @@ class AbsentFileError(DataError, FileNotFoundError):
 
 class SettingError(ModicumError, ValueError):
     """An argument is not one Modicum can work with (a misspelt method, a negative size)."""
+
+
+class UnknownArgumentError(SettingError, TypeError):
+    """A function has no argument of this name; it may be caught as Python's own error, too."""
 
 
 class UnknownNameError(SettingError, KeyError):
