@@ -10,7 +10,9 @@ import pytest
 import modicum as mo
 from helpers.targets import design, sums_of
 from modicum.kernels.fused import FusedKernel, pieces
+from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Task
+from modicum.methods.ecs.composition import with_integrator
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.random import chain_keys
 from modicum.run import Chains
@@ -109,6 +111,49 @@ def test_it_draws_what_the_plain_kernel_draws(plan, truth, held, x64):
         lambda a, b: (a.dtype, a.shape) == (b.dtype, b.shape), state, settled_state
     )
     assert all(jax.tree.leaves(types))
+
+
+def test_a_split_integrator_draws_the_same(x64):
+    split = planned(
+        subsample=20,
+        blocks=4,
+        refreshes=1,
+        certainty=10,
+        jitter=0.3,
+        fused=False,
+        integrator="split",
+    )
+    assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
+    (_, record), (_, settled_record) = run_plain(split), run_fused(split, fused_of(split))
+    off = furthest(record, settled_record)
+    assert 0 < off.pop("position") < 1e-5
+    assert max(off.values()) < 1e-4
+    assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1
+    # lengths differ by jitter, so that an angle of another iteration is another path
+    (names,) = (names for names in record if "n_steps" in names)
+    assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
+    leapfrog = replace(split, kernel=replace(split.kernel, move=HMCMove(np.pi / 2, jitter=0.3)))
+    assert furthest(record, run_fused(leapfrog, fused_of(leapfrog))[1])["position"] > 1e-3
+
+
+def test_a_gpu_takes_a_split_integrator(plan, monkeypatch):
+    method = mo.HMCECS()
+    kernel, _ = with_integrator(method, plan.kernel, plan.context)
+    assert kernel.move == HMCMove(1.2)
+    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    kernel, tuning = with_integrator(method, plan.kernel, plan.context)
+    assert kernel.move == HMCMove(np.pi / 2, split=True)
+    assert tuning["integrator"]["value"] == "split"
+    for setting in ({"integrator": "leapfrog"}, {"inner": "nuts"}):
+        same, tuning = with_integrator(mo.HMCECS(**setting), plan.kernel, plan.context)
+        assert same is plan.kernel
+        assert tuning.get("integrator", {}).get("value") in ("leapfrog", None)
+    own = mo.HMCECS(trajectory=1.0)
+    assert with_integrator(own, plan.kernel, plan.context)[0].move == HMCMove(1.0, split=True)
+    other = plan.context._replace(proxy=plan.context.proxy._replace(warp=()))
+    kernel, tuning = with_integrator(method, plan.kernel, other)
+    assert not kernel.move.split
+    assert "not normal" in tuning["integrator"]["why"]
 
 
 @dataclass(frozen=True)

@@ -505,6 +505,8 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"target_accept": 1.0}, "target_accept"),
         ({"floor": 0.0}, "floor"),
         ({"jitter": 1.0}, "jitter"),
+        ({"integrator": "euler"}, "'auto', 'leapfrog' or 'split'"),
+        ({"integrator": "split", "inner": "nuts"}, "for inner='hmc'"),
     ],
 )
 def test_wrong_settings_are_told_in_a_sentence(settings, words):

@@ -78,11 +78,12 @@ def adapt(
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
+    longest: float | None = None,
 ) -> Adaptation:
-    """Learn from one iteration as its flags say."""
+    """Learn from one iteration as its flags say; `longest` is the largest step of any use."""
     return jax.lax.cond(
         flags.adapting,
-        lambda: _learn(state, flags, position, acceptance_rate, target_accept),
+        lambda: _learn(state, flags, position, acceptance_rate, target_accept, longest),
         lambda: state,
     )
 
@@ -93,6 +94,7 @@ def _learn(
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
+    longest: float | None,
 ) -> Adaptation:
     _, follow, average = dual_averaging_adaptation(target_accept)
     averaging, mass = follow(state.averaging, acceptance_rate), state.mass
@@ -107,6 +109,8 @@ def _learn(
         mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
         inverse_mass = mass.inverse_mass_matrix
     settled = jnp.where(flags.last, average(averaging), jnp.exp(averaging.log_step_size))
+    if longest is not None:
+        settled = jnp.minimum(settled, longest)
     return Adaptation(settled, inverse_mass, averaging, mass)
 
 

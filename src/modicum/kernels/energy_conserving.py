@@ -26,7 +26,7 @@ from modicum.kernels.base import (
     recorded,
     straighten,
 )
-from modicum.kernels.moves import Density, move_afresh
+from modicum.kernels.moves import Density, longest_step, move_afresh
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -180,7 +180,9 @@ class EnergyConservingKernel:
             self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
         )
         rate, values = info.acceptance_rate, point.by_product
-        adaptation = adapt(learned, flags, point.position, rate, self.target_accept)
+        adaptation = adapt(
+            learned, flags, point.position, rate, self.target_accept, longest_step(self.move)
+        )
         at, growth = straighten(point.position, context.proxy)
         logdensity = point.logdensity if context.proxy.warp is None else point.logdensity - growth
         draw = {

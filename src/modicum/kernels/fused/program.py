@@ -2,9 +2,10 @@
 
 Rows of all iterations lie in one pool per chain: first the m of the subsample, then the fresh ones.
 What changes is which row of the pool each place of the subsample holds, so that rows are only ever
-read. With m rows of d numbers that fit into registers they are read once per iteration, else tile
-by tile at every evaluation. Arrays of a program have sizes that are powers of two: columns are cut
-into two such pieces at most, and places beyond m count for nothing.
+read. m rows of d numbers that fit into registers stay there, and an iteration reads those that it
+replaces; else rows are read tile by tile at every evaluation. Arrays of a program have sizes that
+are powers of two: columns are cut into two such pieces at most, and places beyond m count for
+nothing.
 """
 
 from __future__ import annotations
@@ -127,8 +128,9 @@ class Here(NamedTuple):
 
     z: Vector
     log_density: jax.Array
-    gradient: Vector
+    gradient: Vector  # of the log-density, or of what a split integrator leaves to kicks
     estimated: Estimated
+    values: jax.Array | None  # D of each place, where rows are held
 
 
 class RegisterRows(NamedTuple):
@@ -156,6 +158,7 @@ class Program:
 
     residuals: RowResidual
     shape: Shape
+    split: bool
     interpret: bool
 
     def write(self, memory: Ref, values: jax.Array) -> None:
@@ -182,6 +185,29 @@ class Program:
         taylor = tuple(extra(TAYLOR + j) for j in range(TERMS))
         return RegisterRows(tuple(columns), extra(ETA), extra(OUTCOME), extra(SCALE), taylor)
 
+    def replaced(
+        self, held: RegisterRows, memory: Ref, row_ids: jax.Array, new: jax.Array
+    ) -> RegisterRows:
+        """The rows that are held, but those of the pool by number where they are `new`."""
+        start = 0
+        columns = []
+        for width, old in zip(self.shape.widths, held.columns, strict=True):
+            at = memory.at[row_ids[:, None], start + jnp.arange(width, dtype=jnp.int32)[None, :]]
+            columns.append(
+                plgpu.load(at, mask=jnp.broadcast_to(new[:, None], old.shape), other=old)
+            )
+            start += width
+
+        def extra(k: int, old: jax.Array) -> jax.Array:
+            at = memory.at[row_ids, jnp.full(row_ids.shape, start + k, jnp.int32)]
+            return plgpu.load(at, mask=new, other=old)
+
+        taylor = tuple(extra(TAYLOR + j, old) for j, old in enumerate(held.taylor))
+        eta, y, scale = (
+            extra(k, old) for k, old in ((ETA, held.eta), (OUTCOME, held.y), (SCALE, held.scale))
+        )
+        return RegisterRows(tuple(columns), eta, y, scale, taylor)
+
     def values(self, held: RegisterRows, z: Vector) -> tuple[jax.Array, jax.Array]:
         """D of each row at z, and its slope in the row's predictor."""
         parts = [
@@ -207,8 +233,8 @@ class Program:
         m = self.shape.subsample
         return estimated.squares / (m * (m - self.shape.ddof))
 
-    def of_held(self, held: RegisterRows, z: Vector) -> tuple[Estimated, Vector]:
-        """The estimate from rows that are all held, and the gradient of its log."""
+    def of_held(self, held: RegisterRows, z: Vector) -> tuple[Estimated, Vector, jax.Array]:
+        """The estimate from rows that are all held, the gradient of its log, and D of each."""
         m = self.shape.subsample
         D, slope = self.values(held, z)
         live = jnp.arange(self.shape.places, dtype=jnp.int32) < m
@@ -216,7 +242,7 @@ class Program:
         off = jnp.where(live, D - mean, 0.0)
         weight = (1 / m - off / (m * (m - self.shape.ddof))) * slope
         gradient = self.back(held, jnp.where(live, weight, 0.0))
-        return Estimated(mean, jnp.sum(off * off)), gradient
+        return Estimated(mean, jnp.sum(off * off)), gradient, D
 
     def of_tiles(self, pool: Ref, places: Ref, z: Vector) -> tuple[Estimated, Vector]:
         """The same tile by tile; the gradient of the squares follows the mean as it moves."""
@@ -276,7 +302,7 @@ class Memory(NamedTuple):
     momentum: Ref
     accept: Ref  # logs of the uniform numbers that decide about trajectories
     steps: Ref
-    step_size: Ref
+    drift: Ref  # of a step: half its length, and the numbers by which z and p move
     start: Ref  # z
     slope: Ref  # a of the proxy
     positions: Ref
@@ -292,7 +318,6 @@ class _Chain:
     program: Program
     memory: Memory
     a: Vector
-    h: jax.Array
 
     @property
     def slices(self) -> list[Any]:
@@ -300,25 +325,34 @@ class _Chain:
         widths = self.program.shape.widths
         return [pl.ds(sum(widths[:k]), width) for k, width in enumerate(widths)]
 
-    def estimate(self, z: Vector, held: RegisterRows | None) -> tuple[Estimated, Vector]:
-        """The estimate at z, and the gradient of its log."""
+    def estimate(
+        self, z: Vector, held: RegisterRows | None
+    ) -> tuple[Estimated, Vector, jax.Array | None]:
+        """The estimate at z, the gradient of its log, and D of rows that are held."""
         if held is not None:
             return self.program.of_held(held, z)
-        return self.program.of_tiles(self.memory.pool, self.memory.places, z)
+        return *self.program.of_tiles(self.memory.pool, self.memory.places, z), None
 
     def evaluate(self, z: Vector, held: RegisterRows | None) -> Here:
         """The log-density, its gradient and the estimate at z."""
         program = self.program
-        estimated, gradient = self.estimate(z, held)
+        estimated, gradient, values = self.estimate(z, held)
         log = program.log_of(estimated) + _dot(z, _plus(self.a, -0.5, z))
-        gradient = _plus(_plus(gradient, 1.0, self.a), -1.0, z)
+        gradient = _plus(gradient, 1.0, self.a)
+        if not program.split:
+            gradient = _plus(gradient, -1.0, z)
         if program.shape.certain:
             total, slope = program.of_certain(self.memory.certain, z)
             log, gradient = log + total, _plus(gradient, 1.0, slope)
-        return Here(z, log, gradient, estimated)
+        return Here(z, log, gradient, estimated, values)
 
     def refresh(
-        self, t: jax.Array, z: Vector, row_ids: jax.Array, now: Estimated
+        self,
+        t: jax.Array,
+        z: Vector,
+        row_ids: jax.Array,
+        now: Estimated,
+        values: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
@@ -328,32 +362,41 @@ class _Chain:
         m, b, K = program.shape.subsample, program.shape.block, program.shape.refreshes
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
-            row_ids, now, accepted = carry
+            row_ids, now, values, accepted = carry
             first = memory.which[t, k] * b
             chosen = everywhere[:, None] == (first + inside)[None, :]
-            before = jnp.sum(jnp.where(chosen, row_ids[:, None], 0), axis=0, dtype=jnp.int32)
             fresh = m + (t * K + k) * b
-            then = self.swapped(before, fresh + jnp.minimum(inside, b - 1), inside < b, z, now)
+            new = self.values_at(fresh + jnp.minimum(inside, b - 1), z)
+            if values is None:
+                before = jnp.sum(jnp.where(chosen, row_ids[:, None], 0), axis=0, dtype=jnp.int32)
+                old = self.values_at(before, z)
+            else:
+                old = jnp.sum(jnp.where(chosen, values[:, None], 0.0), axis=0)
+            then = self.swapped(old, new, inside < b, now)
             taken = memory.chance[t, k] < program.log_of(then) - program.log_of(now)
             now = Estimated(*(jnp.where(taken, x, y) for x, y in zip(then, now, strict=True)))
             within = everywhere - first
             replaced = taken & (within >= 0) & (within < b)
             row_ids = jnp.where(replaced, fresh + within, row_ids)
-            return row_ids, now, accepted + jnp.where(taken, jnp.float32(1), jnp.float32(0))
+            if values is not None and K > 1:  # else nobody asks again
+                there = jnp.sum(jnp.where(chosen, new[None, :], 0.0), axis=1)
+                values = jnp.where(replaced, there, values)
+            accepted += jnp.where(taken, jnp.float32(1), jnp.float32(0))
+            return row_ids, now, values, accepted
 
         everywhere = jnp.arange(program.shape.places, dtype=jnp.int32)
         inside = jnp.arange(at_least(b), dtype=jnp.int32)
-        start = (row_ids, now, jnp.float32(0))
-        row_ids, _, accepted = jax.lax.fori_loop(jnp.int32(0), jnp.int32(K), propose, start)
+        start = (row_ids, now, values, jnp.float32(0))
+        row_ids, _, _, accepted = jax.lax.fori_loop(jnp.int32(0), jnp.int32(K), propose, start)
         return row_ids, accepted
 
-    def swapped(
-        self, before: jax.Array, after: jax.Array, live: jax.Array, z: Vector, now: Estimated
-    ) -> Estimated:
-        """The estimate with the rows `after` in place of `before`, from that `now`."""
-        program, m = self.program, self.program.shape.subsample
-        old, _ = program.values(program.read(self.memory.pool, before), z)
-        new, _ = program.values(program.read(self.memory.pool, after), z)
+    def values_at(self, row_ids: jax.Array, z: Vector) -> jax.Array:
+        """D of rows of the pool."""
+        return self.program.values(self.program.read(self.memory.pool, row_ids), z)[0]
+
+    def swapped(self, old: jax.Array, new: jax.Array, live: jax.Array, now: Estimated) -> Estimated:
+        """The estimate with rows of the values `new` in place of `old`, from that `now`."""
+        m = self.program.shape.subsample
         off, gone = jnp.where(live, new - now.mean, 0.0), jnp.where(live, old - now.mean, 0.0)
         shift = (jnp.sum(off) - jnp.sum(gone)) / m
         squares = now.squares + jnp.sum(off * off) - jnp.sum(gone * gone) - m * shift * shift
@@ -366,27 +409,41 @@ class _Chain:
         self.program.write(self.memory.places, row_ids)
         return None
 
+    def hold_anew(
+        self, held: RegisterRows | None, row_ids: jax.Array, new: jax.Array
+    ) -> RegisterRows | None:
+        """The same after some of the rows changed."""
+        if held is None:
+            return self.hold(row_ids)
+        return self.program.replaced(held, self.memory.pool, row_ids, new)
+
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
         """Refresh the subsample, follow a trajectory, decide about its end, and write it down."""
-        z, row_ids, now = carry
-        program, memory, h = self.program, self.memory, self.h
-        row_ids, accepted = self.refresh(t, z, row_ids, now)
-        held = self.hold(row_ids)
-        start = self.evaluate(z, held)
+        z, row_ids, held, now, values = carry
+        program, memory = self.program, self.memory
+        # all that is known beforehand is read first, since it takes a while to come
         p = tuple(memory.momentum[t, s] for s in self.slices)
+        steps, chance = memory.steps[t], memory.accept[t]
+        half, keep, move, turn = (memory.drift[t, k] for k in range(4))
+        before = row_ids
+        row_ids, accepted = self.refresh(t, z, row_ids, now, values)
+        held = self.hold_anew(held, row_ids, row_ids != before)
+        start = self.evaluate(z, held)
 
         def leap(_: jax.Array, carry: tuple[Here, Vector]) -> tuple[Here, Vector]:
             here, p = carry
-            p = _plus(p, h / 2, here.gradient)
-            here = self.evaluate(_plus(here.z, h, p), held)
-            return here, _plus(p, h / 2, here.gradient)
+            p = _plus(p, half, here.gradient)
+            there = tuple(keep * x + move * y for x, y in zip(here.z, p, strict=True))
+            q = tuple(keep * y - turn * x for x, y in zip(here.z, p, strict=True))
+            here = self.evaluate(there, held)
+            return here, _plus(q, half, here.gradient)
 
-        end, q = jax.lax.fori_loop(jnp.int32(0), memory.steps[t], leap, (start, p))
+        end, q = jax.lax.fori_loop(jnp.int32(0), steps, leap, (start, p))
         energy = 0.5 * _dot(q, q) - end.log_density
         gain = (0.5 * _dot(p, p) - start.log_density) - energy
         lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # no number is never accepted
         gain = jnp.where(lost, -jnp.inf, gain)
-        taken = memory.accept[t] < gain
+        taken = chance < gain
         there = jax.tree.map(lambda x, y: jnp.where(taken, x, y), end, start)
         now = there.estimated
         for s, piece in zip(self.slices, there.z, strict=True):
@@ -394,20 +451,21 @@ class _Chain:
         stats = (there.log_density, accepted, now.mean, program.variance(now), gain, energy)
         for k, value in enumerate(stats):
             memory.stats[t, k] = value
-        return there.z, row_ids, now
+        return there.z, row_ids, held, now, there.values
 
 
 def run(program: Program, *refs: Ref) -> None:
     """All iterations of one chain; the refs are those of `Memory`."""
     memory, shape = Memory(*refs), program.shape
-    chain = _Chain(program, memory, (), memory.step_size[0])
+    chain = _Chain(program, memory, ())
     chain = replace(chain, a=tuple(memory.slope[s] for s in chain.slices))
     everywhere = jnp.arange(shape.places, dtype=jnp.int32)
     z = tuple(memory.start[s] for s in chain.slices)
     row_ids = jnp.where(everywhere < shape.subsample, everywhere, 0)
-    now, _ = chain.estimate(z, chain.hold(row_ids))
-    count = memory.count[0]
-    z, row_ids, _ = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, (z, row_ids, now))
+    held = chain.hold(row_ids)
+    now, _, values = chain.estimate(z, held)
+    start, count = (z, row_ids, held, now, values), memory.count[0]
+    z, row_ids, *_ = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, start)
     for s, piece in zip(chain.slices, z, strict=True):
         memory.last[s] = piece
     program.write(memory.places, row_ids)

@@ -508,7 +508,7 @@ class Study:
     @property
     def steps(self) -> int:
         """Leapfrog steps to be expected per iteration."""
-        return _expected_steps(self.method.trajectory, self.task.target.size)
+        return _expected_steps(self.method.hmc(split=False).trajectory, self.task.target.size)
 
     @property
     def fresh(self) -> float:
