@@ -185,10 +185,35 @@ def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     chains._group_keys = chains._group_starts = [chains.keys]
     chains.begin()
     assert chains.settled is not None
+    assert len(chains._tables) == 1  # of all rows, in memory
     parts = [*chains.advance(0, 2), *chains.advance(2, LENGTH - 2)]
     chains.close()
     whole = np.concatenate([part["position"] for part in parts], axis=1)
     assert np.abs(whole - np.asarray(truth[1][POSITION])).max() < 1e-5
+
+
+def test_windows_are_of_one_size(plan):
+    parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
+    chains = Chains(*parts, "stacked")
+    chains.settled, chains.settled_length = fused_of(plan), 256
+    assert list(chains._windows(0, 1000)) == [(k * 250, 250) for k in range(4)]
+    assert list(chains._windows(3, 257)) == [(3, 129), (132, 128)]
+    assert list(chains._windows(0, 100)) == [(0, 100)]
+    chains.close()
+
+
+def test_a_table_holds_what_is_prepared_of_each_row(plan, monkeypatch, x64):
+    monkeypatch.setattr("modicum.kernels.fused.kernel.TOGETHER", 256)  # the third part overlaps
+    settled, kernel = fused_of(plan), plan.kernel
+    table = np.asarray(jax.jit(settled.table)(plan.rows, plan.context))
+    request = kernel.row_request(jax.random.key(1), plan.context)
+    batch = {name: values[request.row_ids] for name, values in plan.rows.items()}
+    batch["probability"] = request.probability
+    prepared = settled.of_prepared(kernel.prepare(batch, plan.context))
+    np.testing.assert_allclose(settled.of_table(table, request), prepared, rtol=1e-6, atol=1e-30)
+    assert len(table) == 600
+    others = request._replace(row_ids=(request.row_ids + 1) % 600)
+    assert not np.allclose(settled.of_table(table, others), prepared, rtol=1e-3)
 
 
 @pytest.mark.slow

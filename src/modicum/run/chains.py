@@ -175,7 +175,6 @@ class Chains:
             if self._through_pinned_pages:
                 self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
             if self.settled is not None:
-                self._tabulate()
                 self._compile_settled(batches)
             self.state = [
                 self._start(g)(self._of_group(batches, g), key)
@@ -211,28 +210,31 @@ class Chains:
         fetched = self._fetcher.of(0, 1) if self._fetcher else None
         return (np.int64(0), np.int64(0)), fetched, state
 
-    def _tabulate(self) -> None:
-        """Prepare all rows once for what runs after warm-up, if a table of them has room."""
-        assert self.settled is not None
+    def _tabulate(self, settled: Settled) -> list[jax.Array]:
+        """All rows prepared for what runs after warm-up, once per device; [] without the room."""
+        tables = []
         for context, rows in self._copies:
             if rows is None:
-                return
-            shape = jax.eval_shape(self.settled.table, rows, context)
+                return []
+            shape = jax.eval_shape(settled.table, rows, context)
             if shape.size * shape.dtype.itemsize > SHARE_OF_TABLE * free_memory():
-                return
-            self._tables.append(compiled.table_of(self.settled, context, rows))
+                return []
+            tables.append(compiled.table_of(settled, context, rows))
+        return tables
 
     def _compile_settled(self, batches: Batches | None) -> None:
         """Make ready what runs after warm-up; what a device cannot run is done without."""
+        assert self.settled is not None
         blank = self._blank(batches)
         try:
+            self._tables = self._tabulate(self.settled)
             for g in range(len(self._copies)):
                 loop = compiled.advance_settled.lower(*self._settled_arguments(g, *blank))
                 loop.compile()
         except Exception as error:  # what is raised depends on device and version
             self.obstacle = "the program could not be compiled for this device"
             logger.info("%s: %s", self.obstacle, error)
-            self.settled = None
+            self.settled, self._tables = None, []
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
@@ -325,9 +327,8 @@ class Chains:
     ) -> tuple[Pytree, ...]:
         """What the loop without flags is called with for group `g`."""
         context, rows = self._at_device(g)
-        place = g % len(self._copies)
-        table = self._tables[place] if place < len(self._tables) else rows
-        fixed = (self.settled, self.settled_length, context, table)
+        source = self._tables[g % len(self._tables)] if self._tables else rows
+        fixed = (self.settled, self.settled_length, context, source)
         return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def _flags_of(self, first: int) -> Pytree:
