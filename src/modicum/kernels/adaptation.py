@@ -99,6 +99,9 @@ def _learn(
     _, follow, average = dual_averaging_adaptation(target_accept)
     averaging, mass = follow(state.averaging, acceptance_rate), state.mass
     inverse_mass = state.inverse_mass
+    if longest is not None:  # what is averaged must not make up for steps that were too long
+        log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
+        averaging = averaging._replace(log_step_size=log_step)
     if mass is not None:
         _, collect, renew = mass_matrix_adaptation(inverse_mass.ndim == 1)
         mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
@@ -109,8 +112,6 @@ def _learn(
         mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
         inverse_mass = mass.inverse_mass_matrix
     settled = jnp.where(flags.last, average(averaging), jnp.exp(averaging.log_step_size))
-    if longest is not None:
-        settled = jnp.minimum(settled, longest)
     return Adaptation(settled, inverse_mass, averaging, mass)
 
 

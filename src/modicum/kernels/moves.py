@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 DIVERGENT = 1_000.0  # a rise of the energy that says the integrator has gone astray
+SLACK = 0.02  # by which a split step may be longer than it was tuned to be, to save one
 Density: TypeAlias = Callable[[jax.Array], tuple[jax.Array, Pytree]]  # with by-products
 
 
@@ -149,9 +150,12 @@ class HMCMove:
         if self.jitter:
             key, length_key = jax.random.split(key)
             length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
-        steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
+        if not self.split:
+            steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
+            return steps, step_size, key
+        steps = jnp.clip(jnp.ceil(length / step_size - SLACK), 1, self.max_steps).astype(int)
         # beyond the most steps a trajectory falls short of its length
-        return steps, jnp.minimum(length / steps, step_size) if self.split else step_size, key
+        return steps, jnp.minimum(length / steps, (1 + SLACK) * step_size), key
 
 
 def longest_step(move: Move) -> float | None:

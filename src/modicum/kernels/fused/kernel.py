@@ -49,7 +49,7 @@ from modicum.models.base import Batch
 __all__ = ["FusedKernel", "PredictorRows"]
 
 IN_REGISTERS = 2**14  # numbers of a subsample that one program can hold
-TILE = 2**10  # numbers of rows that are read at a time where they do not fit
+TILE = 2**11  # numbers of rows that are read at a time where they do not fit
 TOGETHER = 2**16  # rows of a table that are prepared at a time
 
 

@@ -233,11 +233,6 @@ class Program:
         """The sum of rows times their weights."""
         return tuple(jnp.sum(x * weight[:, None], axis=0) for x in rows.columns)
 
-    @staticmethod
-    def added(sums: Vector, rows: RegisterRows, weight: jax.Array) -> Vector:
-        """Rows times their weights, added place by place: threads need not wait for each other."""
-        return tuple(x + y * weight[:, None] for x, y in zip(sums, rows.columns, strict=True))
-
     # Sums over rows -----------------------------------------------------------------------
 
     def log_of(self, estimated: Estimated) -> jax.Array:
@@ -270,28 +265,22 @@ class Program:
         """The same tile by tile, by sums about a number that is close to the mean."""
         m, size, tiles = self.shape.subsample, self.shape.tile, self.shape.tiles
 
-        def tile(k: jax.Array) -> RegisterRows:
-            at = k * size + jnp.arange(size, dtype=jnp.int32)
-            return self.read(pool, places[jnp.minimum(at, m - 1)])
-
         def add(k: jax.Array, carry: Pytree) -> Pytree:
-            rows, first, second, plain, moved = carry
-            ahead = tile(jnp.minimum(k + 1, tiles - 1))  # comes while this one is worked on
+            first, second, plain, moved = carry
+            at = k * size + jnp.arange(size, dtype=jnp.int32)
+            live = at < m
+            rows = self.read(pool, places[jnp.minimum(at, m - 1)])
             here = self.values(rows, z)
-            live = k * size + jnp.arange(size, dtype=jnp.int32) < m
             off = jnp.where(live, here.values - about, 0.0)
             slope = jnp.where(live, here.slopes, 0.0)
-            plain = self.added(plain, rows, slope)
-            moved = self.added(moved, rows, off * slope)
-            return ahead, first + off, second + off * off, plain, moved
+            plain = _plus(plain, 1.0, self.back(rows, slope))
+            moved = _plus(moved, 1.0, self.back(rows, off * slope))
+            return first + off, second + off * off, plain, moved
 
-        nothing = tuple(jnp.zeros((size, w), jnp.float32) for w in self.shape.widths)
+        nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
         zero = jnp.zeros(size, jnp.float32)
-        start = (tile(jnp.int32(0)), zero, zero, nothing, nothing)
-        _, first, second, plain, moved = jax.lax.fori_loop(
-            jnp.int32(0), jnp.int32(tiles), add, start
-        )
-        plain, moved = (tuple(jnp.sum(x, axis=0) for x in v) for v in (plain, moved))
+        start = (zero, zero, nothing, nothing)
+        first, second, plain, moved = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
         away = jnp.sum(first) / m
         squares = jnp.maximum(jnp.sum(second) - m * away * away, 0.0)
         return Estimated(about + away, squares, plain, _plus(moved, -away, plain))
@@ -300,19 +289,16 @@ class Program:
         """The sum over certain rows."""
         size, tiles = self.shape.certain_tile, self.shape.certain // self.shape.certain_tile
 
-        def tile(k: jax.Array) -> RegisterRows:
-            return self.read(memory, k * size + jnp.arange(size, dtype=jnp.int32))
-
         def add(k: jax.Array, carry: Pytree) -> Pytree:
-            rows, total, gradient = carry
-            ahead = tile(jnp.minimum(k + 1, tiles - 1))
+            total, gradient = carry
+            rows = self.read(memory, k * size + jnp.arange(size, dtype=jnp.int32))
             here = self.values(rows, z)
-            return ahead, total + here.values, self.added(gradient, rows, here.slopes)
+            return total + here.values, _plus(gradient, 1.0, self.back(rows, here.slopes))
 
-        nothing = tuple(jnp.zeros((size, w), jnp.float32) for w in self.shape.widths)
-        start = (tile(jnp.int32(0)), jnp.zeros(size, jnp.float32), nothing)
-        _, total, gradient = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
-        return Certain(jnp.sum(total), tuple(jnp.sum(x, axis=0) for x in gradient))
+        nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
+        start = (jnp.zeros(size, jnp.float32), nothing)
+        total, gradient = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
+        return Certain(jnp.sum(total), gradient)
 
 
 # Iterations -------------------------------------------------------------------------------
@@ -386,20 +372,8 @@ class _Chain:
 
     # The refresh --------------------------------------------------------------------------
 
-    def fresh(self, t: jax.Array, k: jax.Array | int) -> RegisterRows:
-        """The rows that iteration t proposes for its k-th block."""
-        shape = self.program.shape
-        inside = jnp.minimum(jnp.arange(at_least(shape.block), dtype=jnp.int32), shape.block - 1)
-        first = shape.subsample + (t * shape.refreshes + k) * shape.block
-        return self.program.read(self.memory.pool, first + inside)
-
-    def ahead(self, t: jax.Array) -> RegisterRows | None:
-        """The same for an iteration that is yet to come, where it is one small block."""
-        shape = self.program.shape
-        return self.fresh(t, 0) if shape.tiles == 1 and shape.refreshes == 1 else None
-
     def refresh(
-        self, t: jax.Array, here: Here, subsample: Subsample, ready: RegisterRows | None
+        self, t: jax.Array, here: Here, subsample: Subsample
     ) -> tuple[Here, Subsample, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
@@ -415,7 +389,7 @@ class _Chain:
             first = self.memory.which[t, k] * b
             fresh = self.program.shape.subsample + (t * K + k) * b
             chosen = (everywhere[:, None] == (first + inside)[None, :]) & (inside < b)[None, :]
-            came = self.fresh(t, k) if ready is None else ready
+            came = self.program.read(self.memory.pool, fresh + jnp.minimum(inside, b - 1))
             new = self.program.values(came, here.z)
             then = self.swapped(here, came, new, inside < b, self.went(here, subsample, chosen))
             now = here.estimated
@@ -480,14 +454,13 @@ class _Chain:
 
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
         """Refresh the subsample, follow a trajectory, decide about its end, and write it down."""
-        start, subsample, ready = carry
+        start, subsample = carry
         program, memory = self.program, self.memory
         # all that is known beforehand is read first, since it takes a while to come
         p = tuple(memory.momentum[t, s] for s in self.slices)
         steps, chance = memory.steps[t], memory.accept[t]
         half, keep, move, turn = (memory.drift[t, k] for k in range(4))
-        ahead = self.ahead(jnp.minimum(t + 1, memory.count[0] - 1))
-        start, subsample, accepted = self.refresh(t, start, subsample, ready)
+        start, subsample, accepted = self.refresh(t, start, subsample)
         if subsample.rows is None:
             program.write(memory.places, subsample.row_ids)
         about = start.estimated.mean
@@ -514,7 +487,7 @@ class _Chain:
         stats = (log, accepted, now.mean, program.variance(now), gain, energy)
         for k, value in enumerate(stats):
             memory.stats[t, k] = value
-        return there, subsample, ahead
+        return there, subsample
 
 
 def _placed(new: jax.Array, old: jax.Array, chosen: jax.Array) -> jax.Array:
@@ -536,8 +509,7 @@ def run(program: Program, *refs: Ref) -> None:
         program.write(memory.places, row_ids)
     subsample = Subsample(row_ids, rows)
     here, count = chain.evaluate(z, subsample, jnp.float32(0)), memory.count[0]
-    start = (here, subsample, chain.ahead(jnp.int32(0)))
-    here, subsample, _ = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, start)
+    here, subsample = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, (here, subsample))
     for s, piece in zip(chain.slices, here.z, strict=True):
         memory.last[s] = piece
     program.write(memory.places, subsample.row_ids)
