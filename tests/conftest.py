@@ -31,7 +31,7 @@ SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
     *(
         "modicum.posterior.outcomes.OutcomesMixin.effects",
-        "modicum.posterior.checks.ChecksMixin.loo",
+        "modicum.posterior.checking.mixin.ChecksMixin.loo",
     ),
     *("modicum.posterior.comparison.compare", "modicum.digest.making.digest"),
     *("modicum.models.numpyro.wrapping.from_numpyro", "modicum.models.own.model.Model"),

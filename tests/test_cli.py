@@ -296,7 +296,7 @@ def test_families_by_name():
         ("softmax", {"classes": 1}, [], "classes"),
     ],
 )
-def test_settings_of_families_that_are_none(family, options, settings, words):
+def test_unknown_settings_of_families_are_refused(family, options, settings, words):
     with pytest.raises(mo.SettingError, match=words):
         build_model(family, options, settings)
 
@@ -381,7 +381,7 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     assert not list(tmp_path.glob(".*.part"))
 
 
-def test_settings_and_formulas_that_are_none_are_one_line(csv, tmp_path):
+def test_bad_settings_and_formulas_are_one_line(csv, tmp_path):
     out = ["--out", tmp_path / "run"]
     assert "did you mean 'design'" in refused("fit", csv, "well ~ dose", *out, "--set", "desing=u")
     assert "is no setting of nuts" in refused(
@@ -400,7 +400,7 @@ def refused_prediction(csv, tmp_path):
     return refused("predict", tmp_path / "plain", csv, "--out", tmp_path / "p.csv")
 
 
-def test_outcomes_that_are_text_are_told(csv, table, tmp_path):
+def test_outcomes_that_are_text_are_reported(csv, table, tmp_path):
     told = table.assign(well=np.where(table["well"], "yes", "no"))
     told.to_csv(csv, index=False, encoding="utf-16")
     short = [*SHORT, "--encoding", "utf-16"]

@@ -152,7 +152,7 @@ def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
-def test_weights_that_are_no_weights(bad):
+def test_impossible_weights_are_refused(bad):
     with pytest.raises(SettingError, match="finite numbers from 0"):
         weight_tables(np.array(bad))
 

@@ -74,7 +74,7 @@ def test_a_point_of_another_length_is_refused(logistic, call):
         getattr(posterior, call)({"beta": np.zeros(2)})
 
 
-def test_what_is_no_model_and_what_has_no_mode_is_refused():
+def test_what_is_not_a_model_and_what_has_no_mode_is_refused():
     rows = mo.Rows(x=np.zeros((20, 4)), y=np.arange(20.0) % 2)
     with pytest.raises(mo.SettingError, match="must be a model"):
         mo.LogPosterior("logistic", rows)

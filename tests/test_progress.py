@@ -16,7 +16,7 @@ MODEL = mo.models.Gaussian(scale=0.7)
 PHASES = ["mode", "compile", "warm-up", "sampling", "checks"]
 
 
-def test_a_callback_hears_every_phase_to_its_end():
+def test_a_callback_receives_every_phase_to_its_end():
     heard = []
     post = quick(MODEL, gaussian_rows(150), progressbar=heard.append)
     assert [name for name in dict.fromkeys(e.phase for e in heard) if name in PHASES] == PHASES

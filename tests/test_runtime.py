@@ -22,7 +22,7 @@ def traced(log, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"options": FASTEST_COMPILE}])
-def test_it_is_traced_once_a_shape_and_static_argument(options):
+def test_it_is_traced_once_per_shape_and_static_argument(options):
     log = []
     power = traced(log, **options)
     assert power.__doc__ == "Raise to a power."

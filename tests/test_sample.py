@@ -287,7 +287,7 @@ def test_global_settings_of_jax_are_left_alone(small, first):
 # What comes back ---------------------------------------------------------------------------
 
 
-def test_the_posterior_tells_names_cost_and_settings(small, first):
+def test_the_posterior_has_names_cost_and_settings(small, first):
     assert list(first.summary().index) == ["beta[a]", "beta[b]", "beta[c]", "intercept"]
     assert first["beta"].shape == (2, 40, 3)
     assert first["intercept"].shape == (2, 40)

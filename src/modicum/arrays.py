@@ -51,7 +51,7 @@ def differentiable(
 ) -> Callable[[Callable[[jax.Array], jax.Array]], Callable[[jax.Array], jax.Array]]:
     """Give an elementwise function of one argument a derivative of its own, for JAX.
 
-    Of NumPy's arrays the function is evaluated as it is.
+    NumPy arrays are handed to the function itself.
     """
 
     def decorate(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:

@@ -77,7 +77,7 @@ class RowFacts:
     Attributes
     ----------
     n
-        Rows there are.
+        Number of rows.
     count
         Rows that are to be drawn at a time.
     expected
@@ -177,8 +177,8 @@ class Uniform(Design[UniformTables]):
     def without(self, certain: CertaintyRows, tables: UniformTables) -> UniformTables:
         """Every other row alike."""
         row_ids = np.sort(certain.row_ids)
-        left = int(tables.n) - len(row_ids)
-        return UniformTables(left, row_ids - np.arange(len(row_ids)))
+        remaining = int(tables.n) - len(row_ids)
+        return UniformTables(remaining, row_ids - np.arange(len(row_ids)))
 
 
 # Weighted ---------------------------------------------------------------------------------
@@ -330,8 +330,8 @@ class CertaintyRows:
         Zero for certainty rows.
         """
         certain = np.isin(np.asarray(drawn.row_ids), self.row_ids)
-        again = self.slope * np.asarray(drawn.probability) + self.even
-        return np.asarray(np.where(certain, 0.0, again))
+        among_rest = self.slope * np.asarray(drawn.probability) + self.even
+        return np.asarray(np.where(certain, 0.0, among_rest))
 
 
 def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> CertaintyRows:
@@ -369,14 +369,14 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     size = np.clip(n - count - start, 0, np.asarray(tables.size))
     expected = before - floor / n  # times a constant
     total = float(size @ expected)
-    left = n - count
+    remaining = n - count
     # if certainty rows have all of the expected residuals, nothing is known about the others
     share = (1 - floor) / total if total > 1e-9 * (1 - floor) else 0.0
-    even = (floor if share else 1.0) / left
+    even = (floor if share else 1.0) / remaining
     after = np.where(size > 0, share * expected + even, 0.0)
     mass = np.cumsum(size * after)
     rest = tables._replace(size=size, cumulative=mass / mass[-1], probability=after / mass[-1])
-    row_ids = np.asarray(tables.order[left:]).astype(np.int64)
+    row_ids = np.asarray(tables.order[remaining:]).astype(np.int64)
     scale = 1 / mass[-1]
     return CertaintyRows(row_ids, rest, share * scale, (even - share * floor / n) * scale)
 
@@ -396,7 +396,7 @@ class Sampled(NamedTuple):
 def sample_on_host(
     rng: np.random.Generator, count: int, tables: WeightTables, floor: float = 0.1
 ) -> Sampled:
-    """`count` rows, each once that would be drawn more than once; all, if there are no more.
+    """Sample `count` rows, once those that would be drawn more often; all, if no more exist.
 
     A few rows may have nearly all of the weight, and `count` draws would be copies of these.
     """
@@ -415,13 +415,17 @@ def sample_on_host(
         rest = certainty_rows(tables, number, floor).rest
     drawn = draw_on_host(rng, count - number, rest)
     certain = certainty_rows(tables, number, floor)
-    again = np.asarray(drawn.probability)
-    before = (again - certain.even) / certain.slope if certain.slope else np.full(len(again), 1 / n)
+    among_rest = np.asarray(drawn.probability)
+    before = (
+        (among_rest - certain.even) / certain.slope
+        if certain.slope
+        else np.full(len(among_rest), 1 / n)
+    )
     largest = np.arange(n - number, n)
     return Sampled(
         np.r_[certain.row_ids, np.asarray(drawn.row_ids, np.int64)],
         np.r_[_probability_at(largest, tables), before],
-        np.r_[np.ones(number), (count - number) * again],
+        np.r_[np.ones(number), (count - number) * among_rest],
         number,
     )
 

@@ -1,6 +1,6 @@
 """The log posterior over all rows as a function: values, derivatives, and its mode.
 
-For a Laplace approximation, for a sampler of one's own, or to check an answer by every row. Each
+For a Laplace approximation, for a sampler of one's own, or to check an answer with every row. Each
 call is one pass over the rows, on disk or in memory, in float64, and is counted in a ledger.
 """
 
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -25,7 +23,7 @@ from modicum.passes.curvature import curvature
 from modicum.passes.mode import TOLERANCE
 from modicum.passes.prior import prior_slope
 from modicum.rows import Rows
-from modicum.runtime import in_double_precision, jit
+from modicum.runtime import in_double_precision
 from modicum.sample import check_model_and_rows
 
 __all__ = ["LogPosterior", "Mode"]
@@ -192,8 +190,7 @@ class LogPosterior:
     @in_double_precision
     def named(self, points: ArrayLike) -> dict[str, np.ndarray]:
         """Parameters by name, (points, *shape), as draws have them, of flat vectors (points, d)."""
-        named = _named(self._target, jnp.asarray(self._checked(points, 2)))
-        return {name: np.asarray(x) for name, x in named.items()}
+        return self._target.reports(self._checked(points, 2))
 
     def _checked(self, points: ArrayLike, axes: int) -> np.ndarray:
         try:
@@ -227,8 +224,3 @@ class LogPosterior:
                 f"this model has {len(self):,}; minimise -LogPosterior.gradient with an optimiser "
                 "of your choice."
             )
-
-
-@jit(static=0)
-def _named(target: Target, points: jax.Array) -> dict[str, jax.Array]:
-    return jax.vmap(target.report)(points)

@@ -1,4 +1,4 @@
-"""HTML that is safe by construction: whatever is no markup is escaped."""
+"""HTML that is safe by construction: whatever is not markup is escaped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Markup(str):
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element; children that are no `Markup` are escaped, and so are attributes.
+    """An element; children that are not `Markup` are escaped, and so are attributes.
 
     Underscores in names of attributes stand for hyphens, and one at the end is dropped.
 

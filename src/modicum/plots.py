@@ -295,8 +295,10 @@ def error_against_cost(
     for name, post in posteriors.items():
         passes, errors = _errors(post, reference, name)
         colour = colour_of(post)
-        taken = [line.get_color() for line in ax.lines]
-        ax.plot(passes, errors, label=name, color=None if colour in (*taken, OTHER) else colour)
+        colours_used = [line.get_color() for line in ax.lines]
+        ax.plot(
+            passes, errors, label=name, color=None if colour in (*colours_used, OTHER) else colour
+        )
     table = reference.summary()
     noise = float(np.nanmax(table["mcse_mean"] / table["sd"].where(table["sd"] > 0)))
     ax.axhline(noise, color=OTHER, linewidth=0.8, linestyle="--", label="error of the reference")
@@ -428,12 +430,12 @@ def shrinkage(
     beyond = np.abs(raw) > edge
     ax.plot(rows, mean, "o", color=colour, markersize=4, label="posterior mean", zorder=3)
     ax.vlines(rows, mean, inside, color=colour, linewidth=0.8, alpha=0.5)
-    for marker, there, label in (
+    for marker, mask, label in (
         ("o", ~beyond, "of its own rows alone"),
         ("^", beyond & (raw > 0), None),
         ("v", beyond & (raw < 0), None),
     ):
-        (line,) = ax.plot(rows[there], inside[there], marker, color=colour, label=label)
+        (line,) = ax.plot(rows[mask], inside[mask], marker, color=colour, label=label)
         line.set(markersize=4, markerfacecolor="white", clip_on=False)
     ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
     ax.axhline(0, color=OTHER, linewidth=0.8)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase", "say"]
 
-PATIENCE = 2.0  # seconds a pass may take before it is spoken of
+PATIENCE = 2.0  # seconds a pass may take before it is shown
 BETWEEN_UPDATES = 0.2  # seconds between two drawings in a notebook, which travel over a network
 BAR = 24  # characters of a full bar
 logger = logging.getLogger("modicum")
@@ -37,7 +37,7 @@ logger = logging.getLogger("modicum")
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """News of a phase, as a callback hears it.
+    """News of a phase, as a callback receives it.
 
     Attributes
     ----------
@@ -152,7 +152,7 @@ def pass_progress(
 
 
 def say(sentence: str, progressbar: Progressbar) -> None:
-    """Say something that is done for the user unasked; a callback hears it as a phase."""
+    """Say something that is done for the user unasked; a callback receives it as a phase."""
     if callable(progressbar):
         progressbar(ProgressEvent(sentence))
     elif progressbar and logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
@@ -239,7 +239,7 @@ class _Bars:
 
 
 class _Output(Protocol):
-    """What is shown under a cell, as IPython hands it out."""
+    """What is shown under a cell: a display handle of IPython."""
 
     def update(self, data: dict[str, str], *, raw: bool) -> None:
         """Show something else in its place."""
@@ -276,12 +276,12 @@ class _Notebook:
 
     def _draw(self) -> None:
         text = "\n".join([*self._over, *map(_line, self._going.values())])
-        shown = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
+        content = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
         if self._handle is None:
             display = import_module("IPython.display").display  # there in every notebook
-            self._handle = display(shown, raw=True, display_id=True)
+            self._handle = display(content, raw=True, display_id=True)
         else:
-            self._handle.update(shown, raw=True)
+            self._handle.update(content, raw=True)
         self._drawn = time.monotonic()
 
 

@@ -1,6 +1,6 @@
 """Every random stream of a run, named by its purpose.
 
-One purpose, one stream: two purposes that shared one would be correlated without a word. Numbers
+One purpose, one stream: two purposes that shared one would silently be correlated. Numbers
 for the host come from NumPy, which has nothing to compile. Keys for the device are typed, of one
 fixed generator, so that neither a user's `JAX_DEFAULT_PRNG_IMPL` nor `jax_threefry_partitionable`
 of another version changes a draw.
@@ -22,7 +22,7 @@ IMPL = "threefry2x32"
 
 @unique
 class Stream(IntEnum):
-    """What random numbers of the host are for. A number that is in use stays what it is."""
+    """What random numbers of the host are for. A number in use never changes."""
 
     MODE_SUBSET = 0  # rows on which the search for the mode starts
     PILOT_DRAWS = 1  # points about the anchor at which residuals are studied

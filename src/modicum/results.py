@@ -20,7 +20,6 @@ from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import History, Layout
-from modicum.runtime import Array, jit
 
 __all__ = ["posterior_of"]
 
@@ -69,8 +68,8 @@ def posterior_of(
         *_quadrature_doubts(task, plan.anchor, history.position),
         *convergence,
     ]
-    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
-    method.doubted(plan, doubts)
+    doubts += [warn(doubt) for doubt in [*history.notes, *last]]
+    method.withdraw_claims(plan, doubts)
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
     return Posterior(
@@ -83,7 +82,7 @@ def posterior_of(
         tuning=mode | plan.tuning | _priors_text(task),
         settings=_settings(task, len(rows), method, history, seconds, thin, layout),
         predictor=ModelPredictor(task.target.model),
-        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, held=True),
+        fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, keep=True),
         rows=rows if isinstance(rows, Rows) else None,
     )
 
@@ -171,7 +170,7 @@ def _named_draws(
         z = position[first : first + together].reshape(-1, size)
         t = _in_parameters(point, factor, z)
         named = target.named_only(t)
-        parts.append(jax.tree.map(np.asarray, _report(target, t)) if named is None else named)
+        parts.append(target.reports(t) if named is None else named)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 
@@ -181,8 +180,3 @@ def _in_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarr
     if isinstance(factor, ArrowFactor):
         return point + factor.times(z)
     return point + (z @ factor.T if factor.ndim == 2 else z * factor)
-
-
-@jit(static=0)
-def _report(target: Target, t: Array) -> dict[str, jax.Array]:
-    return jax.vmap(target.report)(t)

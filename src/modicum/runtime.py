@@ -149,8 +149,8 @@ class _OneBLASThread:
 
 
 FEW_COLUMNS = 500
-Switch: TypeAlias = tuple[Callable[[], int], Callable[[int], object]]  # says threads, sets them
-# Functions that say and set how many threads a product takes, as NumPy's libraries call them.
+Switch: TypeAlias = tuple[Callable[[], int], Callable[[int], object]]  # gets, sets threads
+# Functions that get and set the number of threads, by their names in NumPy's libraries.
 BLAS_SWITCHES = (
     ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
     ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
@@ -286,7 +286,7 @@ def _are_known(*options: CompilerOption) -> bool:
 
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 MOST_MAPS = 0.7  # share of the maps that may be in use before a run
-MANY = 100  # functions compiled since the last clearing: some thirty runs of different shapes
+MANY = 100  # functions compiled since the last clearing: about thirty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 
@@ -306,7 +306,7 @@ def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
     """Free compiled code before there is too much of it; return whether it was freed.
 
     Runs of different shapes (folds, groups, another n each) are compiled anew, and what was
-    compiled before stays: some 25 MB per run, and hundreds of memory maps, of which a process may
+    compiled before stays: about 25 MB per run, and hundreds of memory maps, of which a process may
     have only so many. What is still needed is compiled again.
     """
     if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < MOST_MAPS:

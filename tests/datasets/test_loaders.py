@@ -91,7 +91,7 @@ def test_mnist_is_held_as_bytes(tmp_path):
     with pytest.raises((mo.DataError, gzip.BadGzipFile, EOFError)):
         D.mnist(tmp_path)
     put(tmp_path, "mnist/train-images-idx3-ubyte.gz", gzip.compress(b"no digits"))
-    with pytest.raises(mo.DataError, match="no whole IDX file"):
+    with pytest.raises(mo.DataError, match="not a complete IDX file"):
         D.mnist(tmp_path)
 
 

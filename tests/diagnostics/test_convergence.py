@@ -102,7 +102,7 @@ def test_r_hat_of_one_chain_compares_its_halves(draws):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("measure", MEASURES)
-def test_edges_are_nan_without_a_sound(measure, draws):
+def test_edge_cases_are_nan_without_a_warning(measure, draws):
     assert np.isnan(measure(draws[:, :3])).all()
     assert np.isnan(measure(draws[:, :0])).all()
     assert measure(draws).shape == (3, 2)

@@ -16,7 +16,7 @@ from helpers.targets import disagreements, flat_draws, sums_of
 from modicum.designs import weight_tables
 from modicum.digest.keeping import expansion
 from modicum.digest.pool import Pool, RowCounts, choose
-from modicum.methods.whole_posterior import WholeLogPosterior
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes.curvature import whitening_factor
 
 N, SIZE = 2500, 600
@@ -280,7 +280,7 @@ def test_removing_some_of_equal_rows_leaves_the_others_share():
         less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
 
 
-def test_a_mode_that_leaves_the_anchor_is_said(arrays, digest):
+def test_a_mode_that_leaves_the_anchor_is_warned_of(arrays, digest):
     x, y = arrays
     x_new, y_new = made_up(N, seed=5, shift=1.5)
     with pytest.warns(mo.ModicumWarning, match="a pass is due") as said:
@@ -297,7 +297,7 @@ def test_a_mode_that_leaves_the_anchor_is_said(arrays, digest):
 
 
 @pytest.mark.slow
-def test_a_pool_of_too_few_rows_is_said():
+def test_a_pool_of_too_few_rows_is_warned_of():
     crude = digest_of(rows_of(*made_up(400, seed=6)), size=20)
     post = sampled(MODEL, crude, method="hmc", draws=20, tune=20)
     assert "digest-crude" in {doubt.code for doubt in post.warnings}
@@ -328,7 +328,7 @@ def codes(call):
     return {warning.message.code for warning in caught}
 
 
-def test_rows_that_would_count_twice_are_said(arrays, digest):
+def test_rows_that_would_count_twice_are_warned_of(arrays, digest):
     first, second = parts_of(arrays)
     one, other = digest_of(first), digest_of(second, like=digest)
     with pytest.raises(mo.DataError, match="of the same rows"):
@@ -340,7 +340,7 @@ def test_rows_that_would_count_twice_are_said(arrays, digest):
     assert codes(lambda: one + other) == set()  # different rows of one population
 
 
-def test_rows_that_were_never_added_are_said(arrays, digest):
+def test_rows_that_were_never_added_are_warned_of(arrays, digest):
     """Enough of them for chance: a tenth of all rows is kept, and of these strangers none."""
     strangers = rows_of(*made_up(400, seed=11))
     assert codes(lambda: digest.remove(strangers)) == {"digest-unknown-rows"}
@@ -372,6 +372,23 @@ def test_a_fit_makes_one_and_takes_one_again(tmp_path):
         mo.fit("well ~ dose", made, **settings)
     with pytest.raises(mo.SettingError, match="leave these arguments out"):
         mo.fit("well ~ dose + ward", made, weights="dose", **settings)
+
+
+def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
+    rng = np.random.default_rng(1)
+    trips = pd.DataFrame({"dose": rng.normal(size=1500), "ward": rng.choice(list("abc"), 1500)})
+    trips["well"] = rng.random(1500) < 1 / (1 + np.exp(-trips["dose"]))
+    settings = {"draws": 50, "method": "laplace", "random_seed": 1, "progressbar": False}
+    post = mo.fit("well ~ dose + ward", trips, **settings)
+    made = mo.digest(post, trips, size=600, random_seed=1, progressbar=False)
+    trips.iloc[:100].to_csv(tmp_path / "old.csv")
+    for old in (trips.iloc[:100], tmp_path / "old.csv"):  # the same sums from a frame and a file
+        assert pytest.approx(made.remove(trips.iloc[:100]).total.C) == made.remove(old).total.C
+        assert len(made.remove(old)) == 1400
+    again = replace(post, rows=None, table=None)  # as a fit of the digest is
+    with pytest.raises(mo.SettingError, match="made of a digest or loaded from a file"):
+        again.marginal("dose")
+    assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
 
 
 def decay(sd=1.0, power=1.0):
@@ -426,8 +443,8 @@ def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
         task = SimpleNamespace(
             rows=ready.rows, target=ready.target, sums=SimpleNamespace(rest=rest)
         )
-        whole, data = WholeLogPosterior.of(task, None, times)
-        return float(whole(t, data))
+        log_posterior, data = FullLogPosterior.of(task, None, times)
+        return float(log_posterior(t, data))
 
     likelihood = log_posterior(1.0, None) - float(ready.target.log_prior(t))
     twice = log_posterior(2.0, ready.rest) - log_posterior(1.0, ready.rest)

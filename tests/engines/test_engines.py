@@ -35,7 +35,7 @@ def test_every_chunk_is_in_one_task_in_order(chunks, workers):
     assert max(map(len, tasks)) <= 16
 
 
-def test_what_is_no_engine_is_refused():
+def test_what_is_not_an_engine_is_refused():
     for wrong in ("ray", 3, LocalEngine(progressbar=False)):
         with pytest.raises(mo.SettingError, match=r"engine must be mo.engines.Local\(\)"):
             engine_for(wrong, False)

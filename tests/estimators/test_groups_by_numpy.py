@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.estimators.groups import (
-    GroupTaylor,
-    group_proxy,
-    in_expansion_coordinates,
-    variance_unit,
-)
-from modicum.estimators.groups_by_numpy import NumPyGroupValues
+from modicum.estimators.groups import GroupTaylor, group_proxy, variance_unit
+from modicum.estimators.groups.by_numpy import NumPyGroupValues
+from modicum.estimators.groups.coordinates import in_expansion_coordinates
 from modicum.ledger import Ledger
-from modicum.methods.ecs.tuning import residuals
+from modicum.methods.ecs.tuning import residuals, slopes
 from modicum.methods.groups import _differences, _differences_by_numpy
 from modicum.models import IntegratedEffects, Target
 from modicum.passes import LocalEngine, Sums, anchor_at, with_nodes
@@ -95,8 +91,8 @@ def test_residuals_and_slopes_are_those_of_the_compiled_study(studied):
     np.testing.assert_allclose(values, residuals._values_of_groups(*about), rtol=1e-8, atol=1e-11)
     np.testing.assert_array_equal(values, by_numpy.values_in_turn(study.z))
     share, factor = np.full(GROUPS, 1 / GROUPS), np.ones(GROUPS)
-    largest = residuals._largest_by_numpy(by_numpy.gradients(study.z), share, factor)
-    compiled = residuals._slopes_of_groups(*about, share, factor)
+    largest = slopes._by_numpy(by_numpy.gradients(study.z), share, factor)
+    compiled = slopes._compiled_of_groups(*about, share, factor)
     np.testing.assert_allclose(largest, compiled, rtol=1e-4)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.estimators.taylor import coefficients, remainder
+from modicum.estimators.remainder import coefficients, remainder
 
 M = mo.models
 ETA = np.array([-3.0, -1.3, -0.2, 0.0, 0.4, 1.7, 2.9])

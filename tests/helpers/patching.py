@@ -41,7 +41,7 @@ PLAIN = (
     "modicum.methods.groups.COARSE",
     "modicum.methods.groups.NEAR_ZERO",
     "modicum.methods.mean_anchor",
-    "modicum.models.integrated.FEWEST_NODES",
+    "modicum.models.groups.integrated.FEWEST_NODES",
     "modicum.models.prediction.BUDGET",
     "modicum.passes.anchor.DENSE_LIMIT",
     "modicum.passes.engine.chunk_rows",

@@ -36,7 +36,7 @@ def test_the_log_density_is_that_of_all_rows(post):
     assert post.stats["lp"][1, 7] == pytest.approx(right, rel=1e-12)
 
 
-def test_the_ledger_counts_a_pass_an_iteration(post):
+def test_the_ledger_counts_a_pass_per_iteration(post):
     steps, m = post.stats["n_steps"], 100
     np.testing.assert_array_equal(post.stats["rows_touched"], toy.N + m + m * (steps + 2))
     assert post.ledger.by_purpose["sampling"] == post.stats["rows_touched"].sum()

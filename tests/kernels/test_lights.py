@@ -154,13 +154,13 @@ SLOW = pytest.mark.slow
         pytest.param(explicit, 0.1, marks=SLOW),
     ],
 )
-def test_an_update_leaves_the_law_as_it_is(update, rate, x64):
+def test_an_update_leaves_the_law_invariant(update, rate, x64):
     assert wrong_by(update, rate) < TIMES
 
 
 @pytest.mark.parametrize("proposals", [1, pytest.param(2, marks=SLOW)])
 @pytest.mark.parametrize("update", [implicit, pytest.param(explicit, marks=SLOW)])
-def test_so_it_does_with_little_room_for_rows_to_try(update, proposals, x64):
+def test_updates_leave_the_law_invariant_with_little_room_for_rows(update, proposals, x64):
     assert wrong_by(update, 0.4, proposals) < TIMES
 
 

@@ -125,7 +125,7 @@ def test_the_estimate_is_unbiased_whatever_the_coreset(six, of_the_subsample, ri
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-def test_rows_of_the_coreset_are_counted_and_told_of(study):
+def test_rows_of_the_coreset_are_counted_and_reported(study):
     method = mo.SignedHMCECS(**BY_HAND)
     post = mo.sample(
         mo.models.Logistic(prior_scale=3.0), separated_rows(), method=method, draws=50,

@@ -46,7 +46,7 @@ def test_small_noise_has_the_variance_of_its_expansion():
     assert NormalFactors(0.0, 2.0, 200, -200.0).log_variance == pytest.approx(2**2 / 200, rel=0.01)
 
 
-def test_next_to_no_noise_is_told_by_the_delta_method():
+def test_tiny_noise_follows_the_delta_method():
     """Rows that are all alike: the mixture would have more parts than memory."""
     near, beyond = (NormalFactors(0.5, d, 20, -19.0).log_moments() for d in (1.5e-2, 1.2e-2))
     assert near[0] == pytest.approx(beyond[0], abs=1e-6)

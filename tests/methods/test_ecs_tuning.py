@@ -13,15 +13,17 @@ from helpers.interrupted import planned
 from helpers.targets import logistic_rows
 from modicum.estimators import LinearTaylor
 from modicum.methods.ecs.tuning import Pilot, choose, refresh_acceptance, study
-from modicum.methods.ecs.tuning.residuals import as_drawn, posterior_share
+from modicum.methods.ecs.tuning.residuals import posterior_share
+from modicum.methods.ecs.tuning.slopes import representative_rows
 from modicum.methods.ecs.tuning.subsample import best_sweep
 from modicum.methods.weights import expected_residuals
+from modicum.models import Target
 
 DRAWS = np.random.default_rng(1).normal(size=(8, 4))
 
 
 def pilot(variance=1.0, third=0.0, fourth=0.0, slope=0.01, draws=32):
-    """A pilot study with the given moments (numbers, or one a draw)."""
+    """A pilot study with the given moments (numbers, or one per draw)."""
     each = [np.broadcast_to(np.asarray(a, float), draws) for a in (variance, third, fourth)]
     nothing = np.zeros((draws, 1))
     return Pilot(*each, np.full(8, float(slope)), 0.1, 0.1, nothing[:, 0], nothing, np.ones(1))
@@ -119,6 +121,17 @@ def test_expected_residuals_follow_the_posterior_away_from_the_anchor(x64):
     along = np.asarray(e.cached.rows)[:, 0] ** 2
     grown = far / near
     assert np.corrcoef(grown, along / np.sum(np.asarray(e.cached.rows) ** 2, 1))[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("numpy", [True, False], ids=["by NumPy", "compiled"])
+def test_residuals_at_draws_are_those_of_the_rows_themselves(numpy, x64, monkeypatch):
+    e = Expansion(mo.models.Logistic(), logistic_rows(400), 2, form=LinearTaylor)
+    monkeypatch.setattr(Target, "on_numpy", numpy)
+    draws = 3 * DRAWS  # far out, where the terms after the second are no longer small
+    found = np.asarray(expected_residuals(e.sums, e.cv, e.proxy, draws, by_draws=True))
+    right = np.sqrt(np.mean([e.residuals(z) ** 2 for z in draws], axis=0))
+    np.testing.assert_allclose(found, right, rtol=1e-5)
+    assert e.sums.ledger.by_purpose["design"] == len(draws) * 400
 
 
 def test_other_models_are_judged_at_pilot_draws(x64):
@@ -251,11 +264,11 @@ def test_the_slope_is_that_of_rows_as_the_design_draws_them():
     weight /= weight.sum()
     values = np.arange(1_500.0)
     size = np.ones(1_500)
-    at, share = as_drawn(weight, 300, size)
+    at, share = representative_rows(weight, 300, size)
     assert len(at) == 300
     assert at.min() >= 500  # the first 300 would have no weight at all
     assert share @ values[at] == pytest.approx(weight @ values, rel=0.01)
-    every, exact = as_drawn(
+    every, exact = representative_rows(
         weight, 1_200, size
     )  # more than are drawn: others fill up, and do not count
     assert len(np.unique(every)) == 1_200
@@ -268,9 +281,9 @@ def test_rows_that_are_seldom_drawn_and_large_stand_in_their_second_moment():
     weight = np.r_[np.full(5_000, 1.0), np.full(20, 1e-3)]
     weight /= weight.sum()
     size = np.r_[np.ones(5_000), np.full(20, 1e4)]
-    at, share = as_drawn(weight, 300, size)
+    at, share = representative_rows(weight, 300, size)
     assert share @ size[at] ** 2 == pytest.approx(weight @ size**2, rel=0.05)
-    by_weight, alike = as_drawn(weight, 300, np.ones(5_020))
+    by_weight, alike = representative_rows(weight, 300, np.ones(5_020))
     assert alike @ size[by_weight] ** 2 < 0.01 * (weight @ size**2)
 
 

@@ -56,7 +56,7 @@ def test_a_kink_and_a_heavy_tail_are_sampled(method, truth):
     assert float(post.summary()["ess_bulk"].min()) > 300
 
 
-def test_normal_priors_of_the_same_scale_are_told_apart(truth):
+def test_normal_priors_of_the_same_scale_are_distinguished(truth):
     """The negative control of all the others."""
     other = model(a=P.Normal(0, 0.02 * np.sqrt(2)), b=P.Normal(0, 0.02 * np.sqrt(2)))
     with pytest.warns(mo.ModicumWarning):

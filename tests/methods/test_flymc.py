@@ -250,7 +250,7 @@ def test_lights_start_where_they_belong():
 
 
 @SLOW
-def test_a_small_capacity_is_spoken_of():
+def test_a_small_capacity_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)  # so short a run gives rise to others
         post = mo.sample(
@@ -262,7 +262,7 @@ def test_a_small_capacity_is_spoken_of():
     assert post.stats["bright_refused"].any()
 
 
-def test_guards_speak_of_refusals_and_slow_lights():
+def test_guards_warn_of_refusals_and_slow_lights():
     rng = np.random.default_rng(1)
     slow = np.cumsum(rng.integers(-1, 2, (2, 400)), axis=1) + 1_000
     stats = {"n_bright": slow, "bright_refused": np.zeros((2, 400), bool)}
@@ -276,7 +276,7 @@ def test_guards_speak_of_refusals_and_slow_lights():
     assert str(doubt).startswith("3 of 800 updates")
 
 
-def test_too_many_bright_rows_are_spoken_of():
+def test_too_many_bright_rows_are_warned_of():
     few = gaussian_rows(60)
     plan, _ = planned(M.StudentT(df=2.0), few, mo.FlyMC(tuned=False))
     assert any("use tuned=True" in note for note in map(str, plan.notes))

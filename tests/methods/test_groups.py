@@ -75,7 +75,7 @@ def test_a_scale_that_data_hardly_tell_from_0_is_right(posterior, truth):
 
 
 @pytest.mark.slow
-def test_a_map_without_its_volume_is_told(truth, monkeypatch):
+def test_a_map_without_its_volume_is_noticed(truth, monkeypatch):
     """The negative control: effects relative to their scale, and the density not."""
     right = energy_conserving.straighten
     monkeypatch.setattr(

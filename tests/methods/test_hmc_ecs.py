@@ -509,7 +509,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"integrator": "split", "inner": "nuts"}, "for inner='hmc'"),
     ],
 )
-def test_wrong_settings_are_told_in_a_sentence(settings, words):
+def test_wrong_settings_are_refused_in_a_sentence(settings, words):
     with pytest.raises(mo.SettingError) as caught:
         mo.HMCECS(**settings)
     text = str(caught.value)

@@ -16,7 +16,7 @@ from modicum.methods.ecs import HMCECS
 from modicum.methods.laplace import Verdict
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler
-from modicum.methods.pool import Pool
+from modicum.methods.weighing_pool import WeighingPool
 from modicum.posterior.weighted import weighted_mean
 from modicum.runtime import in_double_precision
 
@@ -139,7 +139,7 @@ def test_the_pools_noise_is_how_much_means_differ_between_pools():
     means, noises = [], []
     for seed in range(12):
         study.task = replace(task, seed=seed)
-        weighed = Pool(study, 40).weigh(z)
+        weighed = WeighingPool(study, 40).weigh(z)
         means.append(pareto_smoothed(weighed.log_ratio)[0] @ z @ study.anchor.factor.T)
         noises.append(weighed.noise)
     found = (np.std(means, axis=0, ddof=1) / study.anchor.sd).max()
@@ -176,6 +176,7 @@ def test_smoothed_weights_are_arvizs(number, scale):
     np.testing.assert_allclose(even, 1 / 9)
     assert none == 0
     assert pareto_smoothed(np.array([0.0, np.nan]))[1] == np.inf
+    assert pareto_smoothed(np.linspace(-5_000, 0, 400))[1] > 100  # and no overflow
 
 
 def test_the_verdict_and_the_doubts_that_follow_from_it():

@@ -351,7 +351,7 @@ def test_what_only_the_rows_can_tell_is_refused_too(method, word):
 # Guards ------------------------------------------------------------------------------------
 
 
-def test_gradient_noise_beyond_the_dynamics_is_told():
+def test_gradient_noise_beyond_the_dynamics_is_warned_of():
     target = location()
     with pytest.warns(mo.ModicumWarning, match="times too large"):
         post = mo.sample(
@@ -365,7 +365,7 @@ def test_gradient_noise_beyond_the_dynamics_is_told():
     assert not any("stochastic gradient" in text for text in map(str, calm.warnings))
 
 
-def test_a_step_that_is_too_large_is_told_and_the_draws_before_it_are_kept():
+def test_a_step_that_is_too_large_is_reported_and_the_draws_before_it_are_kept():
     post = sample(mo.SGLD(**RAW | {"step_size": 1.0}), draws=400)
     (doubt,) = [doubt for doubt in post.warnings if doubt.code == "chains-diverged"]
     assert "smaller step_size" in doubt.remedy
@@ -445,7 +445,7 @@ def test_chains_of_a_network_start_apart():
 
 
 @pytest.mark.slow
-def test_chains_of_a_network_start_where_they_are_told():
+def test_chains_of_a_network_start_where_they_are_set():
     start = np.zeros(16 * 400 + 400 + 400 * 3 + 3)
     together = first_weights(network_rows(), start=start)
     assert np.allclose(together, 0, atol=1e-5)  # a start that was given is that of all chains

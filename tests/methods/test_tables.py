@@ -66,7 +66,7 @@ def test_claims_by_default_in_a_short_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables.NAMES)
-def test_hmc_ecs_is_right_as_it_stands(name):
+def test_hmc_ecs_is_right_at_its_defaults(name):
     post, right = cached(name, method="hmc-ecs"), reference(name)
     off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
     assert off.max() < 0.1

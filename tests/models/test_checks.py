@@ -171,6 +171,6 @@ def test_predict_must_be_said():
     assert told.expected({"a": 2.0}, {"x": np.ones((3, 1))}).shape == (3,)
 
 
-def test_weight_must_be_one_number_a_row():
+def test_weight_must_be_one_number_per_row():
     with pytest.raises(mo.DataError, match="weight"):
         logistic_rows(10, weight=np.ones((10, 2)))

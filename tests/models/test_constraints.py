@@ -61,7 +61,7 @@ def measured():
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[str(case) for case in CASES])
-def test_there_and_back(case, measured):
+def test_constrain_and_free_are_inverse(case, measured):
     (constraint, shape), free = CASES[case], measured[0][case]
     value, slopes, (log_jacobian, elsewhere), far, back = measured[1][case]
     assert value.shape == shape
@@ -152,6 +152,6 @@ def test_prior_moments_notice_another_jacobian():
     ("ends", "word"),
     [((1, 1), "low < high"), ((-INF, INF), "leave the constraint out"), (("a", 1), "a number")],
 )
-def test_intervals_that_are_none(ends, word):
+def test_impossible_intervals_are_refused(ends, word):
     with pytest.raises(mo.SettingError, match=word):
         mo.interval(*ends)

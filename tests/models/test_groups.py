@@ -38,7 +38,7 @@ def test_effects_follow_the_common_columns_in_beta():
     np.testing.assert_allclose(target.ravel_reported(named)[0], start + 0.3, atol=1e-12)
 
 
-def test_a_factor_that_is_no_group_keeps_its_contrasts():
+def test_a_factor_that_is_not_a_group_keeps_its_contrasts():
     model = M.Logistic(groups="g", priors={"h": P.Flat(), "g": P.Exponential(1)}).resolved(rows())
     assert model.labels(rows())["beta"] == (("a", "b", "h[b]", "h[c]"),)
     assert model.resolved_priors.coefficients[2:] == (P.Flat(), P.Flat())

@@ -14,17 +14,14 @@ from scipy.stats import norm
 import modicum as mo
 from helpers.targets import exact_draws, softplus
 from modicum.errors import DataError, SettingError
-from modicum.estimators.groups import (
-    GroupTaylor,
-    expansion_coordinates,
-    group_proxy,
-    variance_unit,
-)
+from modicum.estimators.groups import GroupTaylor, group_proxy, variance_unit
+from modicum.estimators.groups.coordinates import expansion_coordinates
 from modicum.kernels.base import Proxy
 from modicum.ledger import Ledger
 from modicum.methods import groups as groups_module
 from modicum.methods.groups import doubts_about_groups, quadrature_doubts
-from modicum.models import FAMILIES, IntegratedEffects, Target, integrated
+from modicum.models import FAMILIES, IntegratedEffects, Target
+from modicum.models.groups import integrals, integrated
 from modicum.models.priors import OWN
 from modicum.passes import LocalEngine, Sums, anchor_at, scales, with_nodes
 from modicum.passes.effects import draw_effects
@@ -121,7 +118,7 @@ class Standing(IntegratedEffects):
     def nodes_of(self, theta, flat, known):
         """Those of the anchor."""
         if known is not None:
-            theta = integrated._laid_out(theta, known.point)
+            theta = integrals._laid_out(theta, known.point)
         return super().nodes_of(theta, flat, known)
 
 
@@ -378,7 +375,7 @@ QUICKLY = ("probit", "poisson", "ordinal")
         if name != "softmax"
     ],
 )
-def test_means_over_groups_that_are_not_said(name):
+def test_means_over_groups_that_rows_do_not_name(name):
     """Of one factor integrated out and another held explicitly, in every family."""
     x = np.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.8], [0.1, 0.1]])
     y = [0.2, 0.4, 0.6, 0.9] if name == "beta" else [1.0, 2.0, 3.0, 2.0]

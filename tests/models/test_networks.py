@@ -209,8 +209,8 @@ def test_the_papers_sizes():
         (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=np.zeros(12))), "single class"),
         (lambda: M.MLP().check(mo.Rows(x=PIXELS)), "'y'"),
         (lambda: M.MLP().check(mo.Rows(x=PIXELS, y=LABELS, offset=LABELS)), "offset"),
-        (lambda: SMALL_CNN.check(mo.Rows(x=np.zeros((12, 63)), y=LABELS)), "no image"),
-        (lambda: M.CNN(image=(9, 9)).check(image_rows()), "no image of shape"),
+        (lambda: SMALL_CNN.check(mo.Rows(x=np.zeros((12, 63)), y=LABELS)), "not an image"),
+        (lambda: M.CNN(image=(9, 9)).check(image_rows()), "not an image of shape"),
         (lambda: Target.of(M.Softmax(), image_rows()), "held as bytes"),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_stand_in_has_the_slope_of_the_density(name, x64):
         (lambda: M.Logistic(priors={"intercept": P.Horseshoe()}), "one of many coefficients"),
     ],
 )
-def test_what_is_no_prior_is_refused_in_a_sentence(make, says):
+def test_what_is_not_a_prior_is_refused_in_a_sentence(make, says):
     with pytest.raises(mo.SettingError, match=says):
         make()
 

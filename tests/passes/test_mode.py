@@ -143,7 +143,7 @@ def test_perfect_separation_with_a_wide_prior_is_explained():
     assert any("(perfect separation)" in note for note in map(str, anchor.notes))
 
 
-def test_nobody_is_told_of_separation_without_it():
+def test_no_warning_of_separation_without_it():
     sums, start = sums_of(M.Logistic(prior_scale=1e3), logistic_rows(100))
     assert anchor_at_mode(sums, start).notes == []
     sums, start = sums_of(M.Softmax(), class_rows(100))
@@ -212,7 +212,7 @@ def test_a_model_that_is_not_concave_everywhere_still_has_its_mode():
     assert at.precision[0, 0] > 0
 
 
-def test_a_stationary_point_that_is_no_maximum_is_told():
+def test_a_stationary_point_that_is_not_a_maximum_is_reported():
     sums, start = sums_of(mixture(0.0), two_heaps())
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])
 
@@ -295,7 +295,7 @@ def test_a_prior_without_a_value_is_named():
         mode_of(model, gaussian_rows(20))
 
 
-def test_families_are_not_told_to_change_init(monkeypatch):
+def test_families_are_not_advised_to_change_init(monkeypatch):
     from modicum.passes import mode
 
     monkeypatch.setattr(mode, "MAX_STEPS", 1)

@@ -11,8 +11,8 @@ from modicum.estimators import control_variate
 from modicum.estimators import proxy as proxy_at
 from modicum.estimators.by_numpy import NumPyRows
 from modicum.methods import weights
-from modicum.methods.ecs.tuning import residuals
-from modicum.methods.pool import _block_values
+from modicum.methods.ecs.tuning import slopes as gradient_noise
+from modicum.methods.weighing_pool import _block_values
 from modicum.models import Target
 from modicum.passes import anchor_at, engine
 from modicum.passes.linear import linear_hessian_sum
@@ -104,8 +104,8 @@ def sizes_and_values(sums, t):
     values = (plain.values(z), np.asarray(_block_values(variate, kept, z, proxy)))
     share = np.linspace(0.1, 1.0, 64)
     slopes = (
-        residuals._slopes_by_numpy(plain, z, share, share),
-        np.asarray(residuals._slopes(variate, batch, proxy, z, share, share)),
+        gradient_noise._by_numpy(map(plain.gradients, z), share, share),
+        np.asarray(gradient_noise._compiled(variate, batch, proxy, z, share, share)),
     )
     return (ours, theirs), values, slopes
 

@@ -188,7 +188,7 @@ def test_weights_become_repetition(post):
     assert post.resample() is post
 
 
-def test_effects_are_no_prior():
+def test_effects_are_not_a_prior():
     """Halving the prior's power moves effects by way of their standard deviation alone."""
     rng = np.random.default_rng(1)
     ward = np.repeat(np.arange(20), 10)

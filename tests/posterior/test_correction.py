@@ -66,14 +66,14 @@ def test_weights_are_the_ratio_of_the_densities(problem):
     np.testing.assert_allclose(found - found.mean(), right - right.mean(), atol=1e-9)
 
 
-def test_draws_that_were_right_are_told_so(problem):
+def test_draws_that_were_right_are_reported_as_right(problem):
     fixed = normal_draws(problem, shift=0.0).correct(problem.rows, progressbar=False)
     assert "right to within" in fixed.tuning["correction"]["verdict"]
     assert fixed.tuning["correction"]["weight_variance"] == pytest.approx(0, abs=1e-12)
     assert fixed.tuning["correction"]["pareto_k"] == 0
 
 
-def test_hopeless_weights_are_said_to_be(problem):
+def test_hopeless_weights_are_reported_as_such(problem):
     post = normal_draws(problem, shift=6.0, inflate=0.4)
     with pytest.warns(mo.ModicumWarning, match="too uneven to correct with"):
         fixed = post.correct(problem.rows, progressbar=False)

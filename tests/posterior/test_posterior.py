@@ -80,7 +80,7 @@ def test_signed_table(signed):
     assert ignored["ess_bulk"] != pytest.approx(line["ess_bulk"], rel=0.02)
 
 
-def test_equal_weights_are_no_weights(post):
+def test_equal_weights_count_as_none(post):
     same = Posterior(post.draws, {}, post.ledger, weights=np.ones((4, 500)), labels=post.labels)
     assert not same.weighted
     assert same.summary().equals(post.summary())

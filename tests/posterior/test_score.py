@@ -81,7 +81,7 @@ def test_signs_and_weights_of_draws_and_rows_count():
     assert abs(make().score(ROWS, draws=150).log_density - found.log_density) > 1e-4
 
 
-def test_signs_that_cancel_are_told():
+def test_signs_that_cancel_are_warned_of():
     weights = np.ones((3, 50))
     weights[:, ::2] = -0.99
     with pytest.warns(mo.ModicumWarning, match="signs of the draws cancel"):

@@ -53,7 +53,7 @@ def logistic_posterior(rows):
 
 
 @pytest.mark.slow
-def test_few_rows_a_draw_measure_what_all_rows_do():
+def test_few_rows_per_draw_measure_what_all_rows_do():
     rows = logistic_rows(3000)
     at = logistic_posterior(rows)
 

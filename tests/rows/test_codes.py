@@ -82,7 +82,7 @@ def test_codes_take_the_smallest_type_that_fits():
         (GASES, "codes must map"),
     ],
 )
-def test_what_is_no_factor_is_refused(codes, said):
+def test_what_is_not_a_factor_is_refused(codes, said):
     with pytest.raises(mo.ModicumError, match=said):
         mo.Rows(y=np.arange(4.0), codes=codes)
 

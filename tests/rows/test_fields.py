@@ -97,7 +97,7 @@ def test_first_offender_is_named():
         Rows(x=pd.DataFrame(x, columns=["age", "dose"])[["dose"]])
 
 
-def test_sums_that_overflow_are_no_offence():
+def test_sums_that_overflow_are_not_an_error():
     assert len(Rows(x=np.full((100, 2), 3e38, np.float32))) == 100
 
 
@@ -144,7 +144,7 @@ def test_lengths_and_emptiness():
     refuse("field 'x' is a path", SettingError, x="data.parquet")
 
 
-def test_things_that_are_no_numbers():
+def test_things_that_are_not_numbers_are_refused():
     refuse(r"column 'x' holds 'b' in row 1", x=[[1, 2], [3, "b"]])
     refuse(r"column 'y' holds a missing value \(None\) in row 2", y=[1, 0, None])
     refuse(r"column 'y' holds numbers as text or objects from row 0", y=["1", "2"])

@@ -171,7 +171,7 @@ def test_files_may_differ_in_numeric_type_but_not_in_columns(tmp_path):
         ingest(tmp_path / "*.parquet", tmp_path / "t", progressbar=False)
 
 
-def test_sources_that_are_none(tmp_path):
+def test_things_that_are_not_sources_are_refused(tmp_path):
     def refuse(source, message, error=SettingError):
         with pytest.raises(error, match=message):
             ingest(source, tmp_path / "s", progressbar=False)

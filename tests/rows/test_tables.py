@@ -191,7 +191,7 @@ def test_other_types_and_missing_values():
     assert rows.slice(0, 2)["x"].tolist() == [[1], [2]]
 
 
-def test_tables_that_are_none():
+def test_things_that_are_not_tables_are_refused():
     with pytest.raises(
         SettingError, match="from_table takes a pandas, polars or pyarrow table, not dict"
     ):

@@ -9,13 +9,16 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import modicum as mo
 from modicum.cli import app, commands
 from modicum.cli.commands import main
+from modicum.cli.messages import describe_rows
 from modicum.rows import ingest
+from modicum.rows.reading import read_formula
 
 SHORT = ["--draws", "20", "--tune", "20", "--chains", "1", "--seed", "1", "--method", "hmc"]
 GOOD = "dose,ward,well\n" + "".join(
@@ -65,7 +68,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_files_that_are_no_tables(tmp_path, name):
+def test_files_that_are_not_tables_are_refused(tmp_path, name):
     content, said = BAD_FILES[name]
     (tmp_path / name).write_bytes(content)
     text = refused("fit", tmp_path / name, "--outcome", "well", "--out", tmp_path / "run")
@@ -121,6 +124,30 @@ def test_a_wrong_probability_is_refused_before_anything_is_done(csv, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--draws 0", "draws"), ("--tune -3", "tune"), ("--chains 0", "chain"), ("--seed -1", "seed")],
+)
+def test_the_length_of_a_run_is_refused_before_anything_is_read(csv, tmp_path, option, words):
+    out = tmp_path / "run"
+    sentence = refused("fit", csv, "--outcome", "well", "--out", out, *option.split())
+    assert words in sentence
+    assert not out.exists()
+
+
+def test_groups_are_compared_with_no_level_and_come_last(tmp_path):
+    """Of a table cut off at 60 lines, effects of groups took every one."""
+    table = pd.DataFrame({"y": [0.0, 1.0] * 4, "ward": list("aabb") * 2, "site": list("uvwx") * 2})
+    rows = read_formula("y ~ ward + (1 | site)", table, progressbar=False).rows
+    said = describe_rows(rows, "file")
+    assert "ward: 2 levels, compared with a" in said
+    assert said.endswith("site: 4 groups")
+    draws = {"1|site": np.zeros((1, 9, 4)), "beta": np.zeros((1, 9, 1)), "scale": np.ones((1, 9))}
+    post = mo.Posterior(draws, {}, mo.Ledger(rows=8))
+    assert list(post.summary().index[:2]) == ["beta[0]", "scale"]
+    assert list(post.summary(["1|site", "beta"]).index[:1]) == ["1|site[0]"]
+
+
 @pytest.mark.parametrize("place", ["file", "below", "nowhere"])
 def test_an_out_that_cannot_be(csv, tmp_path, place):
     out = {"file": csv, "below": csv / "run", "nowhere": "/proc/nowhere/run"}[place]
@@ -141,7 +168,7 @@ def test_a_folder_in_place_of_a_result(csv, tmp_path):
     assert "is a folder" in refused("fit", csv, "--outcome", "well", *out)
 
 
-def test_names_that_are_no_text(csv, tmp_path):
+def test_names_that_are_not_text_are_refused(csv, tmp_path):
     name = os.fsdecode(b"run-\xff\xfe")
     try:
         (tmp_path / name).mkdir()
@@ -206,7 +233,7 @@ def test_an_ingest_that_was_killed_goes_on_without_being_allowed_to(csv, tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])
-def test_a_damaged_note_is_no_note(csv, tmp_path, content):
+def test_a_damaged_note_is_ignored(csv, tmp_path, content):
     out = tmp_path / "run"
     usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
     out.mkdir()
@@ -287,7 +314,7 @@ def test_too_little_address_space_is_named_before_anything_aborts(csv, tmp_path)
     assert "1,048,576 kB of address space (ulimit -v)" in result.stderr
 
 
-def test_a_reader_that_leaves_is_no_error(csv, tmp_path):
+def test_a_reader_that_leaves_is_not_an_error(csv, tmp_path):
     out = tmp_path / "run"
     command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
     process = subprocess.Popen(

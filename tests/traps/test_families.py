@@ -55,7 +55,7 @@ SIZES = [200, pytest.param(2_000, marks=pytest.mark.slow), 20_000]
         ),
     ],
 )
-def test_perfect_separation_is_told_at_any_size(n, settings):
+def test_perfect_separation_is_warned_of_at_any_size(n, settings):
     (note,) = notes_of(M.Logistic(**settings), one_column(n))
     assert note.code == "separation"
     assert "the column dose alone foretells every outcome" in str(note)
@@ -92,6 +92,30 @@ def test_a_level_with_one_outcome_only_is_named(one):
     assert "town[b] foretells" in str(note)
     y[3] = 1.0 * (not one)  # the negative control: both outcomes occur
     assert notes_of(M.Logistic(), mo.Rows(x=x, y=y, columns=columns)) == []
+
+
+def reference_without_events(flip=False):
+    """Two columns of numbers, and three levels of which the first has no event, or one."""
+    fields, level = dict(logistic_rows(2_000).slice(0, 2_000)), np.arange(2_000) % 20 // 8
+    y = np.where(level == 0, 0.0, fields["y"])
+    y[0] = 1.0 * flip
+    return fields["x"][:, :2], level, y
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_a_reference_level_with_one_outcome_only_is_no_exception(coded):
+    def found(flip):
+        x, level, y = reference_without_events(flip)
+        if coded:
+            rows = mo.Rows(x=x, y=y, codes={"town": level}, columns=["age", "dose"])
+        else:
+            rows = mo.Rows(x=np.c_[x, level == 1, level == 2], y=y)
+        return notes_of(M.Logistic(prior_scale=10.0), rows)
+
+    (note,) = found(False)
+    assert note.code == "separation"
+    assert ("town[0] foretells" if coded else "a combination of columns") in str(note)
+    assert "separation" not in [note.code for note in found(True)]
 
 
 def test_quasi_separation_by_two_columns_together():
@@ -162,14 +186,14 @@ def test_classes_that_are_said_are_taken():
     assert Target.of(M.Softmax(classes=4), rows)[0].shapes[0] == (3, 6)
 
 
-def test_names_of_rows_are_no_classes():
+def test_names_of_rows_are_not_classes():
     rows = mo.Rows(x=np.zeros((300, 2)), y=np.arange(300) // 2 * 1.0)
     with pytest.raises(mo.DataError, match="150 classes in 300 rows"):
         Target.of(M.Softmax(), rows)
     assert Target.of(M.Softmax(classes=150), rows)[0].size == 149 * 3
 
 
-def test_an_offset_that_is_no_logarithm_is_named():
+def test_an_offset_that_is_not_a_logarithm_is_named():
     offset = np.array([0.0, 800.0, 2.0])
     rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0.0, 1, 1]), offset=offset)
     with pytest.raises(mo.DataError, match=r"the offset is 800 in row 1.*np.log\(exposure\)"):

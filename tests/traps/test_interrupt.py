@@ -190,7 +190,7 @@ def test_a_handler_of_the_users_own_stays():
         with stoppable() as stop:
             signal.raise_signal(signal.SIGINT)
         assert heard == ["mine"]
-        assert not stop.asked
+        assert not stop.requested
     finally:
         signal.signal(signal.SIGINT, before)
 

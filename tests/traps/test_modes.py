@@ -100,7 +100,7 @@ def test_both_signs_are_found_and_weighed(n, init):
     assert "t = -1.2" in str(note)
 
 
-def test_a_mode_of_no_weight_is_not_spoken_of():
+def test_a_mode_of_no_weight_is_not_warned_of():
     anchor, _ = anchor_of(square(prior_mean=10.0), square_rows())
     assert len(anchor.modes) == 1
     assert anchor.notes == []
@@ -155,7 +155,7 @@ def test_chains_start_at_every_mode_and_disagree_aloud():
     assert "2 modes" in post.tuning["modes"]
 
 
-def test_modes_without_a_chain_are_spoken_of():
+def test_modes_without_a_chain_are_warned_of():
     post = quick(square(0.4), square_rows(), **SHORT | {"chains": 1})
     assert "other-modes" in {warning.code for warning in post.warnings}
     assert post.draws["t"].mean() > 1  # the heavier
@@ -230,7 +230,7 @@ def test_a_list_that_is_the_parameters_stays_one_point():
     assert model.init == layers
 
 
-def test_a_first_point_without_a_mode_is_no_end():
+def test_a_first_point_without_a_mode_does_not_end_the_search():
     model = mo.Model(
         lambda th: -0.5 * th["a"] ** 2,
         lambda th, b: jnp.log(th["a"] - 1.0) - b["y"] ** 2 * th["a"],

@@ -322,7 +322,7 @@ def test_a_model_that_has_changed_since_is_refused():
     assert post.correct(rows, progressbar=False).weights is not None
     scale["sd"] = 10.0
     for ask in (post.correct, post.stein_discrepancy):
-        with pytest.raises(mo.SettingError, match="computes something else than when"):
+        with pytest.raises(mo.SettingError, match="no longer computes what it did"):
             ask(rows, progressbar=False)
     post.settings["jax"] = "0.0.1"  # another version may write the same expression otherwise
     assert post.correct(rows, progressbar=False).weights is not None
@@ -414,7 +414,7 @@ def codes(x, stats=None, weights=None):
     return [doubt.code for doubt in convergence_warnings({"b": x}, stats or {}, weights)]
 
 
-def test_guards_speak_of_nan():
+def test_guards_warn_of_nan():
     x = np.random.default_rng(1).normal(size=(4, 500))
     fine, nan = np.ones((4, 500)), np.full((4, 500), np.nan)
     assert codes(x, {"acceptance_rate": 0.8 * fine}, fine) == []
@@ -431,7 +431,7 @@ def test_guards_speak_of_nan():
     assert codes(np.where(signs < 0, 10 + x, 0.1 * x), weights=signs) == ["not-finite"]
 
 
-def test_predictions_that_are_no_numbers_are_spoken_of():
+def test_predictions_that_are_not_numbers_are_warned_of():
     post = posterior()
     post.draws["beta"][:, ::2] = np.nan
     with pytest.warns(mo.ModicumWarning, match="600 of 600 rows are not finite"):

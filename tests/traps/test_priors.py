@@ -29,7 +29,7 @@ from modicum.rows import ingest
 
 M = mo.models
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}
-RUN = {"draws": 400, "tune": 200, "chains": 2, "random_seed": 1, "progressbar": False}
+RUN = {"draws": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 
 
 def year_rows(n=3_000, dtype=None):
@@ -123,7 +123,7 @@ def test_an_outcome_of_scale_100_has_its_closed_form():
 
 @pytest.mark.slow
 def test_an_outcome_of_scale_100_with_its_scale_estimated():
-    post = mo.sample(M.Gaussian(), large_rows(), method="hmc", **RUN)
+    post = mo.sample(M.Gaussian(), large_rows(), **RUN)
     truth = stats.linregress(large_rows().slice(0, 200)["x"][:, 0], large_rows().slice(0, 200)["y"])
     mean, error = mean_and_error(flat_draws(post)[..., :2])
     aim = np.array([truth.slope, truth.intercept])
@@ -214,8 +214,8 @@ def test_shifted_columns_give_the_same_posterior():
     """Draws are rotated in whitened coordinates by a shift, so that moments are compared."""
     rows = gaussian_rows(300)
     shift = np.array([0.0, 2000.0, -50.0])
-    a = mo.sample(M.Gaussian(), rows, method="hmc", **RUN)
-    b = mo.sample(M.Gaussian(), in_other_units(rows, 1.0, shift), method="hmc", **RUN)
+    a = mo.sample(M.Gaussian(), rows, **RUN)
+    b = mo.sample(M.Gaussian(), in_other_units(rows, 1.0, shift), **RUN)
     back = dict(b.draws) | {"intercept": b["intercept"] + b["beta"] @ shift}
     theirs = np.concatenate([v.reshape(*v.shape[:2], -1) for v in back.values()], axis=2)
     assert disagreements(flat_draws(a), theirs) == []
@@ -305,6 +305,30 @@ def test_columns_too_large_for_a_variance_are_named():
     x = np.c_[np.ones(3), np.array([1e200, -1e200, 1e200])]
     with pytest.raises(mo.DataError, match="'huge' holds numbers so large"):
         M.Logistic().resolved(mo.Rows(x=x, y=np.array([0.0, 1, 0]), columns=["a", "huge"]))
+
+
+def test_columns_too_small_for_a_variance_are_named():
+    x = np.array([[1e-200], [-3e-200], [1e-200]])
+    with pytest.raises(mo.DataError, match="'tiny' holds numbers so small"):
+        M.Logistic().resolved(mo.Rows(x=x, y=np.array([0.0, 1, 0]), columns=["tiny"]))
+
+
+def test_a_column_far_from_zero_is_refused_beside_an_intercept():
+    """At a mean of 5e7 standard deviations the posterior sd was half as wide again, silently."""
+    x = np.random.default_rng(1).normal(size=(200, 1))
+    y = (x[:, 0] > 0) * 1.0
+
+    def rows(shift):
+        return mo.Rows(x=x + shift, y=y, columns=["stamp"])
+
+    for shift in (5e7, 1e11):
+        with pytest.raises(mo.DataError, match=r"'stamp' varies by .* subtract a constant"):
+            M.Logistic().resolved(rows(shift))
+        M.Logistic(intercept=False).resolved(rows(shift))  # a slope alone has all digits
+    M.Logistic().resolved(rows(1e6))
+    constant = mo.Rows(x=np.full((200, 1), 1 / 3 * 1e9), y=y, columns=["stamp"])
+    assert moments(constant).x_sd == 0
+    M.Logistic().resolved(constant)  # which `prior-decides` speaks of
 
 
 def test_priors_without_rows_are_refused_in_a_sentence():

@@ -313,7 +313,7 @@ def test_shards_outside_are_not_even_opened(store, tmp_path):
     ],
     ids=["empty", "cut", "binary", "nested", "nested-objects", "null", "list", "other", "digits"],
 )
-def test_descriptions_that_are_none(store, content, reason):
+def test_files_that_are_not_descriptions_are_refused(store, content, reason):
     (store / "rows.json").write_bytes(content)
     with pytest.raises(DataError, match=reason):
         Rows.open(store)
@@ -324,16 +324,16 @@ def test_descriptions_that_are_none(store, content, reason):
 def test_descriptions_that_cannot_be_read(store, monkeypatch):
     path = store / "rows.json"
     monkeypatch.setattr("modicum.rows.store.MOST_DESCRIPTION_BYTES", 10)
-    with pytest.raises(DataError, match="no file of a sensible size"):
+    with pytest.raises(DataError, match="not a file of a sensible size"):
         Rows.open(store)
     monkeypatch.undo()
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(DataError, match="no file of a sensible size"):
+    with pytest.raises(DataError, match="not a file of a sensible size"):
         Rows.open(store)
     path.unlink()
     path.mkdir()
-    with pytest.raises(DataError, match="no file of a sensible size"):
+    with pytest.raises(DataError, match="not a file of a sensible size"):
         Rows.open(store)
     for wrong in (3, None, b"s"):
         with pytest.raises(SettingError, match=r"Rows\.open takes the folder of a store"):

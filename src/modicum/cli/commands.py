@@ -25,9 +25,9 @@ from modicum.cli.fitting import (
     build_method,
     build_model,
     chain_count,
-    checked_groups,
-    checked_prob,
+    check_prob,
     ingest_table,
+    parse_groups,
     prepare_folder,
     read_formula_rows,
     read_rows,
@@ -40,12 +40,12 @@ from modicum.cli.messages import (
     console,
     cost_line,
     debugging,
-    described,
+    describe_rows,
     errors,
     one_sentence,
+    print_warnings,
     show,
     summary_table,
-    tell_warnings,
 )
 from modicum.cli.predicting import (
     NEW_LEVELS,
@@ -57,6 +57,7 @@ from modicum.cli.predicting import (
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
 from modicum.run import Checkpoint
+from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
 
 __all__ = ["app", "main"]
@@ -188,7 +189,7 @@ def fit(
     as long as DATA does not change.
     """
     with one_sentence():
-        checked_prob(prob)
+        check_prob(prob)
         family_options = {
             "prior_scale": prior_scale,
             "intercept": not no_intercept,
@@ -199,13 +200,15 @@ def fit(
             "classes": classes,
         }
         model = build_model(family, family_options, family_set or ())
-        hold_effects = checked_groups(groups, formula)
+        hold_effects = parse_groups(groups, formula)
+        sampler, chain_number = build_method(method, set_ or ()), chain_count(chains)
+        check_run(sampler, draws, tune, chain_number, seed)
         settings = {
-            "method": build_method(method, set_ or ()),
+            "method": sampler,
             "engine": build_engine(engine, address),
             "draws": draws,
             "tune": tune,
-            "chains": chain_count(chains),
+            "chains": chain_number,
             "random_seed": seed,
         }
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
@@ -216,14 +219,16 @@ def fit(
         folder = checkpoint or out / "checkpoint"
         if formula is None:
             rows = read_rows(data, columns, out, say, overwrite, encoding)
-            say.print(escape(described(rows, data)), highlight=False)
+            say.print(escape(describe_rows(rows, data)), highlight=False)
             post = sample_rows(model, rows, settings, folder, say)
         else:
-            made = read_formula_rows(data, formula, columns, missing, out, say, overwrite, encoding)
-            say.print(escape(described(made.rows, data)), highlight=False)
-            formula_model = model_for(made.rows, model, groups=hold_effects)
-            post = sample_rows(formula_model.model, made.rows, settings, folder, say)
-            post = replace(with_formula(post, made, formula_model), table=data)
+            table_rows = read_formula_rows(
+                data, formula, columns, missing, out, say, overwrite, encoding
+            )
+            say.print(escape(describe_rows(table_rows.rows, data)), highlight=False)
+            formula_model = model_for(table_rows.rows, model, groups=hold_effects)
+            post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
+            post = replace(with_formula(post, table_rows, formula_model), table=data)
         table = write_results(post, out, prob)
         if report:
             post.report(out / REPORT, prob=prob)
@@ -252,7 +257,7 @@ def ingest(
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         say = console(quiet)
         rows = ingest_table(source, store, columns, say, overwrite, encoding)
-        say.print(escape(described(rows, source)), highlight=False)
+        say.print(escape(describe_rows(rows, source)), highlight=False)
         say.print(f"The store is in {escape(str(store))}.", highlight=False)
 
 
@@ -267,7 +272,7 @@ def summary(
 ) -> None:
     """Print the table of a saved posterior."""
     with one_sentence():
-        checked_prob(prob)
+        check_prob(prob)
         post = saved_posterior(run)
         say = console(quiet=False)
         table = post.summary(prob=prob)
@@ -278,7 +283,7 @@ def summary(
         if len(table) > LINES and not everything:
             say.print(f"{len(table) - LINES} more lines: add --all.", highlight=False)
         say.print(escape(cost_line(post)), highlight=False)
-        tell_warnings(post)
+        print_warnings(post)
 
 
 @app.command()
@@ -308,7 +313,7 @@ def predict(
     the mean and the ends of the interval.
     """
     with one_sentence():
-        checked_prob(prob)
+        check_prob(prob)
         require_path(data)
         post = with_rows(saved_posterior(run), run)
         settings = (draws, prob, newlevels, groups, encoding, overwrite)

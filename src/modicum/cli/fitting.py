@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,7 +22,7 @@ from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
-from modicum.models.multilevel import HoldEffects
+from modicum.models.groups.multilevel import HoldEffects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from modicum.posterior import Posterior
     from modicum.rows import Rows
     from modicum.rows.reading import TableRows
+    from modicum.run import ChainCount
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
@@ -124,18 +125,18 @@ def _value(text: str) -> object:
         return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
-def checked_prob(prob: float) -> None:
+def check_prob(prob: float) -> None:
     """Refuse an impossible probability before hours are spent on draws."""
     if not 0 < prob < 1:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
 
 
-def chain_count(text: str) -> int | str:
+def chain_count(text: str) -> ChainCount:
     """Parse a number of chains, or "auto"; anything else is refused where chains are run."""
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if text.lstrip("-").isdigit() else cast("ChainCount", text)
 
 
-def checked_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
+def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
     """Return how group effects are treated; refuse any other word."""
     if groups is None:
         return None

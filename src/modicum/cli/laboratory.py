@@ -126,7 +126,7 @@ def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: 
     started = time.monotonic()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ModicumWarning)  # results keep what is to be said
+            warnings.simplefilter("ignore", ModicumWarning)  # results keep the warnings
             result = experiment.run(scale, seed)
             seconds = time.monotonic() - started
             folder = write_result(experiment, result, out, scale, seed, seconds)
@@ -134,8 +134,8 @@ def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: 
         write_failure(experiment, out, scale, seed, str(error))
         errors().print(f"[red]{experiment.name}:[/] [red]{escape(str(error))}[/]", highlight=False)
         return False
-    made = f"{count(len(result.tables), 'table')}, {count(len(result.figures), 'figure')}"
-    say.print(f"  {made} in {escape(str(folder))}, {seconds:.0f} s", highlight=False)
+    contents = f"{count(len(result.tables), 'table')}, {count(len(result.figures), 'figure')}"
+    say.print(f"  {contents} in {escape(str(folder))}, {seconds:.0f} s", highlight=False)
     return True
 
 
@@ -178,7 +178,7 @@ def bench(
             return
         place, page = (_docs_folder() / "benchmarks", "last") if docs else (out, "bench")
         chosen = problem or [], peer or []
-        unwatch()  # the suite hears Ctrl-C itself, and writes what it has measured
+        unwatch()  # the suite handles Ctrl-C itself, and writes what it has measured
         _bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LINES = 60  # of a table that is printed; summary.csv has all
 
 
-def described(rows: Rows, source: str) -> str:
+def describe_rows(rows: Rows, source: str) -> str:
     """Describe in a sentence or two the rows that were read."""
     parts = ", ".join(p for p in ("offset", "weight") if p in rows.fields)
     text = (
@@ -39,9 +39,21 @@ def described(rows: Rows, source: str) -> str:
     if classes:
         numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
         text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
+    groups = group_fields(rows)
     for name, levels in rows.levels.items():
-        text += f"\n  {name}: {len(levels)} levels, compared with {levels[0]}"
+        kind = "groups" if name in groups else f"levels, compared with {levels[0]}"
+        text += f"\n  {name}: {len(levels):,} {kind}"
     return text
+
+
+def group_fields(rows: Rows) -> set[str]:
+    """Factors whose levels have effects that are pooled, and no reference."""
+    from modicum.rows.formula import FormulaEncoding
+
+    origin = rows.schema.origin
+    return (
+        set() if origin is None else {g.field for g in FormulaEncoding.from_dict(origin).groupings}
+    )
 
 
 def outcome_levels(rows: Rows) -> tuple[Level, ...]:
@@ -111,10 +123,10 @@ def show(
     *first, last = (str(out / name) for name in names)
     written = f"Wrote {', '.join(first)} and {last}."
     say.print(escape(written), highlight=False)
-    tell_warnings(post)
+    print_warnings(post)
 
 
-def tell_warnings(post: Posterior) -> None:
+def print_warnings(post: Posterior) -> None:
     """Print every warning on standard error."""
     for text in map(str, post.warnings):
         errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)

@@ -53,16 +53,16 @@ def higgs(
     """
     path = SOURCE.find(folder, download, progressbar)
     x, y = _read(path, limit)
-    whole = len(y) == WHOLE
-    cut = WHOLE - TEST if whole else len(y)
-    extent = "all" if whole else "a part"
+    is_complete = len(y) == WHOLE
+    cut = WHOLE - TEST if is_complete else len(y)
+    extent = "all" if is_complete else "a part"
     return Dataset(
         name="higgs",
         rows=Rows(x=x[:cut], y=y[:cut], columns=COLUMNS),
         model=Logistic(prior_scale=2.5, intercept_scale=10.0),
         description=f"simulated collisions, signal against background; {extent} of the file",
         source=HOME,
-        test=Rows(x=x[cut:], y=y[cut:], columns=COLUMNS) if whole else None,
+        test=Rows(x=x[cut:], y=y[cut:], columns=COLUMNS) if is_complete else None,
     )
 
 

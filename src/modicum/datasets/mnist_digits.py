@@ -69,5 +69,5 @@ def _read(path: Path) -> np.ndarray:
     axes = data[3] if len(data) > 4 and data[:3] == b"\x00\x00\x08" else 0
     shape = np.frombuffer(data, ">u4", axes, 4) if len(data) >= 4 + 4 * axes else np.zeros(0)
     if not axes or int(np.prod(shape)) != len(data) - 4 - 4 * axes:
-        raise DataError(f"{path} is no whole IDX file of bytes; fetch it again.")
+        raise DataError(f"{path} is not a complete IDX file of bytes; fetch it again.")
     return np.frombuffer(data, np.uint8, offset=4 + 4 * axes).reshape(shape.astype(int))

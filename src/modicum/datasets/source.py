@@ -65,7 +65,7 @@ class Source:
     sizes: tuple[int, int] | None = None
 
     def look(self, folder: Folder = None) -> Path | None:
-        """Return the file if it is there."""
+        """Return the file if it exists."""
         top = data_folder(folder)
         places = [place / file for file in self.files for place in (top / self.folder, top)]
         return next((place for place in places if place.is_file()), None)

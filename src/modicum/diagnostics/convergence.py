@@ -200,7 +200,7 @@ def _ranks(x: Floats) -> Floats:
 
 
 def _ratio(a: Floats) -> Floats:
-    """R-hat as it stands (eqs. 1 to 4): sqrt((B / W + n - 1) / n)."""
+    """R-hat without ranks or halves (eqs. 1 to 4): sqrt((B / W + n - 1) / n)."""
     n = a.shape[2]
     between = n * a.mean(axis=2).var(axis=1, ddof=1)
     within = a.var(axis=2, ddof=1).mean(axis=1)
@@ -229,7 +229,7 @@ def _effective(a: Floats) -> Floats:
 
 
 def _autocorrelations(a: Floats) -> Floats:
-    """Of all chains of each scalar together, (scalar, lag): what is between chains counts too."""
+    """Autocorrelations of each scalar over all chains, (scalar, lag)."""
     from scipy.fft import irfft, next_fast_len, rfft
 
     chains, n = a.shape[1:]

@@ -1,4 +1,4 @@
-"""A posterior without the data: made, carried, added to, taken from."""
+"""A posterior without the data: made, saved, extended, reduced."""
 
 from modicum.digest.digest import Digest
 from modicum.digest.making import digest

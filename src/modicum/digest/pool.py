@@ -113,16 +113,16 @@ class Pool:
             )
         with np.errstate(invalid="ignore"):
             share = self.share * (self.count - removed) / self.count
-        left = share > 0
-        fields = {k: v[left] for k, v in self.rows.slice(0, len(self)).items()}
-        if not left.any():
+        remaining = share > 0
+        fields = {k: v[remaining] for k, v in self.rows.slice(0, len(self)).items()}
+        if not remaining.any():
             raise DataError("all rows of the digest would be removed: nothing is left to fit.")
         return replace(
             self,
             rows=_rows_like(self.rows, fields),
-            share=share[left],
-            count=(self.count - removed)[left],
-            stratum=self.stratum[left],
+            share=share[remaining],
+            count=(self.count - removed)[remaining],
+            stratum=self.stratum[remaining],
         )
 
     def parts_used(self) -> tuple[Pool, np.ndarray]:
@@ -139,7 +139,7 @@ class Pool:
         return len(equal), min(len(self), len(other))
 
     def presence(self, rows: Rows) -> tuple[float, int]:
-        """How likely it is to find so few of `rows` in the pool if all are of the data, at most.
+        """Bound the probability of finding so few of `rows` in the pool if all are in the data.
 
         Every row of the data is kept with probability m_c / n_c at least, which is smallest in
         some stratum: the number that is found is no smaller than a binomial one with that
@@ -155,12 +155,12 @@ class Pool:
         sum_c n_c^2 (1 - m_c / n_c) s_c^2 / m_c, where s_c^2 is the variance within the stratum;
         rows that were removed from it count as zeros.
         """
-        left = values * self.share
+        scaled = values * self.share
         first = np.flatnonzero(np.diff(self.stratum, prepend=-1))
         which = self.stratum[first]
         n, m = self.size[which], self.drawn[which]
-        total = np.add.reduceat(left, first, axis=1)
-        squares = np.add.reduceat(left**2, first, axis=1)
+        total = np.add.reduceat(scaled, first, axis=1)
+        squares = np.add.reduceat(scaled**2, first, axis=1)
         within = np.maximum(squares - total**2 / m, 0.0) / np.maximum(m - 1, 1)
         return np.asarray(within @ (n**2 * (1 - m / n) / m))
 

@@ -82,7 +82,7 @@ def removed_sums(
         part_of_it = Quadratic(rest.point, share[k] * rest.C, share[k] * rest.A, share[k] * rest.B)
         total = part_of_it if total is None else total + part_of_it
     assert total is not None
-    smooth = (counts + 1) / (counts.sum() + len(anchors))  # none seen is not none there
+    smooth = (counts + 1) / (counts.sum() + len(anchors))  # unseen is not absent
     error = np.sqrt(smooth * (1 - smooth) / (counts.sum() + len(anchors)))
     return Removed(
         total, tuple(rest - unknown[0] for rest in unknown[1:]), tuple(map(float, error[1:]))
@@ -90,7 +90,7 @@ def removed_sums(
 
 
 def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
-    """The anchor of each row that the pool keeps, -1 of others; of each, how many others it has."""
+    """The anchor of each row that the pool keeps, else -1, and how many others it stands for."""
     pool_hashes = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
     distinct, first = np.unique(pool_hashes, return_index=True)
     part, others = pool.part[pool.stratum][first], np.maximum(pool.multiplier[first] - 1, 0.0)

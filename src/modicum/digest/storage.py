@@ -17,7 +17,7 @@ from modicum.models.priors.units import MomentSums
 from modicum.posterior import FitRows, archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.entries import Json, mapping, text, whole
+from modicum.rows.entries import Json, integer, mapping, text
 from modicum.rows.fields import MemoryBackend
 
 __all__ = ["Contents", "load", "save"]
@@ -71,7 +71,7 @@ def load(path: str | os.PathLike[str]) -> Contents:
 
 def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
     arrays = mapping(parts["arrays"])
-    number = whole(page["rows"], 1)
+    number = integer(page["rows"], 1)
     rows = _rows(Description.from_json(page["description"]), mapping(parts["fields"]))
     checked = _arrays(arrays, len(rows))
     model, classes, units = parts["model"], page["classes"], parts["units"]
@@ -85,7 +85,7 @@ def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
         rows=rows,
         fit_rows=FitRows.from_dict(page["fit"]),
         units=None if units is None else _units(mapping(units), len(rows._description.columns)),
-        classes=None if classes is None else whole(classes, 2),
+        classes=None if classes is None else integer(classes, 2),
         notes=tuple(ModicumWarning.from_dict(note) for note in page["notes"]),
         ledger=Ledger.from_dict(page["ledger"]),
     )
@@ -100,7 +100,7 @@ def _rows(description: Description, fields: dict[str, object]) -> Rows:
         if not isinstance(values, np.ndarray) or values.shape != (description.n, *f.shape):
             raise ValueError(f"the field {f.name!r} has another shape than it says")
         if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
-            raise ValueError(f"the field {f.name!r} holds something else than numbers")
+            raise ValueError(f"the field {f.name!r} holds something other than numbers")
         columns[f.name] = values
     if set(fields) != set(columns):
         raise ValueError("it holds fields that it does not describe")
@@ -114,10 +114,10 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
     loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
         if not isinstance(values, np.ndarray):
-            raise TypeError(f"{name!r} is no array")
+            raise TypeError(f"{name!r} is not an array")
         kind = "iu" if name in WHOLE else "f"
         if values.dtype.kind not in kind or not np.isfinite(values).all():
-            raise ValueError(f"{name!r} holds something else than numbers")
+            raise ValueError(f"{name!r} holds something other than numbers")
         loaded[name] = values.astype(np.int32 if name in WHOLE else np.float64)
     d, strata, parts = len(loaded["point"]), len(loaded["size"]), len(loaded["anchors"])
     shapes = {

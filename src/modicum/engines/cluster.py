@@ -137,7 +137,7 @@ class Ray(EngineChoice):
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus)
             sized = {} if self.object_store is None else {"object_store_memory": self.object_store}
-            # Ray would give its workers a niceness of 15, and with it what others leave of a core.
+            # Ray would start its workers at niceness 15, with only what others leave of a core.
             os.environ.setdefault("RAY_worker_niceness", str(_niceness()))
             try:
                 ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
@@ -166,7 +166,7 @@ def _require_answer(address: str) -> None:
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not host or not port.isdigit():
         raise SettingError(
-            f"{address!r} is no address of a Ray cluster: give 'auto', 'host:port' or "
+            f"{address!r} is not the address of a Ray cluster: give 'auto', 'host:port' or "
             "'ray://host:port'."
         )
     try:

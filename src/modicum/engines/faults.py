@@ -21,7 +21,7 @@ NO_MEMORY = "a worker was stopped because its node had no memory left"
 
 
 def silence_of(workers: int) -> ResourceError:
-    """Say that none of them answers."""
+    """Say that no worker answers."""
     return ResourceError(
         f"none of the {workers} workers of the Ray cluster answered for {SILENCE / 60:.0f} "
         "minutes: look at it with 'ray status', and run again (with a checkpoint the run goes on "
@@ -30,7 +30,7 @@ def silence_of(workers: int) -> ResourceError:
 
 
 def fault_of(error: Exception) -> ModicumError:
-    """What happened to a worker, in a sentence; an error of the model's own is raised as it is."""
+    """What happened to a worker, in a sentence; an error of the model's own is raised unchanged."""
     ray = ray_library()
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
@@ -59,5 +59,5 @@ def could_not_finish(what: str) -> ResourceError:
 
 
 def first_line(text: str) -> str:
-    """Of what Ray says, which has many."""
+    """The first line of Ray's message, which has many."""
     return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")

@@ -31,7 +31,7 @@ class RayHosts:
         return len(self._actors)
 
     def share(self, settings: object, rows: object) -> list[Reference]:
-        """Put what all hosts read into the cluster's memory: what `fetched` gets there.
+        """Put what all hosts read into the cluster's memory, from where `fetched` gets it.
 
         Rows go as Ray sends them, since they may hold its own handles.
         """
@@ -67,7 +67,7 @@ def started_hosts(kind: type, most: int) -> RayHosts:
     number = max(1, min(most, accelerators or int(resources.get("CPU", 1))))
     while most % number:  # all get as many chains
         number -= 1
-    # Workers may have all processors, and have little to do while chains run.
+    # Workers may have taken all processors, but have little to do while chains run.
     remote = ray.remote(kind).options(
         num_cpus=0,
         num_gpus=int(accelerators > 0),

@@ -39,14 +39,14 @@ from modicum.runtime import Pytree
 __all__ = ["PULSE", "RayEngine"]
 
 TOGETHER = 16  # chunks of a task, at most
-PATIENT = 30.0  # seconds after which a worker is asked whether it is there
+PATIENT = 30.0  # seconds after which a worker is asked whether it is alive
 REPLY = 20.0  # seconds in which it must say so, or another is asked
 PULSE = "pulse"  # a thread of each worker that answers while others compute
 
 
 @dataclass
 class Call:
-    """Something asked of a worker, and of others where that one is silent."""
+    """A request to a worker, and to others if that one is silent."""
 
     ask: Callable[[Actor], Reference]
     worker: int
@@ -96,7 +96,7 @@ class RayEngine:
         if not _is_plain_store(rows) or isinstance(backend, FedRows):
             return rows
         if isinstance(backend, OrderedBackend):
-            order = backend.order  # one that is no array is the workers' own
+            order = backend.order  # anything but an array is held by the workers
             if isinstance(order, ArrayOrder):
                 return ordered(self.feed(order.rows), order.row_ids)
             return rows
@@ -222,7 +222,7 @@ class RayEngine:
                 raise silence_of(len(self._actors))
 
     def _is_there(self, worker: int) -> bool:
-        """Whether a worker answers at all; it does so while it computes."""
+        """Whether a worker answers at all, which it can do while it computes."""
         pulse = self._actors[worker].ready.options(concurrency_group=PULSE).remote()
         answered, _ = ray_library().wait([pulse], timeout=REPLY)
         return bool(answered)
@@ -250,7 +250,7 @@ class FedRows:
     A worker is asked for rows of the chunks that it passes over, so that it has read them before.
     """
 
-    travels = True  # by itself, to whoever runs chains
+    travels = True  # to the processes that run chains
 
     def __init__(self, rows: Rows, engine: RayEngine) -> None:
         self._rows, self._engine = rows, engine
@@ -271,7 +271,7 @@ class FedRows:
 
 
 def _number(name: str | None = None) -> int:
-    """A number under which workers remember something: its own in all processes that ask them."""
+    """A number under which workers remember something, unique among all that ask them."""
     data = uuid4().bytes if name is None else name.encode()
     return int.from_bytes(blake2b(data, digest_size=7).digest())
 

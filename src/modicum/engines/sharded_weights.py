@@ -104,7 +104,7 @@ class Shards:
     def sweep(
         self, ask: Callable[[Actor, int, int], Reference], description: str
     ) -> Iterator[Answer]:
-        """Answers of actors about all shards in order, from a first row up to another each."""
+        """Answers of actors about all shards, in order; each is asked about a range of rows."""
 
         def shares() -> Iterator[Share]:
             for owner, first, end in zip(self.owners, self.starts, self.stops, strict=True):
@@ -131,7 +131,7 @@ class NumbersAtWorkers:
         return len(self._shards.rows)
 
     def extent(self) -> Extent:
-        """Of all rows: the pass over them, made once."""
+        """What classes depend on, over all rows; the pass is made once."""
         if self._extent is None:
             recipe = self._recipe
             parts: list[Extent] = list(
@@ -199,7 +199,7 @@ class OrderAtWorkers:
         return flat.reshape(np.shape(places))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, from all workers: as many numbers as there are rows."""
+        """The whole order, from all workers: as many numbers as there are rows."""
         del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
         recipe, classes = self._recipe, self._classes

@@ -33,7 +33,7 @@ class Parcel(NamedTuple):
 
 
 def packed(value: object) -> bytes:
-    """As bytes, arrays of a device as NumPy's."""
+    """An object as bytes, with device arrays as NumPy arrays."""
     pickler: Any = ray_library("ray.cloudpickle").Pickler  # Ray has no types
 
     class Pickler(pickler):  # type: ignore[misc]
@@ -56,13 +56,13 @@ def unpacked(data: bytes) -> Answer:
 
 
 def _own_name(shipped: object) -> str | None:
-    """Under which name a function stands in its module of Modicum's, if it does."""
+    """The name of a function in its module, if that is one of Modicum's."""
     if not isinstance(shipped, FunctionType) or not shipped.__module__.startswith("modicum."):
         return None
     if shipped is _named:  # which goes the usual way, or it would need itself
         return None
-    held = vars(sys.modules[shipped.__module__])
-    return next((name for name, value in held.items() if value is shipped), None)
+    in_module = vars(sys.modules[shipped.__module__])
+    return next((name for name, value in in_module.items() if value is shipped), None)
 
 
 def _named(module: str, name: str) -> object:

@@ -68,7 +68,7 @@ class Worker:
     def sort(
         self, recipe: NumberRecipe, classes: Classes, start: int, stop: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Sort a shard by class, keep the order in place of the numbers: weight, size of each."""
+        """Sort a shard by class and keep its order; return the weight and size of each class."""
         mass, size, order = sorted_by_class(self._numbers(recipe, start, stop), classes)
         self._shards_of(recipe)[start] = order
         return mass, size
@@ -92,7 +92,7 @@ class Worker:
         return self.take(recipe.rows, self.sorted_row_ids(recipe, classes, shards, places))
 
     def order(self, recipe: NumberRecipe, classes: Classes, start: int, stop: int) -> np.ndarray:
-        """Places of a shard's rows, sorted by class; made anew where another had made it."""
+        """Places of a shard's rows, sorted by class; made again if another worker had made it."""
         shard = self._shards_of(recipe).get(start)
         if shard is None or shard.dtype != np.uint32:
             self.sort(recipe, classes, start, stop)

@@ -46,7 +46,7 @@ def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
 class BlockPoissonTables(NamedTuple):
     """What the estimator needs to know about the data."""
 
-    centre: float | jax.Array  # the difference l - sum q to be expected, less a coreset's
+    centre: float | jax.Array  # expected difference l - sum q, less a coreset's
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ class LogisticBound(Bound[Logistic]):
         return jnp.full_like(predictors[:, 0], UNTUNED)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
-        """As log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd part has gone."""
+        """As log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd parts cancel."""
         del y
         eta = predictors[:, 0]
         return _log_cosh(tight / 2) - _log_cosh(eta / 2) - _a(tight) * (eta - tight) * (eta + tight)

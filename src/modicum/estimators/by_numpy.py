@@ -1,7 +1,8 @@
 """Residuals of rows with a linear predictor at many draws, without a compiler.
 
-A pool of rows weighs draws, and a pilot study looks at residuals: both evaluate some thousand rows
-at some hundred draws, once. The formulas are those of `estimators.taylor`, handed NumPy's arrays.
+A pool of rows weighs draws, and a pilot study looks at residuals: both evaluate a few thousand
+rows at a few hundred draws, once. The formulas are those of `estimators.remainder`, handed NumPy's
+arrays.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import jax
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.estimators.taylor import (
-    LinearRows,
-    LinearTaylor,
+from modicum.estimators.remainder import (
     direct,
     far_apart,
     less_polynomial,
     series,
     series_value,
 )
+from modicum.estimators.taylor import LinearRows, LinearTaylor
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch

@@ -23,7 +23,7 @@ class EveryRow(ABC):
     """A likelihood estimate in which every row of the subsample takes part.
 
     A block is one part, and always present. A subclass says with `combine` what it makes of the
-    D_i; to the chain it must be hashable, and the same function of the D_i in any order.
+    D_i; it must be hashable, and must not depend on the order of the D_i.
 
     Parameters
     ----------

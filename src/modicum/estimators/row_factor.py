@@ -1,7 +1,7 @@
 """The product x L that whitens rows of many columns, by a factor in blocks and in float32.
 
 A fresh row takes d^2 multiplications, an evaluation of a whitened one 2 d: with hundreds of columns
-whitening is most of an iteration. Two things halve it each. L is upper triangular, so that block j
+whitening is most of an iteration. Two things each halve it. L is upper triangular, so that block j
 of its columns needs only as many columns of x; and what a row's predictor moves by, e = x L z, is
 read by residuals alone, which keep their relative precision: an error of 1e-6 of e is 3e-6 of a
 residual. So the product may be in float32, if no digits cancel in it. Those that would, of columns
@@ -25,7 +25,7 @@ from modicum.runtime import Array, to_device
 
 __all__ = ["MANY", "relative_error", "row_factor", "share_of_work", "whitened"]
 
-MANY = 256  # columns from which on whitening outweighs evaluations
+MANY = 256  # columns above which whitening outweighs evaluations
 BLOCKS = 8  # 9/16 of the multiplications; with more, products are too small to be fast
 ACCURATE = 1e-5  # error of a whitened row, relative to its length, up to which float32 will do
 
@@ -80,6 +80,6 @@ def whitened(x: Array, factor: RowFactor) -> jax.Array:
 
 def share_of_work(factor: RowFactor) -> float:
     """What a product with these blocks takes, of one with the whole factor in float64."""
-    whole = factor.blocks[-1].shape[0] * len(factor.shift)
+    dense = factor.blocks[-1].shape[0] * len(factor.shift)
     numbers = sum(block.size for block in factor.blocks)
-    return numbers / whole * factor.blocks[0].dtype.itemsize / 8
+    return numbers / dense * factor.blocks[0].dtype.itemsize / 8

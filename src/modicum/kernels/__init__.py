@@ -1,1 +1,1 @@
-"""Markov steps as pure functions: they know no data set, only the arrays they are handed."""
+"""Markov steps as pure functions: of data sets they know only arrays."""

@@ -1,9 +1,9 @@
 """What a kernel is, and all that a kernel asks of the parts it is composed of.
 
 A kernel is one Markov step as pure functions of arrays. Moves, estimators, control variates,
-gradient estimators and bounded rows are protocols here, beside the kernels that consume them; who
-implements them need not know a kernel. Whatever a kernel reads and never changes is a named tuple
-of arrays, its context.
+gradient estimators and bounded rows are protocols here, beside the kernels that consume them; what
+implements them need not know about kernels. Whatever a kernel reads and never changes is a named
+tuple of arrays, its context.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
+from modicum.kernels.curves import Curves, along_curves
 from modicum.models.arrow import ArrowFactor, ArrowMatrix
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
@@ -43,6 +44,7 @@ __all__ = [
     "Whitening",
     "carried_fields",
     "from_anchor",
+    "is_straight",
     "recorded",
     "scaled",
     "straighten",
@@ -103,7 +105,7 @@ class Kernel(Protocol[State, Context]):
         ...
 
     def prepare(self, batch: Batch, context: Context) -> Pytree:
-        """Make of the rows that were read all that can be made without the state.
+        """Compute from the rows that were read all that does not depend on the state.
 
         The runner does this for many iterations at once.
         """
@@ -190,11 +192,11 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
 class Warp(NamedTuple):
     """Entries of t that move with their scale tau: effects, with their standard deviation.
 
-    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A +
-    tau^-2) and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*),
-    t is r but for these entries, t = t* e^(2 g) + a e^g, which then hardly depend on tau: towards
-    small scales, and where data say little, they are relative to it (non-centred), and towards
-    large ones they are as they are (centred).
+    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
+    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), t is r but
+    for these entries, t = t* e^(2 g) + a e^g, which then hardly depend on tau: towards small
+    scales, and where data say little, they are relative to it (non-centred), and towards large ones
+    they are themselves (centred).
 
     What all effects of a term have in common is another matter: data say nothing of it that the
     intercept, or the common slope, could not make up for. So of it, b = sum_l w_l a_l, the prior
@@ -208,7 +210,7 @@ class Warp(NamedTuple):
     shared: jax.Array  # w: (terms, entries); a line of zeros where there is no common coefficient
     # columns of the inverse of L, of the entries and of common coefficients; None: L is an arrow's
     into: jax.Array | None
-    whole: jax.Array | None = None  # places of the common coefficients
+    common: jax.Array | None = None  # places of the common coefficients
 
 
 class Bend(NamedTuple):
@@ -222,12 +224,22 @@ class Bend(NamedTuple):
 
 
 class Warped(Whitening, Protocol):
-    """A whitening in which some entries may move with a scale."""
+    """A whitening in which some entries may move with a scale, or axes may be curved."""
 
     @property
     def warp(self) -> Warp | None:
         """Those entries; None: none do."""
         ...
+
+    @property
+    def curves(self) -> Curves | None:
+        """The axes along which the posterior is skewed; None: chains move straight along all."""
+        ...
+
+
+def is_straight(whitening: Warped) -> bool:
+    """Whether `straighten` leaves volumes as they are."""
+    return whitening.warp is None and whitening.curves is None
 
 
 def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
@@ -238,6 +250,8 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     t - t* itself.
     """
     warp = whitening.warp
+    if whitening.curves is not None:  # of a dense factor, and of no parameter with a scale
+        return along_curves(z, whitening.curves)
     if isinstance(whitening.factor, ArrowFactor):
         return _straighten_arrow(jnp.asarray(whitening.factor @ z), whitening.point, warp)
     if warp is None:
@@ -255,10 +269,10 @@ def _straighten_arrow(
     """The same from `away`, r - t*: entries of t are moved themselves."""
     if warp is None:
         return away, jnp.zeros(())
-    assert warp.whole is not None
+    assert warp.common is not None
     effects = away[warp.where]
     moved, together, growth = _moved(away[warp.scale], effects, point[warp.where], warp)
-    return away.at[warp.where].add(moved).at[warp.whole].add(-together), growth
+    return away.at[warp.where].add(moved).at[warp.common].add(-together), growth
 
 
 def _moved(
@@ -347,11 +361,12 @@ class Proxy(NamedTuple):
     B: (
         jax.Array | ArrowMatrix | None
     )  # None: -I, which is what whitening with the prior makes of it
-    prior: Pytree = None  # numbers of the priors that are no part of the quadratic
+    prior: Pytree = None  # numbers of the priors that are not part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
-    unit: jax.Array | None = None  # of the variances of groups (`estimators.groups`); None: large
-    row_factor: RowFactor | None = None  # L as rows are multiplied by it; None: as it stands
+    unit: jax.Array | None = None  # of groups' variances (`estimators.groups.coordinates`)
+    row_factor: RowFactor | None = None  # L in blocks; None: L itself
+    curves: Curves | None = None  # along which a chain moves where the posterior is skewed
 
 
 class ControlVariate(Protocol[Cached]):
@@ -431,7 +446,7 @@ class StochasticGradientContext(NamedTuple):
     factor: jax.Array  # L
     start: jax.Array  # where chains begin, in the chain's coordinates
     spread: jax.Array  # times a standard normal vector: how chains are scattered about `start`
-    n: jax.Array  # rows there are
+    n: jax.Array  # number of rows
     design: Pytree  # the design's tables
     estimator: Pytree  # what the gradient estimator knows of the data
 

@@ -1,6 +1,6 @@
 """Coordinates in which a skewed posterior is close to normal: curves along a few straight axes.
 
-A level of which no row has the event leaves its coefficient half a line: beyond a wall the
+A level without any event confines its coefficient to half a line: beyond a wall the
 log-likelihood falls steeply, and before it the prior alone decides. No normal distribution is like
 that, and trajectories run into the wall. In whitened coordinates z, with Q the orthonormal axes
 along which the posterior is far from normal,
@@ -36,7 +36,7 @@ class Curves(NamedTuple):
 def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
     """From u, of shape (..., d), to z, and the log of the volume's growth.
 
-    Of NumPy's arrays by NumPy, if the curves are as well.
+    By NumPy, if both are NumPy arrays.
     """
     xp = namespace(u)
     w = u @ curves.axes

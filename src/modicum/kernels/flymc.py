@@ -48,7 +48,7 @@ class FlyContext(NamedTuple):
     """What the kernel reads."""
 
     bound: BoundSums
-    n: jax.Array  # rows there are
+    n: jax.Array  # number of rows
     rate: jax.Array  # the probability q with which an update tries a row
     start: Candidates
 

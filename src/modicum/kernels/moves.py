@@ -194,7 +194,7 @@ def follow(
     `density(z)` returns the log-density and by-products. A start that is no more than a position
     is evaluated first, by a leapfrog step of length zero. A `split` trajectory needs unit mass.
     """
-    at = jax.jit(lambda z: _evaluated(z, density))  # so that it is traced once
+    at = jax.jit(lambda z: _evaluated(z, density))  # traced once
     if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
         start = at(start)  # on an accelerator what a loop carries is dearer than what is compiled
     position = start.position if isinstance(start, Evaluated) else start

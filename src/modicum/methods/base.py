@@ -64,7 +64,7 @@ class Task:
     checkpoint: Checkpoint | None = None
     starts: Starts | None = None  # where other modes are looked for
     anchor: Anchor | None = None  # at the mode, where it was found with the task
-    few_chains: int | None = None  # how many suffice for a method whose steps read all rows
+    few_chains: int | None = None  # enough for a method whose steps read all rows
     # what was found once, for other methods of the same run
     cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
@@ -162,7 +162,7 @@ class Coordinates(Protocol):
 
     @property
     def record(self) -> ModeRecord | None:
-        """How the mode was found, where it was looked for."""
+        """How the mode was found, if it was looked for."""
         ...
 
 
@@ -191,7 +191,7 @@ class Plan:
     hook: PeriodicHook | None = None  # what is done to the chains between iterations
     history: History | None = None  # all draws, where no chain had to run
     memo: object = None  # what the method needs again in `finish`
-    settled: Settled | None = None  # what may do many iterations at once after warm-up
+    settled: Settled | None = None  # does many iterations at once after warm-up
 
 
 @dataclass
@@ -218,7 +218,7 @@ class Method(ABC):
         """Find the anchor, tune what is tuned ahead, compose the kernel."""
 
     def decide(self, task: Task) -> tuple[Method, Plan]:
-        """The method that is taken, and its plan: itself, unless its business is to choose."""
+        """The method that is taken, and its plan: itself, unless it chooses among others."""
         return self, self.plan(task)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
@@ -226,7 +226,7 @@ class Method(ABC):
         del task, plan, history
         return Outcome()
 
-    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
         """Withdraw claims from `plan.tuning` that the `doubts` about the run contradict."""
         del plan, doubts
 

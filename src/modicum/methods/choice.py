@@ -1,7 +1,7 @@
-"""Which method, where nobody asked for one: what is right, and among that what is cheapest.
+"""Which method, if the user names none: the cheapest of those that are right.
 
 The choice is made by counted work and by what is known of the posterior, never by a clock: the same
-seed and rows give the same draws on any machine. Times are reported only.
+seed and rows give the same draws on any machine. Times are only reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Auto"]
 
 ROOM = 0.4  # Pareto k below which weighted normal draws are taken: .5 is the limit
 EFFECTIVE = 0.6  # of the draws, at least
-MOST = 0.8  # of those along skewed axes, from which on 0.5 is limit enough
+MOST = 0.8  # of those along skewed axes, above which 0.5 is limit enough
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and .7 is limit enough.
 ALIKE = 0.999
@@ -51,18 +51,18 @@ class Auto(Method):
     Thousands of normal draws at the mode are weighed by a pool of rows. Where the posterior is so
     close to normal that these will do with room to spare (a Pareto k below 0.4, and a pool whose
     noise is far below Monte Carlo error), they are the answer; where it is far from normal on a few
-    axes only, so are draws that follow its quantiles there. Else the pilot study of HMC-ECS
-    says how many rows it needs, or why it would not do; where it foresees a doubt and all rows are
-    affordable, NUTS is taken. A model of your own without a mode, or with
-    one far from the posterior, is studied about the mean of short chains on a subset. Else NUTS on
-    all rows is left.
-    `Posterior.tuning["method"]` has it in one line, with what the alternatives would take.
+    axes only, so are draws that follow its quantiles there. Else the pilot study of HMC-ECS says
+    how many rows it needs, or why it would not do; where it foresees a doubt and all rows are
+    affordable, NUTS is taken. A model of your own without a mode, or with one far from the
+    posterior, is studied about the mean of short chains on a subset. Otherwise NUTS runs on all
+    rows. `Posterior.tuning["method"]` says in one line what was taken, and what the alternatives
+    would cost.
 
     Parameters
     ----------
     laplace
         Whether weighted normal draws may be taken. `mo.sample` says no where `tune`, `thin` or
-        `parallel` are given: who gives them wants chains.
+        `parallel` are given: they are settings of chains.
 
     Examples
     --------
@@ -219,8 +219,8 @@ def _subsampled(
 def _doubt(plan: Plan, study: Study) -> str | None:
     """Why the answer of HMC-ECS would come with a warning that it may be wrong, if it would.
 
-    The pilot study has looked at draws of the posterior as it is, and they tell where chains will
-    go: so far from the mode that `anchor-far` follows, or where residuals are heavy-tailed.
+    The pilot study has looked at draws of the posterior itself, which show where chains will go: so
+    far from the mode that `anchor-far` follows, or where residuals are heavy-tailed.
     """
     doubts = [note for note in plan.notes if note.code in DOUBTED]
     if doubts:
@@ -235,7 +235,7 @@ def _doubt(plan: Plan, study: Study) -> str | None:
 
 
 def _seconds_since(task: Task, started: float) -> float:
-    """Seconds that normal draws took; a resumed run is told what they took at first."""
+    """Seconds that normal draws took; a resumed run reports what they took at first."""
 
     def compute() -> dict[str, np.ndarray]:
         return {"seconds": np.array(time.perf_counter() - started)}

@@ -32,8 +32,8 @@ PATIENCE = 120.0  # seconds from which a run is called slow
 QUICK = 3e10  # row evaluations times parameters that are not worth a measurement
 OVERHEAD = 2_000  # gradients of rows that an iteration which evaluates none counts as
 LINK = 40  # operations of a link function
-# Operations up to which a run on all rows is taken where the alternative's answer is in doubt: some
-# five minutes on two cores.
+# Operations up to which a run on all rows is taken where the alternative's answer is in doubt:
+# about five minutes on two cores.
 AFFORDABLE = 6e11
 # What is not measured, in seconds on a usual machine:
 ITERATION = 5e-5  # of a chain that evaluates nothing
@@ -89,7 +89,7 @@ def _chains_at_once(chains: int) -> int:
 
 @in_double_precision
 def seconds_per_row(task: Task, point: np.ndarray) -> float:
-    """Time the gradient of one row, by the first chunk of rows; it is in no account.
+    """Time the gradient of one row, by the first chunk of rows; the ledger does not count it.
 
     The chunk lies where chains will find it: on the device, or on the host if all rows are too
     many for the device's memory.
@@ -120,14 +120,14 @@ def _nothing(target: Target, t: Array, batch: Batch, present: Array) -> tuple[Ar
 
 
 def _quickest(evaluate: Callable[[], None]) -> float:
-    """Seconds of the quickest evaluation of a few: others have a share in what a machine does."""
+    """Seconds of the quickest evaluation of a few: other programs may slow the rest."""
     evaluate()  # compiles
-    taken: list[float] = []
-    while len(taken) < REPEATS and sum(taken) < LONG:
+    seconds: list[float] = []
+    while len(seconds) < REPEATS and sum(seconds) < LONG:
         started = time.perf_counter()
         evaluate()
-        taken.append(time.perf_counter() - started)
-    return min(taken)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
 
 
 # What methods would cost, to choose among them ---------------------------------------------
@@ -171,12 +171,12 @@ class Work:
 
 
 def affordable(task: Task, work: Work) -> bool:
-    """Whether a run takes few minutes, by operations that are counted: no clock decides."""
+    """Whether a run takes only minutes, by counting operations: no clock decides."""
     return work.rows * _operations(task) <= AFFORDABLE
 
 
 def _operations(task: Task) -> int:
-    """Of the gradient of one row: two products with a vector, and the link."""
+    """Operations of one row's gradient: two products with a vector, and the link."""
     coding = task.target.coding
     d = task.target.size if coding is None else len(coding.dense) + len(coding.terms)
     return 4 * d + LINK
@@ -185,7 +185,7 @@ def _operations(task: Task) -> int:
 def seconds_for(task: Task, *works: Work) -> list[float]:
     """About how long chains will take here.
 
-    A resumed run is told what was measured when it began.
+    A resumed run uses what was measured when it began.
     """
 
     def compute() -> dict[str, np.ndarray]:
@@ -205,14 +205,14 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
 
 
 def _seconds_of_compiling(task: Task) -> float:
-    """Of the step of a chain, by what was compiled so far: it has the model's functions in it."""
+    """Seconds to compile the step of a chain, by those that the model's functions took so far."""
     so_far = task.sums.clock.compiling
     own = task.target.model.users_functions
     return CACHED if own and so_far < AT_HAND else COMPILING + so_far
 
 
 def _seconds_per_gradient(task: Task) -> float:
-    """Of one row on one core."""
+    """Seconds per gradient of one row on one core."""
     target, rows = task.target, task.rows
     linear = isinstance(target.model, LinearPredictorModel)
     if target.model.users_functions and not linear:

@@ -1,4 +1,4 @@
-"""Where chains on all rows start when no mode is of use: dispersed points, a first step size.
+"""Where chains on all rows start when the mode is no use: dispersed points, a first step size.
 
 Laplace's approximation is a bad guide where the posterior has a funnel, a kink or no mode at all.
 Chains then start as in Stan: apart, in the parameters themselves, with a step size that one

@@ -33,9 +33,9 @@ from modicum.methods.base import (
 )
 from modicum.methods.cost import slow_run
 from modicum.methods.dispersed import disperse, dispersed_starts, far_from_normal
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.methods.mean_anchor import AtMean, NoMeanError, anchor_at_mean, may_have_mean
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
-from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident
 from modicum.random import chain_keys
@@ -44,7 +44,7 @@ from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["HMC", "NUTS", "WIDER"]
 
-DENSE_METRIC = 50  # parameters up to which warm-up learns a whole mass matrix
+DENSE_METRIC = 50  # parameters up to which warm-up learns a dense mass matrix
 WIDER = 4  # times the gradients of a whitened posterior, where scales are learned
 
 
@@ -100,7 +100,7 @@ class _FullData(Method):
         try:
             anchor = task.anchor_at_mode()
         except NoModeError:
-            if self.step_size is not None:  # in posterior standard deviations, which none knows
+            if self.step_size is not None:  # in posterior standard deviations, which are not known
                 raise
             return self._without_mode(task, "it has none that could be found")
         if self.step_size is None and _misleads(task, anchor):
@@ -114,13 +114,15 @@ class _FullData(Method):
         return self._dispersed(task, reason)
 
     def _dense(self, task: Task) -> bool:
-        """Whether warm-up learns a whole mass matrix, where no mode whitens."""
+        """Whether warm-up learns a dense mass matrix, where no mode whitens."""
         return task.target.size <= DENSE_METRIC if self.metric is None else self.metric == "dense"
 
     def _at_mean(self, task: Task, mean: AtMean, reason: str) -> Plan:
         """Whiten by the covariance of short chains on a subset, and learn what that leaves."""
-        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
-        kernel = FullDataKernel(whole, self.move(), self.target_accept, dense=self._dense(task))
+        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
+        kernel = FullDataKernel(
+            log_posterior, self.move(), self.target_accept, dense=self._dense(task)
+        )
         context = FullDataContext(
             point=to_device(mean.anchor.point),
             factor=to_device(mean.anchor.factor),
@@ -128,7 +130,7 @@ class _FullData(Method):
             data=chunks,
         )
         tuning: Tuning = {
-            "rows held": "in memory" if isinstance(whole.source, Resident) else "on disk",
+            "rows held": "in memory" if isinstance(log_posterior.source, Resident) else "on disk",
             "mode": f"not used, since {reason}: chains start about {mean.text}",
             "metric": "dense" if kernel.dense else "diagonal",
         }
@@ -147,9 +149,9 @@ class _FullData(Method):
         """Start from dispersed points, in the parameters themselves, and learn all scales."""
         d = task.target.size
         begin = disperse(task)
-        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
+        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         kernel = FullDataKernel(
-            whole,
+            log_posterior,
             self.move(),
             self.target_accept,
             first_step=begin.step_size,
@@ -163,7 +165,7 @@ class _FullData(Method):
             starts=dispersed_starts(begin, task.start, chain_keys(task.seed, task.chains)),
         )
         tuning: Tuning = {
-            "rows held": "in memory" if isinstance(whole.source, Resident) else "on disk",
+            "rows held": "in memory" if isinstance(log_posterior.source, Resident) else "on disk",
             "mode": f"not used, since {reason}: chains start from dispersed points",
             "metric": "dense" if kernel.dense else "diagonal",
         }
@@ -179,10 +181,10 @@ class _FullData(Method):
         )
 
     def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
-        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
-        source = whole.source
+        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
+        source = log_posterior.source
         kernel = FullDataKernel(
-            whole,
+            log_posterior,
             self.move(),
             self.target_accept,
             first_step=self.step_size,
@@ -190,7 +192,7 @@ class _FullData(Method):
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
         warp = anchor.warp(task.target)
-        # A step size that was set is meant in coordinates that are as the user knows them.
+        # A step size that was set refers to coordinates that the user knows.
         curves = curves_on_all_rows(task, anchor) if self.step_size is None and not warp else None
         context = FullDataContext(
             point=to_device(anchor.point),
@@ -209,7 +211,7 @@ class _FullData(Method):
         notes = [*anchor.notes, *self._slow(task, anchor.point, evaluations)]
         if anchor.modes is not None and spread:
             notes = [note for note in notes if note.code != "other-modes"]
-            notes += anchor.modes.ignored(task.chains, task.names)
+            notes += anchor.modes.unvisited_warnings(task.chains, task.names)
             tuning["modes"] = anchor.modes.text(task.chains)
         start = len(task.rows)
         return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
@@ -256,7 +258,7 @@ def _apart(modes: Modes, chains: int) -> ModicumWarning:
 
 
 def _starts(anchor: Anchor, task: Task) -> ModeStarts:
-    """Chains over all modes that are not negligible; each is known by its key."""
+    """Chains spread over all modes that are not negligible; a chain is recognised by its key."""
     modes = anchor.modes
     assert modes is not None
     into = np.linalg.inv(anchor.dense_factor)

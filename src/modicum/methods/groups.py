@@ -18,7 +18,7 @@ from modicum.errors import ModicumWarning
 from modicum.methods.base import Task
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
-from modicum.models.group_batches import FlatGroups, Groups, NumPyGroups
+from modicum.models.groups.batches import FlatGroups, Groups, NumPyGroups
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
 from modicum.passes.scales import scale_doubts
 from modicum.random import Stream, generator
@@ -42,7 +42,7 @@ COARSE = 0.1  # posterior standard deviations
 
 
 def with_fixed_nodes(task: Task) -> Task:
-    """The same task with quadrature nodes fixed at the mode; others are returned as they are.
+    """The same task with quadrature nodes fixed at the mode; other tasks are returned unchanged.
 
     At the mode found here nodes and anchor agree: nodes were found at every point on the way, and
     at the last one its gradient, with these nodes, is zero.
@@ -66,7 +66,7 @@ def with_fixed_nodes(task: Task) -> Task:
 
 
 def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
-    """What is to be said of the groups before any chain runs."""
+    """Warnings about the groups before any chain runs."""
     model, groups = sums.target.model, sums.rows
     assert isinstance(model, IntegratedEffects)
     places = sums.target.unravel(np.arange(sums.target.size))["group_log_sd"]
@@ -151,7 +151,7 @@ def _differences(finer: Target, target: Target, points: Array, batch: Batch) -> 
 def _difference(
     finer: Target, target: Target, flat: Groups, known: NodePlaces | None, t: jax.Array
 ) -> jax.Array:
-    """Of the sum over groups, with nodes found at t and with those that are known."""
+    """Difference of the sum over groups with nodes found at t and with those that are known."""
     assert isinstance(finer.model, IntegratedEffects)
     assert isinstance(target.model, IntegratedEffects)
     theta = target.unravel(t)

@@ -1,13 +1,13 @@
 """Weighted normal draws: no chain where the posterior is nearly normal, as it is on many tables.
 
 S independent draws z of the normal approximation at the mode are each weighed by one pool of rows
-(`modicum.methods.pool`), and with Pareto-smoothed weights stand for the posterior. Three numbers
+(`methods.weighing_pool`), and with Pareto-smoothed weights stand for the posterior. Three numbers
 say whether that is enough: the Pareto index k of the weights, their effective sample size, and the
 noise of the pool.
 
 Draws that count alike are often handier than draws with weights. The independence sampler makes
 them: a chain whose proposals are the draws, each accepted with probability min(1, w' / w), leaves
-the weighted distribution as it is. Where weights hardly vary, nearly all are accepted.
+the weighted distribution invariant. Where weights hardly vary, nearly all are accepted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Study
-from modicum.methods.pool import Pool
 from modicum.methods.skewed_axes import explain_curves
+from modicum.methods.weighing_pool import WeighingPool
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
@@ -91,7 +91,7 @@ class Proposals(NamedTuple):
     growth: np.ndarray | None = None  # (length, chain)
 
     @classmethod
-    def of(cls, pool: Pool, first: int, curves: Curves | None = None) -> Proposals:
+    def of(cls, pool: WeighingPool, first: int, curves: Curves | None = None) -> Proposals:
         """Draw as many as a run needs after the `first`, and weigh the first thousands."""
         study, task = pool.study, pool.study.task.of_few_chains()
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
@@ -169,18 +169,18 @@ class Laplace(Method):
 
     def weighed(
         self, study: Study, tail: float, curves: Curves | None = None
-    ) -> tuple[Pool, Proposals]:
+    ) -> tuple[WeighingPool, Proposals]:
         """A pool, and proposals that it has weighed; a larger one, unless k is above `tail`."""
-        pool = Pool(study, self.pool or LEAST_POOL)
+        pool = WeighingPool(study, self.pool or LEAST_POOL)
         proposals = Proposals.of(pool, self._first, curves)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
-            pool = Pool(study, size)
+            pool = WeighingPool(study, size)
             proposals = Proposals.of(pool, self._first, curves)
         return pool, proposals
 
-    def of(self, pool: Pool, proposals: Proposals) -> Plan:
+    def of(self, pool: WeighingPool, proposals: Proposals) -> Plan:
         """The plan, with all its draws, given proposals of which some were weighed."""
         study, verdict = pool.study, proposals.verdict
         return Plan(
@@ -199,7 +199,7 @@ class Laplace(Method):
             memo=_doubts(verdict, pool.rows),
         )
 
-    def _drawn(self, pool: Pool, proposals: Proposals) -> History:
+    def _drawn(self, pool: WeighingPool, proposals: Proposals) -> History:
         """Draws with their weights, or draws that count alike."""
         study, task, z = pool.study, pool.study.task.of_few_chains(), proposals.z
         log_ratio = self._all_ratios(pool, proposals)
@@ -228,7 +228,7 @@ class Laplace(Method):
             seconds={"warm-up": 0.0, "sampling": 0.0},
         )
 
-    def _all_ratios(self, pool: Pool, proposals: Proposals) -> np.ndarray:
+    def _all_ratios(self, pool: WeighingPool, proposals: Proposals) -> np.ndarray:
         """Log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
         weighed, growth = len(proposals.log_ratio), proposals.growth
@@ -242,7 +242,7 @@ class Laplace(Method):
         """Weights of the draws, and reasons to doubt them."""
         del task
         assert isinstance(plan.memo, list)
-        weights = history.stats.pop("weight", None)  # a posterior has them by themselves
+        weights = history.stats.pop("weight", None)  # a posterior keeps them apart from its stats
         return Outcome(weights=weights, warnings=plan.memo, independent=True)
 
 

@@ -1,7 +1,7 @@
-"""An anchor where no mode is of use: the posterior mean, by short chains on a subset of the rows.
+"""An anchor where the mode is no use: the posterior mean, by short chains on a subset of the rows.
 
 A mode may be missing or mislead: the spike of a mixture, the neck of a funnel in a hierarchy that
-was written by hand, a kink. The mean is there all the same. NUTS runs on a few thousand rows, each
+was written by hand, a kink. The mean exists all the same. NUTS runs on a few thousand rows, each
 of which counts as often as it takes to stand for all: the covariance V of its draws is about that
 of the posterior p, and their mean is off by the sampling error of the subset. Passes over all rows
 then look for the shift s of a few of these draws t_i for which
@@ -29,7 +29,7 @@ from modicum.kernels.full_data import FullDataContext, FullDataKernel
 from modicum.kernels.moves import NUTSMove
 from modicum.methods.base import Task
 from modicum.methods.dispersed import disperse, dispersed_starts
-from modicum.methods.whole_posterior import WholeLogPosterior
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes import Anchor, Sums
 from modicum.passes.prior import prior_slope
 from modicum.random import Stream, chain_keys, generator
@@ -84,10 +84,10 @@ class AtMean:
 
 
 def may_have_mean(task: Task) -> bool:
-    """Whether a subset says something of all rows, and no more is known of the model."""
+    """Whether a subset can stand for all rows, of a model of which nothing else is known."""
     own = task.target.model.users_functions and task.target.model.has_mode
-    whole = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
-    return own and whole and len(task.rows) >= FEWEST * _subset_size(task)
+    all_rows = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
+    return own and all_rows and len(task.rows) >= FEWEST * _subset_size(task)
 
 
 def anchor_at_mean(task: Task) -> AtMean:
@@ -141,19 +141,22 @@ def _subset_size(task: Task) -> int:
 def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
     """Draws (chain, draw, d) of NUTS on a subset whose rows stand for all, and its task."""
     n, size, d = len(task.rows), _subset_size(task), task.target.size
-    picked = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
-    rows = task.rows.subset(picked)
+    row_ids = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
+    rows = task.rows.subset(row_ids)
     sums = Sums(task.target, rows, task.sums.engine, task.ledger)
     small = replace(
         task, rows=rows, sums=sums, tune=TUNE, draws=DRAWS, chains=CHAINS, checkpoint=None,
         anchor=None, few_chains=None,
     )  # fmt: skip
     begin, times = disperse(small), n / size
-    whole, chunks = WholeLogPosterior.of(small, None, times)
+    log_posterior, chunks = FullLogPosterior.of(small, None, times)
     keys = chain_keys(task.seed, CHAINS, STAGE)
     chains = Chains(
         FullDataKernel(
-            whole, NUTSMove(DEPTH), first_step=begin.step_size / times**0.5, dense=d <= DENSE
+            log_posterior,
+            NUTSMove(DEPTH),
+            first_step=begin.step_size / times**0.5,
+            dense=d <= DENSE,
         ),
         FullDataContext(
             point=to_device(task.start),
@@ -191,7 +194,7 @@ class _Normal(NamedTuple):
 
 
 def _moments(draws: np.ndarray) -> _Normal:
-    """Of draws: all of their covariance where they are few parameters, else its diagonal."""
+    """Mean of draws, and their covariance if parameters are few, else its diagonal."""
     flat = draws.reshape(-1, draws.shape[2])
     count, d = flat.shape
     variance = flat.var(axis=0)
@@ -207,8 +210,8 @@ def _moved(
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Move the mean from that of the subset to that of all rows; with the passes it took."""
     flat = draws.reshape(-1, draws.shape[2])
-    picked = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
-    points, (mean, factor), d = flat[picked], about, flat.shape[1]
+    draw_ids = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
+    points, (mean, factor), d = flat[draw_ids], about, flat.shape[1]
     times = len(task.rows) / len(small.rows)
     of_subset = times * small.sums.gradients(points, "subset") + _prior_slopes(task, points)
     origin = mean
@@ -228,10 +231,10 @@ def _moved(
             break
         mean, before = mean + factor @ step, gradient
         gradient, passes = slope(mean), passes + 1
-        turned = before - gradient
+        change = before - gradient
         across = inverse.T @ step
-        if abs(across @ turned) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
-            inverse = inverse + np.outer(step - inverse @ turned, across) / (across @ turned)
+        if abs(across @ change) > 1e-3 * float(step @ step):  # Broyden's update of an inverse
+            inverse = inverse + np.outer(step - inverse @ change, across) / (across @ change)
     away = float(np.abs(inverse @ gradient).max())
     if not away < FAR:
         raise NoMeanError(

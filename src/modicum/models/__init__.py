@@ -1,4 +1,4 @@
-"""What is believed about a row: linear-predictor families, networks, models of one's own."""
+"""Models of a row: linear-predictor families, networks, models of one's own."""
 
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.families import (
@@ -21,8 +21,8 @@ from modicum.models.families import (
     Weibull,
     ZeroInflatedPoisson,
 )
-from modicum.models.groups import GroupTerm
-from modicum.models.integrated import IntegratedEffects
+from modicum.models.groups.integrated import IntegratedEffects
+from modicum.models.groups.terms import GroupTerm
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.networks import CNN, MLP
 from modicum.models.neural import Network

@@ -29,10 +29,10 @@ class BaseModel(ABC):
     Models are immutable and hashable, so that compiled functions are shared between runs.
     """
 
-    has_mode: ClassVar[bool] = True  # one that Newton's method can find, and that stands for all
+    has_mode: ClassVar[bool] = True  # that Newton's method finds, and that the posterior is about
     reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
-    users_functions: ClassVar[bool] = False  # known by what it computes, not by its settings
-    has_flat_prior: bool = False  # known to have one, so that the posterior may have no end
+    users_functions: ClassVar[bool] = False  # identified by what it computes, not by its settings
+    has_flat_prior: bool = False  # so that the posterior may be improper
     has_groups: bool = False  # whether effects of groups are among the parameters
     dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
     outcome_field: str = "y"  # of the rows: what is predicted, drawn by `simulate` and checked
@@ -58,7 +58,7 @@ class BaseModel(ABC):
         return self.start(rows)
 
     def other_starts(self, rows: Rows) -> list[Params]:
-        """Return further points to start from, where the user gave several."""
+        """Return further points to start from, if the user gave several."""
         del rows
         return []
 
@@ -81,7 +81,7 @@ class BaseModel(ABC):
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
 
     def units(self, rows: Rows) -> Rows:
-        """Return what has a log-likelihood of its own and is subsampled: the rows, or groups."""
+        """Return the units that have a log-likelihood and are subsampled: rows, or groups."""
         return rows
 
     def resolved(self, rows: Rows) -> BaseModel:
@@ -142,7 +142,7 @@ class BaseModel(ABC):
         return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
 
     def shrunk(self, theta: Params) -> Params:
-        """Return which parameters have a prior that is meant to decide where data are silent."""
+        """Return which parameters have a prior that is meant to decide where data say little."""
         return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
@@ -201,7 +201,7 @@ class BaseModel(ABC):
         )
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
-        """Return the outcome to bet on given expected ones; None where outcomes are no classes."""
+        """Return the outcome to bet on given expected ones; None where outcomes are not classes."""
         del expected
         return None
 

@@ -15,13 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Params
-from modicum.models.groups import (
+from modicum.models.groups.terms import (
     INTERCEPT,
     GroupTerm,
     common_columns,
-    grouped,
+    group_coding,
     tidy_groups,
 )
 from modicum.models.priors import (
@@ -132,7 +132,7 @@ class CoefficientPriors(BaseModel):
     # As densities -------------------------------------------------------------------------
 
     def log_prior(self, theta: Params) -> jax.Array:
-        """Independent: on beta, the (centred) intercept, the extras, and what priors have."""
+        """Independent priors of beta, the (centred) intercept, the extras and hyperparameters."""
         if self.resolved_priors is not None:
             return self.resolved_priors.log_density(theta)
         if not self.has_raw_priors:
@@ -161,7 +161,7 @@ class CoefficientPriors(BaseModel):
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
-        """Whether some parameter has no prior, so that the posterior may have no end."""
+        """Whether some parameter has no prior, so that the posterior may be improper."""
         return self.resolved_priors is not None and self.resolved_priors.has_flat
 
     def has_normal_prior(self, theta: Params) -> Params:
@@ -226,10 +226,10 @@ class CoefficientPriors(BaseModel):
         horseshoes = [prior for prior in by_key.values() if isinstance(prior, Horseshoe)]
         if any(prior.unit is None or prior.resolution is None for prior in horseshoes):
             return True
-        left = self.prior_scale is None and "common" not in by_key
-        left |= "group_sd" not in by_key and any(t.field not in by_key for t in self.group_terms)
-        left |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
-        return left or any(
+        by_data = self.prior_scale is None and "common" not in by_key
+        by_data |= "group_sd" not in by_key and any(t.field not in by_key for t in self.group_terms)
+        by_data |= self.intercept and self.intercept_scale is None and "intercept" not in by_key
+        return by_data or any(
             self.extra_scale(name) is None and extra_key(name) not in by_key for name in self.extras
         )
 
@@ -239,7 +239,7 @@ class CoefficientPriors(BaseModel):
         Each setting stands by itself: what is given as a number stays a number in raw units. With
         the moments of all rows as `data`, no pass is made.
         """
-        coding = grouped(self.group_terms, rows)
+        coding = group_coding(self.group_terms, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
         if self.resolved_priors is not None or self.has_raw_priors:
             return coded
@@ -249,6 +249,13 @@ class CoefficientPriors(BaseModel):
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
         """Moments of the common columns."""
         data = moments(rows) if data is None else data
+        if self.intercept and data.remote.any():
+            j = int(np.argmax(data.remote))
+            raise DataError(
+                f"the column '{rows.columns[j]}' varies by {data.x_sd[j]:.2g} about "
+                f"{data.x_mean[j]:.2g}, too little for its slope to be told from the intercept in "
+                "64 bits: subtract a constant from it first, or use center(...) in a formula."
+            )
         if not self.groups:
             return data
         common = list(common_columns(self.group_terms, rows))
@@ -298,7 +305,7 @@ class CoefficientPriors(BaseModel):
         return keys + [term.field for term in terms]
 
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
-        """Each column's: the default, that of all, its term's or its own; the last wins."""
+        """Prior of each column: the default, that of all, its term's or its own; the last wins."""
         places = common_columns(self.group_terms, rows)
         columns = len(places)
         by_key = dict(self.prior_table)

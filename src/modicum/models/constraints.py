@@ -48,7 +48,7 @@ class Constraint(ABC):
     support: str  # in words, for messages
 
     def free_shape(self, shape: Shape) -> Shape:
-        """Shape of the free numbers of values of `shape`; ValueError where there is no such."""
+        """Shape of the free numbers of values of `shape`; ValueError if there is none."""
         return shape
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Interval(Constraint):
         else:
             value = self.high - jnp.exp(free)
         kind = _numbers(free)
-        tiny = kind.tiny  # about 0 the next number is one that processors take for 0
+        tiny = kind.tiny  # the number next to 0 is one that processors take for 0
         first = np.nextafter(kind.dtype.type(self.low), np.inf) if self.low else tiny
         last = np.nextafter(kind.dtype.type(self.high), -np.inf) if self.high else -tiny
         return jnp.clip(value, first, None if self.high == np.inf else last)
@@ -259,19 +259,19 @@ class _CholeskyCorr(Constraint):
     def constrain(self, free: jax.Array) -> jax.Array:
         partial, log_rest = self._partial(free)
         # What the entries before an entry leave of the row's length.
-        left = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
-        return jnp.tril((partial + jnp.eye(partial.shape[-1])) * left)
+        remaining = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
+        return jnp.tril((partial + jnp.eye(partial.shape[-1])) * remaining)
 
     def log_jacobian(self, free: jax.Array) -> jax.Array:
         _, log_rest = self._partial(free)
-        left = 0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest)
-        return jnp.sum(log_rest) + jnp.sum(jnp.tril(left, -1))
+        remaining = 0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest)
+        return jnp.sum(log_rest) + jnp.sum(jnp.tril(remaining, -1))
 
     def free(self, value: jax.Array) -> jax.Array:
         kind = _numbers(value)
         squares = jnp.tril(value, -1) ** 2
-        left = jnp.maximum(1 - (jnp.cumsum(squares, axis=-1) - squares), kind.tiny)
-        partial = jnp.clip(value / jnp.sqrt(left), -1 + kind.epsneg, 1 - kind.epsneg)
+        remaining = jnp.maximum(1 - (jnp.cumsum(squares, axis=-1) - squares), kind.tiny)
+        partial = jnp.clip(value / jnp.sqrt(remaining), -1 + kind.epsneg, 1 - kind.epsneg)
         below = np.tril_indices(value.shape[-1], -1)
         return jnp.arctanh(partial[(..., *below)])
 

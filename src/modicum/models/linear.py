@@ -21,7 +21,7 @@ from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
 from modicum.models.base import Batch, Labels, Params
 from modicum.models.coefficients import CoefficientPriors
-from modicum.models.groups import (
+from modicum.models.groups.terms import (
     check_groups,
     common_columns,
 )
@@ -48,7 +48,7 @@ class LinearPredictorModel(CoefficientPriors):
         Prior standard deviation of the coefficients: one number, or one per column of x, in the
         units x has. None: 2.5 / sd(x_j) for column j, times the unit of the outcome.
     intercept
-        Whether to add an intercept; False leaves the columns as they are.
+        Whether to add an intercept; False adds none.
     intercept_scale
         Prior standard deviation of the intercept, about 0. None: a wide prior in the units of the
         data, on the predictor at the mean of the columns; the family says which.
@@ -155,7 +155,7 @@ class LinearPredictorModel(CoefficientPriors):
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the columns of the rows that `beta` multiplies, formed or not.
 
-        Groups that the rows do not say have no columns.
+        Groups that the rows do not have get no columns.
         """
         absent = self.absent_groups(batch)
         if not absent or self.coding is None:
@@ -198,7 +198,7 @@ class LinearPredictorModel(CoefficientPriors):
         return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row; over all groups there may be, where one is not said.
+        """Mean of the outcome of each row; over all groups, if it does not say which.
 
         What effects of new groups add to a predictor is normal, however many they are.
         """
@@ -218,7 +218,7 @@ class LinearPredictorModel(CoefficientPriors):
         return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
 
     def absent_groups(self, batch: Batch) -> frozenset[str]:
-        """Groups of the model that the rows of a batch do not say."""
+        """Groups of the model that the rows of a batch do not have."""
         return frozenset(t.field for t in self.group_terms if t.field not in batch)
 
     def spread_of_new_groups(

@@ -25,7 +25,7 @@ __all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
 
 @dataclass(frozen=True, eq=False)
 class DenseMatrix:
-    """Rows whose columns are all there, (..., columns).
+    """Rows with all their columns, (..., columns).
 
     NumPy's have the intercept's column of `ones` beside them: a copy of all others would cost.
     """
@@ -137,10 +137,10 @@ class CodedMatrix:
 
     def densely(self) -> jax.Array:
         """All columns, (..., columns): for a few rows at a time."""
-        held = next(iter(self.codes.values()))
-        if is_numpy(held):
+        codes = next(iter(self.codes.values()))
+        if is_numpy(codes):
             return self @ as_either(np.eye(self.columns, dtype=self.dtype))
-        shape = held.shape
+        shape = codes.shape
         out = jnp.zeros((*shape, self.columns), self.dtype)
         if self.coding.dense:
             assert self.x is not None

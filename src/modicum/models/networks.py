@@ -76,7 +76,7 @@ def _both_sides(size: int) -> tuple[int, int]:
 
 
 def max_pool(h: jax.Array, size: int) -> jax.Array:
-    """Largest of each `size` by `size` square of an image; what is left over at the edge falls.
+    """Largest of each `size` by `size` square of an image; what is left at the edge is dropped.
 
     A maximum over reshaped axes, whose derivative costs less than that of `reduce_window`.
     """
@@ -304,7 +304,7 @@ class CNN(_Layered):
         if self.image is None and len(shape) == 1 and side * side == shape[0]:
             return side, side, 1
         raise DataError(
-            f"the field 'x' of shape {shape} is no image"
+            f"the field 'x' of shape {shape} is not an image"
             f"{'' if self.image is None else f' of shape {self.image}'}; give image=(height, "
             "width, channels) that has as many pixels."
         )
@@ -334,6 +334,6 @@ class CNN(_Layered):
         return self.through_dense(theta, h.reshape(h.shape[0], -1))
 
     def check(self, rows: Rows) -> None:
-        """Refuse, besides what every network refuses, rows that are no images."""
+        """Refuse, besides what every network refuses, rows that are not images."""
         super().check(rows)
         self.layers(rows)

@@ -228,7 +228,7 @@ class Network(NeuralModel):
         self._check_params()
 
     def outputs(self, theta: Params, x: jax.Array) -> jax.Array:
-        """What `apply` says."""
+        """What `apply` returns."""
         return self.apply(theta, x)
 
     def start(self, rows: Rows) -> Params:

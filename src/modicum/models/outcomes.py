@@ -25,11 +25,11 @@ __all__ = [
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 OtherFields = Callable[[Batch, int], None]  # a chunk, and the number of its first row
 CHUNK = 262_144
-MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are no classes
+MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are not classes
 
 
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
-    """Mask of outcomes that are no class, and what classes are."""
+    """Mask of outcomes that are not classes, and what classes are."""
     above = np.inf if classes is None else classes - 1
     upto = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
     return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
@@ -48,7 +48,7 @@ def largest_class(rows: Rows) -> int:
 
 
 def count_classes(rows: Rows) -> int:
-    """One more than the largest outcome, where every class occurs and they are no names of rows.
+    """One more than the largest outcome, where every class occurs and they are not names of rows.
 
     A stray value, classes numbered from 1, and an outcome that is a number and no class would
     each make classes nobody asked for, with a coefficient per column for every one of them.
@@ -104,7 +104,7 @@ MISTAKEN = {
 
 
 def refuse_mistaken_fields(model: BaseModel, rows: Rows) -> None:
-    """Refuse a field that would be ignored, and that its name says was not meant to be."""
+    """Refuse a field that would be ignored though its name suggests otherwise."""
     factors = () if rows.coding is None else rows.coding.fields
     for name, remedy in MISTAKEN.items():
         if name in rows.fields and name not in factors:

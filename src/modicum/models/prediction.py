@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr
 from modicum.errors import DataError, ModicumError, SettingError, fault_text
 from modicum.models import families, networks
 from modicum.models.base import BaseModel, Batch
-from modicum.models.integrated import IntegratedEffects
+from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import digest_of
@@ -38,7 +38,7 @@ Question: TypeAlias = Callable[[BaseModel, Mapping[str, Array], Batch], tuple[ja
 
 @dataclass(frozen=True)
 class ModelPredictor:
-    """What rows and draws say of each other, by the model that made the draws.
+    """Predictions and log-densities of rows, by the model that made the draws.
 
     Draws have a leading axis. As many draws, or as few rows, are evaluated together as memory
     allows: a convolutional network holds a hundred thousand numbers per row on the way.
@@ -148,7 +148,7 @@ def _plain(value: object) -> object:
 
 
 def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
-    """Undo `ModelPredictor.to_dict`; None for what is no model of Modicum's."""
+    """Undo `ModelPredictor.to_dict`; None if it is not one of Modicum's models."""
     try:
         if description.get("family") != INTEGRATED:
             model = _rebuilt(description)

@@ -10,7 +10,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.models.base import BaseModel, Params
-from modicum.models.integrated import IntegratedEffects
+from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import OWN, HalfNormal, Prior
 from modicum.models.priors.distributions import (

@@ -16,7 +16,7 @@ from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.arrow import ArrowLayout, arrow_layout
 from modicum.models.base import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
-from modicum.models.integrated import IntegratedEffects
+from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.distributions import HALF_LOG_2PI
 from modicum.models.priors.exact import ExactPrior, Numbers
@@ -97,7 +97,7 @@ class Target:
         return self.model.identity() + computes
 
     def ravel(self, theta: Params) -> np.ndarray:
-        """Return the flat vector of parameters in the model's layout; a sentence for others."""
+        """Return the flat vector of parameters in the model's layout; others are refused."""
         leaves, structure = jax.tree.flatten(theta)
         shapes = tuple(np.shape(leaf) for leaf in leaves)
         if structure != self.structure or shapes != self.shapes:
@@ -122,8 +122,8 @@ class Target:
 
         Its parameters are the first of the flat vector.
         """
-        kept = self.model.likelihood_layout(self._shaped)
-        leaves, structure = jax.tree.flatten(kept)
+        layout = self.model.likelihood_layout(self._shaped)
+        leaves, structure = jax.tree.flatten(layout)
         shapes = tuple(leaf.shape for leaf in leaves)
         return replace(self, model=self.model.without_priors(), structure=structure, shapes=shapes)
 
@@ -161,7 +161,7 @@ class Target:
     def on_numpy(self) -> bool:
         """Whether sums over rows need no compiler: f has formulas for its derivatives in one eta.
 
-        An accelerator is quicker all the same.
+        On an accelerator, compiled code is quicker all the same.
         """
         model = self.model.family if isinstance(self.model, IntegratedEffects) else self.model
         if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:
@@ -288,6 +288,10 @@ class Target:
         """Name the parameters laid out in `t` the way draws show them."""
         return self.model.report(self.unravel(t))
 
+    def reports(self, points: Array) -> dict[str, np.ndarray]:
+        """`report` of each of the flat vectors in `points`, compiled."""
+        return {name: np.asarray(x) for name, x in _reports(self, points).items()}
+
 
 def _flat(leaves: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
@@ -295,6 +299,11 @@ def _flat(leaves: list[np.ndarray]) -> np.ndarray:
 
 def _marks(marked: Params) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(marked)])
+
+
+@jit(static=0)
+def _reports(target: Target, points: Array) -> dict[str, jax.Array]:
+    return jax.vmap(target.report)(points)
 
 
 @jit(static=0)

@@ -21,7 +21,7 @@ from modicum.passes.faults import require_noise
 from modicum.passes.improper import parameter_name, require_proper
 from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
-from modicum.passes.modes import Modes, Starts, find_modes
+from modicum.passes.other_modes import Modes, Starts, find_modes
 from modicum.passes.prior import flat_prior
 from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.settling import settle
@@ -102,16 +102,16 @@ class Anchor:
             return None
         scales, term = np.unique(parts.scale, return_inverse=True)
         shared = np.zeros((len(scales), len(term)))
-        whole = np.zeros(len(scales), int)
+        common = np.zeros(len(scales), int)
         for k in range(len(scales)):
-            place = self._whole(parts.where, parts.where[term == k])
+            place = self._common_coefficient(parts.where, parts.where[term == k])
             if place is not None:
-                whole[k] = place
+                common[k] = place
                 weight = information[parts.where] * (term == k)
                 shared[k] = weight / weight.sum()
         into = None  # where the factor is that of an arrow, entries of t are moved themselves
         if not isinstance(self.factor, ArrowFactor):
-            moved = np.r_[parts.where, whole]
+            moved = np.r_[parts.where, common]
             into = to_device(np.linalg.inv(self.factor)[:, moved])
         return Warp(
             to_device(parts.where),
@@ -120,10 +120,10 @@ class Anchor:
             to_device(scales),
             to_device(shared),
             into,
-            to_device(whole),
+            to_device(common),
         )
 
-    def _whole(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:
+    def _common_coefficient(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:
         """The common coefficient that all effects of a term together are, if there is one.
 
         Its column is the sum of theirs, and so is its line of the Hessian.
@@ -237,7 +237,7 @@ def anchor_at_mode(
     anchor = replace(_from_curvature(at, record, names, sums), modes=modes)
     anchor = replace(anchor, notes=_notes_of_mode(sums, anchor, names))
     if modes is not None:
-        anchor.notes.extend(modes.ignored(1, names))
+        anchor.notes.extend(modes.unvisited_warnings(1, names))
     return anchor
 
 
@@ -342,9 +342,9 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     along = ", ".join(parameter_name(names, i) for i in top)
     alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
     if not isinstance(sums.target.model, LinearPredictorModel):
-        whole = np.zeros(len(at.point))
-        whole[entries] = direction
-        return _of_own_model(at, along, whole, sums)
+        full_direction = np.zeros(len(at.point))
+        full_direction[entries] = direction
+        return _of_own_model(at, along, full_direction, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
             ModicumWarning(
@@ -392,10 +392,10 @@ def _compared(
         return information, prior, names, places
     own = np.flatnonzero(~left_out)
     kept_names = tuple(parameter_name(names, int(i)) for i in places[own])
-    whole = information + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
-    across, others = whole[np.ix_(own, left_out)], whole[np.ix_(left_out, left_out)]
+    total = information + np.where(left_out[:, None] & left_out[None, :], prior, 0.0)
+    across, others = total[np.ix_(own, left_out)], total[np.ix_(left_out, left_out)]
     explained = across @ np.linalg.lstsq(others, across.T, rcond=None)[0]
-    information = whole[np.ix_(own, own)] - explained
+    information = total[np.ix_(own, own)] - explained
     return (information + information.T) / 2, prior[np.ix_(own, own)], kept_names, places[own]
 
 

@@ -20,7 +20,7 @@ __all__ = ["BLOCK", "compiled_pass", "map_in_blocks", "sum_in_blocks"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-B = TypeVar("B")  # arrays with an entry per row: a batch, as a rule
+B = TypeVar("B")  # arrays with an entry per row, usually a batch
 
 BLOCK = 1024  # rows
 

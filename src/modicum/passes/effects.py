@@ -17,7 +17,7 @@ import numpy as np
 
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
-from modicum.models.group_batches import FlatGroups
+from modicum.models.groups.batches import FlatGroups
 from modicum.random import Stream, key
 from modicum.runtime import SCATTERS, Array, in_double_precision, jit
 

@@ -81,7 +81,7 @@ class Engine(Protocol):
     ) -> np.ndarray | KeptNumbers:
         """Make the numbers of `map_rows`, one per row, and keep them where the rows are.
 
-        What is on this machine is returned as it is.
+        Numbers on this machine are returned themselves.
         """
         ...
 
@@ -102,7 +102,7 @@ class Hosts(Protocol):
     def __len__(self) -> int: ...
 
     def share(self, settings: object, rows: object) -> list[object]:
-        """Have what all of them read at hand there."""
+        """Send what all of them read."""
         ...
 
     def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
@@ -248,18 +248,18 @@ def _is_of_numpy(function: object) -> bool:
 
 
 def padded_chunk(
-    rows: Rows, index: int, size: int, whole: bool = True
+    rows: Rows, index: int, size: int, pad: bool = True
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Chunk `index` of `size` rows; the last is filled up with copies marked as not present.
 
-    Unless a chunk need not be `whole`.
+    Unless it is not to be padded: it then stays short.
     """
     if isinstance(rows, GroupedRows):  # as many groups as have room
         return rows.chunk(index)
     start = index * size
     stop = min(start + size, len(rows))
     batch = rows.slice(start, stop)
-    missing = size - (stop - start) if whole else 0
+    missing = size - (stop - start) if pad else 0
     present = np.ones(stop - start + missing, dtype=bool)
     if missing:
         batch = {name: _pad(values, missing) for name, values in batch.items()}
@@ -274,7 +274,7 @@ def _pad(values: np.ndarray, missing: int) -> np.ndarray:
 def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
-    batch, present = padded_chunk(rows, index, size, whole=not _is_of_numpy(function))
+    batch, present = padded_chunk(rows, index, size, pad=not _is_of_numpy(function))
     with on_device(index):
         result = function(arguments, batch, present)
         return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)

@@ -175,9 +175,9 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     size = float(np.sqrt(np.mean(y**2))) or 1.0
     how = "the search for a mode drove the scale of the noise to"
     if not model.has_mode and len(y) == len(rows) > 2 * sums.target.size:
-        left = _least_squares(model, first, y)
-        if left < scale:  # the search may have ended early
-            scale, how = left, "the best linear predictor leaves residuals of"
+        residual = _least_squares(model, first, y)
+        if residual < scale:  # the search may have ended early
+            scale, how = residual, "the best linear predictor leaves residuals of"
     if scale < size * (ROUNDED if converged else NO_NOISE):
         raise NoNoiseError(
             f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "

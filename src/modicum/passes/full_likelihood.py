@@ -58,8 +58,8 @@ class Streamed:
 
     def _read(self, index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
-        # travel as 32-bit words (bytes and codes as they are), since the callback's thread knows
-        # no double precision.
+        # travel as 32-bit words (bytes and codes unchanged), since the callback's thread does not
+        # have double precision on.
         batch, present = padded_chunk(self.rows, int(index), self.size)
         return {name: _to_words(values) for name, values in batch.items()}, present
 
@@ -69,8 +69,8 @@ Source: TypeAlias = Resident | Streamed
 
 def _to_words(values: np.ndarray) -> np.ndarray:
     kind = values.dtype
-    whole = np.ascontiguousarray(values).view(_word(kind))
-    return whole.reshape(*values.shape, *_words(kind))
+    words = np.ascontiguousarray(values).view(_word(kind))
+    return words.reshape(*values.shape, *_words(kind))
 
 
 def _from_words(raw: jax.Array, kind: DType) -> jax.Array:

@@ -20,8 +20,8 @@ import numpy as np
 from modicum.arrays import as_either, is_numpy, log_sum_exp, namespace
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
-from modicum.models.group_batches import FlatGroups, Groups, NumPyGroups
-from modicum.models.integrated import Nodes
+from modicum.models.groups.batches import FlatGroups, Groups, NumPyGroups
+from modicum.models.groups.integrals import Nodes
 from modicum.passes.engine import of_numpy
 from modicum.rows.groups import NodePlaces
 from modicum.runtime import SCATTERS, Array, jit
@@ -74,16 +74,16 @@ def group_hessian_by_numpy(
         for own, block in flat.in_blocks():
             places = None if known is None else known._replace(centre=known.centre[own])
             nodes = _model(target).nodes_of(target.unravel(t), block, places)
-            there = as_either(present[own])
-            part = curvature_sum(target, as_either(t), block, nodes, there)
-            total = tuple(one + other for one, other in zip(total, part, strict=True))
+            block_present = as_either(present[own])
+            part = curvature_sum(target, as_either(t), block, nodes, block_present)
+            total = tuple(sum_ + added for sum_, added in zip(total, part, strict=True))
     return total
 
 
 def curvature_sum(
     target: Target, t: jax.Array, flat: Groups, nodes: Nodes, present: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same of groups with known nodes."""
+    """The same for groups with known nodes."""
     rows, xp = _Rows.of(target, t, flat), namespace(t)
     total = rows.nothing()
     if xp is np:
@@ -99,8 +99,8 @@ def curvature_sum(
         terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), every)
         value, p = _probabilities(nodes.log_weight + terms.T, present)
 
-        def add(held: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
-            return rows.add(held, *node, rows.bends(node[0])), None
+        def add(moments: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
+            return rows.add(moments, *node, rows.bends(node[0])), None
 
         total, _ = jax.lax.scan(add, total, (every, p.T))
     cross = rows.X.T @ total.curved[:, 1:]
@@ -184,8 +184,8 @@ class _Rows(NamedTuple):
         own = xp.einsum("jca,jab,jdb->cd", moved, bend, w)
         own = own + xp.einsum("cdab,ja,jb->cd", self.bents, share[:, None] * pull, v)
         # by row: probability, and the predictor's slopes in the covariance's parameters times it
-        p = flat.spread_where_there(share)[:, None]
-        along = xp.sum(flat.spread_where_there(moved) * z[:, None, :], axis=2)
+        p = flat.spread_where_present(share)[:, None]
+        along = xp.sum(flat.spread_where_present(moved) * z[:, None, :], axis=2)
         curved = [f2 * p, f2 * along]
         others = own
         if self.extras:
@@ -206,7 +206,7 @@ class _Rows(NamedTuple):
 
 
 def _probabilities(terms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """l_j, and probabilities of nodes; groups that are not there have none, in any sum."""
+    """l_j, and probabilities of nodes; those of padding are zero in every sum."""
     value, xp = log_sum_exp(terms), namespace(terms)
     return value, xp.where(present[:, None], xp.exp(terms - value[:, None]), 0.0)
 

@@ -35,7 +35,7 @@ def linear_hessian_sum(
 def _block_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same of one block."""
+    """The same for one block."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     theta = target.unravel(t)

@@ -34,9 +34,9 @@ TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior st
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
-# Steps on a kink after which the search ends; posterior standard deviations from the mode, as the
-# gradient has it, that are too many there; and what such a step rises by at most: in all, and as a
-# share of the squared gradient norm.
+# Steps on a kink after which the search ends; posterior standard deviations from the mode, by the
+# gradient, that are too many there; and what such a step rises by at most: in all, and as a share
+# of the squared gradient norm.
 IDLE_STEPS, FAR = 2, 0.1
 IDLE_RISE, IDLE_SHARE = 1e-3, 1e-6
 FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
@@ -121,12 +121,12 @@ def _subset(sums: Sums, seed: int) -> Sums:
     size = max(20_000, 100 * d)
     # Chunks of the same size as in passes over all rows reuse the compiled pass.
     chunk = chunk_rows(sums.rows)
-    whole = chunk * ceil(size / chunk)
-    size = whole if 4 * whole <= n else size
+    in_chunks = chunk * ceil(size / chunk)
+    size = in_chunks if 4 * in_chunks <= n else size
     if 2 * size > n:
         return sums
-    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    rows = sums.rows.subset(picked)
+    row_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    rows = sums.rows.subset(row_ids)
     return replace(sums, rows=rows)
 
 
@@ -136,8 +136,8 @@ def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
     if 2 * size > n:
         return sums
-    picked = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    return replace(sums, rows=groups.subset(picked))
+    group_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    return replace(sums, rows=groups.subset(group_ids))
 
 
 class _Ascent(NamedTuple):
@@ -163,7 +163,7 @@ def _ascent(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent
     prior = flat_prior(sums.target)
     if prior is None:
         return _rise(sums, start, purpose, goal, None)
-    with one_blas_thread.for_small(len(start)):  # factors a matrix at every turn
+    with one_blas_thread.for_small(len(start)):  # factors a matrix in every step
         return _rise(sums, start, purpose, goal, prior)
 
 

@@ -4,8 +4,8 @@ A mode takes a handful of passes, and compiling one takes longer than making the
 stay in a core's cache; threads of the engine take a chunk each.
 
 What is added up is what `passes.linear` adds up for any family. The Hessian of rows of columns is
--Z'Z with Z = sqrt(-f'') X where f is concave: half the work of a product of two matrices. Of rows
-with codes, sums by level and by pairs of levels are counts with weights.
+-Z'Z with Z = sqrt(-f'') X where f is concave: half the work of a product of two matrices. For rows
+with codes, sums by level and by pairs of levels are weighted counts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def hessian_by_numpy(
     with np.errstate(all="ignore"):
         if target.coding is None:
             return _of_columns(model, t, batch, present)
-        (whole,) = _blocks(batch, present, len(present))
-        return _of_codes(model, t, whole)
+        (all_present,) = _blocks(batch, present, len(present))
+        return _of_codes(model, t, all_present)
 
 
 def _blocks(
@@ -146,7 +146,7 @@ def _of_codes(
         for column, place in zip(weighted.T, places, strict=True):
             half[term.columns, place] += term.sums(column)
         own = np.arange(term.columns.start, term.columns.stop)
-        half[own, own] += term.sums(term.scaled(f2)) / 2  # a level is never met by another
+        half[own, own] += term.sums(term.scaled(f2)) / 2  # a row has no other level
         for other in terms[:j]:
             half[term.columns, other.columns] += term.pair_sums(other, f2)
     # Every pair of parts of a row was met once, a part with itself by half.

@@ -1,6 +1,6 @@
 """The log-likelihood of each row at many points: of all rows in short, of a few rows in full.
 
-No array holds all rows at all points. A pass over all rows keeps a few numbers of each; rows that
+No array holds all rows at all points. A pass over all rows keeps a few numbers per row; rows that
 are asked for come in pieces.
 """
 

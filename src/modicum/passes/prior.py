@@ -79,9 +79,9 @@ def _folded_arrow(
     """The same where effects of a big factor, which have another prior, are many."""
     value, gradient, corner = _folded_border(target, layout, t)
     hessian = ArrowMatrix.zeros(layout.big, layout.border)
-    whole = np.zeros(len(t))
-    whole[layout.border] = np.asarray(gradient)
-    return float(value), whole, replace(hessian, corner=np.asarray(corner))
+    full_gradient = np.zeros(len(t))
+    full_gradient[layout.border] = np.asarray(gradient)
+    return float(value), full_gradient, replace(hessian, corner=np.asarray(corner))
 
 
 @jit(static=(0, 1))
@@ -131,7 +131,7 @@ class StandInPrior:
 
 
 def flat_prior(target: Target) -> StandInPrior | None:
-    """No stand-in yet, where one is needed; None where the prior is what it is."""
+    """A stand-in to begin with, if one is needed; None if the prior needs none."""
     if target.exact_prior is None:
         return None
     if target.arrow is not None:

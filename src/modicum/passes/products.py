@@ -103,7 +103,7 @@ def _centre(x: jax.Array, counts: Array) -> jax.Array | None:
 
 @dataclass(frozen=True, eq=False)
 class CodedProducts:
-    """Of rows of numbers and codes; sums by level and by pairs of levels are float64.
+    """Products with rows of numbers and codes; sums by (pairs of) levels are in float64.
 
     Sums have one more row than there are columns: the first collects all reference levels.
     """

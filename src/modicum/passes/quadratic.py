@@ -1,4 +1,4 @@
-"""A log-likelihood to second order about a point, and where such sums are moved to another."""
+"""A log-likelihood to second order about a point, which can be moved to another point."""
 
 from __future__ import annotations
 

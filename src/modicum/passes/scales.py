@@ -28,8 +28,8 @@ from modicum.runtime import one_blas_thread
 
 __all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
 
-GRID = np.linspace(-8.0, 6.0, 22)  # in widths as EM has them, which are too narrow near zero
-FARTHER, LOWEST = 6, -12.0  # points beyond its lower end where that is no tail yet, and its last
+GRID = np.linspace(-8.0, 6.0, 22)  # in widths by EM, which are too narrow near zero
+FARTHER, LOWEST = 6, -12.0  # further points where its lower end is not yet a tail, and the last
 TAIL = 5.0  # how far below its maximum the log density of a tail is
 WIDEST = 2.0  # standard deviations of log tau: beyond it only the prior ends
 
@@ -145,7 +145,7 @@ def group_notes(
 
 
 def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> list[ModicumWarning]:
-    """What is to be said of a group's standard deviation, whose mode is `sd`."""
+    """Warnings about a group's standard deviation, whose mode is `sd`."""
     if levels < FEW:
         return [
             ModicumWarning(

@@ -34,7 +34,7 @@ FEW_ROWS = 1_000_000  # in groups, that NumPy passes over sooner than a pass is 
 
 @dataclass
 class Clock:
-    """Seconds per row of the quickest pass of each kind: the first of a kind is compiled as well.
+    """Seconds per row of the quickest pass of each kind: the first also includes compilation.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ TargetSum: TypeAlias = Callable[[Target, np.ndarray, Batch, np.ndarray], tuple[A
 class Sums:
     """Sums over all rows of one data set, each entered in the ledger.
 
-    Parameters of priors are no part of the log-likelihood: derivatives there are 0.
+    Parameters of priors are not part of the log-likelihood: derivatives there are 0.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class Sums:
         return self._padded(np.asarray(gradients) + self._rest_slopes(points))
 
     def curvature(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, Symmetric]:
-        """C, A and B at `t` as `hessian` has them, B in the form of the target's matrices."""
+        """C, A and B at `t` as `hessian` returns them, B in the form of the target's matrices."""
         layout = self.target.arrow
         if layout is None:
             return self.hessian(t, purpose)
@@ -157,8 +157,8 @@ class Sums:
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""
-        whole = len(self.rows) == self.ledger.rows  # a sweep over a subset is no pass
-        self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if whole else 0)
+        is_pass = len(self.rows) == self.ledger.rows  # a sweep over a subset is not a pass
+        self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if is_pass else 0)
 
     def _sweep(
         self, chunk_sum: TargetSum, t: np.ndarray, purpose: str, kind: Kind

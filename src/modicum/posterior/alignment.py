@@ -57,9 +57,9 @@ class FitRows:
     dtype: str
 
     @classmethod
-    def of(cls, rows: Rows, held: bool = False) -> FitRows:
-        """Describe `rows`; those that are `held` in any case need not be hashed before they are."""
-        return cls(rows.schema, rows if held else rows.fingerprint(), rows.dtype.name)
+    def of(cls, rows: Rows, keep: bool = False) -> FitRows:
+        """Describe `rows`; with `keep` they are held, and hashed when somebody asks."""
+        return cls(rows.schema, rows if keep else rows.fingerprint(), rows.dtype.name)
 
     @property
     def fingerprint(self) -> str:
@@ -95,7 +95,7 @@ class AlignedRows:
     Parameters
     ----------
     rows
-        The rows as they are.
+        The rows themselves.
     fields
         The fields the fit knows.
     columns
@@ -157,8 +157,7 @@ def aligned(
 
     Columns with names go by name; arrays without names are taken in the fit's order. A table is
     encoded as the fit's rows were, with its outcome if that is asked for, and without its groups
-    where these are new. Where nothing is known of the fit's rows (None), rows are taken as they
-    are.
+    where these are new. Where nothing is known of the fit's rows (None), rows are taken unchanged.
     """
     if fit is not None and fit.encoding is not None and is_tabular(rows):
         encoding = replace(fit.encoding, groupings=()) if new_groups else fit.encoding
@@ -186,7 +185,7 @@ def aligned(
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
-    # Groups, which are no columns, may be left out: rows are then of new ones.
+    # Groups, which are not columns, may be left out: rows are then of new ones.
     factors = () if ours.coding is None else ours.coding.fields
     coded_alike = theirs.coding == ours.coding and all(
         theirs.levels.get(name) == ours.levels.get(name) for name in factors
@@ -259,7 +258,7 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
 
 
 def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
-    """Check arrays as all rows are checked: lengths, text, missing values.
+    """Make rows of arrays, with the checks of all rows: lengths, text, missing values.
 
     Factors, under "codes" or their own names, have the levels of the fit.
     """
@@ -270,7 +269,7 @@ def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
         )
     wrong = [name for name in batch if not isinstance(name, str) or name in ("columns", "dtype")]
     if wrong:
-        raise SettingError(f"{wrong[0]!r} is no name of a field; give arrays such as {{'x': X}}.")
+        raise SettingError(f"{wrong[0]!r} is not a field name; give arrays such as {{'x': X}}.")
     if not batch or any(isinstance(v, Sized) and len(v) == 0 for v in batch.values()):
         raise SettingError("There are no rows to predict.")
     held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
@@ -285,7 +284,7 @@ def _other_dtype(theirs: str, ours: str) -> str | None:
 
 
 def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:
-    """An offset left out, or added, would change every prediction."""
+    """Refuse an offset left out, or added: it would change every prediction."""
     if "offset" in ours.fields and "offset" not in theirs.fields:
         raise DataError(
             "the rows of the fit had an offset and these have none; give the field 'offset', zeros "

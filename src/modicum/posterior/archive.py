@@ -2,7 +2,7 @@
 
 A file may come from anyone. Members are stored, not deflated, so none can be larger than the file
 itself; an array's header must agree with the size of its member before memory is set aside; and
-whatever else is not as `write` writes it is a `DataError`.
+anything that `write` would not have written is a `DataError`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Format:
     Attributes
     ----------
     name, version
-        As they stand on the page.
+        As the page has them.
     page
         The member that is the page.
     thing
@@ -57,8 +57,8 @@ def write(
 ) -> None:
     """Write to a file beside `path` first, so that a crash leaves no half-written file.
 
-    A full disk is a `ResourceError`, a folder that is not there a `SettingError`. `parts` may hold
-    arrays anywhere; `plain` is JSON already.
+    A full disk is a `ResourceError`, a folder that does not exist a `SettingError`. `parts` may
+    hold arrays anywhere; `plain` is JSON already.
     """
     require_writable(path)
     target = Path(path)
@@ -122,7 +122,7 @@ def _page(archive: zipfile.ZipFile, kind: Format, size: int) -> dict[str, Json]:
         raise ValueError("it names another format")
     version = page["version"]
     if type(version) is not int or version < 1:
-        raise ValueError("its version is no number")
+        raise ValueError("its version is not a number")
     if version != kind.version:
         age, remedy = ("a newer", "upgrade Modicum") if version > kind.version else (
             "an older", "use that version"
@@ -170,7 +170,7 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
         items = {k: _decode(v, archive, depth + 1) for k, v in inside}
         for name in items:
             if not isinstance(name, str):
-                raise TypeError("a name is no text")
+                raise TypeError("a name is not text")
             name.encode()
         return items
     if kind not in ("list", "tuple"):
@@ -188,11 +188,11 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
             (2, 0): np.lib.format.read_array_header_2_0,
         }
         shape, fortran, dtype = readers[version](member)
-        left = archive.getinfo(name).file_size - member.tell()
+        size = archive.getinfo(name).file_size - member.tell()
         if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
-            raise ValueError("an array holds something else than numbers or text")
-        if math.prod(shape) * dtype.itemsize != left:
+            raise ValueError("an array holds something other than numbers or text")
+        if math.prod(shape) * dtype.itemsize != size:
             raise ValueError("an array's header does not agree with its size")
         # to the end of the member: only there does zipfile compare the checksum
-        data = member.read(left + 1)
+        data = member.read(size + 1)
     return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")

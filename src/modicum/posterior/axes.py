@@ -1,4 +1,4 @@
-"""Matplotlib where pictures are drawn, and a sentence where it is not there."""
+"""Matplotlib, imported when a picture is drawn, and a sentence if it is not installed."""
 
 from __future__ import annotations
 

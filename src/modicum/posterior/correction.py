@@ -83,7 +83,6 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
                 'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
                 pareto_k=tail,
             ),
-            stacklevel=4,
         )
     return Correction(subset, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
 
@@ -112,7 +111,7 @@ def exact_log_posterior(
 
 
 def _require_weights(log_weights: np.ndarray) -> None:
-    """Refuse log-weights that weigh nothing; minus infinity is a draw that cannot be, weight 0."""
+    """Refuse log-weights that weigh nothing; minus infinity is an impossible draw, of weight 0."""
     bad = np.isnan(log_weights) | (log_weights == np.inf)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]

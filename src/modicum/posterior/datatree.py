@@ -156,8 +156,10 @@ def _as_whole_numbers(groups: SampledGroups) -> SampledGroups:
     """Outcomes that are whole numbers as integers: ArviZ tells counts by their type."""
     kinds = ("observed", "posterior_predictive", "prior_predictive")
     outcomes = {kind: x for kind in kinds if (x := getattr(groups, kind)) is not None}
-    whole = all(np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values())
-    if not whole:
+    are_whole = all(
+        np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values()
+    )
+    if not are_whole:
         return groups
     return replace(groups, **{kind: x.astype(np.int64) for kind, x in outcomes.items()})
 
@@ -202,7 +204,6 @@ def to_datatree(
                     "use Posterior.summary(), which respects it"
                     + (", or post.resample().to_datatree()" if name == "weight" else ""),
                 ),
-                stacklevel=4,
             )
     groups = {"posterior": source.draws} | ({"sample_stats": stats} if stats else {})
     attrs = _attributes(source, settings, warnings)

@@ -93,7 +93,7 @@ def effects(
 
 
 def _require_group(model: object, group: str, levels: object) -> None:
-    """Refuse a factor without effects, and levels that are no list."""
+    """Refuse a factor without effects, and levels that are not a list."""
     names = group_names(model)
     if group not in names:
         raise SettingError(
@@ -173,7 +173,7 @@ def _frame(
     import pandas as pd
 
     columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
-    levels = np.asarray(levels.tolist()) if _whole(levels) else levels
+    levels = np.asarray(levels.tolist()) if _are_whole_numbers(levels) else levels
     index: pd.Index[Any] = pd.Index(levels, name=group)
     if len(effect_names) > 1:
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
@@ -181,7 +181,7 @@ def _frame(
     return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
 
 
-def _whole(levels: np.ndarray) -> bool:
+def _are_whole_numbers(levels: np.ndarray) -> bool:
     """Whether levels are whole numbers, of which pandas makes an index of numbers."""
     return all(isinstance(level, int) and not isinstance(level, bool) for level in levels.tolist())
 
@@ -323,5 +323,4 @@ def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> 
             acceptance=float(acceptance[worst]),
             groups=stuck,
         ),
-        stacklevel=5,
     )

@@ -60,7 +60,7 @@ class Subject(NamedTuple):
 class FittedDraws(Draws):
     """Draws of a model's parameters, with the model and the rows as far as they are known.
 
-    What a posterior is asked (`outcomes.py`, `checks.py`, `posterior.py`) is answered from these;
+    The methods of a posterior (`outcomes.py`, `checking/mixin.py`, `posterior.py`) use these;
     the parameters are described by `Posterior`.
     """
 
@@ -128,8 +128,8 @@ class FittedDraws(Draws):
             return aligned(data, self.fit_rows, outcome, newlevels, new_groups)
         if self.rows is None:
             raise SettingError(
-                "this posterior, made by hand or loaded from a file, does not hold its rows; give "
-                "them, or their table."
+                "this posterior, made by hand, of a digest, or loaded from a file, does not hold "
+                "its rows; give them, or their table."
             )
         return AlignedRows(self.rows, tuple(self.rows.fields))
 
@@ -138,8 +138,8 @@ class FittedDraws(Draws):
         rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
         if rows is None:
             raise SettingError(
-                f"{purpose} needs the rows of the fit, which this posterior, made by hand or "
-                "loaded from a file, does not hold; give them, or their table."
+                f"{purpose} needs the rows of the fit, which this posterior, made by hand, of a "
+                "digest, or loaded from a file, does not hold; give them, or their table."
             )
         if rows is not self.rows:
             number = self.ledger.rows if self.ledger.unit == "row" else None
@@ -152,7 +152,7 @@ def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Tar
     target, _ = Target.of(fit.model, rows)
     if fit.identity not in (None, target.identity):
         raise SettingError(
-            "the model computes something else than when the posterior was sampled: a global "
+            "the model no longer computes what it did when the posterior was sampled: a global "
             "or an array its functions read has changed, or another model was given to "
             "Posterior.load; use the model as it was."
         )

@@ -9,6 +9,7 @@ import numpy as np
 from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.inefficiency import finite_and_moving
 from modicum.errors import ModicumWarning
+from modicum.posterior.draws import evenly_spaced
 from modicum.posterior.labels import Labels, LabelsLike, scalar_names, tidy_labels
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import influence, kish_share, weighted_mcse
@@ -56,7 +57,7 @@ def convergence_warnings(
     superchains: int | None = None,
     mixing: bool = True,
 ) -> list[ModicumWarning]:
-    """List what is wrong with the draws, the gravest first; an empty list is a clean bill.
+    """List what is wrong with the draws, the gravest first; empty if nothing is.
 
     Checked are values that are not finite, chains that stand still, signs that cancel or weights
     that degenerate, divergences, acceptance, tree depth, R-hat and effective sample size. Short
@@ -72,11 +73,11 @@ def convergence_warnings(
     modes_apart
         Whether the chains are known to sit in different modes, which more draws do not mend.
     superchains
-        Groups of chains that began at one point each: by nested R-hat it is seen whether short
-        chains have forgotten it.
+        Groups of chains that began at one point each: nested R-hat shows whether short chains have
+        forgotten it.
     mixing
-        Whether R-hat and effective sample size are looked at, which of draws that were made
-        independently have nothing to find.
+        Whether R-hat and effective sample size are looked at: for independent draws they have
+        nothing to find.
 
     Examples
     --------
@@ -290,10 +291,10 @@ def _remembering(
     chains, number = flat.shape[:2]
     if superchains is None or not names:
         return []
-    scalars = _spread(len(names), MOST_SCALARS)
-    picked = flat[:, :, scalars].astype(float)
-    picked = picked if weights is None else influence(picked, weights)
-    ratios = np.nan_to_num(nested_r_hat(picked, superchains), nan=0.0)
+    scalars = evenly_spaced(len(names), MOST_SCALARS)
+    values = flat[:, :, scalars].astype(float)
+    values = values if weights is None else influence(values, weights)
+    ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
     limit = largest_nested_r_hat(superchains, chains, number, len(scalars))
     worst = int(ratios.argmax())
     if not ratios[worst] > limit:
@@ -321,12 +322,12 @@ def _disagreement(
     chains, number = flat.shape[:2]
     if number < FEWEST_DRAWS or not names:
         return []
-    scalars = _spread(len(names), MOST_SCALARS)
-    part = _spread(chains, MOST_CHAINS)
-    picked = flat[part][:, :, scalars].astype(float)
-    measured = diagnose(picked, None if weights is None else weights[part])
+    scalars = evenly_spaced(len(names), MOST_SCALARS)
+    part = evenly_spaced(chains, MOST_CHAINS)
+    values = flat[part][:, :, scalars].astype(float)
+    measured = diagnose(values, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
-    moving = finite_and_moving(picked)
+    moving = finite_and_moving(values)
     ratios = np.where(moving, measured["r_hat"], 0.0)
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
     sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
@@ -414,9 +415,3 @@ def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int
 
 def _measurable(x: np.ndarray) -> bool:
     return x.shape[1] >= FEWEST_DRAWS and bool(finite_and_moving(x))
-
-
-def _spread(total: int, most: int) -> np.ndarray:
-    """At most `most` of `total` places, evenly spaced."""
-    count = min(total, most)
-    return np.asarray(np.arange(count) * total // max(count, 1), dtype=int)

@@ -1,4 +1,4 @@
-"""Draws that count alike, of draws that carry weights: each as often as its weight says."""
+"""Equally weighted draws from weighted ones: each as often as its weight says."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Score:
     ----------
     accuracy, log_density
         Of the averaged prediction (over draws and chains): the share of rows whose most probable
-        class is the right one (``nan`` where outcomes are no classes), and the mean over rows of
+        class is the right one (``nan`` where outcomes are not classes), and the mean over rows of
         the log predictive density.
     single_accuracy, single_log_density
         Averages over all draws of what each draw scores by itself.
@@ -149,7 +149,7 @@ class _Total:
         return Score(*together, accuracy, density, accuracies, densities, *counts)
 
     def _warn(self) -> None:
-        """Say where the average is no number; minus infinity is one: an outcome ruled out."""
+        """Warn if the average is NaN; minus infinity is an outcome that was ruled out."""
         if self.cancelled:
             warn(
                 ModicumWarning(
@@ -159,7 +159,6 @@ class _Total:
                     "score with more draws",
                     rows=self.cancelled,
                 ),
-                stacklevel=6,
             )
         elif np.isnan(self.density) or np.isnan(self.densities).any():
             bad = int(np.isnan(self.densities).sum())
@@ -175,7 +174,6 @@ class _Total:
                     "look for draws that are not finite, and for signs that cancel",
                     draws=bad,
                 ),
-                stacklevel=6,
             )
 
     def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:

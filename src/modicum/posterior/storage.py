@@ -88,7 +88,7 @@ def _check_types(parts: Mapping[str, object]) -> None:
         if not all(isinstance(x, np.ndarray) for x in values.values()):
             raise TypeError(f"its {name} are not arrays")
     if not isinstance(parts["weights"], np.ndarray | None):
-        raise TypeError("its weights are no array")
+        raise TypeError("its weights are not an array")
     if not isinstance(parts["predictor"], dict | None):
         raise TypeError("its predictor is not described by name")
 
@@ -96,5 +96,5 @@ def _check_types(parts: Mapping[str, object]) -> None:
 def _warning(saved: Json) -> ModicumWarning:
     texts = [saved[part] for part in ("code", "sentence", "remedy")]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("its warnings are no sentences")
+        raise TypeError("its warnings are not sentences")
     return ModicumWarning.from_dict(saved)

@@ -14,8 +14,8 @@ import numpy as np
 
 from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.models.base import Batch
-from modicum.models.groups import effect_columns
-from modicum.models.level_modes import level_modes
+from modicum.models.groups.level_modes import level_modes
+from modicum.models.groups.terms import effect_columns
 from modicum.posterior.draws import Draws
 from modicum.posterior.effects import group_levels, terms_of
 from modicum.posterior.fitted import Fit

@@ -24,7 +24,7 @@ from modicum.models.families import (
     Poisson,
     Probit,
 )
-from modicum.models.groups import effect_columns
+from modicum.models.groups.terms import effect_columns
 from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.effects import tabulated
 from modicum.rows import Rows

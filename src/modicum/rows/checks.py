@@ -75,7 +75,7 @@ def require_finite(
 
 
 def missing(label: str, row: int, value: str = "a missing value") -> str:
-    """Return the sentence for a value that is not there."""
+    """Return the sentence about a missing value."""
     return (
         f"column {label!r} holds {value} in row {row}: "
         "drop such rows or fill the value in before handing the rows over."

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.rows.entries import mapping, sequence, text, whole
+from modicum.rows.entries import integer, mapping, sequence, text
 
 __all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
 
@@ -177,13 +177,13 @@ class Coding:
                 raise TypeError("reference is neither true nor false")
             coded = CodedTerm(
                 text(term["field"]),
-                whole(term["first"], 0),
-                whole(term["width"], 0),
+                integer(term["first"], 0),
+                integer(term["width"], 0),
                 reference,
-                None if scale is None else whole(scale, 0),
+                None if scale is None else integer(scale, 0),
             )
             terms.append(coded)
-        dense = tuple(whole(place, 0) for place in sequence(entries["dense"]))
+        dense = tuple(integer(place, 0) for place in sequence(entries["dense"]))
         if len(set(dense)) < len(dense):
             raise ValueError("two columns of x have the same place")
         return cls(dense, tuple(terms))

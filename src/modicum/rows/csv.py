@@ -50,7 +50,7 @@ class CsvSource:
         import pyarrow as pa
 
         try:
-            "a".encode(encoding)  # refuses codecs that are no encodings of text, too
+            "a".encode(encoding)  # also refuses codecs that are not text encodings
             self._encoding = codecs.lookup(encoding).name
         except (LookupError, TypeError, ValueError):
             raise SettingError(

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from modicum.errors import DataError
 from modicum.rows.coding import CODE_TYPES, Coding
-from modicum.rows.entries import mapping, sequence, short, text, text_or_none, whole
+from modicum.rows.entries import integer, mapping, sequence, short, text, text_or_none
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
-# Types of rows; bytes are for images, which networks read as they are.
+# Types of rows; bytes are for images, which networks read directly.
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 # What numbers were before they had the type of the rows, by NumPy's letter for it.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
@@ -33,7 +33,7 @@ class Field:
     """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers.
 
     `dtype` is the type of codes; None for numbers, which have the type of the rows. `kind` is what
-    these numbers were before, where they were none of a floating type: "integer" or "boolean".
+    these numbers were before, if they were not floating: "integer" or "boolean".
     """
 
     name: str
@@ -333,7 +333,7 @@ class Description:
         fields = [mapping(f) for f in sequence(data["fields"])]
         kinds = _kinds(data)
         description = cls(
-            n=whole(data["rows"], 1),
+            n=integer(data["rows"], 1),
             dtype=np.dtype(STORED_TYPES[kind]),
             fields=tuple(
                 Field(
@@ -372,7 +372,7 @@ class Description:
         if len(self.columns) != self.coding.size or max(widths) > width:
             raise ValueError("the coding has another number of columns than names")
         if not codes.issuperset(self.coding.fields):
-            raise ValueError("the coding names codes that are no field")
+            raise ValueError("the coding names codes that are not a field")
 
 
 def level_key(level: object) -> str:
@@ -385,7 +385,7 @@ def level_key(level: object) -> str:
 
 
 def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
-    """Levels as they stand in names of columns; a CSV file's true and false are True and False.
+    """Levels as names of columns write them; a CSV file's true and false are True and False.
 
     Examples
     --------
@@ -471,7 +471,7 @@ def _kinds(saved: Mapping[str, object]) -> dict[str, str]:
 
 
 def _shape(value: object) -> tuple[int, ...]:
-    shape = tuple(whole(length, 0) for length in sequence(value))
+    shape = tuple(integer(length, 0) for length in sequence(value))
     if len(shape) > MOST_AXES:
         raise ValueError(f"a field has {len(shape)} axes")
     return shape
@@ -482,7 +482,7 @@ def _levels(name: str, value: object) -> tuple[Level, ...]:
     levels: list[Level] = []
     for level in sequence(entry["levels"]):
         if not isinstance(level, str | int | float) or level != level:
-            raise TypeError(f"{short(level)} is no level")
+            raise TypeError(f"{short(level)} is not a level")
         levels.append(level)
     if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
         raise ValueError(f"the levels of column {name!r} are not those of a coding")

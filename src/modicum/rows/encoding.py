@@ -61,7 +61,7 @@ class Encoder:
         Levels of the categorical columns, the reference first.
     dtype : numpy.dtype
     from_table : bool
-        Whether there was an argument `categorical`, which errors then recommend.
+        Whether the caller has an argument `categorical`, which errors then recommend.
     dense : bool
         Whether categorical columns become columns of zeros and ones; else they stay codes.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["Json", "mapping", "sequence", "short", "text", "text_or_none", "whole"]
+__all__ = ["Json", "integer", "mapping", "sequence", "short", "text", "text_or_none"]
 
 Json: TypeAlias = Any  # what json.loads returns
 
@@ -16,28 +16,28 @@ Json: TypeAlias = Any  # what json.loads returns
 def text(value: object) -> str:
     """Return `value`, a text."""
     if not isinstance(value, str):
-        raise TypeError(f"{short(value)} is no text")
+        raise TypeError(f"{short(value)} is not text")
     return value
 
 
-def whole(value: object, least: int) -> int:
+def integer(value: object, least: int) -> int:
     """Return `value`, a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{short(value)} is no whole number from {least}")
+        raise ValueError(f"{short(value)} is not a whole number from {least}")
     return value
 
 
 def sequence(value: object) -> list[object]:
     """Return `value`, a list."""
     if not isinstance(value, list | tuple):
-        raise TypeError(f"{short(value)} is no list")
+        raise TypeError(f"{short(value)} is not a list")
     return list(value)
 
 
 def mapping(value: object) -> dict[str, object]:
     """Return `value`, a JSON object."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{short(value)} is no object")
+        raise TypeError(f"{short(value)} is not an object")
     return value
 
 

@@ -27,13 +27,13 @@ from modicum.rows.levels import MOST_LEVELS, distinct, ordered
 from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
-# Fields of one number per row; an offset may also hold one per class, and what a model of one's own
-# calls y is its business.
+# Fields of one number per row; an offset may also hold one per class, and a model of one's own may
+# call anything y.
 SCALARS = ("y", "offset", "weight")
 
 
 class ArrayField:
-    """A field handed over as an array, or as something NumPy makes one of."""
+    """A field given as an array, or as something that NumPy makes an array of."""
 
     columns: tuple[str, ...] = ()
     title: str | None = None
@@ -59,7 +59,7 @@ class ArrayField:
         require_finite(flat, labels, start, lambda row, col: original[row].reshape(-1)[col])
         return array
 
-    def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
+    def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows, without a copy where type and layout already fit."""
         fits = self._array.dtype == dtype and self._array.flags.c_contiguous
         array = self._array if fits else allocate(self._array.shape, dtype)
@@ -106,7 +106,7 @@ class FrameField:
         (array,) = encoder.encode(piece, start).values()
         return array.reshape(-1, *self.shape)
 
-    def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
+    def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
         """All rows."""
         array = allocate((self.n, *self.shape), dtype)
         step = block_rows(len(labels))
@@ -164,7 +164,7 @@ class CodesField:
         """Codes of the rows from `start` up to `stop`."""
         return self._codes[start:stop]
 
-    def whole(self, dtype: DType, labels: Sequence[str]) -> Array:
+    def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
         """Codes of all rows."""
         return self._codes
 
@@ -278,7 +278,7 @@ class FieldSet:
         """Convert and check everything at once."""
         description = self.description
         arrays = {
-            f.name: self._raw[f.name].whole(description.dtype, self._labels(f))
+            f.name: self._raw[f.name].all_rows(description.dtype, self._labels(f))
             for f in description.fields
         }
         if "weight" in arrays:
@@ -323,7 +323,7 @@ def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they we
             raise DataError(
                 f"{name!r} has the same index as {first!r} in another order, so that its rows "
                 f"belong to others: put them in one order, as by {name}.loc[{first}.index], or "
-                "take the index away by .to_numpy() if rows match as they stand."
+                "take the index away by .to_numpy() if rows match as they are."
             )
 
 

@@ -19,7 +19,7 @@ from modicum.errors import DataError, SettingError
 from modicum.rows.description import Array
 from modicum.rows.rows import Rows
 
-__all__ = ["GroupIndex", "GroupedRows", "NodePlaces"]
+__all__ = ["GroupIndex", "GroupedRows", "NodePlaces", "members_of"]
 
 SWEEP = 1 << 20  # rows whose groups are read at a time
 FLAT_ROWS = 16_384  # rows of a batch in a pass: what is made of them at all nodes stays in caches
@@ -34,7 +34,7 @@ class NodePlaces(NamedTuple):
 
     @classmethod
     def in_batch(cls, batch: Mapping[str, Any]) -> NodePlaces | None:
-        """Those that a batch of groups brings, NumPy's or traced; None: it brings none."""
+        """Those in a batch of groups, as NumPy arrays or traced; None: it has none."""
         if "group_centre" not in batch:
             return None
         return cls(batch["group_centre"], batch["group_point"])
@@ -132,24 +132,24 @@ def _values(rows: Rows, field: str) -> Iterator[tuple[int, Array]]:
     at = 0
     for chunk in rows.chunks(SWEEP):
         part = chunk[field]
-        whole = part.astype(np.int64)
-        if part.dtype.kind == "f" and np.any(whole != part):
-            row = at + int(np.argmax(whole != part))
+        numbers = part.astype(np.int64)
+        if part.dtype.kind == "f" and np.any(numbers != part):
+            row = at + int(np.argmax(numbers != part))
             raise DataError(
-                f"the group of row {row} ('{field}' = {part[row - at]:g}) is no whole number; "
+                f"the group of row {row} ('{field}' = {part[row - at]:g}) is not a whole number; "
                 "number the groups, for instance with numpy.unique(..., return_inverse=True)."
             )
-        yield at, whole
+        yield at, numbers
         at += len(part)
 
 
 class GroupedRows(Rows):
     """Rows whose units are groups: `len` counts groups, and `take` takes group numbers.
 
-    A batch holds the fields of all rows of its groups, flat, and besides `group` (of each row,
-    numbered within the batch; padding has the number of groups), `group_rows` (rows of each
-    group), and, once they are known, `group_centre` and `group_point` (`NodePlaces`). A field
-    `weight` is called `row_weight`, since it belongs to the rows and not to the groups.
+    A batch holds the fields of all rows of its groups, flat, and besides `group_of_row` (numbered
+    within the batch; padding has the number of groups), `group_rows` (rows of each group), and,
+    once they are known, `group_centre` and `group_point` (`NodePlaces`). A field `weight` is called
+    `row_weight`, since it belongs to the rows and not to the groups.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ class GroupedRows(Rows):
         return same
 
     def fingerprint(self) -> str:
-        """Return that of the rows themselves."""
+        """Return the fingerprint of the rows themselves."""
         return self.members.fingerprint()
 
     @property
@@ -243,7 +243,7 @@ class GroupedRows(Rows):
     def chunk_starts(self) -> Array:
         """The first group of each chunk of a pass, and the number of groups at the end.
 
-        A chunk holds as many whole groups as have room in `chunk_rows` rows.
+        A chunk holds as many whole groups as have room in `flat_rows` rows.
         """
         start, starts, at = self.index.start, [0], 0
         while at < len(self):
@@ -288,3 +288,8 @@ class GroupedRows(Rows):
             batch["group_centre"] = self.nodes.centre[padded]
             batch["group_point"] = self.nodes.point
         return batch
+
+
+def members_of(rows: Rows) -> Rows:
+    """The rows themselves, which row ids refer to, whether or not they are seen as groups."""
+    return rows.members if isinstance(rows, GroupedRows) else rows

@@ -167,18 +167,18 @@ def levels_like(source: Source, name: str, levels: Sequence[str]) -> tuple[Level
 
 
 def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:
-    """Refuse a column of numbers in which a few values are text: it is no column of levels."""
+    """Refuse a column of numbers in which a few values are text: it is not a column of levels."""
     texts = [level for level in levels if isinstance(level, str)]
     commas = [level for level in texts if re.fullmatch(WITH_COMMA, level.strip())]
-    whole = sum(bool(re.fullmatch(NUMBER, level.strip())) for level in texts)
-    if commas and len(commas) + whole == len(texts):
+    numbers = sum(bool(re.fullmatch(NUMBER, level.strip())) for level in texts)
+    if commas and len(commas) + numbers == len(texts):
         raise DataError(
             f"column {name!r} holds numbers with a comma, such as {commas[0]!r}, which are text: "
             "read the table with decimal=',' (pandas) or thousands=',', or replace the commas, or "
             f"{remedy}."
         )
     fractions = [level for level in texts if "." in level]
-    if fractions and whole == len(texts) > FEW_FRACTIONS:
+    if fractions and numbers == len(texts) > FEW_FRACTIONS:
         raise DataError(
             f"column {name!r} holds numbers that are written as text, such as {fractions[0]!r}: "
             f"convert it to numbers, or {remedy}."

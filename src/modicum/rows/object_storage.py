@@ -52,7 +52,7 @@ def holds_store(source: object) -> bool:
     bucket = Bucket(str(source))
     try:
         return bucket.size(DESCRIPTION) is not None
-    except LakeError:  # whoever reads it as a table will say why it cannot be
+    except LakeError:  # reading it as a table will say what is wrong
         return False
 
 
@@ -78,21 +78,21 @@ class Bucket:
     # Reading ---------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Of the files in it."""
+        """Names of the files in it."""
         from pyarrow import fs
 
         selector = fs.FileSelector(self._path, allow_not_found=True)
-        infos = self._tried(DESCRIPTION, lambda: self._system.get_file_info(selector))
+        infos = self._call(DESCRIPTION, lambda: self._system.get_file_info(selector))
         return [info.base_name for info in infos if info.base_name]
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None: it is not there."""
-        info = self._tried(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
+        info = self._call(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
         return int(info.size) if info.is_file else None
 
     def open(self, name: str) -> pa.NativeFile:
         """A file for reading, from several threads at once by `read_at`."""
-        return self._tried(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
+        return self._call(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
 
     def read(self, file: pa.NativeFile, name: str, start: int, count: int) -> bytes:
         """Bytes of an open file."""
@@ -103,10 +103,10 @@ class Bucket:
                 raise OSError(f"{len(data)} bytes came, not {count}")
             return data
 
-        return self._tried(name, once)
+        return self._call(name, once)
 
     def load(self, name: str) -> bytes:
-        """All of a small file; one that is not there is a FileNotFoundError."""
+        """The contents of a small file; FileNotFoundError if it does not exist."""
         size = self.size(name)
         if size is None:
             raise FileNotFoundError(name)
@@ -120,7 +120,7 @@ class Bucket:
             with self._system.open_input_file(f"{self._path}/{shard.file}") as file:
                 return check_file(file, file.size(), self.called, shard, description, verify)
 
-        return self._tried(shard.file, once)
+        return self._call(shard.file, once)
 
     def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
         """The packed rows of a shard, some at a time."""
@@ -129,7 +129,7 @@ class Bucket:
         for start in range(0, shard.rows, step):
             yield remote.between(start, min(start + step, shard.rows))
 
-    def _tried(self, name: str, call: Callable[[], T]) -> T:
+    def _call(self, name: str, call: Callable[[], T]) -> T:
         import pyarrow as pa
 
         try:
@@ -189,7 +189,7 @@ class Bucket:
         return names
 
     def number(self, shards: int) -> int:
-        """Of the next shard: one that no file has, so that a store stays whole till replaced."""
+        """Number of the next shard: unused, so that a store stays whole until it is replaced."""
         del shards
         self._last += 1
         return self._last
@@ -211,7 +211,7 @@ class Bucket:
         self._put(name, lambda: iter([data]), len(data))
 
     def finish(self, description: StoreDescription) -> None:
-        """Write the description, and remove what is no part of the store."""
+        """Write the description, and remove what is not part of the store."""
         self.save(DESCRIPTION, description.text().encode())
         current = {DESCRIPTION, *(shard.file for shard in description.shards)}
         for name in self.names():
@@ -219,7 +219,7 @@ class Bucket:
                 self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there; one that stays does no harm."""
+        """Remove a file, if it exists; one that stays does no harm."""
         import pyarrow as pa
 
         with contextlib.suppress(pa.ArrowException, OSError):

@@ -138,7 +138,7 @@ def read_formula(
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
-    """Refuse a formula that is none, such as the table, and arrays where columns are named."""
+    """Refuse anything but a formula, such as the table, and arrays where columns are named."""
     if not isinstance(formula, str):
         swapped = isinstance(data, str) and "~" in data
         raise SettingError(
@@ -159,7 +159,7 @@ def _in_cache(
     progressbar: Progressbar,
     make: Callable[[Path], TableRows],
 ) -> TableRows:
-    """Rows of a lake as a store in the user's cache folder, made where it is not there yet."""
+    """Rows of a lake as a store in the user's cache folder, made if it does not exist yet."""
     folder = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
     note = folder.with_suffix(".json")
     if (folder / DESCRIPTION).is_file() and note.is_file():

@@ -279,7 +279,8 @@ class Rows:
     def subset(self, row_ids: Array) -> Rows:
         """Return the rows at `row_ids` as rows in memory, of the same types, columns and levels.
 
-        What is no number in a store, damaged after its ingest, is named by its place in the store.
+        A value that is not a number, in a store damaged after its ingest, is named by its place
+        there.
         """
         arrays = {name: np.ascontiguousarray(part) for name, part in self.take(row_ids).items()}
         numbers = [part for part in arrays.values() if part.dtype.kind == "f"]

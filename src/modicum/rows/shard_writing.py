@@ -41,7 +41,7 @@ class Journal:
     about
         Its rows.
     identity
-        Of what is written: a journal of something else is of no account.
+        Of what is written: a journal of something else is ignored.
     """
 
     def __init__(self, folder: Folder, description: Description, identity: str) -> None:
@@ -84,11 +84,11 @@ class Folder(Protocol):
         ...
 
     def number(self, shards: int) -> int:
-        """Of the next shard, after so many."""
+        """Number of the next shard, after so many."""
         ...
 
     def send(self, name: str) -> None:
-        """Have a complete file, made in `local`, where it belongs."""
+        """Put a complete file, made in `local`, where it belongs."""
         ...
 
     def load(self, name: str) -> bytes:

@@ -83,8 +83,8 @@ class _Run:
 
     def rows(self, start: int, stop: int) -> Array:
         """Some of the rows."""
-        whole = np.memmap(self._file, self._type, "r", shape=self._shape)
-        return np.array(whole[start:stop])
+        mapped = np.memmap(self._file, self._type, "r", shape=self._shape)
+        return np.array(mapped[start:stop])
 
     def remove(self) -> None:
         """Delete the files."""

@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 
 from modicum.errors import DataError
 from modicum.rows.description import Array, Description
-from modicum.rows.entries import mapping, sequence, text, whole
+from modicum.rows.entries import integer, mapping, sequence, text
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
@@ -68,8 +68,8 @@ class Shard:
             raise ValueError(f"{file[:80]!r} is not the name of a shard")
         return cls(
             file=file,
-            rows=whole(entry["rows"], 1),
-            bytes=whole(entry["bytes"], 1),
+            rows=integer(entry["rows"], 1),
+            bytes=integer(entry["bytes"], 1),
             checksum=text(entry["checksum"]),
             ends=text(entry["ends"]),
         )
@@ -108,7 +108,7 @@ class StoreDescription:
 
     @classmethod
     def of_json(cls, entries: dict[str, object], folder: str) -> StoreDescription:
-        """The same of what ``rows.json`` holds, in a folder of this name."""
+        """Read the contents of ``rows.json`` in a folder of this name."""
         if entries.get("version") not in (NUMBERS, RECORDS):
             raise DataError(
                 f"{folder} has store version {str(entries.get('version'))[:40]} and this Modicum "
@@ -149,7 +149,7 @@ def read_json(folder: Path) -> dict[str, object]:
 
 
 def no_store(folder: str) -> DataError:
-    """Say that a folder is no store."""
+    """Say that a folder is not a store."""
     return DataError(
         f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
     )
@@ -159,7 +159,7 @@ def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
     """Return the object that a description is; `path` names it where it is none."""
     try:
         if data is None:
-            raise ValueError("it is no file of a sensible size")
+            raise ValueError("it is not a file of a sensible size")
         entries = json.loads(data.decode("utf-8"))
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
             raise ValueError(f"it does not say that its format is {FORMAT}")
@@ -209,7 +209,7 @@ def check_shard(folder: Path, shard: Shard, description: Description, verify: bo
 def check_file(
     file: BinaryIO, size: int, folder: str, shard: Shard, description: Description, verify: bool
 ) -> int:
-    """The same of an open file of this size."""
+    """The same for an open file of this size."""
     if size != shard.bytes:
         state = "truncated" if size < shard.bytes else "too long"
         raise DataError(

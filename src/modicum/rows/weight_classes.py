@@ -1,8 +1,8 @@
 """Rows sorted into a few hundred classes by weight, and the rows in that order.
 
 A weight follows from one number per row, its expected residual. The numbers are an array, or stay
-with whoever holds the rows (`KeptNumbers`), and so does the order (`KeptOrder`): sums are added and
-rows sorted block by block, so that classes and order are the same to the last bit either way.
+where the rows are (`KeptNumbers`), and so does the order (`KeptOrder`): sums are added and rows
+sorted block by block, so that classes and order are the same to the last bit either way.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Extent(NamedTuple):
 
 
 class KeptOrder(Protocol):
-    """Numbers of rows sorted by class, which whoever holds the rows keeps.
+    """Numbers of rows sorted by class, kept where the rows are.
 
     `np.asarray` gathers them all.
     """
@@ -83,7 +83,7 @@ class KeptOrder(Protocol):
 
 
 class KeptNumbers(Protocol):
-    """A float32 number from 0 per row, which whoever holds the rows keeps."""
+    """A float32 number from 0 per row, kept where the rows are."""
 
     def __len__(self) -> int: ...
 
@@ -109,9 +109,9 @@ def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
     if not isinstance(expected, np.ndarray):
         return expected.extent()
     if expected.dtype == np.float32:
-        whole = len(expected) // PART * PART
-        parts = expected[:whole].reshape(-1, PART).sum(axis=1, dtype=np.float64)
-        sums = np.append(parts, np.sum(expected[whole:], dtype=np.float64))
+        end = len(expected) // PART * PART
+        parts = expected[:end].reshape(-1, PART).sum(axis=1, dtype=np.float64)
+        sums = np.append(parts, np.sum(expected[end:], dtype=np.float64))
     else:  # of groups, which are never kept elsewhere
         sums = np.atleast_1d(np.sum(expected, dtype=np.float64))
     bad = -1
@@ -188,7 +188,7 @@ class ArrayOrder:
 class OrderedBackend:
     """The row at place k of an order as row k; nothing is copied."""
 
-    travels = True  # by itself, to whoever runs chains
+    travels = True  # to the processes that run chains
 
     def __init__(self, rows: Rows, order: RowOrder) -> None:
         self.order = order

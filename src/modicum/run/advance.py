@@ -66,7 +66,7 @@ def _keys(chain_key: Array, iteration: jax.Array | int) -> tuple[jax.Array, jax.
     """Two keys per iteration: which rows it reads, and what it does with them.
 
     The generator turns the blocks (iteration, 0) and (iteration, 1) into a key each. Folding in
-    and splitting would call it twice, and every call takes the compiler some tenths of a second.
+    and splitting would call it twice, and every call takes the compiler a few tenths of a second.
     """
     number = jnp.asarray(iteration).astype(jnp.uint32)
     counts = jnp.stack([number, number, jnp.uint32(0), jnp.uint32(1)])
@@ -79,7 +79,7 @@ def _start_keys(chain_key: Array) -> tuple[jax.Array, jax.Array]:
 
 
 def first_keys(chain_keys: np.ndarray) -> jax.Array:
-    """Words of the keys with which chains begin: what a kernel's `init` is handed, (chains, 2)."""
+    """Words of the keys with which chains begin: what a kernel's `init` is given, (chains, 2)."""
     return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
 
 

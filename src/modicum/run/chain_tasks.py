@@ -47,7 +47,7 @@ class ChainHost:
         self._ended = -1  # the iteration after its last
 
     def process(self) -> int:
-        """Its number on its machine."""
+        """The id of its process on its machine."""
         return os.getpid()
 
     def begin(self, share: ChainShare) -> Progress:
@@ -146,8 +146,8 @@ class ChainTasks:
     def renew(self, function: Callable[[Pytree], Pytree]) -> None:
         """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
         assert self._structure is not None, "chains have not begun"
-        whole: Progress = jax.tree.unflatten(self._structure, self.leaves())
-        self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
+        progress: Progress = jax.tree.unflatten(self._structure, self.leaves())
+        self._take(jax.tree.leaves(progress._replace(state=function(progress.state))))
 
     def close(self) -> None:
         """Let the hosts go."""

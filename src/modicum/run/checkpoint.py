@@ -39,6 +39,7 @@ __all__ = ["Checkpoint"]
 
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
+SHORT = 80  # characters of a setting that a sentence shows
 OURS = {".npz", ".tmp", ".lock"}
 LOCKED_BYTE = 1 << 20  # past the text: where locks are mandatory, what is locked cannot be read
 Arrays = dict[str, np.ndarray]
@@ -112,11 +113,12 @@ class Checkpoint:
             return fresh
         index = _Index.read(path)
         for name, here in self.identity.items():
-            there = index.identity.get(name)
-            if there != here:
+            saved = index.identity.get(name)
+            if saved != here:
+                there, now = _apart(str(saved), str(here))
                 raise SettingError(
                     f"the checkpoint in '{self.folder}' belongs to another run ({name} is "
-                    f"{_short(there)} there and {_short(here)} here); delete the folder or choose "
+                    f"{_short(there)} there and {_short(now)} here); delete the folder or choose "
                     "another."
                 )
         return index
@@ -273,8 +275,16 @@ def _number(name: object, kind: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def _apart(saved: str, here: str) -> tuple[str, str]:
+    """Two long texts from the word on in which they begin to differ."""
+    pairs = enumerate(zip(saved, here, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(saved), len(here)))
+    cut = max(saved.rfind(mark, 0, same) + len(mark) for mark in ("(", ", "))
+    return (saved, here) if cut < SHORT // 2 else (f"... {saved[cut:]}", f"... {here[cut:]}")
+
+
 def _short(value: object) -> str:
-    return textwrap.shorten(str(value), 80, placeholder=" ...") or repr(value)
+    return textwrap.shorten(str(value), SHORT, placeholder=" ...") or repr(value)
 
 
 # Reading arrays ---------------------------------------------------------------------------
@@ -395,16 +405,16 @@ def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kept = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
+        safe = f" (the first {iterations:,} iterations are safe there)" if iterations else ""
         if error.errno in DISK_FULL:
             free = ""
             with contextlib.suppress(OSError):
                 free = f", with {shutil.disk_usage(folder).free:,} bytes left"
             raise ResourceError(
-                f"the disk of the checkpoint '{folder}' is full{free}{kept}; make room, and the "
+                f"the disk of the checkpoint '{folder}' is full{free}{safe}; make room, and the "
                 "same call goes on where it was."
             ) from error
         raise SettingError(
-            f"the checkpoint '{folder}' cannot be written ({error.strerror or error}){kept}; "
+            f"the checkpoint '{folder}' cannot be written ({error.strerror or error}){safe}; "
             "choose another folder."
         ) from error

@@ -47,7 +47,7 @@ class Fetcher:
     Parameters
     ----------
     kernel, context, keys
-        What requests rows, what it reads besides, and one key per chain.
+        The kernel that requests rows, what else it reads, and one key per chain.
     rows
         Where they are.
     capacity

@@ -29,13 +29,13 @@ class Stop:
         self.chunks = False  # whether chains run, which stop by themselves
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether to stop at the next good moment."""
         return self.signal is not None
 
     @contextmanager
     def at_chunk_ends(self) -> Iterator[None]:
-        """Within the block a signal only asks: whoever runs chunks looks at `asked`."""
+        """Within the block a signal only asks: whoever runs chunks looks at `requested`."""
         before, self.chunks = self.chunks, True
         try:
             yield
@@ -63,12 +63,12 @@ class Stop:
             signal.raise_signal(signal.SIGTERM)
 
 
-_current: Stop | None = None  # of the main thread, which alone hears signals
+_current: Stop | None = None  # of the main thread, which alone receives signals
 
 
 @contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Hear signals within the block; a block inside another one shares what that one hears.
+    """Handle signals within the block; a block inside another one shares its `Stop`.
 
     Handlers that someone else installed stay: only Python's own, and the system's, are replaced.
     """
@@ -104,7 +104,7 @@ def _raised_again() -> Iterator[None]:
     before = sys.unraisablehook
     inside = True
 
-    def again(returned: threading.Event) -> None:
+    def raise_again(returned: threading.Event) -> None:
         returned.wait()  # on a busy machine the hook may take long, and would swallow it too
         time.sleep(AGAIN)
         if inside:
@@ -115,7 +115,7 @@ def _raised_again() -> Iterator[None]:
             before(unraisable)
             return
         returned = threading.Event()
-        threading.Thread(target=again, args=(returned,), daemon=True).start()
+        threading.Thread(target=raise_again, args=(returned,), daemon=True).start()
         returned.set()
 
     sys.unraisablehook = swallowed

@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
 
 def check_layout(chains: object, superchains: object) -> None:
-    """Refuse what is no number of chains, or of superchains."""
+    """Refuse what cannot be a number of chains, or of superchains."""
     if isinstance(chains, str):
         if chains != "auto":
             raise SettingError(f'chains must be a whole number or "auto", not {chains!r}.')
@@ -66,14 +66,16 @@ def auto_layout(draws: int, size: int) -> Layout:
     """
     if not on_accelerator():
         return Layout(FEW)
-    drawn = 8 * draws * (size + STATS)
-    held = 8 * LARGEST_SUBSAMPLE * (size + STATS)
-    most = min(MANY, free_on_host() // SHARE // drawn, free_memory() // SHARE // held)
+    draw_bytes = 8 * draws * (size + STATS)
+    subsample_bytes = 8 * LARGEST_SUBSAMPLE * (size + STATS)
+    most = min(
+        MANY, free_on_host() // SHARE // draw_bytes, free_memory() // SHARE // subsample_bytes
+    )
     if most < 2 * SUPERCHAINS:
         return Layout(FEW)
     return Layout(most - most % SUPERCHAINS, SUPERCHAINS)
 
 
 def on_accelerator() -> bool:
-    """Whether JAX computes on something else than a CPU."""
+    """Whether JAX computes on something other than a CPU."""
     return jax.default_backend() != "cpu"

@@ -64,10 +64,10 @@ def require_writable(path: str | os.PathLike[str]) -> None:
                 f"there is no folder '{target.parent}' to write '{target.name}' to: make it first, "
                 "or name another."
             )
-        asked = target if target.exists() else target.parent
+        existing = target if target.exists() else target.parent
     except (OSError, ValueError) as error:  # a folder that may not be looked into, a name too long
         raise _not_written(path, error) from error
-    if not os.access(asked, os.W_OK):
+    if not os.access(existing, os.W_OK):
         raise SettingError(f"'{target}' cannot be written (no permission): name another file.")
 
 

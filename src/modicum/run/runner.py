@@ -190,8 +190,7 @@ def run(
     Raises
     ------
     KeyboardInterrupt
-        If the user interrupts before the first draw after warm-up, or the draws so far are of no
-        use.
+        If the user interrupts before the first draw after warm-up, or the draws so far are no use.
     """
     total = (tune + draws) * chains.thin
     try:
@@ -271,7 +270,7 @@ def _to_the_end(
     settled = chains.settled is not None
     pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin, settled)
     count = pace.first(done)
-    while done < total and not stop.asked:
+    while done < total and not stop.requested:
         started = time.monotonic()
         if hook is not None and hook.due(done):
             chains.renew(hook.renew)

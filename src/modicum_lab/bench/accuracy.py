@@ -7,8 +7,8 @@ moments are known, only the difference is estimated,
 
     E[t] = t* + E_N[(w - 1)(t - t*)],      E[w] = 1,
 
-whose Monte Carlo error falls with n: a few hundred draws do. It is no Markov chain, and it shares
-no code with HMC-ECS but the passes. Draws come in pairs, t* + Lz and t* - Lz.
+whose Monte Carlo error falls with n: a few hundred draws are enough. This is not a Markov chain,
+and shares no code with HMC-ECS but the passes. Draws come in pairs, t* + Lz and t* - Lz.
 
 A contender's error counts only beyond what Monte Carlo explains. With k scalars looked at, the
 largest of k normal errors is compared with the quantile that only one right contender in a

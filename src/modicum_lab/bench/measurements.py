@@ -1,4 +1,4 @@
-"""All runs of a contender on a problem: each in a fresh process, contenders in turns."""
+"""All runs of a contender on a problem: each in a fresh process, contenders in turn."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def in_turns(
     say: Say,
     chains: int | None = None,
 ) -> list[Measurements]:
-    """Run all contenders, one after the other, then all again, as often as each is to be run."""
+    """Run all contenders, one after the other, then all again, as many times as each is to run."""
     measured = [Measurements(problem, contender.name, chains) for contender in contenders]
     turn = 0
     while waiting := [m for m in measured if m.reason is None and len(m.runs) == turn]:

@@ -66,7 +66,7 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
 def census_shaped(n: int = CENSUS, seed: int = 0) -> Dataset:
     """`n` rows of five numbers and seven factors whose last levels are rare: about 120 columns.
 
-    One outcome in some twenty, and levels that hold a handful of rows, all alike: the table that
+    One outcome in about twenty, and levels that hold a handful of rows, all alike: the table that
     asks most of a subsample.
     """
     rng = np.random.default_rng(seed)

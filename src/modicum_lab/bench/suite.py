@@ -87,7 +87,7 @@ def plan(
     repeats: int | None = None,
     huge: bool = False,
 ) -> Plan:
-    """What is asked for; Modicum's default runs on every problem, to compare with."""
+    """The plan that was asked for; Modicum's default runs on every problem, to compare with."""
     for name in peers:
         find_contender(name)
     contests = dict(QUICK if quick else FULL) | (HUGE if huge else {})

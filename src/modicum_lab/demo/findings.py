@@ -38,7 +38,7 @@ class Findings:
 
 
 def find(post: Posterior, flights: Flights, rows: Rows) -> Findings:
-    """Work out everything the demo tells and draws."""
+    """Work out everything the demo prints and draws."""
     typical = typical_flight(flights)
     return Findings(
         typical=typical,

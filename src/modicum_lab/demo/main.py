@@ -53,7 +53,7 @@ def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior
     from modicum.errors import ModicumWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ModicumWarning)  # told in words afterwards
+        warnings.simplefilter("ignore", ModicumWarning)  # printed in words afterwards
         return sample(
             Logistic(prior_scale=2.5, intercept_scale=10.0),
             rows,

@@ -1,7 +1,7 @@
 """HMC-ECS with a whole chain in one program of the accelerator: many iterations per launch.
 
-Launched operation by operation, an iteration is some hundred small steps that wait for each other,
-whatever the number of chains. Here a chain is one program that holds its coordinates and the
+Launched operation by operation, an iteration is about a hundred small steps that wait for each
+other, whatever the number of chains. Here a chain is one program that holds its coordinates and the
 numbers of its rows, and loops over all iterations of a window: refresh, trajectory, accept, store.
 It follows `EnergyConservingKernel` step by step, in float32, with the same random numbers: these,
 and the fresh rows, depend on keys alone and are made beforehand. Residuals keep their relative
@@ -195,7 +195,7 @@ class FusedKernel:
         count: jax.Array,
         context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
-        """Run the first `count` iterations; draws of the others are of no meaning.
+        """Run the first `count` iterations; draws of the others mean nothing.
 
         Parameters
         ----------

@@ -21,6 +21,7 @@ from modicum.methods.ecs.fusing import fused_kernel, fusing_obstacle
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Coreset
 from modicum.methods.groups import of_groups, uneven_groups
+from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
 from modicum.models.base import Batch
 from modicum.rows import Rows
@@ -41,7 +42,7 @@ class Composition:
     subsample, blocks, refreshes
         Rows there is room for, blocks they lie in, and blocks proposed anew per iteration.
     tables
-        What the estimator knows of the data.
+        What the estimator knows about the data.
     certainty
         Rows beside the subsample that are always evaluated.
     coreset
@@ -77,7 +78,11 @@ class Composition:
             rows=rows_of(study),
             floats_per_iteration=self.floats_per_iteration(study),
             start_rows=self.subsample,
-            tuning=tuning | {"design": design} | study.expansion.tuning | study.whitening,
+            tuning=tuning
+            | {"design": design}
+            | study.expansion.tuning
+            | study.whitening
+            | explain_curves(study.curves),
             notes=[*study.anchor.notes, *notes, *uneven],
             memo=study,
             settled=settled,
@@ -114,7 +119,7 @@ class Composition:
         if isinstance(study.task.rows, GroupedRows):
             tables = of_groups(study.design, tables, study.task.rows)[1]
         return EnergyConservingContext(
-            proxy=study.proxy,
+            proxy=study.proxy_of_chains,
             design=tables_for_chains(tables, study.placed),
             estimator=to_device(self.tables),
             constant=jax.device_put(np.float64(study.anchor.C + study.folded_prior)),

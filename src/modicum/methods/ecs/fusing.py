@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from modicum.errors import SettingError
 from modicum.estimators import Perturbed
-from modicum.estimators.taylor import TERMS, LinearTaylor
+from modicum.estimators.remainder import TERMS
+from modicum.estimators.taylor import LinearTaylor
 from modicum.kernels.base import Settled
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
@@ -62,6 +63,8 @@ def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingCon
         return "rows do not enter through one linear predictor alone"
     if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
         return "a prior is not normal"
+    if proxy.curves is not None:
+        return "the posterior is skewed along some axes"
     if proxy.B is not None:
         return "control variates are not of second order about the mode"
     if proxy.point.shape[0] > WIDEST:

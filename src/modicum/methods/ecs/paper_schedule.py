@@ -152,8 +152,8 @@ def _subset_mean(task: Task) -> np.ndarray:
     """Posterior mean of a random 1 % of the rows, by full HMC on them."""
     n = len(task.rows)
     size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
-    picked = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
-    rows = task.rows.subset(picked)
+    row_ids = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
+    rows = task.rows.subset(row_ids)
     sums = Sums(task.target, rows, task.sums.engine, task.ledger)
     small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
     plan = HMC().plan(small)

@@ -33,6 +33,7 @@ from modicum.methods.ecs.checks import (
     UNFIT,
     Case,
     check_pilot_chains,
+    check_short_chains,
     look_ahead,
     look_back,
     withdraw_bound,
@@ -41,8 +42,8 @@ from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Certainty, Choice, choose
+from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
-from modicum.methods.whole_posterior import WholeLogPosterior
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
 from modicum.run import History
@@ -243,6 +244,7 @@ class HMCECS(EnergyConserving):
         case = Case(self, task.target, len(task.rows))
         advice = self._advice(study)
         notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
+        notes += check_short_chains(case, study.stuck)
         pilot_chains = None if self.exact else study.pilot_chains(certain)
         if pilot_chains is not None:
             notes += check_pilot_chains(case, pilot_chains, choice.subsample)
@@ -265,13 +267,13 @@ class HMCECS(EnergyConserving):
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Wrap the kernel in delayed acceptance, which evaluates proposals on all rows."""
         task = study.task
-        whole, chunks = WholeLogPosterior.of(task, self.memory_limit)
+        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
         exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
         return replace(
             plan,
             settled=None,
-            kernel=DelayedAcceptanceKernel(plan.kernel, whole),
+            kernel=DelayedAcceptanceKernel(plan.kernel, log_posterior),
             context=DelayedAcceptanceContext(plan.context, jnp.asarray(len(task.rows)), chunks),
             start_rows=plan.start_rows + len(task.rows),
             tuning=plan.tuning | {"bias_bound": exact},
@@ -282,13 +284,14 @@ class HMCECS(EnergyConserving):
         self.account(task, plan, history)
         if self.exact:
             return Outcome()
-        kernel = plan.kernel
+        kernel, study = plan.kernel, plan.memo
         assert isinstance(kernel, EnergyConservingKernel)
-        case = Case(self, task.target, len(task.rows))
+        assert isinstance(study, Study)
+        case = Case(self, task.target, len(task.rows), study.draws_along_curves)
         size = (kernel.subsample, kernel.blocks, kernel.refreshes)
         return Outcome(warnings=look_back(case, *size, history))
 
-    def doubted(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
         """Withdraw the bias bound if the run gave a reason to distrust it."""
         if not self.exact:
             withdraw_bound(plan.tuning, doubts)

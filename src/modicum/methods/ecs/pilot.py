@@ -14,6 +14,7 @@ from math import ceil
 
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.designs import (
     DESIGNS,
     CertaintyRows,
@@ -26,7 +27,6 @@ from modicum.designs import (
 )
 from modicum.errors import ConvergenceError
 from modicum.estimators import (
-    GroupTaylor,
     LinearTaylor,
     control_variate,
     group_proxy,
@@ -35,13 +35,16 @@ from modicum.estimators import (
 )
 from modicum.estimators.row_factor import MANY, row_factor, share_of_work
 from modicum.kernels.base import Proxy, RowDesign
+from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.checks import ANCHOR_FAR
 from modicum.methods.ecs.tuning import (
     DISTANCES,
     FAR,
     OF_LEVELS,
     ONE_BY_ONE,
+    SHARED,
     SIDE_BY_SIDE,
     Coreset,
     Expansion,
@@ -51,12 +54,15 @@ from modicum.methods.ecs.tuning import (
     choose_coordinates,
     evaluate,
     fit_coreset,
+    pilot_draws,
     proxy_ratios,
     run_pilot_chains,
     straightened,
 )
 from modicum.methods.groups import of_groups
+from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
 from modicum.methods.weights import (
+    cached_rows,
     design_tables,
     ends_near_the_mode,
     expected_residuals,
@@ -69,26 +75,17 @@ from modicum.passes.faults import first_bad_row
 from modicum.passes.prior import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
+from modicum.rows.groups import GroupedRows, members_of
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import place_rows
 from modicum.runtime import Pytree, to_device
 
 __all__ = ["Study"]
 
-PILOT_DRAWS, PILOT_ROWS = 256, 8_192
-OTHER_DRAWS, OTHER_ROWS = 128, 5_000  # for models without a linear predictor, whose rows cost more
-CANDIDATES, RESAMPLED = 2_048, 32  # draws, where groups are integrated out
-EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
-MOST_NUMBERS = 2**23  # in all candidates: fewer of them, where effects are many
+PILOT_ROWS = 8_192
+OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost more
 SPREAD_DRAWS = 64  # by which rows are weighed there, where the posterior is not normal
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups, where they are integrated out
-DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
-# Most draws lie on one side of a row's kink, so that eight of them may not cross it and make the
-# row look harmless: for a quantile regression with 500 of 20,000 rows, the bound on the bias is 2
-# posterior sds with eight draws, and 0.1 with 64.
-DESIGN_DRAWS_AT_KINKS = 64
-SHARED = 0  # seed of whatever all runs share
 MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter of the table
 FACTOR_ROWS = 256  # on which the error of whitening in float32 is measured
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
@@ -97,6 +94,10 @@ SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of t
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
 MOST_AXES = 64  # along which residuals are looked at far out
 AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which they are chosen
+# Share of iterations that move, below which pilot chains have run into walls: on tables of levels
+# with few events or none it is 0 to 0.3, and where they get about it is 0.75 or more.
+STUCK = 0.5
+AT_ONCE = 256  # points at which all rows of pilot chains are evaluated
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
@@ -109,10 +110,10 @@ class Study:
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
-    _ratios: np.ndarray = field(init=False)  # of proxy to normal approximation, at such draws
-    _by_proxy: bool = field(
-        init=False, default=False
-    )  # whether draws come from the proxy's posterior
+    # Known after residuals were evaluated: along which axes the posterior is so skewed that
+    # straight trajectories do not get about, and whether short chains did not even so.
+    curves: Curves | None = field(init=False, default=None)
+    stuck: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
@@ -129,7 +130,9 @@ class Study:
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         if self.method.at_mean:
             self.centre = np.zeros_like(self.centre)
-        weighing, self.draws = self._pilot_draws()
+        weighing, self.draws, self._proxy_ratios = pilot_draws(
+            self.control_variate, self.proxy, self.centre, task.seed, self._has_kinks()
+        )
         self.expansion = self._expansion(weighing)
         if self.expansion.bend is not None:
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
@@ -143,7 +146,7 @@ class Study:
     def _weigh(
         self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
     ) -> None:
-        """Weigh all rows by the residuals to be expected of them, for every design."""
+        """Weigh all rows by their expected residuals, for every design."""
         facts = self._facts(draws, proxy, by_draws)
         self._weighted = design_tables(self.task, Weighted(), facts, stage)
         self.tables: Pytree = self._weighted
@@ -179,7 +182,7 @@ class Study:
         return proxy._replace(row_factor=factor), {"whitening": chosen}
 
     def _straight(self, draws: np.ndarray) -> np.ndarray:
-        """What control variates take of draws in which effects are relative to their scales."""
+        """Draws as control variates take them, with effects no longer relative to their scales."""
         if self.proxy.warp is None and not self.arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
@@ -194,51 +197,6 @@ class Study:
         exact, numbers = target.exact_prior
         mean, precision = exact.normal_approximation(point, V, numbers)
         return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
-
-    def _pilot_draws(self) -> tuple[np.ndarray, np.ndarray]:
-        """Approximate posterior draws in whitened coordinates: for weighting rows, and for study.
-
-        They come from the normal approximation. Log standard deviations of groups may be far from
-        normal; there, draws are resampled by the proxy, which is nearly exact in them.
-        """
-        size = len(self.centre)
-        if not isinstance(self.control_variate, GroupTaylor):
-            linear = isinstance(self.control_variate, LinearTaylor)
-            number = PILOT_DRAWS if linear else OTHER_DRAWS
-            weighing = self.centre[None]
-            if not linear or self.proxy.warp is not None:  # else the spread is known: leverages
-                count = DESIGN_DRAWS_AT_KINKS if self._has_kinks() else DESIGN_DRAWS
-                rng = generator(SHARED, Stream.PILOT_DRAWS)
-                weighing = weighing + rng.standard_normal((count, size))
-            shared = generator(SHARED, Stream.STUDY_DRAWS)
-            if self.proxy.warp is not None:
-                draws = self._resampled(shared, EXPLICIT_CANDIDATES, number)
-                if draws is not None:
-                    return weighing, draws
-            return weighing, self.centre + shared.standard_normal((number, size))
-        rng = generator(self.task.seed, Stream.PILOT_DRAWS)
-        draws = self._resampled(rng, CANDIDATES, RESAMPLED, least=0)
-        assert draws is not None
-        return draws[:DESIGN_DRAWS_OF_GROUPS], draws
-
-    def _resampled(
-        self, rng: np.random.Generator, candidates: int, count: int, least: int | None = None
-    ) -> np.ndarray | None:
-        """Draws from the posterior that the proxy implies, by importance resampling.
-
-        None if the effective number of candidates is below `least` (by default `count`).
-        """
-        candidates = min(candidates, MOST_NUMBERS // len(self.centre))
-        draws = self.centre + rng.standard_normal((candidates, len(self.centre)))
-        ratios = proxy_ratios(self.control_variate, self.proxy, self.centre, draws)
-        weights = np.exp(ratios - np.max(ratios))
-        weights /= weights.sum()
-        if 1 / np.sum(weights**2) < (count if least is None else least):
-            return None
-        self._by_proxy = True
-        chosen = rng.choice(candidates, count, p=weights)
-        self._ratios = ratios[chosen]
-        return draws[chosen]
 
     def _has_kinks(self) -> bool:
         """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
@@ -303,16 +261,19 @@ class Study:
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
         self._take_rows(rng)
         linear = isinstance(self.control_variate, LinearTaylor)
-        log_proxy = None
-        if not linear or not self._by_proxy:
-            known = self._by_proxy and self.proxy.bend is None
-            log_proxy = self._ratios if known else self._log_proxy(self.draws)
-        evaluated = self._evaluated(log_proxy, resampled=self._by_proxy)
+        log_proxy, resampled = self._proxy_ratios, self._proxy_ratios is not None
+        if linear and resampled:
+            log_proxy = None
+        elif not resampled or self.proxy.bend is not None:
+            log_proxy = self._log_proxy(self.draws)
+        evaluated = self._evaluated(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
-            # Chains that go elsewhere say that the expansion is far off, and nothing of what is
-            # there: the pilot rows were weighed for where it was thought to be.
-            if np.abs(draws.mean(axis=0) - self.centre).max() <= FAR:
+            # Chains that go elsewhere show that the expansion is far off, but not what the
+            # posterior is like there: the pilot rows were weighed for where it was expected. Along
+            # curves, which end where the posterior does, they go where it is.
+            far = np.abs(draws.mean(axis=0) - self.centre).max() > FAR
+            if self.curves is not None or not far:
                 self.draws = draws
                 evaluated = self._evaluated_again(rng)
         if not evaluated.finite:
@@ -322,10 +283,11 @@ class Study:
         return evaluated
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
-        """Residuals at draws of the posterior as it is, of rows that are weighed by these."""
-        if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
+        """Residuals at draws of the posterior itself, of rows that are weighed by them."""
+        curved = self.curves is not None
+        if isinstance(self.design, Weighted) and (self.method.weighted_by_spread or curved):
             straight = self._straight(self.draws)
-            if self.arrow:
+            if self.arrow or curved:
                 every = max(1, len(straight) // SPREAD_DRAWS)
                 self._weigh(straight[::every], self.proxy, "design-again", by_draws=True)
             else:
@@ -345,8 +307,8 @@ class Study:
     def _spread_as(self, draws: np.ndarray) -> Proxy:
         """The proxy with a factor that gives standard normal numbers the spread of these draws.
 
-        About the anchor, from which residuals grow. A row's expected residual then is that over
-        the posterior as it is: a level of which all rows are alike has a long tail on one side.
+        About the anchor, from which residuals grow. A row's expected residual is then that over the
+        posterior itself: a level whose rows all have one outcome has a long tail on one side.
         """
         count, size = draws.shape
         square = draws.T @ draws / count
@@ -358,21 +320,62 @@ class Study:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
 
         With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
-        tails and skewed directions included.
+        tails and skewed directions included. Where such chains run into walls, as those of levels
+        with few events or none, or go far, which would end in a doubt, curves are followed instead.
         """
+        chains = self._short_chains(SCATTER)
+        failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
+        if failed and self.method.at_mode and may_be_curved(self.task, self.anchor):
+            self.curves = self._curves()
+            if self.curves is not None:
+                chains = self._short_chains(1.0)
+        self.stuck = chains.moved < STUCK
+        draws = chains.position.reshape(-1, chains.position.shape[2])
+        return np.asarray(
+            draws if self.curves is None else along_curves(as_either(draws), self.curves)[0]
+        )
+
+    def _short_chains(self, scatter: float) -> PilotChains:
         rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
         chains = run_pilot_chains(
             self.control_variate,
             rows,
             np.asarray(rows["probability"]),
-            self.proxy,
+            self.proxy_of_chains,
             self.centre,
             key(SHARED, Stream.PILOT_CHAINS),
-            SCATTER,
+            scatter,
             OF_LEVELS if self.arrow else SIDE_BY_SIDE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
-        return np.asarray(chains.position.reshape(-1, chains.position.shape[2]))
+        return chains
+
+    def _curves(self) -> Curves | None:
+        """The axes along which the posterior that short chains see is skewed."""
+        rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
+        whitened = cached_rows(self.control_variate, rows, self.proxy).rows
+
+        def of_block(z: np.ndarray) -> np.ndarray:
+            ratio = self._at(z, rows).log_ratio
+            return np.asarray(ratio - np.sum((z - self.centre) ** 2, axis=1) / 2)
+
+        def log_posterior(z: np.ndarray) -> np.ndarray:
+            return in_equal_blocks(of_block, z, AT_ONCE)
+
+        about = (np.zeros_like(self.centre), self.anchor, np.asarray(whitened))
+        return skewed_axes(log_posterior, *about, finer_at_walls=True)
+
+    @property
+    def draws_along_curves(self) -> np.ndarray | None:
+        """The pilot draws, where they are draws of the posterior along curves."""
+        return None if self.curves is None else self.draws
+
+    @property
+    def proxy_of_chains(self) -> Proxy:
+        """The proxy with the curves along which chains move, where there are any."""
+        if self.curves is None:
+            return self.proxy
+        return self.proxy._replace(curves=to_device(self.curves))
 
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
@@ -471,7 +474,7 @@ class Study:
     def distance(self) -> float:
         """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
 
-        After residuals were evaluated they are draws of the posterior as it is.
+        Once residuals have been evaluated, these are draws of the posterior itself.
         """
         read = self.task.target.likelihood.size
         return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
@@ -518,13 +521,8 @@ class Study:
 
     @cached_property
     def placed(self) -> Batch | Rows:
-        """The rows on the device, or where they are."""
-        return place_rows(_members(self.task.rows), self.method.memory_limit)
-
-
-def _members(rows: Rows) -> Rows:
-    """The rows behind the units, which row ids refer to."""
-    return rows.members if isinstance(rows, GroupedRows) else rows
+        """The rows on the device, or on the host if they are too many."""
+        return place_rows(members_of(self.task.rows), self.method.memory_limit)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:

@@ -184,7 +184,7 @@ class FlyStudy:
 def _with_margin(expected: float) -> int:
     """Room for a count, from 64 on in steps of a quarter of a power of two.
 
-    Shapes are compiled for; runs that differ by their seed shall share what was compiled.
+    Each shape is compiled, and runs that differ only by their seed should share the code.
     """
     most = max(64, ceil(expected + MARGIN * sqrt(expected) + MARGIN))
     step = 2 ** (most.bit_length() - 3)
@@ -203,7 +203,7 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
 
 
 def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
-    """Chance of each row to be bright at each pilot point: 1 - B/L = 1 - e^-gap."""
+    """Probability that each row is bright at each pilot point: 1 - B/L = 1 - e^-gap."""
     rows = bounded.cache(batch, bound.point)
 
     def brightness(z: jax.Array) -> jax.Array:

@@ -173,9 +173,9 @@ class StochasticGradientFamily(Method):
             return int(budget / cost + 1e-9)
         every = parts.estimator.period(rows, self.batch)
         cycle = rows + every * cost
-        whole = int(budget / cycle + 1e-9)
-        left = budget - whole * cycle - rows
-        return whole * every + max(0, int(left / cost + 1e-9))
+        cycles = int(budget / cycle + 1e-9)
+        remaining = budget - cycles * cycle - rows
+        return cycles * every + max(0, int(remaining / cost + 1e-9))
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:

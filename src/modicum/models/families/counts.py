@@ -24,7 +24,7 @@ Derivatives = tuple[jax.Array, ...]
 
 
 def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Mask of outcomes that are no counts, and what counts are."""
+    """Mask of outcomes that are not counts, and what counts are."""
     return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
 
 

@@ -1,6 +1,6 @@
 """Families with one parameter beside the coefficients: a dispersion, a shape, a chance.
 
-It is sampled on a coordinate without bounds, and reported as what it is. Such families are
+It is sampled on a coordinate without bounds, and reported as itself. Such families are
 differentiated automatically, in the linear predictor and that coordinate together.
 """
 

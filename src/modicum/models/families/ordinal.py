@@ -101,7 +101,7 @@ class Ordinal(LinearPredictorModel):
         return _log_chance(self.linear(theta, batch), y, len(cuts), *of_row)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Not of use: the family is differentiated automatically."""
+        """Unavailable: the family is differentiated automatically."""
         raise SettingError(
             "Ordinal has cutpoints beside its linear predictor, and no derivatives in that "
             "predictor alone."

@@ -109,7 +109,7 @@ class Binomial(LinearPredictorModel):
         return count_fault(y)
 
     def check_fields(self, chunk: Batch, first: int) -> None:
-        """Refuse trials that are no counts, and more successes than trials."""
+        """Refuse trials that are not counts, and more successes than trials."""
         y, trials = np.asarray(chunk["y"]), np.asarray(chunk["trials"])
         bad = count_fault(trials)[0] | (trials < y)
         if bad.any():

@@ -26,7 +26,7 @@ BLUNT = 0.5  # scales over which the curvature of a kink is spread
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _check(u: jax.Array, tau: float) -> jax.Array:
-    """The check function u (tau - 1[u < 0]), with a second derivative that sums to something.
+    """The check function u (tau - 1[u < 0]), with a second derivative that does not vanish.
 
     Its own is 0 wherever it has one, and says nothing of how a sum over rows curves. That of a
     rounded kink stands in for it, which serves to whiten, and as a control variate: the difference

@@ -75,7 +75,7 @@ class Softmax(LinearPredictorModel):
         return jax.vmap(self.log_density)(eta, y), hot - pi, -covariance, -third
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Not of use: softmax control variates are differentiated automatically."""
+        """Unavailable: softmax control variates are differentiated automatically."""
         raise SettingError("Softmax has several predictors; its expansion stops at order 3.")
 
     def mean(self, eta: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ class Program:
     rows where only parameters matter.
     """
 
-    function: Callable[..., Any]  # what it returns is not looked at
+    function: Callable[..., Any]  # its return value is ignored
     fields: tuple[str, ...]
     arguments: Mapping[str, Any]  # as the function takes them
     rows: int
@@ -141,7 +141,7 @@ class Program:
         return {name: sites[name]["value"] for name in self.parameters}
 
     def outcome_field(self, theta: Params) -> str:
-        """The field that is the observed site's value as it is; empty where none is.
+        """The field whose values are those of the observed site; empty if there is none.
 
         Each is changed in turn, to see whether the site's value is the field's before and after.
         """

@@ -133,7 +133,7 @@ class _NumpyroModel(Model):
     """A model whose functions are NumPyro's."""
 
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
-        """Chains do not need what draws outcomes, which says itself why it cannot."""
+        """Try nothing: chains draw no outcomes, and whoever does is told why it fails."""
 
 
 class _Study:
@@ -142,14 +142,14 @@ class _Study:
     def __init__(self, program: Program, rows: Rows) -> None:
         n = len(rows)
         # Two batches that share their first row and nothing else, and differ in length.
-        picked = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
-        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in picked]
+        batch_ids = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
+        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in batch_ids]
         self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
         self.rows, self.program = rows, program
 
     @in_double_precision
     def model(self) -> Model:
-        """The model; a sentence for what cannot be one."""
+        """The model; a function that cannot be one is refused."""
         sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
         plate = self._plate(sites, other_sites)
         self._refuse(sites, plate)
@@ -219,7 +219,7 @@ class _Study:
         return over[0]
 
     def _refuse(self, sites: Sites, plate: str) -> None:
-        """Refuse sites that are no part of a prior or of a row's likelihood."""
+        """Refuse sites that are neither part of a prior nor of a row's likelihood."""
         observes = False
         for name, site in sites.items():
             if site["type"] == "param":

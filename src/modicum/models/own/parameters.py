@@ -97,7 +97,7 @@ def points_of(init: Params, log_prior: Callable[[Params], ArrayLike]) -> tuple[P
 
 
 def _alike(points: list[Params]) -> bool:
-    """Whether all points have the names and shapes of the first, and are no bare numbers."""
+    """Whether all points have the names and shapes of the first, and are not bare numbers."""
     if any(jax.tree_util.all_leaves([point]) for point in points):
         return False
     layouts = [
@@ -110,7 +110,7 @@ def _alike(points: list[Params]) -> bool:
 def _accepts(function: Callable[[Params], ArrayLike], theta: Params) -> bool:
     try:
         jax.eval_shape(lambda t: jnp.asarray(function(t)), theta)
-    except Exception:  # whatever a function raises that is given something else than it takes
+    except Exception:  # whatever a function raises for arguments it does not take
         return False
     return True
 

@@ -148,11 +148,11 @@ def _cholesky(partials: jax.Array, count: int) -> jax.Array:
     """Cholesky factor of a correlation matrix from canonical partial correlations."""
     rows, k = [jnp.zeros(count).at[0].set(1.0)], 0
     for r in range(1, count):
-        row, left = jnp.zeros(count), jnp.ones(())
+        row, remaining = jnp.zeros(count), jnp.ones(())
         for c in range(r):
-            row = row.at[c].set(partials[k] * jnp.sqrt(left))
-            left, k = left * (1 - partials[k] ** 2), k + 1
-        rows.append(row.at[r].set(jnp.sqrt(left)))
+            row = row.at[c].set(partials[k] * jnp.sqrt(remaining))
+            remaining, k = remaining * (1 - partials[k] ** 2), k + 1
+        rows.append(row.at[r].set(jnp.sqrt(remaining)))
     return jnp.stack(rows)
 
 
@@ -169,11 +169,11 @@ def partials_of(below: jax.Array, count: int) -> jax.Array:
     factor = jnp.linalg.cholesky(matrix)
     sampled = []
     for r in range(1, count):
-        left = jnp.ones(())
+        remaining = jnp.ones(())
         for c in range(r):
-            partial_ = factor[r, c] / jnp.sqrt(left)
+            partial_ = factor[r, c] / jnp.sqrt(remaining)
             sampled.append(jnp.arctanh(partial_))
-            left = left * (1 - partial_**2)
+            remaining = remaining * (1 - partial_**2)
     return jnp.stack(sampled)
 
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models.groups import GroupTerm
+from modicum.models.groups.terms import GroupTerm
 from modicum.models.priors.distributions import (
     LKJ,
     Exponential,

@@ -1,1 +1,1 @@
-"""What a posterior is checked, compared and asked by: beyond the draws themselves."""
+"""Checks of a posterior that need the model or the rows: prediction, evidence, sensitivity."""

@@ -5,7 +5,7 @@
 The posterior of many rows is nearly normal. With g the normal of the draws' mean and covariance,
 the average of p(y | theta) p(theta) / g(theta) over draws of g estimates the integral, with all
 rows at all points in one pass. Weights are Pareto-smoothed; where their tail is too heavy for an
-average, the bridge (Meng and Wong 1996) takes posterior draws in besides: with q the product of
+average, the bridge (Meng and Wong 1996) uses posterior draws as well: with q the product of
 likelihood and prior, N1 posterior draws and N2 of g,
 
     r = [1/N2 sum_g q / (s1 q + s2 r g)] / [1/N1 sum_post g / (s1 q + s2 r g)],
@@ -144,5 +144,4 @@ def _doubt(evidence: Evidence, tail: float) -> None:
             pareto_k=tail,
             error=evidence.error,
         ),
-        stacklevel=4,
     )

@@ -15,8 +15,8 @@ Draws that carry signs s (eq. 5.3 of the HMC-ECS paper) enter both sums with the
 log of sum_s s r_s p(y_i | theta_s) / sum_s s r_s.
 
 What a row's a_i misses grows with the variance of its log-likelihood over the draws, which is about
-its share of the effective number of parameters. Of effects that are integrated out, what is left
-out is a group.
+its share of the effective number of parameters. Where effects are integrated out, what is left out
+is a group.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class LeaveOneOut:
         rest = self.sample.total(self.weight[ids] * (self.lpd - self.elpd - added[ids]))
         return float(self.weight @ added) + rest.value
 
-    def warn(self, name: str = "", stacklevel: int = 5) -> ModicumWarning | None:
+    def warn(self, name: str = "") -> ModicumWarning | None:
         """Say so where the draws do not tell what a row's absence would do."""
         bad = self.pareto_k > self.good_k
         if not bad.any():
@@ -223,7 +223,6 @@ class LeaveOneOut:
                 pareto_k=float(self.pareto_k[worst]),
                 good_k=self.good_k,
             ),
-            stacklevel=stacklevel,
         )
 
 
@@ -296,7 +295,7 @@ def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
 
 
 def _efficiency(source: Draws, count: int) -> float:
-    """Effective over actual draws, on average over parameters, as ArviZ has it."""
+    """Effective over actual draws, on average over parameters, as in ArviZ."""
     from arviz_stats.base import array_stats
 
     if source.chains == 1 or source.num_draws < 4:

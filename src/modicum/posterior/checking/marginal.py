@@ -1,6 +1,6 @@
 """What a column does: average predictions, slopes and contrasts, with the posterior's uncertainty.
 
-Rows are taken as they are but for one column, which is set (g-computation): with f the expected
+One column of the rows is set, the others stay (g-computation): with f the expected
 outcome, what is averaged over the rows i of a sample, draw by draw, is
 
     f(x_i with the column at v)                                    the average prediction at v,
@@ -110,7 +110,7 @@ def contrast(
 
 
 def require_chances(model: BaseModel) -> None:
-    """Refuse odds of what is no probability: of counts and other numbers, however small."""
+    """Refuse odds of what is not a probability: counts and other numbers, however small."""
     family = model.family if isinstance(model, IntegratedEffects) else model
     if not isinstance(family, LinearPredictorModel) or isinstance(family, Binomial | Beta):
         return

@@ -1,4 +1,4 @@
-"""How much each of several models is to count: stacking and pseudo-Bayesian averages.
+"""How much each of several models should count: stacking and pseudo-Bayesian averages.
 
 Stacking (Yao, Vehtari, Simpson and Gelman 2018) takes the weights w >= 0 of sum one that maximise
 
@@ -29,7 +29,7 @@ BOOTSTRAPS = 1_000
 
 
 def require_weighting(method: object) -> None:
-    """Refuse what is no way of weighing models."""
+    """Refuse what is not a way of weighing models."""
     if method not in METHODS:
         raise SettingError(
             f"models are weighed by method='stacking', 'bb-pseudo-bma' or 'pseudo-bma', not "

@@ -1,7 +1,7 @@
 """Rows that cannot be left out by weighing the posterior's draws, left out by points of their own.
 
 Where one row moves the posterior far, its draws do not reach where the posterior without that row
-lies, and weights of any kind are of no use. Newton's method goes there, from the mode with the row,
+lies, and no weights can help. Newton's method goes there, from the mode with the row,
 in a few passes; and the row's predictive density is the ratio of two normalising constants, Z with
 the row and Z_i without it,
 
@@ -106,13 +106,13 @@ def _without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalPro
     best, base, step = -np.inf, start, np.zeros_like(start)
     for _ in range(STEPS):
         at = base + step
-        whole, removed = _expanded(sums, at), own.hessian(at, "leave-one-out")
-        value = whole.value - weight * removed[0]
+        with_row, removed = _expanded(sums, at), own.hessian(at, "leave-one-out")
+        value = with_row.value - weight * removed[0]
         if not value >= best - ROUNDING * abs(best):  # too far: go half as far
             step = step / 2
             continue
-        slope = whole.slope - weight * removed[1]
-        normal = _Expansion(value, at, slope, whole.precision + weight * removed[2]).normal()
+        slope = with_row.slope - weight * removed[1]
+        normal = _Expansion(value, at, slope, with_row.precision + weight * removed[2]).normal()
         if normal is None:
             return None
         best, base, step = value, at, normal.mean - at

@@ -254,8 +254,8 @@ def _kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarr
         chances = np.all((expected >= 0) & (expected <= 1))
         if chances and all(np.isin(values, (0, 1)).all() for values in (y, drawn)):
             return "calibration"
-    whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
-    return "counts" if whole and y.min() >= 0 else "ecdf"
+    are_whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
+    return "counts" if are_whole and y.min() >= 0 else "ecdf"
 
 
 def _expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | None:

@@ -107,7 +107,7 @@ def report_page(report: Reported) -> str:
         _section("What it cost", _cost(report)),
         _section("Priors", _priors(report)),
         _section("How it was sampled, and why", _method(report)),
-        _section("How to run it again", _again(report)),
+        _section("How to run it again", _how_to_repeat(report)),
     ]
     head = tag(
         "head",
@@ -366,7 +366,7 @@ def _method(report: Reported) -> Markup:
     return _facts(pairs) if pairs else tag("p", "Nothing was tuned.", class_="note")
 
 
-def _again(report: Reported) -> list[Markup]:
+def _how_to_repeat(report: Reported) -> list[Markup]:
     versions = [
         (k, report.settings[k]) for k in ("modicum", "jax", "backend") if k in report.settings
     ]

@@ -14,10 +14,10 @@ from functools import cached_property
 import numpy as np
 
 from modicum.errors import DataError, ModicumError
-from modicum.rows.checks import WeightCheck, names_like
+from modicum.rows.checks import WeightCheck
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Description, DType, Field, Level
-from modicum.rows.entries import mapping, sequence, text, whole
+from modicum.rows.entries import integer, mapping, sequence, text
 from modicum.rows.formula.columns import BatchColumns, complete_rows, counted, kind_of
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
 from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression
@@ -25,7 +25,7 @@ from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import State
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, absent
 
 __all__ = ["FormulaEncoding", "Outcome", "Term"]
 
@@ -34,10 +34,14 @@ MOST_NUMBERS = 1_000_000  # that transforms may have learned, in a file
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome's expression, and its levels where these are classes: code 0, 1, ..."""
+    """The outcome's expression, and its levels where these are classes: code 0, 1, ...
+
+    `alphabetical` levels are texts that nobody ordered: ordered classes cannot be made of them.
+    """
 
     expression: str
     levels: tuple[Level, ...] = ()
+    alphabetical: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,10 +218,7 @@ class FormulaEncoding:
         """Refuse a table without a column, or with one of another kind."""
         for name in needed:
             if name not in source.names:
-                raise DataError(
-                    f"column {name!r} of the formula is not in the data: "
-                    f"{names_like(name, source.names)}"
-                )
+                raise DataError(absent(source, name))
         for name, kind in zip(needed, source.types(needed), strict=True):
             before, now = self.kinds.get(name), kind_of(kind)
             if before == "number" and now == "levels":
@@ -274,7 +275,11 @@ class FormulaEncoding:
             "intercept": self.intercept,
             "outcome": None
             if outcome is None
-            else {"expression": outcome.expression, "levels": list(outcome.levels)},
+            else {
+                "expression": outcome.expression,
+                "levels": list(outcome.levels),
+                "alphabetical": outcome.alphabetical,
+            },
             "fields": {name: list(texts) for name, texts in self.fields.items()},
             "groups": [
                 {"group": list(g.group), "effects": list(g.effects), "correlated": g.correlated}
@@ -354,7 +359,7 @@ def _factor(saved: object) -> Factor:
         _levels(entry["levels"]),
         contrast,
         _truth(entry["spans"]),
-        whole(entry["local"], 0),
+        integer(entry["local"], 0),
     )
     if factor.local > len(factor.columns):
         raise ValueError("a factor has more columns in a row than in all")
@@ -366,13 +371,14 @@ def _term(saved: object) -> Term:
     parts = []
     for part in map(sequence, sequence(entry["parts"])):
         pairs = [sequence(pair) for pair in part]
-        parts.append(tuple((whole(number, 0), _truth(reduced)) for number, reduced in pairs))
+        parts.append(tuple((integer(number, 0), _truth(reduced)) for number, reduced in pairs))
     return Term(text(entry["name"]), tuple(parts))
 
 
 def _outcome(saved: object) -> Outcome:
     entry = mapping(saved)
-    return Outcome(text(entry["expression"]), _levels(entry["levels"]))
+    alphabetical = _truth(entry.get("alphabetical", False))
+    return Outcome(text(entry["expression"]), _levels(entry["levels"]), alphabetical)
 
 
 def _group(saved: object) -> GroupTerm:
@@ -399,7 +405,7 @@ def _levels(saved: object) -> tuple[Level, ...]:
     levels = []
     for level in sequence(saved):
         if not isinstance(level, str | int | float) or level != level:
-            raise TypeError("a level is no text or number")
+            raise TypeError("a level is neither text nor a number")
         levels.append(level)
     return tuple(levels)
 
@@ -431,10 +437,10 @@ def _learned(value: object) -> object:
     if isinstance(value, list):
         array = np.asarray(value, dtype=np.float64)  # of anything but numbers, an error
         if array.size > MOST_NUMBERS or not np.isfinite(array).all():
-            raise ValueError("what a transform learned is no list of numbers")
+            raise ValueError("what a transform learned is not a list of numbers")
         return array if array.ndim == 2 else array.tolist()
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise TypeError("what a transform learned is no number")
+    raise TypeError("what a transform learned is not a number")

@@ -29,7 +29,7 @@ def laplace(problem: ProblemData, budget: Budget) -> RunResult:
 
 @contender("statsmodels", "statsmodels GLM", "statsmodels", 12.0)
 def glm(problem: ProblemData, budget: Budget) -> RunResult:
-    """Maximum likelihood, which knows no prior, with its standard errors."""
+    """Maximum likelihood, without a prior, with its standard errors."""
     import statsmodels.api as sm
 
     started = time.perf_counter()

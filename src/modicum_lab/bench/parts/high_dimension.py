@@ -1,10 +1,10 @@
 """HMC-ECS with hundreds of dense columns: what an iteration costs, and how much of it is whitening.
 
 A fresh row is whitened by d^2 multiplications, and then evaluated by 2 d of them per leapfrog step.
-Every line has an iteration as it was (whitening by one product in float64) and as it is by default
-(by blocks of a triangular factor, in float32), the median of runs in turns in one process. The cost
-of a fresh row is the difference between iterations with few and with many of them. Iterations do
-not depend on the number of rows; passes are proportional to it.
+Every line has an iteration with whitening by one product in float64, and one with the default (by
+blocks of a triangular factor, in float32), the median of runs in turns in one process. The cost of
+a fresh row is the difference between iterations with few and with many of them. Iterations do not
+depend on the number of rows; passes are proportional to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From Parquet files through three Ray workers to a posterior, beside one machine's threads.
 
 ``python -m modicum_lab.bench.parts.lake --rows 100000000 --folder /big/disk`` makes the files,
-ingests them, samples with both engines, each in a process of its own, and says what every process
-took of memory, whether the draws are the same, and how many rows per second a pass reads. What was
-made before is taken as it is; 10^8 rows take about 12 GB of disk.
+ingests them, samples with both engines, each in a process of its own, and says how much memory
+every process took, whether the draws are the same, and how many rows per second a pass reads. What
+was made before is used again; 10^8 rows take about 12 GB of disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Models of NumPyro's documentation, by NumPyro's HMCECS and through `mo.from_numpyro`, in one run.
 
 The logistic regression is that of NumPyro's page on HMCECS; the negative binomial is the same with
-counts. Both are handed to either library as they stand. HMCECS gets what its page gives it: the
+counts. Both libraries are given the same functions. HMCECS gets what its page gives it: the
 Taylor proxy about a point found before (here the posterior mean of Modicum's run, better than that
 of the page), ten blocks, and the page's subsample. Seconds are of sampling, without compilation.
 """

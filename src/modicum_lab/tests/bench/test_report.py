@@ -77,7 +77,7 @@ def test_the_machine_is_described():
     json.dumps(about)
 
 
-def test_a_problem_without_reference_is_told():
+def test_a_problem_without_reference_is_reported():
     huge = results([measurements("plain-100m", name) for name in ("modicum-store", "modicum")])
     huge.references.clear()
     page = markdown(huge)

@@ -127,7 +127,7 @@ def test_ewsg_ends_nearer_to_the_target_than_sghmc():
     assert [row[-1] for row in table.rows] == ["0 of 1", "1 of 1"]
 
 
-def test_figures_have_labels_and_one_colour_a_method():
+def test_figures_have_labels_and_one_colour_per_method():
     line = (np.arange(1, 4), np.array([3.0, 2.0, 1.0]))
     curves = {"ewsg": line, "sghmc": line}
     figure = divergence._figure("f", "title", curves, None, "caption").draw()

@@ -4,6 +4,7 @@ from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
 from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
 from modicum.methods.ecs.tuning.coordinates import Expansion, choose_coordinates
 from modicum.methods.ecs.tuning.coreset import DISTANCES, Coreset, fit_coreset
+from modicum.methods.ecs.tuning.moments import Pilot
 from modicum.methods.ecs.tuning.pilot_chains import (
     FAR,
     OF_LEVELS,
@@ -14,7 +15,8 @@ from modicum.methods.ecs.tuning.pilot_chains import (
     run_pilot_chains,
     straightened,
 )
-from modicum.methods.ecs.tuning.residuals import Pilot, Residuals, evaluate, study
+from modicum.methods.ecs.tuning.pilot_draws import SHARED, PilotDraws, pilot_draws
+from modicum.methods.ecs.tuning.residuals import Residuals, evaluate, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
 
@@ -23,6 +25,7 @@ __all__ = [
     "FAR",
     "OF_LEVELS",
     "ONE_BY_ONE",
+    "SHARED",
     "SIDE_BY_SIDE",
     "Certainty",
     "Choice",
@@ -31,6 +34,7 @@ __all__ = [
     "NormalFactors",
     "Pilot",
     "PilotChains",
+    "PilotDraws",
     "Products",
     "Residuals",
     "cheapest_certainty",
@@ -39,6 +43,7 @@ __all__ = [
     "choose_products",
     "evaluate",
     "fit_coreset",
+    "pilot_draws",
     "proxy_ratios",
     "refresh_acceptance",
     "run_pilot_chains",

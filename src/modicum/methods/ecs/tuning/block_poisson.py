@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum.estimators.block_poisson import ROOM, ROOM_FOLLOWING, BlockPoisson
 from modicum.methods.ecs.tuning.coreset import Coreset
-from modicum.methods.ecs.tuning.residuals import Pilot, representatives
+from modicum.methods.ecs.tuning.moments import Pilot, representatives
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator
@@ -23,7 +23,7 @@ DEVIATIONS, NEARLY_ALL = 8, 0.99
 SIGN = 0.9993  # mean sign of the pilot's own mini-batches; with .995, one chain in 64 got stuck
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
-EASY = 0.8  # acceptance rate of a refresh from which on more blocks are not needed
+EASY = 0.8  # acceptance rate of a refresh above which more blocks are not needed
 BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
 PAPER_BATCH = 30
 # Rows per mini-batch that are considered. Fewer than five do not average over extreme rows: with
@@ -121,8 +121,8 @@ class Bound:
         self.coreset = coreset
         self.room = ROOM if coreset is None else ROOM_FOLLOWING
         following = 0.0 if coreset is None else coreset.at_draws
-        left = pilot.mean - following
-        self.middle = float(pilot.share @ left) if centre is None else centre
+        remainder = pilot.mean - following
+        self.middle = float(pilot.share @ remainder) if centre is None else centre
         self.at_draws = np.asarray(self.middle + following)
         self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
 
@@ -197,7 +197,7 @@ def choose_products(
     fresh
         Cost of a fresh row, in evaluations of a row.
     certainty
-        Rows beside the products' that every evaluation reads; they are no part of the pilot's.
+        Rows beside the products' that every evaluation reads; they are not among the pilot's.
     coreset
         What the lower bound follows; None: it is the same everywhere.
     """

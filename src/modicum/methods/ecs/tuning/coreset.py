@@ -19,14 +19,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from modicum.methods.ecs.tuning.residuals import Residuals, representatives, reweighted
+from modicum.methods.ecs.tuning.moments import representatives
+from modicum.methods.ecs.tuning.residuals import Residuals, reweighted
 from modicum.random import Stream, generator
 
 __all__ = ["DISTANCES", "Coreset", "FarOut", "fit_coreset"]
 
 DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
 MOST_ROWS = 32
-CLOSE = 0.05  # of the differences' size, from which on more rows are not needed
+CLOSE = 0.05  # of the differences' size, below which more rows are not needed
 CANDIDATES = 2_048  # pilot rows among which they are chosen
 FITTED_DRAWS = 128
 RELATIVE = 0.2  # far out, errors of this share count like errors of one near the mean
@@ -135,15 +136,15 @@ def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     candidates = candidates[length[candidates] > 0]
     A, length = A[:, candidates], length[candidates]
     places: list[int] = []
-    shares, left = np.zeros(0), y
+    shares, residual = np.zeros(0), y
     for _ in range(min(MOST_ROWS, A.shape[1])):
-        likeness = left @ A / length
+        likeness = residual @ A / length
         likeness[places] = 0.0
         best = int(np.argmax(likeness))
-        if likeness[best] <= 0 or np.linalg.norm(left) <= CLOSE * np.linalg.norm(y):
+        if likeness[best] <= 0 or np.linalg.norm(residual) <= CLOSE * np.linalg.norm(y):
             break
         fitted, _ = nnls(A[:, [*places, best]], y)
         places = [place for place, share in zip([*places, best], fitted, strict=True) if share > 0]
         shares = fitted[fitted > 0]
-        left = y - A[:, places] @ shares
+        residual = y - A[:, places] @ shares
     return candidates[places], shares

@@ -1,4 +1,4 @@
-"""Does the posterior lie where the pilot study looked? Short chains on the pilot rows tell.
+"""Does the posterior lie where the pilot study looked? Short chains on the pilot rows will show.
 
 The pilot study draws from the normal approximation about the anchor. Where the posterior is far
 from normal (a mixture weight at its boundary, the neck of a funnel), the variance of the
@@ -72,6 +72,11 @@ class PilotChains:
     variance: np.ndarray
     rows: int
     evaluations: int
+
+    @property
+    def moved(self) -> float:
+        """Share of the iterations that ended elsewhere than they began."""
+        return float(np.mean(np.any(np.diff(self.position, axis=1) != 0, axis=2)))
 
     def distance(self, read: int) -> float:
         """Largest distance of the chains' mean from the anchor, in sds of a coordinate.

@@ -1,4 +1,4 @@
-"""A pilot study of the residuals: how noisy the log-likelihood estimate will be, and how wrong.
+"""Residuals of pilot rows at pilot draws, from which any design can be studied.
 
 Pilot rows are drawn by the weighted design, whatever design is studied, and reweighted: a uniform
 pilot would miss the very rows that make a uniform design fail. Pilot draws come from the normal
@@ -8,213 +8,36 @@ are largest at draws that it makes very unlikely, and those must not dominate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
-from modicum.estimators.groups_by_numpy import NumPyGroupValues, groups_need_no_compiler
-from modicum.kernels.base import ControlVariate, Proxy, scaled
+from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.methods.ecs.tuning.moments import Pilot, representatives
+from modicum.methods.ecs.tuning.slopes import (
+    representative_rows,
+    slopes_of_groups,
+    slopes_of_rows,
+)
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
-from modicum.random import typed
-from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
+from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
-__all__ = [
-    "Bias",
-    "Pilot",
-    "Residuals",
-    "as_drawn",
-    "evaluate",
-    "posterior_share",
-    "representatives",
-    "reweighted",
-    "study",
-]
+__all__ = ["Residuals", "evaluate", "posterior_share", "reweighted", "study"]
 
 BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 # Rows per column where there are many dense ones. From few rows the largest eigenvalue of a
-# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point
-# everywhere alike.
+# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point in
+# all directions alike.
 SLOPE_ROWS = 4
-SLOPE_DRAWS, SLOPE_DRAWS_OF_GROUPS = 16, 8
-EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
+SLOPE_DRAWS = 16
 TOGETHER = 8  # draws at which rows are evaluated by one product
-SMALL = 0.1  # |y| up to which e^(y - y^2/2) is the first terms of its series
-SPLITS = (np.inf, 10.0, 3.0, 1.0, 0.3)  # |e^b / E e^b - 1| up to which b is small
 FEWEST_DRAWS = 0.125  # share of the draws that must count
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """Moments of D under the design, at each pilot draw.
-
-    Attributes
-    ----------
-    variance, third, fourth
-        Central moments of D_1, one per draw: Var(lhat) = variance / m.
-    slope
-        Largest eigenvalue of the covariance of D_1's gradient in whitened coordinates, at some
-        draws from the posterior: the gradient noise in posterior units is slope / m.
-    top_share
-        Share of the variance that the largest 1 % of |D| hold, the median over draws.
-    tail
-        Pareto index k of |D| (Hill's estimate over the largest 1 %), the median over draws: above
-        1/2 the variance, above 1/4 the variance of the variance estimate is in doubt.
-    mean
-        E D_1, one per draw: l - sum q over all rows but the certainty rows.
-    values, weight
-        D of each pilot row, (draws, rows), and the share of the design's draws it stands for.
-    share
-        Posterior weight of each draw; equal by default.
-    distance
-        How far each draw is from their mean, in posterior standard deviations; by default unknown.
-    """
-
-    variance: np.ndarray
-    third: np.ndarray
-    fourth: np.ndarray
-    slope: np.ndarray
-    top_share: float
-    tail: float
-    mean: np.ndarray
-    values: np.ndarray
-    weight: np.ndarray
-    share: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    distance: np.ndarray = field(default_factory=lambda: np.zeros(0))
-
-    def __post_init__(self) -> None:
-        draws = len(self.mean)
-        if not len(self.share):
-            object.__setattr__(self, "share", np.full(draws, 1 / draws))
-        if not len(self.distance):
-            object.__setattr__(self, "distance", np.full(draws, np.inf))
-
-    def spread(self, m: int) -> np.ndarray:
-        """sigma^2 = Var(lhat) with m rows, at each draw."""
-        return self.variance / m
-
-    def quantile(self, values: np.ndarray, at: float) -> float:
-        """A quantile over the posterior of what has one value per draw."""
-        return weighted_quantile(values, self.share, at)
-
-    @property
-    def typical_slope(self) -> float:
-        """The median of `slope`."""
-        return float(np.median(self.slope))
-
-    def log_bias(self, m: int, ddof: int) -> np.ndarray:
-        """b of the perturbed target L(t) p(t) e^b(t), at each draw; see `Bias`."""
-        return Bias(self, m).log(m, ddof)
-
-    def bias(self, m: int, ddof: int) -> float:
-        """A bound on the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
-        return Bias(self, m).bound(m, ddof)
-
-    def thinned(self, count: int) -> Pilot:
-        """The study at `count` draws of equal posterior weight."""
-        at = representatives(self.share, count)
-        moments = {name: getattr(self, name)[at] for name in _BY_DRAW}
-        return replace(self, **moments, share=np.full(len(at), 1 / len(at)))
-
-
-_BY_DRAW = ("variance", "third", "fourth", "mean", "values", "distance")
-
-
-class Bias:
-    """b(t) = log E_u exp(lhat - l - sigma-hat^2 / 2) for every m from `least` on.
-
-    With y = (D - E D) / m, the exponent is the sum of y - y^2/2 over the rows of the subsample, but
-    for terms of order 1/m: b = m log E e^(y - y^2/2), whatever the distribution of D. Where y is
-    small, the expectation is by moments, e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order
-    m^-2 is that of eq. 4.6. Where y is large, the expectation is an average over the pilot rows:
-    a rare, large residual reduces the likelihood by its probability, not by its moments.
-    """
-
-    def __init__(self, pilot: Pilot, least: int) -> None:
-        self.pilot = pilot
-        centred = pilot.values - pilot.mean[:, None]
-        self.draw, row = np.nonzero(np.abs(centred) > SMALL * least)
-        self.large = centred[self.draw, row]
-        self.weight = pilot.weight[row]
-
-    def log(self, m: int, ddof: int) -> np.ndarray:
-        """b at each draw."""
-        pilot, draws = self.pilot, len(self.pilot.mean)
-        y = self.large / m
-        beyond = np.expm1(y - y**2 / 2) - y + y**3 / 3 + y**4 / 12
-        rest = np.bincount(self.draw, self.weight * beyond, draws)
-        moments = -pilot.third / (3 * m**3) - pilot.fourth / (12 * m**4)
-        s2 = pilot.variance / m
-        b = m * np.log1p(np.maximum(moments + rest, -0.999)) + s2**2 / (2 * m)
-        return np.asarray(b + s2 / (2 * m) if ddof == 0 else b)
-
-    def bound(self, m: int, ddof: int) -> float:
-        """Bound the shift of the mean of any linear combination of parameters, in posterior sds.
-
-        The mean of h moves by E (e^b / E e^b - 1) (h - E h). Over any set of draws this is at most
-        sd(h) times the root of E (e^b / E e^b - 1)^2 there, and over the others at most the mean of
-        |e^b / E e^b - 1| times their distance. The set is that of draws where b is small: elsewhere
-        may lie what the posterior does not have, and the perturbed target should not have either.
-        """
-        b, share = self.log(m, ddof), self.pilot.share
-        counted = share > 0
-        b, share, distance = b[counted], share[counted], self.pilot.distance[counted]
-        with np.errstate(over="ignore", invalid="ignore"):
-            off = np.abs(np.exp(b - np.log(share @ np.exp(b - b.max())) - b.max()) - 1)
-            bounds = []
-            for split in SPLITS:
-                near = off <= split
-                far = float(np.sum((share * off * distance)[~near]))
-                bounds.append(float(np.sqrt(share[near] @ off[near] ** 2)) + far)
-        return min(bounds)
-
-
-def weighted_quantile(values: np.ndarray, share: np.ndarray, at: float) -> float:
-    """The quantile of values with these weights, which sum to one."""
-    order = np.argsort(values)
-    middle = np.cumsum(share[order]) - share[order] / 2
-    return float(np.interp(at, middle, values[order]))
-
-
-def representatives(share: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` draws of equal posterior weight; all, if there are fewer.
-
-    They are evenly spaced in the cumulative weight, so that a draw may occur more than once.
-    """
-    if len(share) <= count:
-        return np.arange(len(share))
-    below = np.cumsum(share)
-    places = (np.arange(count) + 0.5) / count * below[-1]
-    return np.minimum(np.searchsorted(below, places), len(below) - 1)
-
-
-def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
-    """Importance weights of draws from another distribution, tempered if they are too uneven.
-
-    They are proportional to e^(c log_ratio), with c = 1 unless the effective share of the draws
-    would fall below an eighth: c is then lowered until it does not.
-    """
-
-    def share(c: float) -> np.ndarray:
-        weight = np.exp(c * (log_ratio - log_ratio.max()))
-        return np.asarray(weight / weight.sum())
-
-    least = FEWEST_DRAWS * len(log_ratio)
-    low, high = 0.0, 1.0
-    if 1 / np.sum(share(1.0) ** 2) >= least:
-        return share(1.0)
-    for _ in range(30):
-        middle = (low + high) / 2
-        is_large = 1 / np.sum(share(middle) ** 2) >= least
-        low, high = (middle, high) if is_large else (low, middle)
-    return share(low)
 
 
 @dataclass(frozen=True)
@@ -279,47 +102,22 @@ class Residuals:
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
     def _slopes(self, weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
-        size = self.proxy.a.shape[0]
         form, proxy = self.control_variate, self.proxy
         draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
         if self.few is not None:
-            groups = len(self.few["probability"])
-            if groups_need_no_compiler(form) and size <= EXACT:
-                few, some = NumPyGroupValues(form, self.few, proxy), draws[:SLOPE_DRAWS_OF_GROUPS]
-                return _largest_by_numpy(few.gradients(some), weight[:groups], factor[:groups])
-            return np.asarray(
-                _slopes_of_groups(form, self.few, proxy, draws, weight[:groups], factor[:groups])
-            )
+            first = slice(len(self.few["probability"]))
+            return slopes_of_groups(form, self.few, proxy, draws, weight[first], factor[first])
+        size = proxy.a.shape[0]
         # rows of an arrow are not whitened
         products = size if isinstance(proxy.factor, ArrowFactor) else size**2
-        rows = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
+        count = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
         if proxy.row_factor is not None:
-            rows = SLOPE_ROWS * size
-        rows = min(rows, len(weight))
-        at, share = as_drawn(weight, rows, factor * np.sqrt(self.share @ self.values**2))
+            count = SLOPE_ROWS * size
+        count = min(count, len(weight))
+        residual = factor * np.sqrt(self.share @ self.values**2)
+        at, share = representative_rows(weight, count, residual)
         batch = {name: np.asarray(values)[at] for name, values in self.rows.items()}
-        if needs_no_compiler(form) and not isinstance(proxy.factor, ArrowFactor):
-            return _slopes_by_numpy(NumPyRows(form, batch, proxy), draws, share, factor[at])
-        return np.asarray(_slopes(form, batch, proxy, draws, share, factor[at]))
-
-
-def as_drawn(weight: np.ndarray, count: int, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of `count` rows that stand for all that a design draws, and the share of each.
-
-    They are spaced evenly through the cumulated weights and, in equal parts, second moments of what
-    has this `size`: a uniform design draws the rows that matter most so rarely that by weight alone
-    there would be none. If no more than `count` rows are ever drawn, all of them are taken, and
-    others with a share of zero: the number of rows is always the same, for one compilation.
-    """
-    drawn = np.flatnonzero(weight > 0)
-    if len(drawn) <= count:
-        at = np.r_[drawn, np.setdiff1d(np.arange(len(weight)), drawn)[: count - len(drawn)]]
-        return at, weight[at]
-    moment = weight * size**2
-    importance = weight + (moment / moment.sum() if moment.sum() > 0 else 0.0)
-    at = representatives(importance, count)
-    share = weight[at] / importance[at]
-    return at, share / share.sum()
+        return slopes_of_rows(form, batch, proxy, draws, share, factor[at])
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -401,19 +199,18 @@ def study(
     return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
-def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, pilot: Array) -> jax.Array:
+def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: Array) -> jax.Array:
     cached = cv.cache(batch, proxy)
-    return jax.lax.map(lambda z: cv.values(cached, z, proxy), pilot, batch_size=TOGETHER)
+    return jax.lax.map(lambda z: cv.values(cached, z, proxy), draws, batch_size=TOGETHER)
 
 
 _values = jit(static=0, options=FASTEST_COMPILE)(_evaluate)
-_values_of_groups = jit(static=0, options=SCATTERS)(
-    _evaluate
-)  # rows at many nodes, which outweigh the time to compile
+# Rows of groups are evaluated at many nodes, so that optimising the code pays.
+_values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
 
 
 def _values_in_blocks(
-    cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, pilot: np.ndarray
+    cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: np.ndarray
 ) -> jax.Array | np.ndarray:
     """Values of all rows; rows with codes are whitened block by block.
 
@@ -421,85 +218,39 @@ def _values_in_blocks(
     as much again while they are computed.
     """
     if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
-        return NumPyRows(cv, batch, proxy).values(pilot)
+        return NumPyRows(cv, batch, proxy).values(draws)
     rows = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
     if not coded or rows <= BLOCK:
-        return _values(cv, batch, proxy, pilot)
+        return _values(cv, batch, proxy, draws)
     parts = []
     for start in range(0, rows, BLOCK):
         row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # all of one shape
         block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
-        parts.append(np.asarray(_values(cv, block, proxy, pilot))[:, : rows - start])
+        parts.append(np.asarray(_values(cv, block, proxy, draws))[:, : rows - start])
     return np.concatenate(parts, axis=1)
 
 
-def _largest_slopes(
-    cv: ControlVariate[Pytree],
-    rows: Batch,
-    proxy: Proxy,
-    pilot: Array,
-    weight: Array,
-    factor: Array,
-) -> jax.Array:
-    """Largest eigenvalue of the covariance of some rows' gradients, one per pilot draw."""
-    cached = cv.cache(rows, proxy)
-    share = weight / weight.sum()
+def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
+    """Importance weights of draws from another distribution, tempered if they are too uneven.
 
-    def values(z: jax.Array, at: jax.Array) -> jax.Array:
-        return jnp.asarray(factor * cv.values(cached, at + scaled(proxy.factor, z), proxy))
+    They are proportional to e^(c log_ratio), with c = 1 unless the effective share of the draws
+    would fall below an eighth: c is then lowered until it does not.
+    """
 
-    def largest(z: jax.Array) -> jax.Array:
-        if isinstance(proxy.factor, ArrowFactor):  # draws are t - t*, slopes in whitened z
-            _, slope = jax.linearize(partial(values, at=z), jnp.zeros_like(z))
-        else:
-            _, slope = jax.linearize(lambda z: factor * cv.values(cached, z, proxy), z)
-        if z.size <= EXACT:
-            jacobian = jax.vmap(slope, out_axes=1)(jnp.eye(z.size))
-            centred = jacobian - share @ jacobian
-            return jnp.linalg.eigvalsh((centred * share[:, None]).T @ centred)[-1]
-        back = jax.linear_transpose(slope, z)
+    def share(c: float) -> np.ndarray:
+        weight = np.exp(c * (log_ratio - log_ratio.max()))
+        return np.asarray(weight / weight.sum())
 
-        def times(_: jax.Array, held: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            """A power iteration: the covariance times v, and how much longer v became."""
-            v, _ = held
-            along = slope(v)
-            (after,) = back(share * (along - share @ along))
-            length = jnp.linalg.norm(after)
-            return after / jnp.maximum(length, 1e-300), length
-
-        start = jax.random.normal(typed(jnp.zeros(2, jnp.uint32)), z.shape, z.dtype)
-        first = (start / jnp.linalg.norm(start), jnp.zeros((), z.dtype))
-        return jax.lax.fori_loop(0, POWERS, times, first)[1]
-
-    return jax.lax.map(largest, pilot)
-
-
-def _slopes_by_numpy(
-    rows: NumPyRows, pilot: np.ndarray, weight: np.ndarray, factor: np.ndarray
-) -> np.ndarray:
-    """The same without a compiler; the covariance has the eigenvalues of a product of few rows."""
-    return _largest_by_numpy(map(rows.gradients, pilot), weight, factor)
-
-
-def _largest_by_numpy(
-    gradients: Iterable[np.ndarray], weight: np.ndarray, factor: np.ndarray
-) -> np.ndarray:
-    """Largest eigenvalue of the covariance of gradients (rows, d), at each of some draws."""
-    share = weight / weight.sum()
-    largest = []
-    for at_draw in gradients:
-        scaled_up = factor[:, None] * at_draw
-        with one_blas_thread.for_small(at_draw.shape[1]):
-            Z = (scaled_up - share @ scaled_up) * np.sqrt(share)[:, None]
-            square = Z.T @ Z if Z.shape[0] > Z.shape[1] else Z @ Z.T
-            finite = np.all(np.isfinite(square))
-            largest.append(np.linalg.eigvalsh(square)[-1] if finite else np.nan)
-    return np.array(largest)
-
-
-_slopes = jit(static=0, options=FASTEST_COMPILE)(_largest_slopes)
-_slopes_of_groups = jit(static=0, options=SCATTERS)(_largest_slopes)
+    least = FEWEST_DRAWS * len(log_ratio)
+    low, high = 0.0, 1.0
+    if 1 / np.sum(share(1.0) ** 2) >= least:
+        return share(1.0)
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_large = 1 / np.sum(share(middle) ** 2) >= least
+        low, high = (middle, high) if is_large else (low, middle)
+    return share(low)
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:

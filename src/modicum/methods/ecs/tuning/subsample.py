@@ -8,7 +8,7 @@ from math import ceil, sqrt
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from modicum.methods.ecs.tuning.residuals import Bias, Pilot
+from modicum.methods.ecs.tuning.moments import Bias, Pilot
 
 __all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
@@ -158,15 +158,15 @@ _REASON = {
 
 def _needs(pilot: Pilot, bias: float, ddof: int, of_groups: bool) -> dict[str, int]:
     """The smallest m that each criterion allows."""
-    asked = {
+    criteria = {
         "median": pilot.quantile(pilot.variance, 0.5) / MEDIAN,
         "seldom": MARGIN * seldom_exceeded(pilot) / NOISY,
         "slope": pilot.typical_slope / NOISE,
     }
     least = SMALLEST
     if of_groups:
-        least = int(np.clip(ceil(AMPLE * max(asked.values())), FEWEST_GROUPS, ENOUGH_GROUPS))
-    needs = {"floor": least} | {name: ceil(number) for name, number in asked.items()}
+        least = int(np.clip(ceil(AMPLE * max(criteria.values())), FEWEST_GROUPS, ENOUGH_GROUPS))
+    needs = {"floor": least} | {name: ceil(number) for name, number in criteria.items()}
     return needs | {"bias": _unbiased(pilot, bias, ddof, max(needs.values()))}
 
 

@@ -23,7 +23,7 @@ __all__ = [
     "common_columns",
     "constant_slope",
     "effect_columns",
-    "grouped",
+    "group_coding",
     "tidy_groups",
 ]
 
@@ -137,7 +137,7 @@ def common_columns(groups: Sequence[GroupTerm], rows: Rows) -> tuple[int, ...]:
     return tuple(j for j in range(len(rows.columns)) if j not in inside)
 
 
-def grouped(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
+def group_coding(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
     """What the codes of the rows mean: common columns, and after them one per effect and level.
 
     A factor of the rows that is a group has no treatment contrasts.

@@ -26,12 +26,12 @@ def level_modes(
     start: Array,
     sd: float,
 ) -> jax.Array:
-    """Maximise the log-likelihood of each level's rows in its effect; infinite where none does.
+    """Maximise the log-likelihood of each level's rows in its effect; infinite if there is none.
 
     Parameters
     ----------
     family
-        Whose log-density is meant.
+        The family, for its log-density.
     predictors, y
         Of the rows, without the effect.
     z, frequency, which
@@ -48,8 +48,8 @@ def level_modes(
     slope = jax.vmap(jax.grad(density))
     bend = jax.vmap(jax.grad(jax.grad(density)))
 
-    def step(_: int, held: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        u = held[0]
+    def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        u = state[0]
         shift = z * u[which]
         along = jax.ops.segment_sum(frequency * z * slope(shift, predictors, y), which, len(start))
         curved = frequency * z**2 * bend(shift, predictors, y)

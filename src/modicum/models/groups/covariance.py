@@ -35,7 +35,7 @@ class Covariance:
 
     @property
     def pairs(self) -> int:
-        """Correlations there are."""
+        """Number of correlations."""
         return self.size * (self.size - 1) // 2 if self.correlated else 0
 
     def correlation_factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
@@ -47,13 +47,13 @@ class Covariance:
         partial = xp.tanh(xp.asarray(theta["group_partial"]))
         rows, k = [], 0
         for i in range(self.size):
-            left, row = xp.ones(()), []
+            remaining, row = xp.ones(()), []  # of the row's length, which is 1
             for _ in range(i):
-                entry = partial[k] * xp.sqrt(left)
-                left, k = left - entry**2, k + 1
+                entry = partial[k] * xp.sqrt(remaining)
+                remaining, k = remaining - entry**2, k + 1
                 row.append(entry)
             zeros = [xp.zeros(())] * (self.size - i - 1)
-            rows.append(xp.stack([*row, xp.sqrt(left), *zeros]))
+            rows.append(xp.stack([*row, xp.sqrt(remaining), *zeros]))
         factor: jax.Array = xp.stack(rows)
         return factor
 
@@ -102,10 +102,10 @@ class Covariance:
             L = _cholesky(R)
             partial = []
             for i in range(self.size):
-                left = jnp.ones(())
+                remaining = jnp.ones(())
                 for j in range(i):
-                    partial.append(L[i][j] / jnp.sqrt(left))
-                    left = left - L[i][j] ** 2
+                    partial.append(L[i][j] / jnp.sqrt(remaining))
+                    remaining = remaining - L[i][j] ** 2
             theta["group_partial"] = jnp.arctanh(jnp.stack(partial))
         return theta
 
@@ -136,7 +136,7 @@ def _cholesky(S: jax.Array) -> list[list[jax.Array]]:
         row: list[jax.Array] = []
         for j in range(i + 1):
             inner = sum((row[k] * (L[j] if j < i else row)[k] for k in range(j)), jnp.zeros(()))
-            left = S[i, j] - inner
-            row.append(jnp.sqrt(left) if i == j else left / L[j][j])
+            entry = S[i, j] - inner
+            row.append(jnp.sqrt(entry) if i == j else entry / L[j][j])
         L.append(row)
     return L

@@ -11,8 +11,7 @@ about exp(log posterior) det(precision)^(-1/2) (Laplace).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import NamedTuple
@@ -25,6 +24,7 @@ from modicum.models import Target
 from modicum.passes.blocks import BLOCK
 from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.lbfgs import is_finite, minimise
 from modicum.passes.mode import ascend
 from modicum.passes.prior import prior_slope
 from modicum.passes.sums import Sums, chunk_gradient, chunk_values
@@ -36,7 +36,6 @@ __all__ = ["Modes", "Starts", "find_modes"]
 APART = 3.0  # posterior standard deviations between distinct modes
 NEGLIGIBLE = 0.01  # share of the posterior below which a mode is ignored
 MOST = 4  # other modes that are refined on all rows
-ITERATIONS = 100  # of L-BFGS, from each start
 GAP = 30.0  # below the first mode, in log-posterior: exp(-30) is negligible
 
 
@@ -116,36 +115,38 @@ class Modes:
             f"{', '.join(map(str, at))} chains start there"
         )
 
-    def ignored(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
+    def unvisited_warnings(self, visited: int, names: tuple[str, ...]) -> list[ModicumWarning]:
         """Warn if no chain starts at the modes after the first `visited`."""
-        left = self.weights[visited:]
-        if not len(left):
+        unvisited = self.weights[visited:]
+        if not len(unvisited):
             return []
         where = self._where(visited, names)
-        others = "another mode" if len(left) == 1 else f"{len(left)} other modes, one of them"
+        others = (
+            "another mode" if len(unvisited) == 1 else f"{len(unvisited)} other modes, one of them"
+        )
         return [
             ModicumWarning(
                 "other-modes",
-                f"the posterior has {others} at {where}, with about {left.sum():.0%} of its "
+                f"the posterior has {others} at {where}, with about {unvisited.sum():.0%} of its "
                 "probability by Laplace's approximation, and no chain starts there",
                 "use method='nuts' with at least as many chains as modes, whose R-hat then shows "
                 "whether they go from one to the other, or leave a single mode: order the "
                 "components, fix a sign, give a prior that tells them apart",
-                weight=float(left.sum()),
+                weight=float(unvisited.sum()),
                 modes=len(self),
             )
         ]
 
     def _where(self, index: int, names: tuple[str, ...]) -> str:
         """The parameters in which a mode differs most from the first, largest difference first."""
-        moved = self.points[index] - self.points[0]
+        difference = self.points[index] - self.points[0]
         sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
-        order = np.argsort(-np.abs(moved) / sd, kind="stable")[:3]
-        telling = [i for i in order if abs(moved[i]) > APART / 2 * sd[i]] or order[:1]
+        order = np.argsort(-np.abs(difference) / sd, kind="stable")[:3]
+        far = [i for i in order if abs(difference[i]) > APART / 2 * sd[i]] or order[:1]
         return ", ".join(
             f"{names[i] if i < len(names) else f'parameter {i}'} = {self.points[index][i]:.3g} "
             f"instead of {self.points[0][i]:.3g}"
-            for i in telling
+            for i in far
         )
 
 
@@ -179,8 +180,8 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
 def _apart(at: Curvature, mode: Curvature) -> bool:
     """Whether two points are more than a few standard deviations of either apart."""
     factors = (whitening_factor(curved.dense_precision)[0] for curved in (at, mode))
-    moved = at.point - mode.point
-    return all(float(np.linalg.norm(np.linalg.solve(L, moved))) > APART for L in factors)
+    difference = at.point - mode.point
+    return all(float(np.linalg.norm(np.linalg.solve(L, difference))) > APART for L in factors)
 
 
 def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
@@ -211,7 +212,7 @@ def _dispersed(
     mirrored = [-at, *_reversed(target, at)]
 
     def of_the_prior() -> np.ndarray:
-        """A draw of the normal that the prior is about, where it is concave."""
+        """A draw of the prior's normal approximation, where the prior is concave."""
         noise = rng.standard_normal(size)
         try:
             lower = cholesky(-first.prior_hessian, lower=True)
@@ -240,8 +241,8 @@ def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
         leaf = t[first:stop].reshape(shape)
         parts.append(np.ravel(leaf[::-1] if leaf.ndim else leaf))
         first = stop
-    turned = np.concatenate(parts)
-    return [] if np.array_equal(turned, t) else [turned]
+    opposite = np.concatenate(parts)
+    return [] if np.array_equal(opposite, t) else [opposite]
 
 
 @dataclass
@@ -274,8 +275,8 @@ class _RowSample:
         return cls(sums.target, batch, np.ones(size, bool), size, n, first.point, factor)
 
     @property
-    def of_all(self) -> bool:
-        """Whether they are all rows."""
+    def holds_all_rows(self) -> bool:
+        """Whether no row was left out."""
         return self.count == self.rows
 
     def distance(self, a: np.ndarray, b: np.ndarray) -> float:
@@ -285,7 +286,7 @@ class _RowSample:
     def other_ends(self, starts: list[np.ndarray]) -> list[np.ndarray]:
         """End points of climbs that are neither the first mode nor negligible, the best first."""
         # On a sample of the rows the first mode lies slightly elsewhere.
-        ends = [self.centre if self.of_all else self.climb(self.centre)]
+        ends = [self.centre if self.holds_all_rows else self.climb(self.centre)]
         for start in starts:
             end = self.climb(start)
             if end is not None and all(
@@ -299,11 +300,11 @@ class _RowSample:
 
         def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
-            if not _is_finite(value, gradient):
+            if not is_finite(value, gradient):
                 return np.inf, gradient  # the line search rejects it
             return -value, -(self.factor.T @ gradient)
 
-        end = _descend(negative, np.linalg.solve(self.factor, start - self.centre))
+        end = minimise(negative, np.linalg.solve(self.factor, start - self.centre))
         return None if end is None else np.asarray(self.centre + self.factor @ end)
 
     def _log_posterior(self, t: np.ndarray) -> tuple[float, np.ndarray]:
@@ -324,79 +325,12 @@ class _RowSample:
         prior = prior_slope(self.target, self.centre)[0]
         gaps = []
         for point in points:
-            moved = self._row_values(point) - at_first
-            error = 0.0 if self.of_all else float(np.std(moved)) * np.sqrt(len(moved))
-            gaps.append(moved.sum() + prior_slope(self.target, point)[0] - prior + 4 * error)
+            rise = self._row_values(point) - at_first
+            error = 0.0 if self.holds_all_rows else float(np.std(rise)) * np.sqrt(len(rise))
+            gaps.append(rise.sum() + prior_slope(self.target, point)[0] - prior + 4 * error)
         least = -(GAP + 2 * len(self.centre))
         order = [k for k in np.argsort(-np.array(gaps)) if gaps[k] > least]
         return [points[k] for k in order[:MOST]]
 
     def _row_values(self, t: np.ndarray) -> np.ndarray:
         return np.asarray(chunk_values(self.target, t, self.batch), np.float64)[self.present]
-
-
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
-Pairs = deque[tuple[np.ndarray, np.ndarray]]
-
-
-def _descend(objective: Objective, z: np.ndarray) -> np.ndarray | None:
-    """L-BFGS with a backtracking line search; None if the objective is not finite at `z`.
-
-    SciPy's version calls a threaded BLAS even for ten-by-ten matrices; on a busy machine, waiting
-    for its threads takes ten times as long as evaluating the rows.
-    """
-    value, slope = objective(z)
-    if not _is_finite(value, slope):
-        return None
-    pairs: Pairs = deque(maxlen=10)
-    for _ in range(ITERATIONS):
-        if np.linalg.norm(slope) < 1e-3:  # standard deviations from a mode
-            break
-        direction = -_inverse_hessian_times(slope, pairs)
-        if not pairs:
-            direction /= max(1.0, float(np.linalg.norm(direction)))
-        step = _line_search(objective, z, value, slope @ direction, direction)
-        if step is None:
-            break
-        trial, lower, next_slope = step
-        moved, turned = trial - z, next_slope - slope
-        if moved @ turned > 1e-10 * np.linalg.norm(moved) * np.linalg.norm(turned):
-            pairs.append((moved, turned))
-        fell = value - lower
-        z, value, slope = trial, lower, next_slope
-        if fell < 1e-13 * abs(value):
-            break
-    return z
-
-
-def _line_search(
-    objective: Objective, z: np.ndarray, value: float, descent: float, direction: np.ndarray
-) -> tuple[np.ndarray, float, np.ndarray] | None:
-    """Halve the step until the objective falls enough; None if it never does."""
-    length = 1.0
-    for _ in range(30):
-        trial = z + length * direction
-        lower, slope = objective(trial)
-        if _is_finite(lower, slope) and lower <= value + 1e-4 * length * descent:
-            return trial, lower, slope
-        length /= 2
-    return None
-
-
-def _inverse_hessian_times(slope: np.ndarray, pairs: Pairs) -> np.ndarray:
-    """The two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
-    q, shares = slope.copy(), []
-    for moved, turned in reversed(pairs):
-        share = (moved @ q) / (moved @ turned)
-        q -= share * turned
-        shares.append(share)
-    if pairs:
-        moved, turned = pairs[-1]
-        q *= (moved @ turned) / (turned @ turned)
-    for (moved, turned), share in zip(pairs, reversed(shares), strict=True):
-        q += moved * (share - (turned @ q) / (moved @ turned))
-    return q
-
-
-def _is_finite(value: float, slope: np.ndarray) -> bool:
-    return bool(np.isfinite(value) and np.all(np.isfinite(slope)))

@@ -1,7 +1,7 @@
 """Residuals of groups at many draws, without a compiler.
 
 A design and a pilot study evaluate some groups at some draws, once. The formulas are those of
-`estimators.groups`, handed NumPy's arrays, for families with formulas for their derivatives.
+`estimators.groups.taylor`, handed NumPy's arrays, for families with formulas for their derivatives.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.estimators.groups import FlatCache, GroupTaylor
+from modicum.estimators.groups.taylor import FlatCache, GroupTaylor
 from modicum.kernels.base import ControlVariate, Proxy, scaled
 from modicum.models.base import Batch
-from modicum.models.group_batches import NumPyGroups
+from modicum.models.groups.batches import NumPyGroups
 from modicum.runtime import Pytree, in_double_precision, jit, one_blas_thread
 
 __all__ = ["NumPyGroupValues", "groups_need_no_compiler"]
@@ -64,14 +64,14 @@ class NumPyGroupValues:
         return np.concatenate(parts, axis=1)
 
     def values_in_turn(self, z: np.ndarray) -> np.ndarray:
-        """The same by the calling thread alone, which is one of many."""
+        """The same by the calling thread alone, for callers that run many threads."""
         moves = self._moves(z)
         return np.concatenate([self._of_block(moves, block) for block in self._blocks], axis=1)
 
     def gradients(self, z: np.ndarray) -> np.ndarray:
         """Gradient of D of each group at each draw (draws, d), by differences: (draws, groups, d).
 
-        D is small against l_j by a dozen digits less than these have.
+        Enough digits are left: D, a difference, has a dozen of those that l_j has.
         """
         size = z.shape[1]
         steps = STEP * np.eye(size)
@@ -81,7 +81,7 @@ class NumPyGroupValues:
 
     def _moves(self, z: np.ndarray) -> list[tuple[np.ndarray, tuple[np.ndarray, ...]]]:
         """t - t* of each draw, and the factor of the effects' covariance on the way there."""
-        away = np.stack([np.asarray(scaled(self._proxy.factor, as_either(one))) for one in z])
+        away = np.stack([np.asarray(scaled(self._proxy.factor, as_either(draw))) for draw in z])
         return list(zip(away, self._paths(away), strict=True))
 
     def _paths(self, away: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:

@@ -29,133 +29,25 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
-from modicum.models.matrix import DenseMatrix, ModelMatrix, model_matrix
-from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
 __all__ = [
-    "MOST_BORDER",
-    "MOST_NUMBERS",
     "ArrowCholesky",
     "ArrowCovariance",
     "ArrowFactor",
-    "ArrowLayout",
     "ArrowMatrix",
     "Covariance",
     "Factor",
     "Symmetric",
     "all_finite",
-    "arrow_fits",
-    "arrow_layout",
     "diagonal",
     "flat_vector",
 ]
 
-MOST_BORDER = 2_000  # parameters beside the big factor's effects: their block is dense
-MOST_NUMBERS = 50_000_000  # in the border of one matrix: 400 MB
-
-
-# Where the parts lie ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ArrowLayout:
-    """Which entries of the flat vector are effects of the big factor, and what the others are.
-
-    Parameters
-    ----------
-    field
-        The field of the rows that holds the codes of the factor.
-    levels
-        How many levels it has.
-    firsts
-        Flat place of the first level of each of its effects; the other levels follow.
-    scales
-        The column of x that each effect multiplies; None: a one.
-    coding
-        The columns of the border alone, numbered from zero.
-    size
-        Entries of the flat vector.
-    """
-
-    field: str
-    levels: int
-    firsts: tuple[int, ...]
-    scales: tuple[int | None, ...]
-    coding: Coding
-    size: int
-
-    @cached_property
-    def big(self) -> np.ndarray:
-        """Flat places of the effects, (levels, effects)."""
-        return np.arange(self.levels)[:, None] + np.array(self.firsts)
-
-    @cached_property
-    def border(self) -> np.ndarray:
-        """Flat places of all else, in order."""
-        inside = np.zeros(self.size, bool)
-        inside[self.big] = True
-        return np.flatnonzero(~inside)
-
-    def border_matrix(self, batch: dict[str, Array]) -> ModelMatrix:
-        """The columns of some rows that are no effects of the factor."""
-        if self.coding.terms:
-            return model_matrix(self.coding, batch)
-        if not self.coding.dense:
-            like = jnp.asarray(batch[self.field])
-            return DenseMatrix(jnp.zeros((*like.shape, 0)))
-        return DenseMatrix(jnp.asarray(batch["x"])[..., np.argsort(self.coding.dense)])
-
-    def own_columns(self, batch: dict[str, Array]) -> jax.Array:
-        """What some rows multiply the effects of their level with, (rows, effects)."""
-        ones = jnp.ones(jnp.shape(batch[self.field]))
-        columns = [ones if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
-        return jnp.stack(columns, axis=-1)
-
-
-def arrow_layout(coding: Coding, common: int, size: int) -> ArrowLayout | None:
-    """The layout with the factor of the most levels as the big one; None if its border is too big.
-
-    Parameters
-    ----------
-    coding
-        What the codes of rows mean: common columns, then one per effect and level.
-    common
-        How many columns are common.
-    size
-        Entries of the flat vector: columns, and what else there is.
-    """
-    effects = [term for term in coding.terms if term.first >= common]
-    largest = max(effects, key=lambda term: term.width)
-    own = [term for term in effects if term.field == largest.field]
-    if not arrow_fits(largest.width, len(own), size):
-        return None
-    inside = np.zeros(coding.size, bool)
-    for term in own:
-        inside[term.columns] = True
-    place = np.cumsum(~inside) - 1
-    others = tuple(
-        CodedTerm(t.field, int(place[t.first]), t.width, t.reference, t.scale)
-        for t in coding.terms
-        if t not in own
-    )
-    border = Coding(tuple(int(place[j]) for j in coding.dense), others)
-    firsts, scales = tuple(term.first for term in own), tuple(term.scale for term in own)
-    return ArrowLayout(largest.field, largest.width, firsts, scales, border, size)
-
-
-def arrow_fits(levels: int, effects: int, size: int) -> bool:
-    """Whether so many parameters can be held as those of one big factor and a border."""
-    border = size - levels * effects
-    return border <= MOST_BORDER and levels * effects * border <= MOST_NUMBERS
-
-
-# Matrices ---------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False)
 class Arrow:
-    """The parts of a matrix of that form, of NumPy's or of JAX's arrays.
+    """The parts of a matrix of that form, in arrays of NumPy or of JAX.
 
     Attributes
     ----------
@@ -197,7 +89,7 @@ class ArrowMatrix(Arrow):
 
     @property
     def size(self) -> int:
-        """Lines of the matrix."""
+        """Number of rows, and of columns."""
         return int(self.big.size + self.border.size)
 
     def __add__(self, other: ArrowMatrix) -> ArrowMatrix:
@@ -269,7 +161,7 @@ class ArrowMatrix(Arrow):
         corner[np.ix_(at, at)] += np.diag(precision) if precision.ndim == 1 else precision
 
     def densely(self) -> np.ndarray:
-        """All entries, of a small one."""
+        """The dense matrix, if it is a small one."""
         out = np.zeros((self.size, self.size))
         for line, block, beside in zip(self.big, self.blocks, self.cross, strict=True):
             out[np.ix_(line, line)] = block
@@ -279,7 +171,7 @@ class ArrowMatrix(Arrow):
         return out
 
     def border_alone(self) -> np.ndarray:
-        """The Schur complement E - C D^-1 C': what is left of the border, the rest unknown."""
+        """The Schur complement E - C D^-1 C': the border's precision, with the effects unknown."""
         cross = np.asarray(self.cross)
         solved = np.linalg.solve(np.asarray(self.blocks), cross)
         return np.asarray(self.corner - _lines(cross).T @ _lines(solved))
@@ -320,14 +212,13 @@ class ArrowFactor(Arrow):
         own, right = away[self.big], away[self.border]
         if isinstance(away, np.ndarray):
             rest = solve_triangular(self.corner, right)
-            numpy: bool = True
         else:
-            rest, numpy = jax.scipy.linalg.solve_triangular(self.corner, right), False
+            rest = jax.scipy.linalg.solve_triangular(self.corner, right)
         cross = _lines(self.cross)
         above = own + (cross @ rest).reshape(own.shape)
         if self.blocks.shape[-1] == 1:
             return self.flat(above / self.blocks[..., 0], rest)
-        solve = np.linalg.solve if numpy else jnp.linalg.solve
+        solve = np.linalg.solve if isinstance(away, np.ndarray) else jnp.linalg.solve
         return self.flat(solve(self.blocks, above[..., None])[..., 0], rest)
 
     @cached_property
@@ -361,7 +252,7 @@ class TransposedFactor:
 
 @dataclass(frozen=True, eq=False)
 class ArrowCovariance:
-    """Of a covariance matrix the blocks of levels, and that of the border; no more is formed."""
+    """The blocks of levels and of the border of a covariance matrix; no others are formed."""
 
     big: np.ndarray
     border: np.ndarray
@@ -370,7 +261,7 @@ class ArrowCovariance:
 
     @classmethod
     def of_variances(cls, variance: np.ndarray, big: np.ndarray, border: np.ndarray) -> Covariance:
-        """A diagonal one."""
+        """A diagonal covariance matrix."""
         blocks = variance[big][..., None] * np.eye(big.shape[1])
         return cls(big, border, blocks, np.diag(variance[border]))
 
@@ -380,7 +271,7 @@ class ArrowCovariance:
         return np.asarray(flat_vector(self.big, self.border, own, np.diag(self.corner)))
 
     def extended(self, border: np.ndarray, variance: np.ndarray) -> ArrowCovariance:
-        """With more entries in the border, the last of it, of these variances."""
+        """With further entries at the end of the border, of these variances."""
         size = len(self.border)
         corner = np.diag(np.concatenate([np.zeros(size), variance]))
         corner[:size, :size] = self.corner

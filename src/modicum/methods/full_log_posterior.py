@@ -11,22 +11,22 @@ from modicum.models import Target
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
 from modicum.runtime import Pytree, to_device
 
-__all__ = ["WholeLogPosterior"]
+__all__ = ["FullLogPosterior"]
 
 
 @dataclass(frozen=True)
-class WholeLogPosterior:
+class FullLogPosterior:
     """The log-posterior of all rows as a hashable function of t and the rows' chunks."""
 
     target: Target
     source: Resident | Streamed
-    has_rest: bool = False  # whether a quadratic stands for rows that are not here
-    times: float = 1.0  # that every row which is here counts, where rows stand for others
+    has_rest: bool = False  # whether a quadratic stands in for rows that are absent
+    times: float = 1.0  # by which every row counts, where rows stand for others
 
     @classmethod
     def of(
         cls, task: Task, limit: int | None, times: float = 1.0
-    ) -> tuple[WholeLogPosterior, Pytree]:
+    ) -> tuple[FullLogPosterior, Pytree]:
         """The function of a task, and the data it reads: in memory within `limit` bytes."""
         source, chunks = hold(task.rows, limit)
         rest = task.sums.rest
@@ -36,14 +36,14 @@ class WholeLogPosterior:
         return cls(task.target, source, True, times), (chunks, numbers)
 
     def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
-        """At `t`, of the rows in `data`."""
+        """The log-posterior at `t` of the rows in `data`."""
         chunks, rest = data if self.has_rest else (data, None)
         likelihood = log_likelihood(self.target, self.source, t, chunks)
         if self.times != 1:
             likelihood = self.times * likelihood
-        whole = likelihood + self.target.log_prior(t)
+        log_posterior = likelihood + self.target.log_prior(t)
         if rest is None:
-            return whole
+            return log_posterior
         point, C, A, B = rest
         dt = t[: point.shape[0]] - point
-        return whole + C + dt @ (A + B @ dt / 2)
+        return log_posterior + C + dt @ (A + B @ dt / 2)

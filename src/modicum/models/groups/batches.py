@@ -1,4 +1,4 @@
-"""Rows of groups as functions of them see them: several groups end to end, or a padded one."""
+"""Rows of groups as arrays: several groups end to end, or a padded one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modicum.rows.groups import GroupedRows
 __all__ = ["FlatGroups", "Groups", "NumPyGroups", "PaddedGroup"]
 
 BLOCK = 4096  # rows of a few groups that are handled at once at all nodes, near a core's cache
-BESIDE = {*GroupedRows.RESERVED[:-1], "probability"}  # what is of groups, not of rows
+BESIDE = {*GroupedRows.RESERVED[:-1], "probability"}  # fields of groups, not of rows
 
 
 class FlatGroups(NamedTuple):
@@ -33,25 +33,25 @@ class FlatGroups(NamedTuple):
         return cls(rows, jnp.asarray(batch["group_of_row"]), len(batch["group_rows"]))
 
     @property
-    def there(self) -> jax.Array:
-        """Which rows are no padding."""
+    def present(self) -> jax.Array:
+        """True for rows, False for padding."""
         return self.group < self.groups
 
     def sum(self, values: jax.Array) -> jax.Array:
-        """Over the rows of each group, (groups, ...)."""
+        """Sum over the rows of each group, (groups, ...)."""
         return jax.ops.segment_sum(values, self.group, self.groups, indices_are_sorted=True)
 
     def spread(self, values: jax.Array) -> jax.Array:
         """The value of its group for each row."""
         return values[jnp.minimum(self.group, self.groups - 1)]
 
-    def spread_where_there(self, values: jax.Array) -> jax.Array:
+    def spread_where_present(self, values: jax.Array) -> jax.Array:
         """The same, and zero for padding."""
-        return _or_zero(self.there, self.spread(values))
+        return _or_zero(self.present, self.spread(values))
 
 
 class NumPyGroups(NamedTuple):
-    """`FlatGroups` for NumPy: groups that are there, and no padding.
+    """`FlatGroups` for NumPy, without padding.
 
     Arrays of rows have the rows along their fastest axis: NumPy's loops are then long ones.
     """
@@ -75,19 +75,19 @@ class NumPyGroups(NamedTuple):
         return len(self.start)
 
     @property
-    def there(self) -> jax.Array:
+    def present(self) -> jax.Array:
         """True for every row: nothing is padding."""
         return as_either(np.ones(len(self.group), bool))
 
     def sum(self, values: jax.Array) -> jax.Array:
-        """Over the rows of each group, (groups, ...)."""
+        """Sum over the rows of each group, (groups, ...)."""
         return as_either(np.add.reduceat(np.asarray(values), self.start, axis=0))
 
     def spread(self, values: jax.Array) -> jax.Array:
         """The value of its group for each row."""
         return as_either(np.take(np.asarray(values).T, self.group, axis=-1).T)
 
-    def spread_where_there(self, values: jax.Array) -> jax.Array:
+    def spread_where_present(self, values: jax.Array) -> jax.Array:
         """The same: there is no padding."""
         return self.spread(values)
 
@@ -98,42 +98,42 @@ class NumPyGroups(NamedTuple):
         while first < len(ends):
             begin = self.start[first]
             stop = max(first + 1, int(np.searchsorted(ends, begin + BLOCK, side="right")))
-            taken = slice(begin, ends[stop - 1])
-            rows = {name: values[taken] for name, values in self.rows.items()}
-            own = slice(first, stop)
-            yield own, NumPyGroups(rows, self.group[taken] - first, self.start[own] - begin)
+            own = slice(begin, ends[stop - 1])  # the rows of these groups
+            rows = {name: values[own] for name, values in self.rows.items()}
+            groups = slice(first, stop)
+            yield groups, NumPyGroups(rows, self.group[own] - first, self.start[groups] - begin)
             first = stop
 
 
 class PaddedGroup(NamedTuple):
-    """`FlatGroups` of a single group, of which the first `size` rows are there."""
+    """`FlatGroups` of a single group, of which rows beyond the first `size` are padding."""
 
     rows: Batch
     size: jax.Array
     groups: int = 1
 
     @property
-    def there(self) -> jax.Array:
+    def present(self) -> jax.Array:
         """True for rows, False for padding."""
         return jnp.arange(len(next(iter(self.rows.values())))) < self.size
 
     def sum(self, values: jax.Array) -> jax.Array:
-        """Over the rows that are there, (1, ...)."""
-        there = self.there.reshape(-1, *[1] * (values.ndim - 1))
-        return jnp.sum(jnp.where(there, values, 0.0), axis=0, keepdims=True)
+        """Sum over all rows but padding, (1, ...)."""
+        present = self.present.reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.sum(jnp.where(present, values, 0.0), axis=0, keepdims=True)
 
     def spread(self, values: jax.Array) -> jax.Array:
         """The value of the group for each row."""
         rows = len(next(iter(self.rows.values())))
         return jnp.broadcast_to(values[0], (rows, *values.shape[1:]))
 
-    def spread_where_there(self, values: jax.Array) -> jax.Array:
+    def spread_where_present(self, values: jax.Array) -> jax.Array:
         """The same, and zero for padding."""
-        return _or_zero(self.there, self.spread(values))
+        return _or_zero(self.present, self.spread(values))
 
 
-def _or_zero(there: jax.Array, values: jax.Array) -> jax.Array:
-    return jnp.where(there.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
+def _or_zero(present: jax.Array, values: jax.Array) -> jax.Array:
+    return jnp.where(present.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
 
 
 Groups: TypeAlias = FlatGroups | NumPyGroups | PaddedGroup

@@ -6,8 +6,8 @@ A draw z is weighed by the log of posterior over normal approximation,
 
 where the sum of the control variates q is known exactly and the sum of the residuals d is estimated
 by the pool, the same for all draws. Rows that would be drawn more than once are in it for certain
-(c_i = 1); the others are drawn in proportion to their expected residual, and c_i is the number of
-times that each was to be expected.
+(c_i = 1); the others are drawn in proportion to their expected residual, and c_i is the expected
+number of times each was drawn.
 
 An error of r(z), the same for all draws, moves the posterior mean of z_j by its covariance with z_j
 over the posterior. The error is a sum over the rows that were drawn, so that with
@@ -33,7 +33,7 @@ import numpy as np
 from modicum.designs import sample_on_host
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
-from modicum.estimators.taylor import remainder
+from modicum.estimators.remainder import remainder
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.weights import cached_rows
@@ -42,7 +42,7 @@ from modicum.models.base import Batch
 from modicum.random import Stream, generator
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
-__all__ = ["Pool", "Weighed"]
+__all__ = ["Weighed", "WeighingPool"]
 
 BLOCK = 1_024  # rows, and draws, that are evaluated at once: a block of each stays in the caches
 
@@ -54,8 +54,8 @@ class Weighed(NamedTuple):
     noise: float  # of the pool: sd of the shift of a posterior mean, in posterior sds; the largest
 
 
-class Pool:
-    """Rows with the number of times that each was to be expected, ready to be evaluated.
+class WeighingPool:
+    """Rows with the expected number of times each was drawn, ready to be evaluated.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class Pool:
         return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
-        """Of points (S, d) in whitened coordinates, up to a constant."""
+        """Log-posterior at points (S, d) in whitened coordinates, up to a constant."""
         away = 0.5 * np.sum((z - self.study.centre) ** 2, axis=1)
         return np.asarray(self.weigh(z).log_ratio - away)
 
@@ -136,7 +136,7 @@ class Pool:
                     yield block, rows, values[:draws, : rows.stop - rows.start]
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """The part that is no sum over rows of the pool."""
+        """The part that is not a sum over rows of the pool."""
         study, proxy = self.study, self.study.proxy
         linear = isinstance(study.task.target.model, LinearPredictorModel)
         if not linear or proxy.prior is not None or proxy.bend is not None:

@@ -36,10 +36,10 @@ def lower_factor(S: jax.Array) -> jax.Array:
     for i in range(size):
         row: list[jax.Array] = []
         for j in range(i + 1):
-            left = S[..., i, j]
+            entry = S[..., i, j]
             for k in range(j):
-                left = left - row[k] * (L[j] if j < i else row)[k]
-            row.append(xp.sqrt(left) if i == j else left / L[j][j])
+                entry = entry - row[k] * (L[j] if j < i else row)[k]
+            row.append(xp.sqrt(entry) if i == j else entry / L[j][j])
         L.append(row)
     padded = [xp.stack([*row, *[zero] * (size - len(row))], -1) for row in L]
     factor: jax.Array = xp.stack(padded, -2)

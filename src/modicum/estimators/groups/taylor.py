@@ -1,0 +1,267 @@
+"""Control variates of groups whose effects are integrated out.
+
+They are expanded in the coordinates phi of `coordinates`. Two forms of the same residual: a chain
+keeps gradient and Hessian of each of its few groups, padded to the largest there is (`padded`). A
+pass sees every group once: it expands along phi - phi* instead, where, with p the nodes'
+probabilities at the anchor and h_k the sum over a group's rows, dl = E_p h' and
+d2l = E_p h'' + Var_p h', and no Hessian is formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.arrays import log_sum_exp, namespace
+from modicum.estimators.groups.coordinates import (
+    expansion_coordinates,
+    from_variances,
+    in_expansion_coordinates,
+    to_variances,
+)
+from modicum.estimators.groups.padded import PaddedCache, group_likelihoods
+from modicum.kernels.base import Proxy, scaled
+from modicum.models import IntegratedEffects, Target
+from modicum.models.base import Batch, Params
+from modicum.models.groups.batches import BESIDE, FlatGroups, NumPyGroups, PaddedGroup
+from modicum.models.groups.covariance import entries_of, factor_of_entries
+from modicum.models.groups.integrals import Integrands, Nodes
+from modicum.passes.groups import covariance_places, curvature_sum
+
+__all__ = ["FlatCache", "GroupTaylor"]
+
+
+class FlatCache(NamedTuple):
+    """Groups of a pass or a pilot study, their rows one after the other, at the anchor."""
+
+    flat: FlatGroups | NumPyGroups
+    eta: jax.Array  # common part of the predictor
+    near: Integrands
+    scale: jax.Array  # one over probability
+    nodes: Nodes
+    value: jax.Array  # l_j
+    p: jax.Array  # probabilities of nodes
+    slopes: tuple[jax.Array, jax.Array] | None  # f' and f'' (rows, nodes); None: there are extras
+
+
+@dataclass(frozen=True)
+class GroupTaylor:
+    """Control variates of groups, expanded in the entries of the effects' covariance.
+
+    Its proxy's `a` and `B` are the gradient and Hessian of the log-likelihood in phi, not in
+    whitened coordinates.
+
+    Parameters
+    ----------
+    target
+        A model with integrated effects, and its layout.
+    order
+        0, 1 or 2.
+    typical
+        Rows that a group usually has: how many are evaluated at once.
+    """
+
+    target: Target
+    order: int = 2
+    typical: int = 64
+
+    @classmethod
+    def fitting(cls, target: Target, order: int, precision: str) -> GroupTaylor | None:
+        """For models of this kind; None for others."""
+        del precision  # float64: residuals are differences of log-likelihoods of groups
+        if not isinstance(target.model, IntegratedEffects):
+            return None
+        return cls(replace(target, model=replace(target.model, nodes_at=None)), order)
+
+    @property
+    def model(self) -> IntegratedEffects:
+        """The model."""
+        model = self.target.model
+        assert isinstance(model, IntegratedEffects)
+        return model
+
+    @property
+    def fresh_cost(self) -> float:
+        """Derivatives of a fresh group take some evaluations of it."""
+        return 4.0
+
+    def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
+        """Find integrands and predictors at the anchor."""
+        centre = jnp.asarray(batch["group_centre"])
+        scale = 1.0 / jnp.asarray(batch["probability"])
+        if "group_of_row" in batch:
+            return self.flat_cache(FlatGroups.of(batch), centre, scale, proxy)
+        rows = {name: jnp.asarray(field) for name, field in batch.items() if name not in BESIDE}
+        if "weight" in rows:
+            rows["row_weight"] = rows.pop("weight")
+        size = jnp.asarray(batch["group_rows"])
+        near, *expansion = jax.vmap(partial(self._expansion, proxy))(rows, size, centre)
+        eta = _linear(self.model, self.target.unravel(proxy.point), rows)
+        rows.pop("offset", None)  # it is part of eta
+        return PaddedCache(rows, size, eta, near, scale, *expansion)
+
+    def flat_cache(
+        self, flat: FlatGroups | NumPyGroups, centre: jax.Array, scale: jax.Array, proxy: Proxy
+    ) -> FlatCache:
+        """Find the same for flat groups, by JAX or by NumPy."""
+        model, theta = self.model, self.target.unravel(proxy.point)
+        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        near = model.integrands(theta, centre, flat)
+        eta = model.linear(theta, flat.rows)
+        nodes = model.nodes_near(near, T, 0.0)
+        effects = flat.spread(nodes.v @ T.T)
+        at_nodes = eta[:, None] + model.along_effects(flat.rows, effects)
+        slopes = None
+        if model.family.extras:
+            f = model.of_row(at_nodes, extras, flat.rows)
+        else:
+            f, *slopes_of_f, _ = model.derivatives_of_row(at_nodes, flat.rows)
+            slopes = (slopes_of_f[0], slopes_of_f[1])
+        terms = nodes.log_weight + flat.sum(f)
+        value = log_sum_exp(terms)
+        p = namespace(terms).exp(terms - value[:, None])
+        rows = {name: field for name, field in flat.rows.items() if name != "offset"}
+        return FlatCache(flat._replace(rows=rows), eta, near, scale, nodes, value, p, slopes)
+
+    def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """l_j less its expansion, over the group's probability."""
+        if isinstance(cached, FlatCache):
+            away = scaled(proxy.factor, z)
+            return self.along(cached, away, proxy, self.factor_path(proxy, proxy.point + away))
+        model, away = self.model, scaled(proxy.factor, z)
+        theta = self.target.unravel(proxy.point + away)
+        moved = self.target.unravel(away)
+        e = _linear(model, moved, cached.rows)
+        T, extras = model.covariance.factor(theta), model.extras_of(theta)
+        shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
+        nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))
+        exact = group_likelihoods(model, self.typical, (e, T, extras), nodes, cached)
+        phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
+        step = phi(proxy.point + away) - phi(proxy.point)
+        expansion = cached.value
+        if self.order >= 1:
+            expansion = expansion + cached.slope @ step
+        if self.order >= 2:
+            expansion = expansion + 0.5 * (cached.curvature @ step) @ step
+        return cached.scale * (exact - expansion)
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """The quadratic in phi - phi*, and the prior."""
+        t = proxy.point + scaled(proxy.factor, z)
+        phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
+        away = phi(t) - phi(proxy.point)
+        assert isinstance(proxy.B, jax.Array)
+        return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
+
+    def _expansion(
+        self, proxy: Proxy, rows: Batch, size: jax.Array, centre: jax.Array
+    ) -> tuple[Integrands, jax.Array, jax.Array, jax.Array]:
+        """One group at the anchor: its integrand, and l_j with its derivatives in phi."""
+        model, theta = self.model, self.target.unravel(proxy.point)
+        group = PaddedGroup(rows, size)
+        near = model.integrands(theta, centre[None], group)
+        nodes = model.nodes_near(near, model.covariance.factor(theta), 0.0)
+        read = self.target.likelihood
+        present = jnp.ones(1, bool)
+        value, A, B = curvature_sum(read, proxy.point[: read.size], group, nodes, present)
+        others = (0, self.target.size - read.size)  # standard deviations of explicit effects
+        A, B = jnp.pad(A, others), jnp.pad(B, (others, others))
+        alone = Integrands(near.pull[0], near.information[0], near.weighted)
+        return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)
+
+    def along(
+        self, cached: FlatCache, away: jax.Array, proxy: Proxy, T: tuple[jax.Array, ...]
+    ) -> jax.Array:
+        """The residuals of flat groups, expanded along phi - phi*.
+
+        T is the factor of the effects' covariance at the anchor, and its two derivatives along
+        phi - phi*.
+        """
+        model, target, flat = self.model, self.target, cached.flat
+        theta, xp = target.unravel(proxy.point + away), namespace(away)
+
+        def shift(T: jax.Array, nodes: Nodes) -> jax.Array:
+            return model.along_effects(flat.rows, flat.spread(nodes.v @ T.T))
+
+        eta = cached.eta[:, None]
+        e = model.linear(target.unravel(away), flat.rows)
+        T_moved, extras = model.covariance.factor(theta), model.extras_of(theta)
+        moved = model.nodes_near(cached.near, T_moved, model.shift(cached.near, e, flat))
+        f = model.of_row(eta + e[:, None] + shift(T_moved, moved), extras, flat.rows)
+        exact = log_sum_exp(moved.log_weight + flat.sum(f))
+        first, second = e[:, None] + shift(T[1], cached.nodes), shift(T[2], cached.nodes)
+        if cached.slopes is not None:
+            f1 = cached.slopes[0] * first
+            f2 = cached.slopes[1] * first**2 + cached.slopes[0] * second
+        else:
+            x, at = model.extras_of(target.unravel(proxy.point)), shift(T[0], cached.nodes)
+
+            def line(s: jax.Array) -> jax.Array:
+                others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
+                return model.of_row(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
+
+            _, f1, f2 = _derivatives(line)
+        expansion, slope = cached.value, flat.sum(f1)
+        mean = xp.sum(cached.p * slope, axis=1)
+        if self.order >= 1:
+            expansion = expansion + mean
+        if self.order >= 2:
+            variance = xp.sum(cached.p * (slope - mean[:, None]) ** 2, axis=1)
+            expansion = expansion + 0.5 * (xp.sum(cached.p * flat.sum(f2), axis=1) + variance)
+        return cached.scale * (exact - expansion)
+
+    def path_of_variances(self, proxy: Proxy, away: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The same for independent effects, by NumPy.
+
+        With s a variance and c its unit, phi = c log(1 + s / c), of which ds = (1 + s / c) dphi and
+        d2s = (1 + s / c) dphi^2 / c; and T has the roots of the variances.
+        """
+        own = covariance_places(self.target)
+        point = np.asarray(proxy.point)
+        s, s_moved = np.exp(2 * point[own]), np.exp(2 * (point + away)[own])
+        if proxy.unit is None:
+            first, second = s_moved - s, np.zeros_like(s)
+        else:
+            unit = np.asarray(proxy.unit)
+            ratio, step = 1 + s / unit, unit * (np.log1p(s_moved / unit) - np.log1p(s / unit))
+            first, second = ratio * step, ratio * step**2 / unit
+        sd = np.sqrt(s)
+        slope = first / (2 * sd)
+        return np.diag(sd), np.diag(slope), np.diag((second / 2 - slope**2) / sd)
+
+    def factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
+        """T and its two derivatives along the straight line in the coordinates of S, at t*."""
+        covariance, unravel = self.model.covariance, self.target.unravel
+
+        def coordinates(t: jax.Array) -> jax.Array:
+            entries = entries_of(covariance.factor(unravel(t)), covariance.correlated)
+            return from_variances(entries, proxy.unit)
+
+        start = coordinates(proxy.point)
+        away = coordinates(t) - start
+
+        def path(s: jax.Array) -> jax.Array:
+            entries = to_variances(start + s * away, proxy.unit)
+            return factor_of_entries(entries, covariance.size, covariance.correlated)
+
+        return _derivatives(path)
+
+
+def _linear(model: IntegratedEffects, theta: Params, rows: Batch) -> jax.Array:
+    """The common predictor of padded rows, (groups, width): one product for all."""
+    count, width = rows["y"].shape[:2]
+    flat = {name: field.reshape(count * width, *field.shape[2:]) for name, field in rows.items()}
+    return model.family.linear(theta, flat).reshape(count, width).astype(jnp.float64)
+
+
+def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A function of one number at 0, and its first two derivatives there."""
+    one, zero = jnp.ones(()), jnp.zeros(())
+    (value, first), (_, second) = jax.jvp(lambda s: jax.jvp(path, (s,), (one,)), (zero,), (one,))
+    return value, first, second

@@ -1,0 +1,172 @@
+"""What a Taylor expansion of f leaves over, to relative precision.
+
+The difference f(eta* + e) - f - f' e - f'' e^2/2 of numbers of order one cannot be formed in
+floating point when e is small: multiplied by n, the error would dominate. For small e the next
+terms of the series are summed instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from math import factorial
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.arrays import namespace, power
+from modicum.models import LinearPredictorModel
+
+__all__ = [
+    "TERMS",
+    "any_by_maximum",
+    "by_rise",
+    "coefficients",
+    "direct",
+    "far_apart",
+    "less_polynomial",
+    "remainder",
+    "remainder_and_slope",
+    "series",
+    "series_value",
+]
+
+TERMS = 7  # f / 0! ... f^(6) / 6!
+Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # the j-th of every row
+
+
+def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
+    """Taylor coefficients f^(j)(eta) / j! of each row, j = 0 ... 6; shape (7, rows)."""
+    derivatives = (*model.derivatives(eta, y), *model.higher_derivatives(eta, y))
+    return namespace(eta).stack([d / factorial(j) for j, d in enumerate(derivatives)])
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def remainder(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: jax.Array,
+) -> jax.Array:
+    """f(eta + e) less its Taylor polynomial of `order`, elementwise.
+
+    Differentiable in `e` alone: the expansion point and its coefficients do not move.
+    """
+    near = series(e, taylor, order)[0]
+    large = far_apart(model, e)
+
+    def mixed() -> jax.Array:
+        return jnp.where(large, direct(model, order, e, eta, y, taylor)[0], near)
+
+    # The plain difference costs transcendental functions: computed only if some e needs it.
+    return jax.lax.cond(jnp.any(large), mixed, lambda: near)
+
+
+@remainder.defjvp
+def _remainder_slope(
+    model: LinearPredictorModel,
+    order: int,
+    at: tuple[jax.Array, ...],
+    tangents: tuple[jax.Array, ...],
+) -> tuple[jax.Array, jax.Array]:
+    e, eta, y, taylor = at
+    value, slope = remainder_and_slope(model, order, e, eta, y, taylor)
+    return value, slope * tangents[0]
+
+
+def remainder_and_slope(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+    any_of: Callable[[jax.Array], jax.Array] = jnp.any,
+    far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The remainder, and its derivative in `e`.
+
+    `any_of` is `jnp.any` or does the same; `far` computes the difference where e is large.
+    """
+    near = series(e, taylor, order)
+    large = far_apart(model, e)
+
+    def mixed() -> tuple[jax.Array, jax.Array]:
+        beyond = (far or direct)(model, order, e, eta, y, taylor)
+        return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
+
+    return jax.lax.cond(any_of(large), mixed, lambda: near)
+
+
+def any_by_maximum(large: jax.Array) -> jax.Array:
+    """`jnp.any` by a maximum, which programs of an accelerator know."""
+    return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
+
+
+def far_apart(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
+    """Where the plain difference is more accurate than the seven-term series."""
+    unit = model.series_radius() / math.pi
+    return namespace(e).abs(e) > unit * (0.1 if e.dtype == np.float64 else 0.3)
+
+
+def series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
+    """Horner sums of the terms above `order`, and of their derivatives."""
+    slope = namespace(e).zeros_like(e)
+    for j in reversed(range(order + 1, TERMS)):
+        slope = slope * e + j * taylor[j]
+    return series_value(e, taylor, order), slope * e**order
+
+
+def series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    """Horner sum of the terms above `order`."""
+    value = namespace(e).zeros_like(e)
+    for j in reversed(range(order + 1, TERMS)):
+        value = value * e + taylor[j]
+    return value * power(e, order + 1)
+
+
+def direct(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+) -> tuple[jax.Array, jax.Array]:
+    """The difference as written, and its derivative in `e`: for large e."""
+    f, slope, *_ = model.derivatives(eta + e, y)
+    return _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
+
+
+def by_rise(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: Coefficients,
+) -> tuple[jax.Array, jax.Array]:
+    """The same by the family's own difference, which programs of an accelerator can compute."""
+    return _beyond_polynomial(*model.rise(eta, e, y, taylor[0]), e, taylor, order)
+
+
+def _beyond_polynomial(
+    rise: jax.Array, slope: jax.Array, e: jax.Array, taylor: Coefficients, order: int
+) -> tuple[jax.Array, jax.Array]:
+    """The remainder and its derivative from f(eta + e) - f(eta) and f'(eta + e)."""
+    for j in range(1, order + 1):
+        slope = slope - j * taylor[j] * power(e, j - 1)
+    # A family's NumPy constants may have made them float64.
+    return less_polynomial(rise, e, taylor, order).astype(e.dtype), slope.astype(e.dtype)
+
+
+def less_polynomial(rise: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
+    """`rise`, f(eta + e) - f(eta), less the other terms of the Taylor polynomial."""
+    for j in range(1, order + 1):
+        rise = rise - taylor[j] * power(e, j)
+    return rise

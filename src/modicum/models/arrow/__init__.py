@@ -1,0 +1,39 @@
+"""Effects of a factor with more levels than dense matrices can hold."""
+
+from modicum.models.arrow.layout import (
+    MOST_BORDER,
+    MOST_NUMBERS,
+    ArrowLayout,
+    arrow_fits,
+    arrow_layout,
+)
+from modicum.models.arrow.matrices import (
+    ArrowCholesky,
+    ArrowCovariance,
+    ArrowFactor,
+    ArrowMatrix,
+    Covariance,
+    Factor,
+    Symmetric,
+    all_finite,
+    diagonal,
+    flat_vector,
+)
+
+__all__ = [
+    "MOST_BORDER",
+    "MOST_NUMBERS",
+    "ArrowCholesky",
+    "ArrowCovariance",
+    "ArrowFactor",
+    "ArrowLayout",
+    "ArrowMatrix",
+    "Covariance",
+    "Factor",
+    "Symmetric",
+    "all_finite",
+    "arrow_fits",
+    "arrow_layout",
+    "diagonal",
+    "flat_vector",
+]

@@ -1,0 +1,322 @@
+"""The log-likelihood of a *group*, with its effects integrated out.
+
+    l_j(theta) = log integral prod_{i in j} f(y_i, x_i'beta + z_i'T v) N(v; 0, I) dv
+
+by Gauss-Hermite quadrature: at nodes v_jk = centre_j + spread_j xi_k the weights are
+log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
+
+    l_j(theta) = log sum_k exp(log w_jk + sum_{i in j} f(y_i, x_i'beta + z_i'T v_jk)).
+
+Nodes go where the integrand is. Its mode is found once per group, at the anchor; there the group's
+log-likelihood in its effects u = T v is kept as a quadratic, b_j'u - u'Lambda_j u/2, so that
+
+    K_j = I + T'Lambda_j T,   centre_j = K_j^-1 T'(b_j - C_j (beta - beta*)),   spread_j = K_j^-1/2
+
+at any other parameters, with C_j = sum_i w_i z_i x_i' and w_i = -f'' of a row at the anchor. Nodes
+that stayed where they were would do where the posterior is narrow against the width of a group's
+integrand; with few large groups it is not: an intercept known to tau / sqrt(groups) moves every
+group's effect by that, and the effect is known to 1 / sqrt(rows in it).
+
+The units of such a model are the groups (`modicum.rows.groups`): a batch without `group_centre` is
+evaluated with nodes found at the parameters themselves, held fixed under differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.arrays import as_either, is_numpy, log_sum_exp, namespace
+from modicum.models.base import BaseModel, Batch, Params
+from modicum.models.groups.batches import FlatGroups, Groups
+from modicum.models.groups.covariance import Covariance
+from modicum.models.groups.small_matrices import inverse, lower_factor
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import OWN
+from modicum.rows.groups import NodePlaces
+
+__all__ = ["GroupIntegrals", "Integrands", "Nodes"]
+
+NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
+NEWTON_STEPS = 10  # to the centre of a group's integrand, at most
+SETTLED = 1e-5  # the longest of the last steps: what is left then is its square
+LONGEST_STEP = 2.0  # of them, in prior standard deviations of an effect
+
+
+class Nodes(NamedTuple):
+    """Quadrature nodes of some groups."""
+
+    v: jax.Array  # (groups, nodes, effects)
+    log_weight: jax.Array  # (groups, nodes)
+
+
+class Integrands(NamedTuple):
+    """Log-likelihoods of some groups in their effects, as quadratics about their modes."""
+
+    pull: jax.Array  # b, (groups, effects)
+    information: jax.Array  # Lambda, (groups, effects, effects)
+    weighted: jax.Array  # w_i z_i, (rows, effects): what a larger predictor takes from the pull
+
+
+class GroupIntegrals(BaseModel):
+    """A family and what varies by group, as far as the likelihood goes.
+
+    Attributes
+    ----------
+    family
+        The distribution of a row given its predictor.
+    slopes, intercept, correlated, nodes
+        See `IntegratedEffects`, whose parameters they are.
+    columns
+        Where in x the columns are whose coefficient varies by group.
+    """
+
+    family: LinearPredictorModel
+    slopes: tuple[str, ...]
+    intercept: bool
+    correlated: bool
+    nodes: int | None
+    columns: tuple[int, ...] | None
+
+    # Shapes -------------------------------------------------------------------------------
+
+    @property
+    def effects(self) -> int:
+        """Effects per group, r."""
+        return len(self.slopes) + self.intercept
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance of a group's effects."""
+        return Covariance(self.effects, self.correlated and self.effects > 1)
+
+    @property
+    def per_effect(self) -> int:
+        """Quadrature nodes per effect."""
+        return self.nodes or NODES[self.effects]
+
+    @cached_property
+    def rule(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes xi (nodes, effects) and log-weights of the product rule for N(0, I)."""
+        xi, w = np.polynomial.hermite_e.hermegauss(self.per_effect)
+        log_w = np.log(w) - 0.5 * np.log(2 * np.pi)
+        points = np.array(list(product(xi, repeat=self.effects)))
+        return points, np.array([sum(part) for part in product(log_w, repeat=self.effects)])
+
+    # Rows ---------------------------------------------------------------------------------
+
+    def effect_columns(self, rows: Batch) -> jax.Array:
+        """z of each row, (rows, effects): one for the intercept, then the columns that vary."""
+        xp = namespace(rows["y"])
+        columns = [xp.ones(len(rows["y"]), np.float64)] if self.intercept else []
+        for j in self.columns or ():
+            columns.append(xp.asarray(rows["x"])[:, j].astype(np.float64))
+        z: jax.Array = xp.stack(columns).T
+        return z
+
+    def linear(self, theta: Params, rows: Batch) -> jax.Array:
+        """The predictor of each row without the effects of its group, in float64."""
+        if not (is_numpy(theta["beta"]) and is_numpy(rows["y"])):
+            return self.family.linear(theta, rows).astype(jnp.float64)
+        eta = self.family.matrix(rows) @ as_either(theta["beta"])
+        eta = eta + theta.get("intercept", 0.0) + rows.get("offset", 0.0)
+        return eta.astype(np.float64)
+
+    def along_effects(self, rows: Batch, effects: jax.Array) -> jax.Array:
+        """z_i'u of each row, given the effects (rows, ..., effects) of its group, (rows, ...)."""
+        z = self.effect_columns(rows)
+        axes = (slice(None), *[None] * (effects.ndim - 2))
+        return sum(
+            (z[:, a][axes] * effects[..., a] for a in range(1, self.effects)),
+            z[:, 0][axes] * effects[..., 0],
+        )
+
+    def of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f of each row (and node: trailing axes of eta), times its frequency weight."""
+        if not self.family.extras:
+            return self.derivatives_of_row(eta, rows)[0]
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(jnp.float64)[axes]
+        shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
+        seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
+        density: Callable[..., jax.Array] = jnp.vectorize(
+            self.family.log_density, signature=f"(q),{seen}->()"
+        )
+        f = density(jnp.stack([eta, *shared], axis=-1), y)
+        return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
+
+    def slope_of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f' of each row in its predictor, with axes as in `of_row`."""
+        if self.family.extras:
+            ones = jnp.ones_like(eta)
+            return jax.jvp(lambda e: self.of_row(e, extras, rows), (eta,), (ones,))[1]
+        return self.derivatives_of_row(eta, rows)[1]
+
+    def bends(
+        self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """f of each row, its gradient and its Hessian in the predictor and the extras."""
+        if not self.family.extras:
+            f, f1, f2, *_ = self.derivatives_of_row(eta, rows)
+            return f, f1[:, None], f2[:, None, None]
+        seen = {k: rows[k] for k in (*self.family.outcome_fields, "row_weight") if k in rows}
+        w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
+
+        def of(w: jax.Array, row: Batch) -> jax.Array:
+            batch = jax.tree.map(lambda field: field[None], row)
+            return self.of_row(w[:1], list(w[1:]), batch)[0]
+
+        f, first = jax.vmap(jax.value_and_grad(of))(w, seen)
+        return f, first, jax.vmap(jax.hessian(of))(w, seen)
+
+    def derivatives_of_row(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
+        """f and its derivatives in eta, of a family without other parameters."""
+        axes = (slice(None), *[None] * (eta.ndim - 1))
+        y = self.family.outcome(rows).astype(np.float64)[axes]
+        every = self.family.derivatives(eta, y)
+        if "row_weight" not in rows:
+            return every
+        weight = namespace(eta).asarray(rows["row_weight"])[axes]
+        return tuple(weight * part for part in every)
+
+    def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
+        """The family's other parameters."""
+        return tuple(jnp.asarray(theta[name]) for name in self.family.extras)
+
+    # Groups -------------------------------------------------------------------------------
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """l_j of each group of the batch; rows without a group are each a new group."""
+        if "group_of_row" not in batch:
+            count = len(batch["y"])
+            own = {"group_of_row": jnp.arange(count), "group_rows": jnp.ones(count, jnp.int32)}
+            batch = dict(batch) | own
+        flat = FlatGroups.of(batch)
+        return self.group_likelihoods(theta, flat, NodePlaces.in_batch(batch))
+
+    def group_likelihoods(self, theta: Params, flat: Groups, known: NodePlaces | None) -> jax.Array:
+        """l_j of each group, with nodes that are `known` at an anchor or else found at theta.
+
+        log sum_k of log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk).
+        """
+        nodes = self.nodes_of(theta, flat, known)
+        effects = flat.spread(nodes.v @ self.covariance.factor(theta).T)
+        eta = self.linear(theta, flat.rows)[:, None] + self.along_effects(flat.rows, effects)
+        f = self.of_row(eta, self.extras_of(theta), flat.rows)
+        return log_sum_exp(nodes.log_weight + flat.sum(f))
+
+    def nodes_of(self, theta: Params, flat: Groups, known: NodePlaces | None) -> Nodes:
+        """The nodes of each group at theta.
+
+        Where places were found at the anchor they move with theta; else they are found at theta,
+        and fixed under differentiation.
+        """
+        if known is None:
+            theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
+            near = self.integrands(theta, self.places(theta, flat), flat)
+            return self.nodes_near(near, self.covariance.factor(theta), 0.0)
+        read = {name: leaf for name, leaf in theta.items() if name != OWN}
+        anchor = _laid_out(read, as_either(known.point))
+        near = self.integrands(anchor, as_either(known.centre), flat)
+        e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
+        return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
+
+    def shift(self, near: Integrands, e: jax.Array, flat: Groups) -> jax.Array:
+        """C_j (beta - beta*): what predictors that are larger by e take from the groups' pull."""
+        return flat.sum(e[:, None] * near.weighted)
+
+    def nodes_near(self, near: Integrands, T: jax.Array, shift: jax.Array | float) -> Nodes:
+        """Nodes for effects T v, of predictors that took `shift` from the groups' pull.
+
+        Their weights make up for the prior and the Gaussian.
+        """
+        centre, spread = self.widths(near, T, shift)
+        xp, (xi, log_w) = namespace(centre), self.rule
+        v = centre[:, None, :] + xp.einsum("jab,kb->jka", spread, xi)
+        log_det = xp.sum(xp.log(xp.diagonal(spread, axis1=1, axis2=2)), axis=1)
+        outside = 0.5 * (np.sum(xi**2, axis=1) - xp.sum(v**2, axis=2))
+        return Nodes(v, log_w + log_det[:, None] + outside)
+
+    def widths(
+        self, near: Integrands, T: jax.Array, shift: jax.Array | float
+    ) -> tuple[jax.Array, jax.Array]:
+        """Centre in v of each integrand, and a factor of its covariance, by its quadratic."""
+        xp = namespace(near.pull)
+        covariance = inverse(T.T @ near.information @ T + np.eye(self.effects))
+        centre = xp.einsum("jab,jb->ja", covariance, (near.pull - shift) @ T)
+        return centre, lower_factor(covariance)
+
+    def integrands(self, theta: Params, centre: jax.Array, flat: Groups) -> Integrands:
+        """Groups' log-likelihoods as quadratics in their effects, about v = centre at theta."""
+        z, T = self.effect_columns(flat.rows), self.covariance.factor(theta)
+        xp = namespace(z)
+        u = xp.asarray(centre, np.float64) @ T.T
+        eta = self.linear(theta, flat.rows)
+        f1, w = self._slope_and_weight(
+            eta + self.along_effects(flat.rows, flat.spread(u)), theta, flat
+        )
+        weighted = w[:, None] * z
+        information = flat.sum(weighted[:, :, None] * z[:, None, :])
+        pull = flat.sum(f1[:, None] * z) + xp.einsum("jab,jb->ja", information, u)
+        return Integrands(pull, information, xp.where(flat.present[:, None], weighted, 0.0))
+
+    def _slope_and_weight(
+        self, eta: jax.Array, theta: Params, flat: Groups
+    ) -> tuple[jax.Array, jax.Array]:
+        """f' of each row, and -f'' where that is positive."""
+        if not self.family.extras:
+            _, f1, f2, *_ = self.derivatives_of_row(eta, flat.rows)
+            return f1, namespace(f2).maximum(-f2, 0.0)
+        extras, ones = self.extras_of(theta), jnp.ones_like(eta)
+        f1, f2 = jax.jvp(lambda e: self.slope_of_row(e, extras, flat.rows), (eta,), (ones,))
+        return f1, jnp.maximum(-f2, 0.0)
+
+    def places(self, theta: Params, flat: Groups) -> jax.Array:
+        """Where the integrand of each group has its mode, (groups, effects), in v.
+
+        Rounded to float32, in which it is kept beside the groups: passes that find it and chains
+        that are given it then evaluate the same function.
+        """
+        z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # of v, not of effects
+        eta, xp = self.linear(theta, flat.rows), namespace(z)
+
+        def step(state: tuple[int, jax.Array, float]) -> tuple[int, jax.Array, float]:
+            number, v, _ = state
+            f1, w = self._slope_and_weight(eta + xp.sum(z * flat.spread(v), axis=1), theta, flat)
+            gradient = flat.sum(f1[:, None] * z) - v
+            precision = flat.sum(w[:, None, None] * z[:, :, None] * z[:, None, :])
+            covariance = inverse(precision + np.eye(self.effects))
+            move = xp.einsum("jab,jb->ja", covariance, gradient)
+            length = xp.sqrt(xp.sum(move**2, axis=1, keepdims=True))
+            v = v + move * xp.minimum(1.0, LONGEST_STEP / xp.maximum(length, 1e-300))
+            return number + 1, v, xp.max(length)
+
+        def moves(state: tuple[int, jax.Array, float]) -> bool:
+            number, _, longest = state
+            more: bool = (number < NEWTON_STEPS) & (longest > SETTLED)
+            return more
+
+        state = (0, xp.zeros((flat.groups, self.effects)), np.inf)
+        if xp is np:
+            while moves(state):
+                state = step(state)
+        else:
+            state = jax.lax.while_loop(moves, step, state)
+        return state[1].astype(np.float32).astype(np.float64)
+
+
+def _laid_out(theta: Params, flat: jax.Array) -> Params:
+    """A flat vector as parameters in the layout of theta."""
+    leaves, structure = jax.tree.flatten(theta)
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    parts = [
+        flat[end - leaf.size : end].reshape(leaf.shape)
+        for end, leaf in zip(ends, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)

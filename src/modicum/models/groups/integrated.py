@@ -1,0 +1,382 @@
+"""Multilevel models in which the effects of groups are integrated out.
+
+The units of such a model are the groups (`modicum.rows.groups`), each with one log-likelihood
+(`integrals`). This is the rest of the model: its settings, priors, and the names of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, SettingError, whole_number
+from modicum.models.base import Batch, Labels, Params
+from modicum.models.families import Cloglog, Logistic, Probit, Softmax
+from modicum.models.groups.integrals import GroupIntegrals
+from modicum.models.groups.terms import INTERCEPT, GroupTerm, constant_slope
+from modicum.models.linear import LinearPredictorModel
+from modicum.models.priors import LKJ, OWN, is_positive, moments
+from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.rows import Rows
+from modicum.rows.groups import GroupedRows, GroupIndex, members_of
+from modicum.runtime import Array
+
+__all__ = ["IntegratedEffects"]
+
+FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
+MOST_NODES = 99
+PER_COMMON = 8  # the first guess of a group's sd is its prior's scale over this
+
+
+@dataclass(frozen=True)
+class IntegratedEffects(GroupIntegrals):
+    """A family whose linear predictor varies by group, with the groups' effects integrated out.
+
+    Parameters
+    ----------
+    family
+        The distribution of a row given its predictor: `mo.models.Logistic()` ... Its own `groups`
+        are held explicitly, beside the one that is integrated out.
+    group
+        The field of the rows that says which group a row is in.
+    slopes
+        Columns of x whose coefficient varies by group, besides the intercept.
+    intercept
+        Whether the intercept varies by group.
+    correlated
+        Whether the effects of a group may be correlated.
+    group_sd
+        Scale of the half-normal prior of the effects' standard deviations: one number, or one per
+        effect (the intercept's first). None: 2.5 in the units of the outcome over the column's sd.
+    concentration
+        Of the LKJ prior of the effects' correlations; 1 is uniform, and 2 the default.
+    nodes
+        Quadrature nodes per effect; None: 9, 7 or 5 for one, two or three effects.
+    columns, scales, nodes_at
+        What `resolved` and a run find out; not for users to give.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> model = mo.models.IntegratedEffects(mo.models.Logistic(), "clinic")
+    >>> rows = mo.Rows(x=np.eye(4), y=[0, 1, 1, 0], clinic=[0, 0, 1, 1])
+    >>> len(model.units(rows))
+    2
+    """
+
+    family: LinearPredictorModel
+    group: str
+    slopes: tuple[str, ...] = ()
+    intercept: bool = True
+    correlated: bool = True
+    group_sd: float | tuple[float, ...] | None = None
+    concentration: float = LKJ().eta
+    nodes: int | None = None
+    columns: tuple[int, ...] | None = None
+    scales: tuple[float, ...] | None = None
+    # Not compared: nothing that is compiled reads it, and runs share what is compiled.
+    nodes_at: tuple[float, ...] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.family, LinearPredictorModel) or isinstance(self.family, Softmax):
+            kind = self.family if isinstance(self.family, type) else type(self.family)
+            raise SettingError(
+                "groups can be integrated out of families with one linear predictor, such as "
+                f"mo.models.Logistic(), not {'a class' if kind is self.family else kind.__name__}."
+            )
+        if not isinstance(self.group, str):
+            raise SettingError(f"group must be the name of a field of the rows, not {self.group!r}")
+        slopes = (self.slopes,) if isinstance(self.slopes, str) else self.slopes
+        if not isinstance(slopes, Sequence) or not all(isinstance(name, str) for name in slopes):
+            raise SettingError(
+                f"slopes must be names of columns of x, such as ('dose',), not {self.slopes!r}."
+            )
+        object.__setattr__(self, "slopes", tuple(slopes))
+        if not 1 <= self.effects <= 3:
+            raise SettingError(
+                f"a group can have one to three effects that are integrated out, not {self.effects}"
+                "; hold them explicitly, or let fewer columns vary by group."
+            )
+        if self.group_sd is not None:
+            scales = np.atleast_1d(np.asarray(self.group_sd, object))
+            if scales.shape not in ((1,), (self.effects,)) or not all(map(is_positive, scales)):
+                raise SettingError("group_sd must be a positive number, or one per effect.")
+            wide = tuple(float(s) for s in np.broadcast_to(scales, self.effects))
+            object.__setattr__(self, "group_sd", wide)
+        if not is_positive(self.concentration):
+            raise SettingError("concentration must be a positive number.")
+        if self.nodes is not None and whole_number("nodes", self.nodes, FEWEST_NODES) > MOST_NODES:
+            raise SettingError(
+                f"nodes must be at most {MOST_NODES} per effect, not {self.nodes}: integrals that "
+                "need more are better served by effects that are held explicitly."
+            )
+
+    # Units --------------------------------------------------------------------------------
+
+    def units(self, rows: Rows) -> GroupedRows:
+        """Return the rows as groups; refuse those that cannot be groups."""
+        if isinstance(rows, GroupedRows):
+            return rows
+        if rows.coding is not None and any(
+            term.field == self.group and term.scale is None for term in rows.coding.terms
+        ):
+            raise DataError(
+                f"the levels of '{self.group}' are columns of the rows, and cannot be groups as "
+                f"well; give them as numbers, mo.Rows(x=..., y=..., {self.group}=numbers), or "
+                "use mo.fit with a group term."
+            )
+        groups = GroupedRows(rows, GroupIndex.of(rows, self.group))
+        if len(groups) < 2:
+            raise DataError(
+                f"all rows have the same '{self.group}', so that nothing can be said of how groups "
+                "differ; leave the group out."
+            )
+        if len(groups) == len(rows) and self.family.extras:
+            raise DataError(
+                f"every row is a group of its own by '{self.group}', so that the groups' effects "
+                "cannot be told from the noise of a row; leave the group out."
+            )
+        if groups.largest == 1 and isinstance(self.family, Logistic | Probit | Cloglog):
+            raise DataError(
+                f"every row is a group of its own by '{self.group}', and one outcome of 0 or 1 "
+                "says nothing of its group's effect; leave the group out."
+            )
+        for name in self.slopes:
+            column = _column_of_x(rows, name)
+            if self.intercept and not _varies_within(groups, column):
+                raise DataError(constant_slope(name, self.group))
+        return groups
+
+    # Priors -------------------------------------------------------------------------------
+
+    def log_prior(self, theta: Params) -> jax.Array:
+        """That of the family, and of the effects' covariance."""
+        if self.scales is None:
+            raise SettingError(
+                "the default prior of group_sd is in the units of the data, and known only with "
+                "rows: use model.resolved(rows), or give group_sd."
+            )
+        return self.family.log_prior(theta) + self._log_prior_of_covariance(theta)
+
+    def _log_prior_of_covariance(self, theta: Params) -> jax.Array:
+        assert self.scales is not None
+        return self.covariance.log_prior(theta, self.scales, self.concentration)
+
+    def log_folded_prior(self, theta: Params) -> jax.Array | None:
+        """The quadratic part, without the priors of explicit effects; None if there are none."""
+        if not self.family.groups:
+            return None
+        return self.family.log_folded_prior(theta) + self._log_prior_of_covariance(theta)
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """That of the family's explicit effects, whose joint density has no mode."""
+        return self.family.exact_prior(theta) if self.family.groups else None
+
+    def shrunk(self, theta: Params) -> Params:
+        """What the family's priors shrink, which is not the groups' standard deviations."""
+        return self.family.shrunk(theta)
+
+    def likelihood_layout(self, theta: Params) -> Params:
+        """All but the standard deviations of explicit effects."""
+        return self.family.likelihood_layout(theta)
+
+    def resolved(self, rows: Rows) -> IntegratedEffects:
+        """Return the model with its priors in numbers, and the columns that vary by place."""
+        if self.scales is not None:
+            return self
+        members = members_of(rows)
+        family = self.family.resolved(members)
+        columns = tuple(_column_of_x(members, name) for name in self.slopes)
+        if isinstance(self.group_sd, tuple):
+            return replace(self, family=family, columns=columns, scales=self.group_sd)
+        data = moments(members)
+        spread = [float(data.x_sd[members.columns.index(name)]) or 1.0 for name in self.slopes]
+        unit = 2.5 * self.family.outcome_unit(data)
+        scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
+        return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether a prior is in the units of the data."""
+        return self.scales is None and (self.group_sd is None or self.family.needs_moments)
+
+    def without_priors(self) -> IntegratedEffects:
+        """Return the likelihood alone."""
+        return replace(
+            self,
+            family=self.family.without_priors(),
+            group="",
+            slopes=("",) * len(self.slopes),
+            group_sd=None,
+            concentration=1.0,
+            scales=None,
+            nodes_at=None,
+        )
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Those of the family, and half-normal and LKJ ones."""
+        text = dict(self.family.describe_priors(rows))
+        for name, scale in zip(self.effect_names, self.scales or (), strict=False):
+            text[f"group_sd[{name}]"] = f"half-normal({scale:.4g})"
+        if self.covariance.pairs:
+            text["group_cor"] = f"LKJ({self.concentration:g})"
+        return text
+
+    # Layout, names, checks ----------------------------------------------------------------
+
+    @property
+    def term(self) -> GroupTerm:
+        """The same as a group term, which knows what draws call its parts."""
+        effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
+        return GroupTerm(self.group, effects, self.correlated)
+
+    @property
+    def effect_names(self) -> tuple[str, ...]:
+        """The group for its intercept, "group:column" for a slope."""
+        return self.term.sd_names
+
+    def start(self, rows: Rows) -> Params:
+        """That of the family, small standard deviations and no correlation."""
+        members = members_of(rows)
+        assert self.scales is not None
+        theta = dict(self.family.start(members))
+        if OWN in theta and not self.family.groups:
+            raise SettingError(
+                "a horseshoe prior cannot stand beside effects that are integrated out; hold them "
+                "explicitly, or give the coefficients another prior."
+            )
+        theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
+        if self.covariance.pairs:
+            theta["group_partial"] = np.zeros(self.covariance.pairs)
+        return theta
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the family's parameters, group_sd and group_cor."""
+        own = {"group_log_sd", "group_partial"}
+        common = {name: value for name, value in theta.items() if name not in own}
+        of_family, of_groups = self.family.report(common), self.covariance.report(theta)
+        for name in set(of_family) & set(of_groups):  # explicit effects have theirs, after these
+            of_groups[name] = jnp.concatenate([of_groups[name], of_family[name]])
+        return of_family | of_groups
+
+    def restore(self, named: Mapping[str, Array]) -> Params:
+        """Undo `report`."""
+        common, of_groups = dict(named), {}
+        for name, count in (("group_sd", self.effects), ("group_cor", self.covariance.pairs)):
+            if name in named:
+                both = jnp.asarray(common.pop(name))
+                of_groups[name] = both[:count]
+                common |= {name: both[count:]} if both.shape[0] > count else {}
+        return self.family.restore(common) | self.covariance.restore(of_groups)
+
+    def labels(self, rows: Rows) -> Labels:
+        """Columns of x, and effects."""
+        labels = dict(self.family.labels(rows))
+        for name, mine in (("group_sd", self.effect_names), ("group_cor", self.term.cor_names)):
+            theirs = labels.pop(name, ((),))[0]
+            labels |= {name: ((*mine, *theirs),)} if mine or theirs else {}
+        return labels
+
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
+        """Names of the entries of the flat vector, whose order is that of their keys."""
+        assert rows is not None
+        labels, terms = self.family.labels(rows), self.family.group_terms
+        beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
+        effects = [
+            f"{name}[{level}]" for t in terms for name in t.names for level in labels[name][0]
+        ]
+        own = [f"group_cor[{name}]" for t in terms for name in t.cor_names]
+        own += [f"group_sd[{name}]" for t in terms for name in t.sd_names]
+        known = {
+            "beta": [*beta, *effects],
+            "group_log_sd": [f"group_sd[{name}]" for name in self.effect_names],
+            "group_partial": [f"group_cor[{name}]" for name in self.term.cor_names],
+            OWN: own,
+        }
+        return tuple(name for key in sorted(self.start(rows)) for name in known.get(key, [key]))
+
+    def check_variation(self, rows: Rows) -> None:
+        """As the family does."""
+        self.family.check_variation(rows)
+
+    def check(self, rows: Rows) -> None:
+        """Refuse what the family refuses; `units` has looked at the groups."""
+        self.family.check(members_of(rows))
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Mean of the outcome of each row, over all groups there may be.
+
+        This is the prediction for a group of which nothing is known, and the population's average.
+        What effects of new groups add to a predictor is normal, however many they are.
+        """
+        predictors = self.family.predictor_vector(theta, batch)
+        return self.family.mean_over(predictors, self.spread_of_new_groups(theta, batch))
+
+    def spread_of_new_groups(self, theta: Params, batch: Batch) -> jax.Array:
+        """Standard deviation, in each row, of what effects of new groups add to its predictor.
+
+        Those of the group that is integrated out, and of other factors that the batch does not
+        have.
+        """
+        along = self._columns_of(batch) @ self.covariance.factor(theta)
+        variance = jnp.sum(along**2, axis=1)
+        absent = self.family.absent_groups(batch)
+        if absent:
+            more = self.family.spread_of_new_groups(theta, batch, absent)
+            variance = variance + more**2
+        return jnp.sqrt(variance)
+
+    def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
+        """Mean of the outcome of each row given the effects of its group, (rows, effects).
+
+        Averaged over all groups there may be of other factors that the batch does not have.
+        """
+        predictors = self.family.predictor_vector(theta, batch)
+        shift = jnp.sum(self._columns_of(batch) * effects, axis=1)
+        predictors = predictors.at[:, 0].add(shift)
+        absent = self.family.absent_groups(batch)
+        if not absent:
+            return jax.vmap(self.family.mean)(predictors)
+        sd = self.family.spread_of_new_groups(theta, batch, absent)
+        return self.family.mean_over(predictors, sd)
+
+    def _columns_of(self, batch: Batch) -> jax.Array:
+        """z of each row of a batch that need not have outcomes."""
+        return self.effect_columns(dict(batch) | {"y": next(iter(batch.values()))})
+
+    def decide(self, expected: np.ndarray) -> np.ndarray | None:
+        """As the family does."""
+        return self.family.decide(expected)
+
+
+def _column_of_x(rows: Rows, name: str) -> int:
+    """Where in the field x a column is; the columns of codes are not there."""
+    if name not in rows.columns:
+        raise SettingError(
+            f"'{name}' is to vary by group, and x has no column of that name; it has "
+            f"{', '.join(rows.columns[:8])}."
+        )
+    place = rows.columns.index(name)
+    if rows.coding is None:
+        return place
+    if place not in rows.coding.dense:
+        raise SettingError(
+            f"'{name}' is a level of a categorical column, and only numbers can vary by group as "
+            "an effect that is integrated out."
+        )
+    return rows.coding.dense.index(place)
+
+
+def _varies_within(groups: GroupedRows, column: int) -> bool:
+    """Whether a column of x takes two values within any group."""
+    for k in range(len(groups.chunk_starts) - 1):
+        batch, _ = groups.chunk(k)
+        which, x = batch["group_of_row"], batch["x"][:, column]
+        same = which[1:] == which[:-1]
+        if np.any(same & (x[1:] != x[:-1]) & (which[1:] < groups.flat_groups)):
+            return True
+    return False
