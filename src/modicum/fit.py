@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from modicum.arguments import names_checked
 from modicum.digest import Digest
 from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
-from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel
+from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel, Ordinal
 from modicum.models.base import Params
 from modicum.models.groups.multilevel import HoldEffects, multilevel
 from modicum.models.groups.terms import INTERCEPT
@@ -23,7 +24,7 @@ from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableRows, read_formula
 from modicum.run import ChainCount, Parallel
-from modicum.sample import sample
+from modicum.sample import check_run, sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +55,7 @@ Table: TypeAlias = (
 )
 
 
+@names_checked
 def fit(
     formula: str,
     data: Table,
@@ -148,6 +150,9 @@ def fit(
     >>> len(post.predict(pd.DataFrame({"ward": ["c"], "dose": [0.5]})))
     1
     """
+    check_run(method, draws, tune, chains, random_seed, superchains, passes, thin)
+    if isinstance(family, str):
+        family_named(family)
     if isinstance(data, Digest):
         _check_digest(formula, data, (weights, offset, store, dtype), missing)
         table_rows = TableRows(data.pool.rows, 0)
@@ -185,7 +190,8 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    return replace(with_formula(post, table_rows, formula_model), table=data)
+    table = None if isinstance(data, Digest) else data
+    return replace(with_formula(post, table_rows, formula_model), table=table)
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
@@ -321,6 +327,12 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             f"the outcome {outcome.expression!r} has {len(levels)} levels ({listed}), and {name} "
             f"needs two: write {outcome.expression} == {levels[-1]!r}, or use family='softmax'."
         )
+    if isinstance(model, Ordinal) and outcome.alphabetical:
+        raise SettingError(
+            f"the outcome {outcome.expression!r} has levels whose order is that of the alphabet "
+            f"({listed}), and {name} needs to know theirs: make it an ordered category, or write "
+            f"C({outcome.expression}, levels=[{listed}]) ~ ... with the lowest first."
+        )
     for extra in getattr(model, "outcome_fields", ("y",)):
         if extra != "y" and extra not in encoding.fields:
             meaning = model.field_meaning.get(extra)
@@ -351,7 +363,7 @@ def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaM
             dropped=table_rows.dropped,
             rows=total,
         )
-        doubts.append(warn(dropped, stacklevel=4))
+        doubts.append(warn(dropped))
     return replace(
         post,
         warnings=Warnings(doubts),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.digest import Digest
 from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
@@ -60,12 +61,13 @@ from modicum.run import (
 from modicum.run.layout import FEW
 from modicum.runtime import in_double_precision, refuse_forked
 
-__all__ = ["sample"]
+__all__ = ["check_run", "sample"]
 
 FUSED = 128  # iterations per call, at most: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 
+@names_checked
 @in_double_precision
 def sample(
     model: BaseModel,
@@ -308,8 +310,15 @@ def _check_arguments(model: object, rows: object, parallel: object) -> None:
 def check_model_and_rows(model: object, rows: object) -> None:
     """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
     if not isinstance(model, BaseModel):
+        hint = (
+            "; a NumPyro model is taken by mo.from_numpyro(model, rows), log-densities in JAX by "
+            "mo.Model(log_prior, log_likelihood)"
+            if callable(model) and not isinstance(model, type)
+            else ""
+        )
         raise SettingError(
-            f"the first argument must be a model such as mo.models.Logistic(), not {_kind(model)}."
+            "the first argument must be a model such as mo.models.Logistic(), not "
+            f"{_kind(model)}{hint}."
         )
     if not isinstance(rows, Rows):
         raise SettingError(
@@ -328,18 +337,12 @@ def _lengths(
     thin: int,
 ) -> tuple[int, int]:
     """Warm-up and draws per chain, both in iterations that are recorded."""
-    if passes is not None and draws is not None:
-        raise SettingError("give either draws or passes: each says how long the chains are.")
+    _check_lengths(draws, tune, passes, thin)
     if tune is None:
         tune = 1000 if passes is None and method.has_warmup else 0
-    number = 1000 if draws is None else draws
-    for name, value, least in (("draws", number, 1), ("tune", tune, 0), ("thin", thin, 1)):
-        whole_number(name, value, least)
     before = ceil(tune / thin)
     if passes is None:
-        return before, int(number)
-    if not is_number(passes) or not passes > 0:
-        raise SettingError(f"passes must be a positive number, not {passes!r}.")
+        return before, 1000 if draws is None else int(draws)
     number = method.iterations(passes, len(rows)) // int(thin) - before
     if number < 1:
         raise SettingError(
@@ -347,6 +350,32 @@ def _lengths(
             f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
         )
     return before, number
+
+
+def _check_lengths(draws: int | None, tune: int | None, passes: float | None, thin: int) -> None:
+    if passes is not None and draws is not None:
+        raise SettingError("give either draws or passes: each says how long the chains are.")
+    for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("thin", thin, 1)):
+        if value is not None:
+            whole_number(name, value, least)
+    if passes is not None and (not is_number(passes) or not passes > 0):
+        raise SettingError(f"passes must be a positive number, not {passes!r}.")
+
+
+def check_run(
+    method: str | Method | None,
+    draws: int | None,
+    tune: int | None,
+    chains: ChainCount,
+    random_seed: int | None,
+    superchains: int | None = None,
+    passes: float | None = None,
+    thin: int = 1,
+) -> None:
+    """Refuse settings that are wrong whatever the rows are, before a long table is read."""
+    _check_chains(resolve(DEFAULT if method is None else method), chains, superchains)
+    _check_lengths(draws, tune, passes, thin)
+    _seed(random_seed, None)
 
 
 def _layout(

@@ -374,6 +374,23 @@ def test_a_fit_makes_one_and_takes_one_again(tmp_path):
         mo.fit("well ~ dose + ward", made, weights="dose", **settings)
 
 
+def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
+    rng = np.random.default_rng(1)
+    trips = pd.DataFrame({"dose": rng.normal(size=1500), "ward": rng.choice(list("abc"), 1500)})
+    trips["well"] = rng.random(1500) < 1 / (1 + np.exp(-trips["dose"]))
+    settings = {"draws": 50, "method": "laplace", "random_seed": 1, "progressbar": False}
+    post = mo.fit("well ~ dose + ward", trips, **settings)
+    made = mo.digest(post, trips, size=600, random_seed=1, progressbar=False)
+    trips.iloc[:100].to_csv(tmp_path / "old.csv")
+    for old in (trips.iloc[:100], tmp_path / "old.csv"):  # the same sums from a frame and a file
+        assert pytest.approx(made.remove(trips.iloc[:100]).total.C) == made.remove(old).total.C
+        assert len(made.remove(old)) == 1400
+    again = replace(post, rows=None, table=None)  # as a fit of the digest is
+    with pytest.raises(mo.SettingError, match="made of a digest or loaded from a file"):
+        again.marginal("dose")
+    assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
+
+
 def decay(sd=1.0, power=1.0):
     import jax.numpy as jnp
 

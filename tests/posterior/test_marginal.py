@@ -3,6 +3,7 @@
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from scipy.special import expit
 
@@ -231,3 +232,19 @@ def test_what_cannot_be_asked_is_refused(logistic):
         made(mo.models.Poisson(), ROWS).contrast("dose", comparison="odds ratio")
     with pytest.raises(SettingError, match="one draw says nothing of uncertainty"):
         logistic.marginal("dose", draws=1)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_rows_that_a_fit_left_out_are_left_out_again(missing):
+    """A file may hold NaN where another holds null: both are missing values."""
+    dose = [missing, *X[1:, 0]]
+    table = pa.table({"dose": pa.array(dose, pa.float64()), "age": X[:, 1], "y": np.ones(N)})
+    formula = "y ~ dose + age"
+    rows = read_formula(formula, table, missing="drop", progressbar=False).rows
+    post = made(mo.models.Logistic(), rows)
+    post.table = table
+    by_hand = made(mo.models.Logistic(), read_formula(formula, table[1:], progressbar=False).rows)
+    by_hand.table = table[1:]
+    pd.testing.assert_frame_equal(
+        post.marginal("dose", at=[0, 1]), by_hand.marginal("dose", at=[0, 1])
+    )

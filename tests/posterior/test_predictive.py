@@ -12,6 +12,7 @@ from modicum.errors import DataError, SettingError
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.checking.predictive import equal_draws
+from modicum.rows.reading import read_formula
 
 mpl.use("Agg")
 
@@ -228,6 +229,37 @@ def test_residuals_by_a_column_the_model_lacks():
     by_ward.plot()
     with pytest.raises(SettingError, match="no column 'wards'"):
         without.ppc(by="wards")
+
+
+def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_path):
+    """A store of groups is sorted by them, and rows with missing values may be left out of it."""
+    x, rng = design(3000, 1)
+    ward, age = rng.integers(0, 9, 3000), rng.integers(0, 3, 3000)
+    table = pd.DataFrame(
+        {"dose": x[:, 0], "ward": ward, "age": age, "y": age + rng.normal(size=3000)}
+    )
+    table.loc[7, "dose"] = np.nan
+    rows = read_formula(
+        "y ~ dose + (1 | ward)", table, missing="drop", store=tmp_path / "rows", progressbar=False
+    ).rows
+    draws = {
+        "1|ward": np.zeros((1, 50, 9)),
+        "beta": np.zeros((1, 50, 1)),
+        "intercept": np.ones((1, 50)),
+    }
+    model = mo.models.Gaussian(
+        scale=1.0, groups=("ward",), priors={"group_sd": mo.priors.HalfNormal(1)}
+    )
+    post = made(model.resolved(rows), rows, draws | {"group_sd": np.ones((1, 50, 1))})
+    post.table = table
+    seen = table.dropna().groupby("age")["y"].mean()
+    checked = post.ppc(by="age", draws=50).table
+    np.testing.assert_allclose(checked["observed"], seen)
+    assert checked["rows"].sum() == 2999
+    # negative control: the table's values beside the rows of the store
+    sorted_y = rows.take(np.arange(2999))["y"]
+    mixed = pd.Series(sorted_y).groupby(table.dropna()["age"].to_numpy()).mean()
+    assert np.abs(mixed - seen).max() > 0.5
 
 
 def test_counts_beside_their_rootogram():

@@ -87,6 +87,12 @@ def test_a_checkpoint_of_another_run_is_refused(rows, whole, tmp_path, changes, 
     assert str(caught.value).endswith("choose another.")
 
 
+def test_long_settings_are_shown_where_they_differ():
+    one, other = (f"Logistic({'a' * 90}=None, prior=Normal({sd}))" for sd in (1, 2))
+    assert module._apart(one, other) == ("... 1))", "... 2))")
+    assert module._apart("hmc", "nuts") == ("hmc", "nuts")
+
+
 def test_other_rows_or_another_model_are_another_run(rows, tmp_path):
     _begun(rows, tmp_path)
     with pytest.raises(mo.SettingError, match="rows is"):

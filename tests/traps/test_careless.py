@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import re
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import modicum as mo
+from modicum import plots
+from modicum.posterior import Prediction
+from modicum.posterior.elsewhere import ELSEWHERE
 from modicum.rows.reading import read_formula
 
 SHORT = {"draws": 50, "chains": 2, "random_seed": 1, "progressbar": False, "method": "laplace"}
@@ -52,6 +58,22 @@ def test_a_mapping_of_columns_is_a_table(frame, post):
 def test_a_mapping_that_is_not_a_table(columns, words):
     with pytest.raises(mo.ModicumError, match=words):
         mo.fit("y ~ x", columns, **SHORT)
+
+
+def test_intervals_are_levels_in_their_order(frame):
+    edges = [-10.0, -1.0, 0.0, 10.0]
+    cut = frame.assign(x=pd.cut(frame["x"], edges))
+    intervals = mo.fit("y ~ x", cut, **SHORT)
+    assert intervals.labels["beta"][0] == ("x[(-1.0, 0.0]]", "x[(0.0, 10.0]]")
+    as_text = cut.assign(x=cut["x"].cat.rename_categories(["a", "b", "c"]))
+    by_text = mo.fit("y ~ x", as_text, **SHORT)
+    np.testing.assert_array_equal(intervals["beta"], by_text["beta"])
+    new = pd.DataFrame({"x": pd.cut(pd.Series([-0.5, 5.0]), edges)})
+    np.testing.assert_array_equal(
+        intervals.predict(new).mean, by_text.predict({"x": ["b", "c"]}).mean
+    )
+    whole = mo.fit("y ~ x", cut.assign(x=pd.arrays.IntervalArray(cut["x"])), **SHORT)
+    np.testing.assert_array_equal(intervals["beta"], whole["beta"])
 
 
 def test_files_of_a_fit_are_taken_as_a_list_again(frame, tmp_path):
@@ -138,6 +160,52 @@ def test_names_that_are_not_there_are_errors_of_both_kinds(post, tmp_path):
 def test_a_summary_of_single_lines(post):
     table = post.summary(["beta[g[b]]", "intercept"])
     pd.testing.assert_frame_equal(table, post.summary().loc[["beta[g[b]]", "intercept"]])
+
+
+def test_draws_go_by_the_names_of_the_summary(post):
+    table = post.summary()
+    for line in table.index:
+        assert post[line].shape == (post.chains, post.num_draws)
+        np.testing.assert_allclose(post.mean(line), table.loc[line, "mean"])
+    np.testing.assert_array_equal(post["beta[g[b]]"], post["beta"][..., 1])
+    with pytest.raises(
+        mo.SettingError, match=r"no 'beta\[g\[z\]\]' .* of 'beta' there are beta\[x\]"
+    ):
+        post["beta[g[z]]"]
+
+
+def test_predictions_are_a_frame_with_the_index_of_the_table(frame, post):
+    """A join by another index would mix the rows up."""
+    new = frame.iloc[[7, 3]]
+    predicted = post.predict(new)
+    joined = new.join(predicted.to_frame())
+    assert list(joined.columns[-3:]) == ["mean", "lower", "upper"]
+    np.testing.assert_array_equal(joined["mean"], predicted.mean)
+    assert list(post.predict(pa.Table.from_pandas(new)).to_frame().index) == [0, 1]
+    classes = Prediction(*np.zeros((3, 2, 2)), 0.9, 10, ("no", "yes"))
+    assert list(classes.to_frame())[:4] == ["mean[no]", "lower[no]", "upper[no]", "mean[yes]"]
+
+
+def test_a_function_in_place_of_a_model_leads_to_what_takes_it(frame):
+    rows = mo.Rows(x=frame[["x"]], y=frame["y"])
+    with pytest.raises(mo.SettingError, match=r"not function; a NumPyro model is taken by mo.from"):
+        mo.sample(lambda x: None, rows)
+    with pytest.raises(mo.SettingError, match=r"not the class Logistic\.$"):
+        mo.sample(mo.models.Logistic, rows)
+
+
+def test_names_of_other_libraries_lead_to_ours(post):
+    for name, instead in ELSEWHERE.items():
+        assert not hasattr(post, name)
+        for attribute in re.findall(r"post\.(\w+)", instead):
+            assert hasattr(post, attribute)
+        for picture in re.findall(r"(?<!_)plots\.(\w+)", instead):
+            assert hasattr(plots, picture)
+    with pytest.raises(AttributeError, match=r"'ranef': use post.effects\(group\)"):
+        post.ranef()
+    with pytest.raises(AttributeError, match=r"'sumary'\.$"):
+        post.sumary()
+    assert copy.copy(post).draws is post.draws
 
 
 def test_default_priors_are_those_of_the_default_family(frame):

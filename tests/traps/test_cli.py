@@ -9,13 +9,16 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import modicum as mo
 from modicum.cli import app, commands
 from modicum.cli.commands import main
+from modicum.cli.messages import describe_rows
 from modicum.rows import ingest
+from modicum.rows.reading import read_formula
 
 SHORT = ["--draws", "20", "--tune", "20", "--chains", "1", "--seed", "1", "--method", "hmc"]
 GOOD = "dose,ward,well\n" + "".join(
@@ -119,6 +122,30 @@ def test_a_wrong_probability_is_refused_before_anything_is_done(csv, tmp_path):
         *("fit", csv, "--outcome", "well", "--out", tmp_path / "run", "--prob", "90")
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--draws 0", "draws"), ("--tune -3", "tune"), ("--chains 0", "chain"), ("--seed -1", "seed")],
+)
+def test_the_length_of_a_run_is_refused_before_anything_is_read(csv, tmp_path, option, words):
+    out = tmp_path / "run"
+    sentence = refused("fit", csv, "--outcome", "well", "--out", out, *option.split())
+    assert words in sentence
+    assert not out.exists()
+
+
+def test_groups_are_compared_with_no_level_and_come_last(tmp_path):
+    """Of a table cut off at 60 lines, effects of groups took every one."""
+    table = pd.DataFrame({"y": [0.0, 1.0] * 4, "ward": list("aabb") * 2, "site": list("uvwx") * 2})
+    rows = read_formula("y ~ ward + (1 | site)", table, progressbar=False).rows
+    said = describe_rows(rows, "file")
+    assert "ward: 2 levels, compared with a" in said
+    assert said.endswith("site: 4 groups")
+    draws = {"1|site": np.zeros((1, 9, 4)), "beta": np.zeros((1, 9, 1)), "scale": np.ones((1, 9))}
+    post = mo.Posterior(draws, {}, mo.Ledger(rows=8))
+    assert list(post.summary().index[:2]) == ["beta[0]", "scale"]
+    assert list(post.summary(["1|site", "beta"]).index[:1]) == ["1|site[0]"]
 
 
 @pytest.mark.parametrize("place", ["file", "below", "nowhere"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -12,6 +14,7 @@ import modicum as mo
 from modicum.rows import csv as csv_module
 from modicum.rows import ingest, sources
 from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula.expressions import CALLED_ELSEWHERE, NATURAL
 from modicum.rows.reading import encode_table, read_formula
 
 
@@ -166,3 +169,23 @@ def test_a_store_in_the_way_is_seen_before_the_data_are_read(tmp_path):
     rows_of("y ~ x", frame, store=tmp_path / "s")
     with pytest.raises(mo.SettingError, match="exists"):
         rows_of("y ~ nothing", frame, store=tmp_path / "s")
+
+
+def test_functions_of_other_libraries_are_named_as_ours():
+    frame = pd.DataFrame({"y": [0, 1] * 20, "x": np.arange(40.0), "z": np.arange(40.0) ** 2})
+    for name, instead in CALLED_ELSEWHERE.items():
+        with pytest.raises(mo.SettingError, match=f"calls {name}, .*: write "):
+            read_formula(f"y ~ {name}(x)", frame, progressbar=False)
+        for ours in re.findall(r"\b(?:bs|cr|C)\(.*?\)", instead):  # which are formulas
+            read_formula(f"y ~ {ours}", frame, progressbar=False)
+
+
+def test_a_natural_spline_beside_an_intercept_is_centred():
+    frame = pd.DataFrame({"y": [0, 1] * 20, "x": np.linspace(0, 1, 40) ** 2})
+
+    def rank(formula):
+        x = read_formula(formula, frame, progressbar=False).rows.take(np.arange(40))["x"]
+        return np.linalg.matrix_rank(np.c_[np.ones(40), x]) - x.shape[1]
+
+    assert rank(f"y ~ {NATURAL}") == 1
+    assert rank("y ~ cr(x, df=5)") == 0  # negative control: its columns add up to one

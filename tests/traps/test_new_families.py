@@ -7,8 +7,10 @@ import pytest
 import modicum as mo
 from helpers.outcomes import family, family_rows
 from helpers.targets import all_of, sums_of
+from modicum.fit import model_for
 from modicum.models import FAMILIES, Target
 from modicum.models.separation import find_ordinal_separation, find_separation
+from modicum.rows.reading import read_formula
 
 M = mo.models
 
@@ -175,3 +177,24 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
     for kind in (*FAMILIES.values(), families.PoissonRates):
         model = kind(prior_scale=2.0)
         assert rebuild(ModelPredictor(model).to_dict()).model == model
+
+
+def test_ordered_classes_are_not_made_of_an_alphabet():
+    """high < low < medium turned the sign of a slope round without a word."""
+    ratings = pd.DataFrame({"x": np.arange(6.0), "r": ["low", "medium", "high"] * 2})
+
+    def outcome(column, formula="r ~ x"):
+        rows = read_formula(formula, ratings.assign(r=column), progressbar=False).rows
+        model_for(rows, "ordinal")
+        return rows.outcome_levels
+
+    ordered = pd.Categorical(ratings.r, ["low", "medium", "high"])
+    assert outcome(ordered) == ("low", "medium", "high")
+    assert outcome(ratings.r, "C(r, levels=['low', 'medium', 'high']) ~ x") == outcome(ordered)
+    stated = pd.Categorical(ratings.r, ordered=True)  # by the alphabet, since someone says so
+    assert outcome(stated) == ("high", "low", "medium")
+    assert outcome(["1", "2", "10"] * 2) == ("1", "2", "10")
+    for column in (ratings.r, ratings.r.astype("category")):
+        with pytest.raises(mo.SettingError, match=r"order is that of the alphabet \('high', 'low'"):
+            outcome(column)
+    model_for(read_formula("r ~ x", ratings, progressbar=False).rows, "softmax")  # needs no order

@@ -307,6 +307,30 @@ def test_columns_too_large_for_a_variance_are_named():
         M.Logistic().resolved(mo.Rows(x=x, y=np.array([0.0, 1, 0]), columns=["a", "huge"]))
 
 
+def test_columns_too_small_for_a_variance_are_named():
+    x = np.array([[1e-200], [-3e-200], [1e-200]])
+    with pytest.raises(mo.DataError, match="'tiny' holds numbers so small"):
+        M.Logistic().resolved(mo.Rows(x=x, y=np.array([0.0, 1, 0]), columns=["tiny"]))
+
+
+def test_a_column_far_from_zero_is_refused_beside_an_intercept():
+    """At a mean of 5e7 standard deviations the posterior sd was half as wide again, silently."""
+    x = np.random.default_rng(1).normal(size=(200, 1))
+    y = (x[:, 0] > 0) * 1.0
+
+    def rows(shift):
+        return mo.Rows(x=x + shift, y=y, columns=["stamp"])
+
+    for shift in (5e7, 1e11):
+        with pytest.raises(mo.DataError, match=r"'stamp' varies by .* subtract a constant"):
+            M.Logistic().resolved(rows(shift))
+        M.Logistic(intercept=False).resolved(rows(shift))  # a slope alone has all digits
+    M.Logistic().resolved(rows(1e6))
+    constant = mo.Rows(x=np.full((200, 1), 1 / 3 * 1e9), y=y, columns=["stamp"])
+    assert moments(constant).x_sd == 0
+    M.Logistic().resolved(constant)  # which `prior-decides` speaks of
+
+
 def test_priors_without_rows_are_refused_in_a_sentence():
     with pytest.raises(mo.SettingError, match="in the units of the data"):
         M.Logistic().log_prior({"beta": np.zeros(2), "intercept": 0.0})

@@ -13,6 +13,7 @@ from modicum.models.separation import find_silent_counts
 from modicum.passes.faults import require_noise
 from modicum.rows.checks import names_like
 from modicum.rows.formula.parsing import parse
+from modicum.rows.reading import read_formula
 
 RUN = {"random_seed": 1, "progressbar": False, "draws": 50}
 
@@ -72,6 +73,16 @@ def test_counts_that_are_all_zero_leave_the_rate_to_the_prior():
     assert find_silent_counts(counts(np.ones(60), level), True)[0] is None
 
 
+def test_a_reference_level_without_counts_is_named():
+    level = np.arange(60) % 3
+    for silent, words in ((0, "town[0] differs"), (2, "town[2] differs")):
+        rows = mo.Rows(y=1.0 * (level != silent), codes={"town": level})
+        assert words in find_silent_counts(rows, True)[0].sentence
+    assert (
+        find_silent_counts(mo.Rows(y=1.0 * (level != 0), codes={"town": level}), False)[0] is None
+    )
+
+
 def test_a_fit_of_silent_counts_warns():
     level = np.arange(60) % 2
     with pytest.warns(mo.ModicumWarning, match="in rows in which ward differs"):
@@ -98,3 +109,25 @@ def test_noise_is_asked_for_of_quantiles_too():
         require_noise(sums, start, converged=False)
     noisy = mo.Rows(x=x, y=y + 0.01 * rng.normal(size=100))
     require_noise(*sums_of(mo.models.AsymmetricLaplace(), noisy), converged=False)
+
+
+def test_bins_of_pandas_are_levels_in_their_order(table):
+    """`pd.cut` gives intervals, of which Arrow makes records; as text, (-2, 2] would come first."""
+    bins = pd.cut(4 * table.x, [-30, -2, 2, 30])
+    rows = read_formula("y ~ bins", table.assign(bins=bins)).rows
+    assert rows.columns == ("bins[(-2, 2]]", "bins[(2, 30]]")
+    assert list(rows.levels["bins"]) == [str(level) for level in bins.cat.categories]
+    np.testing.assert_array_equal(rows.take(np.arange(200))["bins"], bins.cat.codes)
+
+
+def test_sparse_columns_are_numbers(table):
+    sparse = table.assign(x=pd.arrays.SparseArray(table.x))
+    a, b = (read_formula("y ~ x", t).rows.take(np.arange(200))["x"] for t in (sparse, table))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_a_column_in_the_index_is_said_to_be_there(table):
+    with pytest.raises(mo.SettingError, match=r"'x' .* in the index of the frame, so pass"):
+        mo.fit("y ~ x", table.set_index("x"), **RUN)
+    with pytest.raises(mo.SettingError, match="'z' of the formula is not in the data: there are"):
+        mo.fit("y ~ z", table.set_index("x"), **RUN)

@@ -57,6 +57,7 @@ from modicum.cli.predicting import (
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
 from modicum.run import Checkpoint
+from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
 
 __all__ = ["app", "main"]
@@ -200,12 +201,14 @@ def fit(
         }
         model = build_model(family, family_options, family_set or ())
         hold_effects = parse_groups(groups, formula)
+        sampler, chain_number = build_method(method, set_ or ()), chain_count(chains)
+        check_run(sampler, draws, tune, chain_number, seed)
         settings = {
-            "method": build_method(method, set_ or ()),
+            "method": sampler,
             "engine": build_engine(engine, address),
             "draws": draws,
             "tune": tune,
-            "chains": chain_count(chains),
+            "chains": chain_number,
             "random_seed": seed,
         }
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)

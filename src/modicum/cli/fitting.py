@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from modicum.posterior import Posterior
     from modicum.rows import Rows
     from modicum.rows.reading import TableRows
+    from modicum.run import ChainCount
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
@@ -130,9 +131,9 @@ def check_prob(prob: float) -> None:
         raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
 
 
-def chain_count(text: str) -> int | str:
+def chain_count(text: str) -> ChainCount:
     """Parse a number of chains, or "auto"; anything else is refused where chains are run."""
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if text.lstrip("-").isdigit() else cast("ChainCount", text)
 
 
 def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:

@@ -39,9 +39,21 @@ def describe_rows(rows: Rows, source: str) -> str:
     if classes:
         numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
         text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
+    groups = group_fields(rows)
     for name, levels in rows.levels.items():
-        text += f"\n  {name}: {len(levels)} levels, compared with {levels[0]}"
+        kind = "groups" if name in groups else f"levels, compared with {levels[0]}"
+        text += f"\n  {name}: {len(levels):,} {kind}"
     return text
+
+
+def group_fields(rows: Rows) -> set[str]:
+    """Factors whose levels have effects that are pooled, and no reference."""
+    from modicum.rows.formula import FormulaEncoding
+
+    origin = rows.schema.origin
+    return (
+        set() if origin is None else {g.field for g in FormulaEncoding.from_dict(origin).groupings}
+    )
 
 
 def outcome_levels(rows: Rows) -> tuple[Level, ...]:

@@ -106,25 +106,10 @@ def write_predictions(
     if groups is not None:
         effects = "new" if groups == "new" else "known"
     predicted = post.predict(rows, draws=draws, prob=prob, groups=effects)
-    columns = {"mean": predicted.mean, "lower": predicted.lower, "upper": predicted.upper}
-    if predicted.mean.ndim > 1:  # one column per class
-        classes = _classes(post, predicted.mean.shape[1])
-        columns = {
-            f"{name}[{label}]": values[:, k]
-            for k, label in enumerate(classes)
-            for name, values in columns.items()
-        }
     import pyarrow as pa
 
-    _write(pa.table(columns), out, kind)
+    _write(pa.table(predicted.columns()), out, kind)
     return len(predicted)
-
-
-def _classes(post: Posterior, count: int) -> list[str]:
-    levels = post.settings.get("outcome_levels")
-    if isinstance(levels, dict) and len(levels) == count:
-        return list(levels)
-    return [str(k) for k in range(count)]
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError
+from modicum.errors import DataError, SettingError
 from modicum.models.base import BaseModel, Params
 from modicum.models.groups.terms import (
     INTERCEPT,
@@ -249,6 +249,13 @@ class CoefficientPriors(BaseModel):
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
         """Moments of the common columns."""
         data = moments(rows) if data is None else data
+        if self.intercept and data.remote.any():
+            j = int(np.argmax(data.remote))
+            raise DataError(
+                f"the column '{rows.columns[j]}' varies by {data.x_sd[j]:.2g} about "
+                f"{data.x_mean[j]:.2g}, too little for its slope to be told from the intercept in "
+                "64 bits: subtract a constant from it first, or use center(...) in a formula."
+            )
         if not self.groups:
             return data
         common = list(common_columns(self.group_terms, rows))

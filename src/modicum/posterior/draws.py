@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError, UnknownNameError, is_number, suggestion
 from modicum.ledger import Ledger
-from modicum.posterior.labels import tidy_labels
+from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.posterior.weighted import (
     weighted_covariance,
     weighted_mean,
@@ -71,13 +71,26 @@ class Draws:
         self.labels = tidy_labels(self.labels, self.draws)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        try:
+        """Return the draws of a parameter, or of a line of the summary such as "beta[age]"."""
+        if name in self.draws:
             return self.draws[name]
-        except KeyError:
+        for parameter, x in self.draws.items():
+            if str(name).startswith(f"{parameter}["):
+                return self._line(str(name), parameter, x)
+        raise UnknownNameError(
+            f"there is no parameter {name!r}{suggestion(str(name), self.draws)}; there are "
+            f"{', '.join(self.draws)}."
+        )
+
+    def _line(self, name: str, parameter: str, x: np.ndarray) -> np.ndarray:
+        """Draws of one scalar of a parameter, by the name it has in the summary."""
+        lines = scalar_names(parameter, x.shape[2:], self.labels)
+        if name not in lines:
             raise UnknownNameError(
-                f"there is no parameter {name!r}{suggestion(str(name), self.draws)}; there are "
-                f"{', '.join(self.draws)}."
-            ) from None
+                f"there is no {name!r}{suggestion(name, lines)}; of {parameter!r} there are "
+                f"{', '.join(lines[:5])}{' ...' if len(lines) > 5 else ''}."
+            )
+        return x.reshape(*x.shape[:2], -1)[..., lines.index(name)]
 
     @property
     def chains(self) -> int:

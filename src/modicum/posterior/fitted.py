@@ -128,8 +128,8 @@ class FittedDraws(Draws):
             return aligned(data, self.fit_rows, outcome, newlevels, new_groups)
         if self.rows is None:
             raise SettingError(
-                "this posterior, made by hand or loaded from a file, does not hold its rows; give "
-                "them, or their table."
+                "this posterior, made by hand, of a digest, or loaded from a file, does not hold "
+                "its rows; give them, or their table."
             )
         return AlignedRows(self.rows, tuple(self.rows.fields))
 
@@ -138,8 +138,8 @@ class FittedDraws(Draws):
         rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
         if rows is None:
             raise SettingError(
-                f"{purpose} needs the rows of the fit, which this posterior, made by hand or "
-                "loaded from a file, does not hold; give them, or their table."
+                f"{purpose} needs the rows of the fit, which this posterior, made by hand, of a "
+                "digest, or loaded from a file, does not hold; give them, or their table."
             )
         if rows is not self.rows:
             number = self.ledger.rows if self.ledger.unit == "row" else None

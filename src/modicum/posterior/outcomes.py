@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -28,6 +29,7 @@ from modicum.posterior.score import Score, score
 from modicum.posterior.variation import intraclass
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
+from modicum.rows.sources import is_table, library
 from modicum.run import require_writable
 
 if TYPE_CHECKING:
@@ -85,7 +87,10 @@ class OutcomesMixin(FittedDraws):
             new, groups_known = with_groups(new, predictor.model, groups)
             if groups_known and isinstance(predictor.model, IntegratedEffects):
                 predictor = known_groups(self, self.fit(), self.rows_of_fit(), new, draws)
-        return predict(self, predictor, new, draws, prob)
+        predicted = predict(self, predictor, new, draws, prob)
+        is_frame = library(rows) == "pandas" and is_table(rows)
+        index = getattr(rows, "index", None) if is_frame else None
+        return replace(predicted, classes=self.class_names(), index=index)
 
     def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.

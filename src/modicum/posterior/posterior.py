@@ -25,6 +25,7 @@ from modicum.posterior.datatree import (
 )
 from modicum.posterior.draws import check_interval
 from modicum.posterior.effects import group_names, terms_of
+from modicum.posterior.elsewhere import name_elsewhere
 from modicum.posterior.outcomes import OutcomesMixin
 from modicum.posterior.report import GroupEffects, Reported, report_page
 from modicum.posterior.report.words import code_for, model_name, posterior_box
@@ -101,7 +102,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
         names of their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
         `ess_bulk`, `ess_tail` and `r_hat` are of the ratio estimate (delta method, batch means),
         and ``attrs`` holds the mean weight and the weights' own R-hat. Where chains share starts
-        (`superchains` of `mo.sample`), there is a column `nested_r_hat`.
+        (`superchains` of `mo.sample`), there is a column `nested_r_hat`. Effects of groups come
+        last; `names` asks for parameters, or lines, of one's own choice.
         """
         return summarise(self, names, prob, self.settings.get("superchains"))
 
@@ -376,6 +378,12 @@ class Posterior(OutcomesMixin, ChecksMixin):
             kinds = {} if self.fit_rows is None else self.fit_rows.schema.kinds
             model = model.of_draws({name: x.shape[2:] for name, x in self.draws.items()}, kinds)
         self.predictor = ModelPredictor(model)
+
+    if not TYPE_CHECKING:  # which should go on finding misspelt names
+
+        def __getattr__(self, name: str) -> None:
+            """Refuse an attribute that is not there; of other libraries' names, say what is."""
+            raise AttributeError(name_elsewhere(name), name=name, obj=self)
 
     def __repr__(self) -> str:
         chains = f"{self.chains} chain" + "s" * (self.chains != 1)

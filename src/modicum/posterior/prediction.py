@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,9 @@ from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.weighted import weighted_mean, weighted_quantile
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Prediction", "Predictor", "in_pieces", "predict"]
 
@@ -39,6 +42,22 @@ class Prediction:
         Posterior probability of the equal-tailed interval from `lower` to `upper`.
     draws
         Posterior draws used.
+    classes
+        Names of the classes whose chances are predicted; empty: 0, 1, ...
+    index
+        That of the pandas frame that was predicted, which `to_frame` takes over.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> draws = {"beta": np.full((1, 9, 1), 2.0), "intercept": np.zeros((1, 9))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1))
+    >>> model = mo.models.Gaussian(scale=1.0)
+    >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+    >>> post.predict({"x": np.array([[0.5], [1.0]])}).to_frame()
+       mean  lower  upper
+    0   1.0    1.0    1.0
+    1   2.0    2.0    2.0
     """
 
     mean: np.ndarray
@@ -46,9 +65,30 @@ class Prediction:
     upper: np.ndarray
     prob: float
     draws: int
+    classes: tuple[str, ...] = ()
+    index: pd.Index | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Mean and ends of the interval by name; with several classes those of each."""
+        ends = {"mean": self.mean, "lower": self.lower, "upper": self.upper}
+        if self.mean.ndim == 1:
+            return ends
+        count = self.mean.shape[1]
+        names = self.classes if len(self.classes) == count else tuple(map(str, range(count)))
+        return {
+            f"{end}[{name}]": values[:, k]
+            for k, name in enumerate(names)
+            for end, values in ends.items()
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame of one line per row, with the index of the frame predicted."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns(), index=self.index)
 
 
 def predict(
@@ -125,5 +165,4 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
             remedy,
             rows=int(bad.sum()),
         ),
-        stacklevel=5,
     )

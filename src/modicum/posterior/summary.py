@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
-from modicum.errors import SettingError, UnknownNameError, suggestion
+from modicum.errors import SettingError
 from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.labels import scalar_names
 from modicum.posterior.weighted import (
@@ -25,6 +25,7 @@ __all__ = ["Statistic", "diagnose", "learning_curve", "percent", "summarise"]
 
 Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
 """From the chains' current draws, name to array (chain, *shape), to a number or some by name."""
+EFFECTS = "|"  # in names such as "1|ward": effects of groups, thousands perhaps, come last
 CURVE_POINTS = 50  # of a curve, where none are asked for
 
 
@@ -41,13 +42,12 @@ def summarise(
     import pandas as pd
 
     check_interval(prob)
-    requests = [names] if isinstance(names, str) else list(source.draws if names is None else names)
+    if names is None:
+        names = sorted(source.draws, key=lambda name: EFFECTS in name)
+    requests = [names] if isinstance(names, str) else list(names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
-    for request in requests:
-        name = request if request in source.draws else str(request).partition("[")[0]
-        if name not in source.draws:
-            name = request  # which is refused by its whole name
+    for name in requests:
         x = source[name]
         low, high = source.quantile(name, ends)
         columns = {
@@ -58,15 +58,7 @@ def summarise(
             **diagnose(x, source.weights if source.weighted else None, superchains),
         }
         index = scalar_names(name, x.shape[2:], source.labels)
-        part = pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index)
-        if request != name:  # one of its scalars, by the name that it has in the table
-            if request not in part.index:
-                raise UnknownNameError(
-                    f"there is no {request!r}{suggestion(request, index)}; of {name!r} there are "
-                    f"{', '.join(index[:5])}{' ...' if len(index) > 5 else ''}."
-                )
-            part = part.loc[[request]]
-        parts.append(part)
+        parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
     if source.weighted and source.weights is not None:
         table.attrs["mean_weight"] = float(source.weights.mean())

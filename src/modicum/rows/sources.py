@@ -119,12 +119,17 @@ class TableSource:
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
-        """Whether it is a pandas category, a polars Enum, or an ordered dictionary."""
+        """Whether it is a pandas category or interval, a polars Enum, or an ordered dictionary."""
         values = self._values(column)
         if library(values) == "pyarrow":
             made_by_pandas = is_dictionary(values.type) and _of_pandas(self._table.schema)
             return made_by_pandas or _ordered_dictionary(values.type)
-        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
+        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum", "IntervalDtype")
+
+    def in_index(self, name: str) -> bool:
+        """Whether a frame has this name in its index, where it is no column."""
+        index = getattr(self._table, "index", None)
+        return library(self._table) == "pandas" and name in getattr(index, "names", ())
 
     def _values(self, name: str) -> Any:  # a column of the library whose table it is
         if name in self._twice:
@@ -136,6 +141,14 @@ class TableSource:
         return values if library(values) == "pyarrow" else arrow_column(values, name)
 
 
+def absent(source: Source, name: str) -> str:
+    """Return the sentence about a column that a formula has and a table has not."""
+    hint = names_like(name, source.names)
+    if isinstance(source, TableSource) and source.in_index(name):
+        hint = "it is in the index of the frame, so pass frame.reset_index()."
+    return f"column {name!r} of the formula is not in the data: {hint}"
+
+
 def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a pandas or polars series as an Arrow array."""
     import pyarrow as pa
@@ -143,7 +156,7 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
     try:
         if library(series) == "polars":
             return series.to_arrow()
-        return pa.Array.from_pandas(series)
+        return pa.Array.from_pandas(_known_to_arrow(series))
     except Exception:  # of either library: say which value it was
         values = series.to_list()
         row = next((i for i, v in enumerate(values) if v is None or not reads_as_number(v)), 0)
@@ -151,6 +164,20 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
             f"column {name!r} mixes kinds of values ({values[row]!r} in row {row}): "
             "convert it to numbers, or to text for a categorical column."
         ) from None
+
+
+def _known_to_arrow(series: pd.Series) -> pd.Series:
+    """Make sparse numbers plain ones, and intervals (of `pd.cut`) texts in their order."""
+    import pandas as pd
+
+    if isinstance(series.dtype, pd.SparseDtype):
+        return series.astype(series.dtype.subtype)
+    if isinstance(series.dtype, pd.IntervalDtype):
+        series = series.astype("category")
+    if not isinstance(series.dtype, pd.CategoricalDtype):
+        return series
+    intervals = isinstance(series.cat.categories.dtype, pd.IntervalDtype)
+    return series.cat.rename_categories(str) if intervals else series
 
 
 class _WithSchema:

@@ -39,6 +39,7 @@ __all__ = ["Checkpoint"]
 
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
+SHORT = 80  # characters of a setting that a sentence shows
 OURS = {".npz", ".tmp", ".lock"}
 LOCKED_BYTE = 1 << 20  # past the text: where locks are mandatory, what is locked cannot be read
 Arrays = dict[str, np.ndarray]
@@ -114,9 +115,10 @@ class Checkpoint:
         for name, here in self.identity.items():
             saved = index.identity.get(name)
             if saved != here:
+                there, now = _apart(str(saved), str(here))
                 raise SettingError(
                     f"the checkpoint in '{self.folder}' belongs to another run ({name} is "
-                    f"{_short(saved)} there and {_short(here)} here); delete the folder or choose "
+                    f"{_short(there)} there and {_short(now)} here); delete the folder or choose "
                     "another."
                 )
         return index
@@ -273,8 +275,16 @@ def _number(name: object, kind: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def _apart(saved: str, here: str) -> tuple[str, str]:
+    """Two long texts from the word on in which they begin to differ."""
+    pairs = enumerate(zip(saved, here, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(saved), len(here)))
+    cut = max(saved.rfind(mark, 0, same) + len(mark) for mark in ("(", ", "))
+    return (saved, here) if cut < SHORT // 2 else (f"... {saved[cut:]}", f"... {here[cut:]}")
+
+
 def _short(value: object) -> str:
-    return textwrap.shorten(str(value), 80, placeholder=" ...") or repr(value)
+    return textwrap.shorten(str(value), SHORT, placeholder=" ...") or repr(value)
 
 
 # Reading arrays ---------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def prior_warnings(
         ModicumWarning(
             "prior-far",
             f"the prior of {label} and the data disagree: the posterior mean lies "
-            f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, which "
-            f"is {score[worst]:.2g} {unit} further than that prior expects, so the "
+            f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, "
+            f"{score[worst]:.2g} times the distance that this prior makes typical, so the "
             "prior holds the estimate back from what the data say",
             "widen that prior (prior_scale, intercept_scale, scale_prior or priors; None puts it "
             "in the units of the data)",

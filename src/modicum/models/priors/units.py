@@ -19,7 +19,9 @@ __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
 CHUNK_ROWS = 16_384  # rows whose moments are formed at once: they fit a cache
 FEW_CHUNKS = 4  # not worth a thread
-CONSTANT = 1e-10  # standard deviation, as a share of the mean, below which a column is constant
+CONSTANT = 1e-12  # standard deviation, as a share of the mean, below which a column is constant
+REMOTE = 1e-7  # that share, below which a slope and an intercept share all digits of float64
+TINY = 1e-150  # numbers whose squares are no longer numbers of full precision
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,15 @@ class Moments:
     log_rate: float
     log_exposure: float
     weight: float = 1.0
+
+    @property
+    def remote(self) -> np.ndarray:
+        """Which columns vary too little about too large a mean to stand beside an intercept.
+
+        The curvature in slope and intercept is then singular but for (sd / mean)^2, which float64
+        does not resolve.
+        """
+        return (self.x_sd > 0) & (self.x_sd < REMOTE * np.abs(self.x_mean))
 
 
 @dataclass(frozen=True)
@@ -126,7 +137,7 @@ def moment_sums(rows: Rows) -> MomentSums:
         merged.merge(part.mean, part.squares, part.weight)
         counts += part.counts
         log_exposure = np.logaddexp(log_exposure, part.log_exposure)
-    _require_finite(rows, merged.mean, _sd(merged.mean, merged.squares, merged.weight))
+    _require_sound(rows, merged.mean, _sd(merged.mean, merged.squares, merged.weight))
     return MomentSums(merged.weight, merged.mean, merged.squares, counts, float(log_exposure))
 
 
@@ -209,7 +220,7 @@ def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.
     total = float(weight.sum())
     if total == 0:
         return np.zeros(values.shape[1]), np.zeros(values.shape[1]), total
-    with np.errstate(over="ignore", invalid="ignore"):  # `_require_finite` reports it
+    with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
         mean = weight @ values / total
         values -= mean
         return mean, weight @ np.square(values, out=values), total
@@ -229,7 +240,7 @@ def _of_codes(
     dense = [*coding.dense, coding.size]
     x = chunk["x"][:, : len(coding.dense)] if coding.dense else np.zeros((len(y), 0))
     values = np.column_stack([np.asarray(x, np.float64), y])
-    with np.errstate(over="ignore", invalid="ignore"):  # `_require_finite` reports it
+    with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
         mean[dense] = weight @ values / total
         squares[dense] = weight @ np.square(values - mean[dense])
         inside = np.zeros(coding.size)  # weight of the rows that have a number in a column
@@ -253,14 +264,20 @@ def _by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np.nda
     return np.bincount(codes, numbers, minlength=term.levels)[int(term.reference) :]
 
 
-def _require_finite(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:
+def _require_sound(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:
+    names = (*rows.columns, rows.outcome or "y")
     bad = ~(np.isfinite(mean) & np.isfinite(sd))
     if bad.any():
         damage = first_not_finite(rows)
         if damage is not None:
             raise damage.error()
-        names = (*rows.columns, rows.outcome or "y")
         raise DataError(
             f"the column '{names[int(np.argmax(bad))]}' holds numbers so large that their variance "
             "overflows; give it in another unit (divide it by a constant)."
+        )
+    small = (mean != 0) & (np.abs(mean) < TINY) & (sd < TINY)
+    if small.any():
+        raise DataError(
+            f"the column '{names[int(np.argmax(small))]}' holds numbers so small that their "
+            "variance underflows; give it in another unit (multiply it by a constant)."
         )

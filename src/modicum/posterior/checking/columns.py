@@ -12,11 +12,12 @@ from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.reading import is_tabular, source_of
+from modicum.rows.sources import absent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_values", "counted_rows", "random_rows", "table_sample"]
+__all__ = ["column_values", "counted_rows", "holds_column", "random_rows", "table_sample"]
 
 CHUNK = 1 << 18  # rows that are read at a time
 MOST_COLOURS = 10**9  # from which NumPy draws without replacement
@@ -54,17 +55,34 @@ def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarr
     return repeated, np.ones(len(repeated))
 
 
+def holds_column(rows: Rows, name: str) -> bool:
+    """Whether the rows themselves hold the values of a column, as numbers or as levels."""
+    if name in rows.levels and name in rows.fields:
+        return True
+    return _place(rows, name) is not None or rows.fields.get(name) == ()
+
+
+def _place(rows: Rows, name: str) -> int | None:
+    """Where in the field x a column of numbers is."""
+    if name not in rows.columns or "x" not in rows.fields:
+        return None
+    place = rows.columns.index(name)
+    dense = list(range(len(rows.columns)) if rows.coding is None else rows.coding.dense)
+    return dense.index(place) if place in dense else None
+
+
 def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
-    """The values of a column at these rows: numbers, or levels as text."""
+    """The values of a column at these rows, of which a table is in the same order.
+
+    They are numbers, or levels as text.
+    """
     subset = rows.subset(row_ids)
     batch = subset.slice(0, len(subset))
     if name in rows.levels and name in batch:
         return np.array([str(level) for level in rows.levels[name]])[batch[name].astype(int)]
-    if name in rows.columns and "x" in batch:
-        place = rows.columns.index(name)
-        dense = range(len(rows.columns)) if rows.coding is None else rows.coding.dense
-        if place in dense:
-            return np.asarray(batch["x"][:, list(dense).index(place)], float)
+    place = _place(rows, name)
+    if place is not None:
+        return np.asarray(batch["x"][:, place], float)
     if name in batch and batch[name].ndim == 1:
         return np.asarray(batch[name], float)
     if table is None or not is_tabular(table):
@@ -99,6 +117,18 @@ def _plain(column: pa.Array) -> np.ndarray:
     return np.array([str(value) for value in column.to_pylist()])
 
 
+def _complete(table: pa.Table) -> pa.Table:
+    """Rows without missing values: neither null nor NaN, which polars and Parquet tell apart."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    table = table.drop_null()
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if pa.types.is_floating(kind):
+            table = table.filter(pc.invert(pc.is_nan(table.column(name))))
+    return table
+
+
 def table_sample(table: object, columns: Sequence[str], most: int, seed: int) -> pa.Table:
     """Up to `most` random rows of a table, complete in these columns, in one reading."""
     import pyarrow as pa
@@ -106,14 +136,11 @@ def table_sample(table: object, columns: Sequence[str], most: int, seed: int) ->
     source = source_of(table)
     for name in columns:
         if name not in source.names:
-            raise DataError(
-                f"column {name!r} of the formula is not in the data: "
-                f"{names_like(name, source.names)}"
-            )
+            raise DataError(absent(source, name))
     rng = generator(seed, Stream.CHECKED_ROWS)
     sample, keys = None, np.zeros(0)
     for batch in source.batches(columns):
-        complete = pa.Table.from_batches([batch]).select(list(columns)).drop_null()
+        complete = _complete(pa.Table.from_batches([batch]).select(list(columns)))
         joined = complete if sample is None else pa.concat_tables([sample, complete])
         keys = np.concatenate([keys, rng.random(len(complete))])
         if len(keys) > most:  # those with the smallest keys are a random sample of all so far

@@ -10,7 +10,12 @@ import numpy as np
 from modicum.errors import SettingError, whole_number
 from modicum.ledger import Ledger
 from modicum.posterior.alignment import AlignedRows, RowsLike, rows_of_fit
-from modicum.posterior.checking.columns import column_values, counted_rows
+from modicum.posterior.checking.columns import (
+    column_values,
+    counted_rows,
+    holds_column,
+    table_sample,
+)
 from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import leave_one_out
 from modicum.posterior.checking.predictive import outcome_draws
@@ -22,6 +27,7 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.guards import Warnings
 from modicum.posterior.resampling import equal_places, require_positive
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
+from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +85,8 @@ class ChecksMixin(FittedDraws):
         check_interval(prob)
         whole_number("bins", bins, 2)
         whole_number("subsample", subsample, 1)
+        if data is None and by is not None:
+            data = self._table_with(by, subsample, random_seed)
         table = data if data is not None else self.table
         all_rows = self.rows_or_own(data, True, "refuse")
         self._require_outcomes(all_rows)
@@ -91,6 +99,20 @@ class ChecksMixin(FittedDraws):
         return predictive_check(
             source, checked, mass, values, bins, prob, random_seed, self.class_names()
         )
+
+    def _table_with(self, column: str, most: int, seed: int) -> RowsLike | None:
+        """Random rows of the table of the fit, for a column that its rows do not hold.
+
+        Rows need not be in the table's order, nor as many: a store of groups is sorted, and rows
+        with missing values may have been left out.
+        """
+        encoding = self.fit_rows.encoding if self.fit_rows is not None else None
+        if self.rows is None or encoding is None or holds_column(self.rows, column):
+            return None
+        if not is_tabular(self.table) or column not in source_of(self.table).names:
+            return None  # refused where the column is looked for
+        needed = dict.fromkeys([*encoding.needed(outcome=True), column])
+        return table_sample(self.table, list(needed), most, seed)
 
     def _require_outcomes(self, rows: AlignedRows) -> None:
         """Refuse rows without the outcomes that a check is of."""
@@ -165,7 +187,7 @@ class ChecksMixin(FittedDraws):
         (left_out,) = leave_one_out(
             [subject], subsample, draws, random_seed, progressbar, moment_match
         )
-        left_out.warn(stacklevel=4)
+        left_out.warn()
         return left_out.result()
 
     def log_evidence(

@@ -184,8 +184,8 @@ def population(
     if fit is not None and encoding is not None:
         if data is None:
             raise SettingError(
-                "this needs the table that the formula was applied to, and this posterior, loaded "
-                "from a file, does not hold it; give it as `data`."
+                "this needs the table that the formula was applied to, and this posterior, made of "
+                "a digest or loaded from a file, does not hold it; give it as `data`."
             )
         source, needed = source_of(data), encoding.needed(outcome=True)
         if any(name not in source.names for name in needed):

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from modicum.errors import DataError, ModicumError
-from modicum.rows.checks import WeightCheck, names_like
+from modicum.rows.checks import WeightCheck
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Description, DType, Field, Level
 from modicum.rows.entries import integer, mapping, sequence, text
@@ -25,7 +25,7 @@ from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import State
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, absent
 
 __all__ = ["FormulaEncoding", "Outcome", "Term"]
 
@@ -34,10 +34,14 @@ MOST_NUMBERS = 1_000_000  # that transforms may have learned, in a file
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome's expression, and its levels where these are classes: code 0, 1, ..."""
+    """The outcome's expression, and its levels where these are classes: code 0, 1, ...
+
+    `alphabetical` levels are texts that nobody ordered: ordered classes cannot be made of them.
+    """
 
     expression: str
     levels: tuple[Level, ...] = ()
+    alphabetical: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,10 +218,7 @@ class FormulaEncoding:
         """Refuse a table without a column, or with one of another kind."""
         for name in needed:
             if name not in source.names:
-                raise DataError(
-                    f"column {name!r} of the formula is not in the data: "
-                    f"{names_like(name, source.names)}"
-                )
+                raise DataError(absent(source, name))
         for name, kind in zip(needed, source.types(needed), strict=True):
             before, now = self.kinds.get(name), kind_of(kind)
             if before == "number" and now == "levels":
@@ -274,7 +275,11 @@ class FormulaEncoding:
             "intercept": self.intercept,
             "outcome": None
             if outcome is None
-            else {"expression": outcome.expression, "levels": list(outcome.levels)},
+            else {
+                "expression": outcome.expression,
+                "levels": list(outcome.levels),
+                "alphabetical": outcome.alphabetical,
+            },
             "fields": {name: list(texts) for name, texts in self.fields.items()},
             "groups": [
                 {"group": list(g.group), "effects": list(g.effects), "correlated": g.correlated}
@@ -372,7 +377,8 @@ def _term(saved: object) -> Term:
 
 def _outcome(saved: object) -> Outcome:
     entry = mapping(saved)
-    return Outcome(text(entry["expression"]), _levels(entry["levels"]))
+    alphabetical = _truth(entry.get("alphabetical", False))
+    return Outcome(text(entry["expression"]), _levels(entry["levels"]), alphabetical)
 
 
 def _group(saved: object) -> GroupTerm:

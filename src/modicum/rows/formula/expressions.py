@@ -49,6 +49,18 @@ NUMPY = (
 ROW_BY_ROW: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in NUMPY}
 ROW_BY_ROW["round"] = np.rint
 STATEFUL = ("bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize")
+NATURAL = 'cr(x, df=5, constraints="center")'
+CALLED_ELSEWHERE = {  # by R, mgcv, brms and patsy
+    "s": f"bs(x, df=5), or {NATURAL}",
+    "ns": NATURAL,
+    "rcs": NATURAL,
+    "te": "bs(x, df=5):bs(z, df=5)",
+    "t2": "bs(x, df=5):bs(z, df=5)",
+    "factor": "C(x)",
+    "Surv": "'time | event(died) ~ ...', and one of the families for times",
+    "cbind": "'wins | trials(games) ~ ...', and family='binomial'",
+    "mi": "the column itself, and missing='drop' among the arguments",
+}
 CONTRASTS = {
     "treatment": "TreatmentContrasts",
     "sum": "SumContrasts",
@@ -283,6 +295,11 @@ call functions by name only, as in log(x): compute such a column first.
                 "name only, as in log(x): compute such a column first."
             )
         if name not in names:
+            if name in CALLED_ELSEWHERE:
+                raise SettingError(
+                    f"the formula calls {name}, which is not a function it knows: write "
+                    f"{CALLED_ELSEWHERE[name]}."
+                )
             raise SettingError(
                 f"the formula calls {name}, which is not a function it knows"
                 f"{suggestion(name, names)}: it may call what works row by row ({_listed(names)}), "

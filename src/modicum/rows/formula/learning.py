@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.checks import names_like
+from modicum.rows.checks import names_like, reads_as_number
 from modicum.rows.description import Array, Level, level_key
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
@@ -19,7 +19,7 @@ from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, eva
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
-from modicum.rows.sources import Source
+from modicum.rows.sources import Source, absent
 
 __all__ = ["Learned", "learn"]
 
@@ -109,10 +109,7 @@ def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
     """Kind of every column; refuse one that does not exist, or is neither numbers nor levels."""
     for name in needed:
         if name not in source.names:
-            raise SettingError(
-                f"column {name!r} of the formula is not in the data: "
-                f"{names_like(name, source.names)}"
-            )
+            raise SettingError(absent(source, name))
     kinds = {n: kind_of(k) for n, k in zip(needed, source.types(needed), strict=True)}
     for name, kind in kinds.items():
         if kind == "null":
@@ -277,7 +274,20 @@ class _Reading:
                 f"the outcome {self._outcome.text} is learned from the data: compute it first."
             )
         levels = self._levels(self._outcome) if self._outcome in self._values else ()
-        return Outcome(self._outcome.text, levels)
+        return Outcome(self._outcome.text, levels, self._is_alphabetical(self._outcome, levels))
+
+    def _is_alphabetical(self, expression: Expression, levels: Sequence[Level]) -> bool:
+        """Whether levels are texts in the order of the alphabet, which nobody asked for."""
+        call = expression.categorical
+        if not all(isinstance(level, str) for level in levels) or (call and call.levels):
+            return False
+        if all(reads_as_number(level) for level in levels) or list(levels) != sorted(
+            map(str, levels)
+        ):
+            return False
+        column = (expression if call is None else call.inner).bare
+        kind = None if column is None else self._source.types([column])[0]
+        return not bool(getattr(kind, "ordered", False))
 
 
 def _moved(name: str, levels: tuple[Level, ...], reference: Level | None) -> tuple[Level, ...]:
