@@ -40,7 +40,7 @@ ORDER = (  # from the top down; packages of one line may use each other
     ("designs",),
     ("diagnostics",),
     ("rows",),
-    ("arrays", "random", "runtime", "progress", "errors", "ledger", "markup"),
+    ("arguments", "arrays", "random", "runtime", "progress", "errors", "ledger", "markup"),
 )
 
 PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is

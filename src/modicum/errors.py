@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from types import FrameType
 from typing import Any, Self
 
 __all__ = [
@@ -141,10 +143,17 @@ class ModicumWarning(UserWarning):
         return cls(saved["code"], saved["sentence"], saved["remedy"], **saved["numbers"])
 
 
-def warn(warning: ModicumWarning, stacklevel: int = 3) -> ModicumWarning:
-    """Issue `warning` and return it, so that a result can keep it too."""
-    warnings.warn(warning, stacklevel=stacklevel)
+def warn(warning: ModicumWarning) -> ModicumWarning:
+    """Issue `warning` at the line that called Modicum, and return it, for a result to keep."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(warning, stacklevel=level)
     return warning
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "modicum"
 
 
 def is_number(value: object) -> bool:

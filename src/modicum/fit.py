@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from modicum.arguments import names_checked
 from modicum.digest import Digest
 from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
@@ -54,6 +55,7 @@ Table: TypeAlias = (
 )
 
 
+@names_checked
 def fit(
     formula: str,
     data: Table,
@@ -361,7 +363,7 @@ def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaM
             dropped=table_rows.dropped,
             rows=total,
         )
-        doubts.append(warn(dropped, stacklevel=4))
+        doubts.append(warn(dropped))
     return replace(
         post,
         warnings=Warnings(doubts),

@@ -68,7 +68,7 @@ def posterior_of(
         *_quadrature_doubts(task, plan.anchor, history.position),
         *convergence,
     ]
-    doubts += [warn(doubt, stacklevel=5) for doubt in [*history.notes, *last]]
+    doubts += [warn(doubt) for doubt in [*history.notes, *last]]
     method.withdraw_claims(plan, doubts)
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}

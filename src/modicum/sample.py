@@ -15,6 +15,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.digest import Digest
 from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
@@ -66,6 +67,7 @@ FUSED = 128  # iterations per call, at most: few enough that copying the last on
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 
+@names_checked
 @in_double_precision
 def sample(
     model: BaseModel,

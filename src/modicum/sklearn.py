@@ -326,7 +326,6 @@ def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorM
             "look for a column that is the outcome in disguise",
             scale=NO_NOISE * size,
         ),
-        stacklevel=4,
     )
     return replace(family, scale=NO_NOISE * size)
 

@@ -123,6 +123,7 @@ def test_a_posterior_that_is_not_normal_is_subsampled():
     method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
     assert method.name == "hmc-ecs"
     assert plan.tuning["normal draws"].startswith("not taken: Pareto k ")
+    assert "skewed axes" not in plan.tuning  # there is no wall, and chains move straight
     m = plan.tuning["subsample"]["value"]
     assert plan.tuning["method"].startswith(f"HMC-ECS, m = {m:,}: about ")
     assert "NUTS on all rows would take about" in plan.tuning["method"]

@@ -17,6 +17,7 @@ from modicum.methods.ecs.tuning.residuals import posterior_share
 from modicum.methods.ecs.tuning.slopes import representative_rows
 from modicum.methods.ecs.tuning.subsample import best_sweep
 from modicum.methods.weights import expected_residuals
+from modicum.models import Target
 
 DRAWS = np.random.default_rng(1).normal(size=(8, 4))
 
@@ -120,6 +121,17 @@ def test_expected_residuals_follow_the_posterior_away_from_the_anchor(x64):
     along = np.asarray(e.cached.rows)[:, 0] ** 2
     grown = far / near
     assert np.corrcoef(grown, along / np.sum(np.asarray(e.cached.rows) ** 2, 1))[0, 1] > 0.8
+
+
+@pytest.mark.parametrize("numpy", [True, False], ids=["by NumPy", "compiled"])
+def test_residuals_at_draws_are_those_of_the_rows_themselves(numpy, x64, monkeypatch):
+    e = Expansion(mo.models.Logistic(), logistic_rows(400), 2, form=LinearTaylor)
+    monkeypatch.setattr(Target, "on_numpy", numpy)
+    draws = 3 * DRAWS  # far out, where the terms after the second are no longer small
+    found = np.asarray(expected_residuals(e.sums, e.cv, e.proxy, draws, by_draws=True))
+    right = np.sqrt(np.mean([e.residuals(z) ** 2 for z in draws], axis=0))
+    np.testing.assert_allclose(found, right, rtol=1e-5)
+    assert e.sums.ledger.by_purpose["design"] == len(draws) * 400
 
 
 def test_other_models_are_judged_at_pilot_draws(x64):

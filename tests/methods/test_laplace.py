@@ -176,6 +176,7 @@ def test_smoothed_weights_are_arvizs(number, scale):
     np.testing.assert_allclose(even, 1 / 9)
     assert none == 0
     assert pareto_smoothed(np.array([0.0, np.nan]))[1] == np.inf
+    assert pareto_smoothed(np.linspace(-5_000, 0, 400))[1] > 100  # and no overflow
 
 
 def test_the_verdict_and_the_doubts_that_follow_from_it():

@@ -10,7 +10,7 @@ import modicum as mo
 from helpers.interrupted import task_of
 from modicum.kernels.curves import Curves, along_curves
 from modicum.methods import choice, cost, full_data
-from modicum.methods.skewed_axes import KEPT, skewed_axes
+from modicum.methods.skewed_axes import COARSE, KEPT, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -60,6 +60,18 @@ def test_along_an_axis_quantiles_are_the_posteriors():
     exact = 3 * ndtri(norm.cdf([-3.0, -1.0, 0.0, 1.0, 2.0]) / 2)  # of the half-normal itself
     np.testing.assert_allclose(z[:, 0], exact, atol=0.1)
     assert np.all(z[:, 1:] == 0)
+
+
+def test_few_places_are_enough_where_half_of_them_are_at_the_wall():
+    u = np.zeros((7, 3))
+    u[:, 0] = np.arange(-3.0, 4.0)
+    exact = 3 * ndtri(norm.cdf(u[:, 0]) / 2)
+    off = {}
+    for finer in (True, False):
+        curves = skewed_axes(walled, np.zeros(3), anchor_of(np.eye(3)), None, COARSE, finer)
+        off[finer] = np.abs(along_curves(u, curves)[0][:, 0] - exact).max()
+    assert off[True] < 0.02
+    assert off[False] > 0.03
 
 
 def test_a_normal_posterior_has_no_skewed_axis():

@@ -60,6 +60,22 @@ def test_a_mapping_that_is_not_a_table(columns, words):
         mo.fit("y ~ x", columns, **SHORT)
 
 
+def test_intervals_are_levels_in_their_order(frame):
+    edges = [-10.0, -1.0, 0.0, 10.0]
+    cut = frame.assign(x=pd.cut(frame["x"], edges))
+    intervals = mo.fit("y ~ x", cut, **SHORT)
+    assert intervals.labels["beta"][0] == ("x[(-1.0, 0.0]]", "x[(0.0, 10.0]]")
+    as_text = cut.assign(x=cut["x"].cat.rename_categories(["a", "b", "c"]))
+    by_text = mo.fit("y ~ x", as_text, **SHORT)
+    np.testing.assert_array_equal(intervals["beta"], by_text["beta"])
+    new = pd.DataFrame({"x": pd.cut(pd.Series([-0.5, 5.0]), edges)})
+    np.testing.assert_array_equal(
+        intervals.predict(new).mean, by_text.predict({"x": ["b", "c"]}).mean
+    )
+    whole = mo.fit("y ~ x", cut.assign(x=pd.arrays.IntervalArray(cut["x"])), **SHORT)
+    np.testing.assert_array_equal(intervals["beta"], whole["beta"])
+
+
 def test_files_of_a_fit_are_taken_as_a_list_again(frame, tmp_path):
     halves = [frame.iloc[:100], frame.iloc[100:]]
     places = [tmp_path / f"{i}.parquet" for i in range(2)]
@@ -226,7 +242,7 @@ def test_an_index_in_another_order_is_not_a_match(frame):
         mo.Rows(x=frame[["x"]], y=shuffled)
     with pytest.raises(mo.DataError, match="'g' has the same index as 'x' in another order"):
         mo.Rows(x=frame[["x"]], y=frame["y"], codes={"g": frame["g"].loc[shuffled.index]})
-    # by another index, as of a frame that was reset, rows match as they stand
+    # by another index, as of a frame that was reset, rows match as they are
     mo.Rows(x=frame[["x"]], y=frame["y"].set_axis(np.arange(200) + 500))
     mo.Rows(x=frame[["x"]], y=shuffled.to_numpy())
 

@@ -94,6 +94,30 @@ def test_a_level_with_one_outcome_only_is_named(one):
     assert notes_of(M.Logistic(), mo.Rows(x=x, y=y, columns=columns)) == []
 
 
+def reference_without_events(flip=False):
+    """Two columns of numbers, and three levels of which the first has no event, or one."""
+    fields, level = dict(logistic_rows(2_000).slice(0, 2_000)), np.arange(2_000) % 20 // 8
+    y = np.where(level == 0, 0.0, fields["y"])
+    y[0] = 1.0 * flip
+    return fields["x"][:, :2], level, y
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_a_reference_level_with_one_outcome_only_is_no_exception(coded):
+    def found(flip):
+        x, level, y = reference_without_events(flip)
+        if coded:
+            rows = mo.Rows(x=x, y=y, codes={"town": level}, columns=["age", "dose"])
+        else:
+            rows = mo.Rows(x=np.c_[x, level == 1, level == 2], y=y)
+        return notes_of(M.Logistic(prior_scale=10.0), rows)
+
+    (note,) = found(False)
+    assert note.code == "separation"
+    assert ("town[0] foretells" if coded else "a combination of columns") in str(note)
+    assert "separation" not in [note.code for note in found(True)]
+
+
 def test_quasi_separation_by_two_columns_together():
     """Rows off the diagonal of two columns are told by their difference; those on it are not."""
     rng = np.random.default_rng(1)

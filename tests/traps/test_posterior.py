@@ -322,7 +322,7 @@ def test_a_model_that_has_changed_since_is_refused():
     assert post.correct(rows, progressbar=False).weights is not None
     scale["sd"] = 10.0
     for ask in (post.correct, post.stein_discrepancy):
-        with pytest.raises(mo.SettingError, match="computes something else than when"):
+        with pytest.raises(mo.SettingError, match="no longer computes what it did"):
             ask(rows, progressbar=False)
     post.settings["jax"] = "0.0.1"  # another version may write the same expression otherwise
     assert post.correct(rows, progressbar=False).weights is not None

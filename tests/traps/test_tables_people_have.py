@@ -73,6 +73,16 @@ def test_counts_that_are_all_zero_leave_the_rate_to_the_prior():
     assert find_silent_counts(counts(np.ones(60), level), True)[0] is None
 
 
+def test_a_reference_level_without_counts_is_named():
+    level = np.arange(60) % 3
+    for silent, words in ((0, "town[0] differs"), (2, "town[2] differs")):
+        rows = mo.Rows(y=1.0 * (level != silent), codes={"town": level})
+        assert words in find_silent_counts(rows, True)[0].sentence
+    assert (
+        find_silent_counts(mo.Rows(y=1.0 * (level != 0), codes={"town": level}), False)[0] is None
+    )
+
+
 def test_a_fit_of_silent_counts_warns():
     level = np.arange(60) % 2
     with pytest.warns(mo.ModicumWarning, match="in rows in which ward differs"):

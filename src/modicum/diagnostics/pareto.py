@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 FEWEST = 5  # weights to which a tail can be fitted
 PRIOR_WEIGHT = 10.0  # of a tail index of one half, in draws
 LEAST = -700.0  # log of the smallest weight relative to the largest
+LARGEST = 700.0  # log of a number that is finite
 
 
 def pareto_smoothed(log_ratio: Floats) -> tuple[Floats, float]:
@@ -76,7 +77,8 @@ def _quantile(at: Floats, k: float) -> Floats:
     """Quantile of the generalised Pareto distribution of scale one."""
     if abs(k) < 1e-12:
         return np.asarray(-np.log1p(-at))
-    return np.asarray(np.expm1(-k * np.log1p(-at)) / k)
+    # Of weights that differ by hundreds of orders of magnitude, k is in the hundreds.
+    return np.asarray(np.expm1(np.minimum(-k * np.log1p(-at), LARGEST)) / k)
 
 
 def _fitted(excess: Floats) -> tuple[float, float]:

@@ -315,7 +315,7 @@ class Digest:
         )
         shared, single = self.pool.shared(other.pool)
         if shared >= max(FEW_SHARED, SHARED * single):
-            warn(overlap(shared), stacklevel=3)
+            warn(overlap(shared))
         return joined.guarded()
 
     def add(self, rows: object) -> Digest:
@@ -371,7 +371,7 @@ class Digest:
         pool, parts_left = self.pool.without(removed_rows).parts_used()
         least, present = self.pool.presence(removed_rows)
         if least < UNLIKELY:
-            warn(unknown_rows(len(removed_rows), present, len(self.pool)), stacklevel=3)
+            warn(unknown_rows(len(removed_rows), present, len(self.pool)))
         remaining = replace(
             self,
             number=self.number - len(removed_rows),
@@ -386,13 +386,13 @@ class Digest:
         mode = (at.point + at.newton_step())[: len(self.total.point)]
         error = removed.error(mode, whitening_factor(at.dense_precision)[0])
         if error > CRUDE:
-            warn(parts_mixed_up(error), stacklevel=3)
+            warn(parts_mixed_up(error))
         return remaining.guarded()
 
     def guarded(self) -> Digest:
         """Itself, with a warning where the mode has left the anchor."""
         if self.model is not None and self.distance > FAR:
-            warn(anchor_left(self.distance), stacklevel=4)
+            warn(anchor_left(self.distance))
         return self
 
     def rows_like(self, rows: object) -> Rows:

@@ -100,7 +100,7 @@ def _rows(description: Description, fields: dict[str, object]) -> Rows:
         if not isinstance(values, np.ndarray) or values.shape != (description.n, *f.shape):
             raise ValueError(f"the field {f.name!r} has another shape than it says")
         if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
-            raise ValueError(f"the field {f.name!r} holds something else than numbers")
+            raise ValueError(f"the field {f.name!r} holds something other than numbers")
         columns[f.name] = values
     if set(fields) != set(columns):
         raise ValueError("it holds fields that it does not describe")
@@ -117,7 +117,7 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
             raise TypeError(f"{name!r} is not an array")
         kind = "iu" if name in WHOLE else "f"
         if values.dtype.kind not in kind or not np.isfinite(values).all():
-            raise ValueError(f"{name!r} holds something else than numbers")
+            raise ValueError(f"{name!r} holds something other than numbers")
         loaded[name] = values.astype(np.int32 if name in WHOLE else np.float64)
     d, strata, parts = len(loaded["point"]), len(loaded["size"]), len(loaded["anchors"])
     shapes = {

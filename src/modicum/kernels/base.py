@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
+from modicum.kernels.curves import Curves, along_curves
 from modicum.models.arrow import ArrowFactor, ArrowMatrix
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
@@ -43,6 +44,7 @@ __all__ = [
     "Whitening",
     "carried_fields",
     "from_anchor",
+    "is_straight",
     "recorded",
     "scaled",
     "straighten",
@@ -210,12 +212,22 @@ class Bend(NamedTuple):
 
 
 class Warped(Whitening, Protocol):
-    """A whitening in which some entries may move with a scale."""
+    """A whitening in which some entries may move with a scale, or axes may be curved."""
 
     @property
     def warp(self) -> Warp | None:
         """Those entries; None: none do."""
         ...
+
+    @property
+    def curves(self) -> Curves | None:
+        """The axes along which the posterior is skewed; None: chains move straight along all."""
+        ...
+
+
+def is_straight(whitening: Warped) -> bool:
+    """Whether `straighten` leaves volumes as they are."""
+    return whitening.warp is None and whitening.curves is None
 
 
 def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
@@ -226,6 +238,8 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
     t - t* itself.
     """
     warp = whitening.warp
+    if whitening.curves is not None:  # of a dense factor, and of no parameter with a scale
+        return along_curves(z, whitening.curves)
     if isinstance(whitening.factor, ArrowFactor):
         return _straighten_arrow(jnp.asarray(whitening.factor @ z), whitening.point, warp)
     if warp is None:
@@ -340,6 +354,7 @@ class Proxy(NamedTuple):
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
     unit: jax.Array | None = None  # of groups' variances (`estimators.groups.coordinates`)
     row_factor: RowFactor | None = None  # L in blocks; None: L itself
+    curves: Curves | None = None  # along which a chain moves where the posterior is skewed
 
 
 class ControlVariate(Protocol[Cached]):

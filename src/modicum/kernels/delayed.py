@@ -23,6 +23,7 @@ from modicum.kernels.base import (
     LogPosterior,
     RowRequest,
     from_anchor,
+    is_straight,
     recorded,
     straighten,
 )
@@ -91,7 +92,7 @@ class DelayedAcceptanceKernel:
         s, growth = straighten(z, context.surrogate.proxy)
         proxy = context.surrogate.proxy
         exact = self.log_posterior(proxy.point + from_anchor(s, proxy), context.data)
-        return exact if proxy.warp is None else exact + growth
+        return exact if is_straight(proxy) else exact + growth
 
     def init(
         self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
@@ -141,7 +142,7 @@ class DelayedAcceptanceKernel:
         values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
         draw = {
             "position": recorded(at, context.surrogate.proxy),
-            "lp": exact if context.surrogate.proxy.warp is None else exact - growth,
+            "lp": exact if is_straight(context.surrogate.proxy) else exact - growth,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
             "rows_touched": context.n

@@ -23,6 +23,7 @@ from modicum.kernels.base import (
     Proxy,
     RowDesign,
     RowRequest,
+    is_straight,
     recorded,
     straighten,
 )
@@ -56,7 +57,7 @@ class EnergyConservingContext(NamedTuple):
 class EnergyConservingState(NamedTuple):
     """State of the chain: parameters, subsample, and adaptation."""
 
-    z: jax.Array  # whitened coordinates, effects relative to their scales
+    z: jax.Array  # whitened coordinates, effects relative to their scales, or along curves
     subsample: Pytree  # cached rows, in blocks
     present: jax.Array  # which parts of the blocks take part
     values: jax.Array  # D of each row at z
@@ -138,7 +139,7 @@ class EnergyConservingKernel:
             log = cv.log_proxy(s, proxy) + estimate.log  # eq. 4.1 within eq. 4.5, or eq. 5.1
             if context.certain is not None:
                 log += jnp.sum(cv.values(context.certain, s, proxy))
-            return (log if proxy.warp is None else log + growth), values
+            return (log if is_straight(proxy) else log + growth), values
 
         return density
 
@@ -182,7 +183,9 @@ class EnergyConservingKernel:
         rate, values = info.acceptance_rate, point.by_product
         adaptation = adapt(learned, flags, point.position, rate, self.target_accept)
         at, growth = straighten(point.position, context.proxy)
-        logdensity = point.logdensity if context.proxy.warp is None else point.logdensity - growth
+        logdensity = point.logdensity
+        if not is_straight(context.proxy):
+            logdensity -= growth
         draw = {
             "position": recorded(at, context.proxy),
             "lp": logdensity + context.constant,

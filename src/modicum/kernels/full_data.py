@@ -19,11 +19,12 @@ from modicum.kernels.base import (
     Point,
     Warp,
     from_anchor,
+    is_straight,
     recorded,
     straighten,
     unwhiten,
 )
-from modicum.kernels.curves import Curves, along_curves
+from modicum.kernels.curves import Curves
 from modicum.kernels.moves import at_point
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
@@ -98,11 +99,11 @@ class FullDataKernel:
         del batch, context
 
     def _density(self, context: FullDataContext) -> LogDensity:
-        if context.warp is None and context.curves is None:
+        if is_straight(context):
             return lambda z: self.log_posterior(unwhiten(z, context), context.data)
 
         def density(z: jax.Array) -> jax.Array:
-            s, growth = _straight(z, context)
+            s, growth = straighten(z, context)
             t = context.point + from_anchor(s, context)
             return self.log_posterior(t, context.data) + growth
 
@@ -139,23 +140,15 @@ class FullDataKernel:
             learned.inverse_mass,
         )  # fmt: skip
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
-        bent = context.warp is not None or context.curves is not None
-        at, growth = _straight(point.position, context)
+        at, growth = straighten(point.position, context)
         draw = {
             "position": recorded(at, context),
-            "lp": point.logdensity - growth if bent else point.logdensity,
+            "lp": point.logdensity if is_straight(context) else point.logdensity - growth,
             "step_size": learned.step_size,
             "rows_touched": info.n_steps * context.n,
             **info._asdict(),
         }
         return FullDataState(point, adaptation), draw
-
-
-def _straight(z: jax.Array, context: FullDataContext) -> tuple[jax.Array, jax.Array]:
-    """From what a chain moves in to whitened coordinates, and the log of the volume's growth."""
-    if context.curves is None:
-        return straighten(z, context)
-    return along_curves(z, context.curves)
 
 
 def _move(

@@ -32,7 +32,7 @@ __all__ = ["Auto"]
 
 ROOM = 0.4  # Pareto k below which weighted normal draws are taken: .5 is the limit
 EFFECTIVE = 0.6  # of the draws, at least
-MOST = 0.8  # of those along skewed axes, from which on 0.5 is limit enough
+MOST = 0.8  # of those along skewed axes, above which 0.5 is limit enough
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
 # posterior sds, whatever the shape of their tail, and .7 is limit enough.
 ALIKE = 0.999

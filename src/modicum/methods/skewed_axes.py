@@ -33,7 +33,14 @@ from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import to_device
 
-__all__ = ["KEPT", "curves_on_all_rows", "explain_curves", "may_be_curved", "skewed_axes"]
+__all__ = [
+    "KEPT",
+    "curves_on_all_rows",
+    "explain_curves",
+    "in_equal_blocks",
+    "may_be_curved",
+    "skewed_axes",
+]
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
 
@@ -48,6 +55,7 @@ MOST = 64  # axes at most
 APART = 0.3  # of a unit vector, what other axes must leave of a further one
 SWEEPS = 2  # the first with the other axes at the mode, the next with these at their medians
 DEEP = 25.0  # how far below its maximum the log-posterior is followed; Phi(-6) is e^-21
+STEEP = 5.0  # fall of the log-posterior from one place to the next, where there is a wall
 DOUBLINGS = 9  # from half a standard deviation on, until it is so low
 GRID, COARSE = 129, 41  # points at which it is evaluated: for proposals, and for coordinates alone
 FINE = 2_001  # at which it is interpolated
@@ -59,6 +67,7 @@ def skewed_axes(
     anchor: Anchor,
     rows: np.ndarray | None = None,
     grid: int = GRID,
+    finer_at_walls: bool = False,
 ) -> Curves | None:
     """The axes along which a posterior is skewed, with its quantiles there; None if there are none.
 
@@ -74,13 +83,16 @@ def skewed_axes(
         L'x of rows, (rows, d), of which the longest are candidates.
     grid
         Points at which the posterior along an axis is evaluated, twice.
+    finer_at_walls
+        Whether half of them lie, the second time, where the log-posterior falls steeply. Chains
+        that move along curves would else meet a wall where a curve has it a step too early or late.
     """
     axes = _axes(log_posterior, centre, _candidates(anchor, rows))
     if axes is None:
         return None
     medians = np.zeros(axes.shape[1])
     for _ in range(SWEEPS):
-        quantiles = _quantiles(log_posterior, centre, axes, medians, grid)
+        quantiles = _quantiles(log_posterior, centre, axes, medians, grid, finer_at_walls)
         known = [k for k, q in enumerate(quantiles) if q is not None]
         if not known:
             return None
@@ -116,14 +128,10 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
         return None
 
     def log_posterior(z: np.ndarray) -> np.ndarray:
-        t = anchor.point + z @ anchor.dense_factor.T
-        parts = []
-        for first in range(0, len(t), TOGETHER):  # always as many, so that one shape is compiled
-            block = t[first : first + TOGETHER]
-            filled = np.concatenate([block, np.repeat(block[-1:], TOGETHER - len(block), axis=0)])
-            values = task.sums.values(filled, "skewness") + task.target.log_priors(filled)
-            parts.append(values[: len(block)])
-        return np.concatenate(parts)
+        def of_block(t: np.ndarray) -> np.ndarray:
+            return np.asarray(task.sums.values(t, "skewness") + task.target.log_priors(t))
+
+        return in_equal_blocks(of_block, anchor.point + z @ anchor.dense_factor.T, TOGETHER)
 
     def compute() -> dict[str, np.ndarray]:
         z = generator(task.seed, Stream.NORMALITY).standard_normal((TOGETHER, len(anchor.point)))
@@ -138,6 +146,18 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
         return Curves(**arrays) if arrays else None  # type: ignore[arg-type]
 
     return task.remember("curves", compute, read)
+
+
+def in_equal_blocks(
+    evaluate: Callable[[np.ndarray], np.ndarray], points: np.ndarray, size: int
+) -> np.ndarray:
+    """One number per point, always of `size` points at once, so that one shape is compiled."""
+    parts = []
+    for first in range(0, len(points), size):
+        block = points[first : first + size]
+        filled = np.concatenate([block, np.repeat(block[-1:], size - len(block), axis=0)])
+        parts.append(evaluate(filled)[: len(block)])
+    return np.concatenate(parts)
 
 
 def explain_curves(curves: Curves | None) -> Tuning:
@@ -208,6 +228,7 @@ def _quantiles(
     axes: np.ndarray,
     medians: np.ndarray,
     grid: int,
+    finer_at_walls: bool,
 ) -> list[np.ndarray | None]:
     """Quantiles of the posterior along each axis, the others at their medians, for every node.
 
@@ -228,8 +249,8 @@ def _quantiles(
     far = 0.5 * 2.0 ** np.arange(DOUBLINGS)
     places = np.tile(np.r_[-far[::-1], 0.0, far], (count, 1))
     values = along(places)
-    for _ in range(2):
-        places = np.stack([_within(*one, grid) for one in zip(places, values, strict=True)])
+    for spaced in (_within, _finer_at_walls if finer_at_walls else _within):
+        places = np.stack([spaced(*one, grid) for one in zip(places, values, strict=True)])
         values = along(places)
     return [_inverse(*one) for one in zip(places, values, strict=True)]
 
@@ -241,6 +262,19 @@ def _within(places: np.ndarray, values: np.ndarray, grid: int) -> np.ndarray:
         return np.linspace(places[0], places[-1], grid)
     first, last = max(high[0] - 1, 0), min(high[-1] + 1, len(places) - 1)
     return np.linspace(places[first], places[last], grid)
+
+
+def _finer_at_walls(places: np.ndarray, values: np.ndarray, grid: int) -> np.ndarray:
+    """The same, with half of the places where the log-posterior falls steeply."""
+    fall, higher = np.abs(np.diff(values)), np.maximum(values[1:], values[:-1])
+    steep = np.flatnonzero((higher > -DEEP) & ~(fall < STEEP))[: grid // 2]
+    if not len(steep):
+        return _within(places, values, grid)
+    # Inside the steps, and at no place that a grid of even steps has as well.
+    inside = (np.arange(grid // 2 // len(steep)) + np.sqrt(0.2)) / (grid // 2 // len(steep))
+    width = places[steep + 1] - places[steep]
+    further = (places[steep] + inside[:, None] * width).ravel()
+    return np.sort(np.concatenate([_within(places, values, grid - len(further)), further]))
 
 
 def _inverse(places: np.ndarray, values: np.ndarray) -> np.ndarray | None:

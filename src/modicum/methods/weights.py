@@ -20,7 +20,12 @@ from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import GroupTaylor, LinearTaylor
 from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
-from modicum.estimators.remainder import coefficients
+from modicum.estimators.remainder import (
+    coefficients,
+    far_apart,
+    less_polynomial,
+    series_value,
+)
 from modicum.estimators.row_factor import whitened
 from modicum.kernels.base import ControlVariate, Proxy, RowFactor
 from modicum.methods.base import Task
@@ -115,23 +120,16 @@ def expected_residuals(
         Posterior draws in whitened coordinates, (draws, d); their mean is the posterior's centre.
         Where the proxy's factor is that of an arrow, they are t - t*.
     by_draws
-        There: whether the spread of a row's predictor is that of these draws, not the proxy's.
+        Of a linear predictor: whether residuals are those at these draws, and not to be expected of
+        a normal posterior. Where the factor is that of an arrow: whether the spread of a row's
+        predictor is that of these draws, not the proxy's.
     """
     if isinstance(control_variate, LinearTaylor):
-        centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
-        chunk_map: Callable[..., Array] = partial(_from_leverage, control_variate)
-        arguments: Pytree = (proxy, centre)
-        if isinstance(proxy.factor, ArrowFactor):
-            assert sums.target.arrow is not None
-            chunk_map = partial(_from_levels, control_variate, sums.target.arrow, by_draws)
-            arguments = (proxy, jnp.asarray(pilot))
-        elif control_variate.target.coding is not None:
-            chunk_map = partial(_from_codes, control_variate)
-            arguments = _posterior_of_predictors(control_variate, proxy, centre)
-        if control_variate.target.on_numpy and not isinstance(proxy.factor, ArrowFactor):
-            chunk_map = partial(_by_numpy, control_variate)
-            arguments = _posterior_of_predictors(control_variate, proxy, centre)
-        sums.enter("design", 1, "gradient", passes=1)
+        chunk_map, arguments = _of_linear(sums, control_variate, proxy, pilot, by_draws)
+        if by_draws and not isinstance(proxy.factor, ArrowFactor):
+            sums.enter("design", len(pilot), "density", passes=1)
+        else:
+            sums.enter("design", 1, "gradient", passes=1)
     else:
         of_chunk: Callable[..., Array] = _from_pilot
         if sums.target.scatters:
@@ -144,6 +142,26 @@ def expected_residuals(
     if bad >= 0:
         raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, bad)))
     return expected
+
+
+def _of_linear(
+    sums: Sums, control_variate: LinearTaylor, proxy: Proxy, pilot: np.ndarray, by_draws: bool
+) -> tuple[Callable[..., Array], Pytree]:
+    """What a pass maps over chunks of rows with a linear predictor, and its arguments."""
+    target = control_variate.target
+    if isinstance(proxy.factor, ArrowFactor):
+        assert sums.target.arrow is not None
+        levels = partial(_from_levels, control_variate, sums.target.arrow, by_draws)
+        return levels, (proxy, jnp.asarray(pilot))
+    if by_draws:
+        at_draws = _predictors_by_numpy if target.on_numpy else _from_predictors
+        return partial(at_draws, control_variate), _predictor_draws(control_variate, proxy, pilot)
+    centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
+    if target.on_numpy or target.coding is not None:
+        of_predictors = _by_numpy if target.on_numpy else _from_codes
+        posterior = _posterior_of_predictors(control_variate, proxy, centre)
+        return partial(of_predictors, control_variate), posterior
+    return partial(_from_leverage, control_variate), (proxy, centre)
 
 
 def ends_near_the_mode(row: str) -> str:
@@ -254,6 +272,55 @@ def _by_numpy(
         return np.asarray(_of_predictors(control_variate, posterior, block))
 
     return map_by_numpy(sizes, batch, present)
+
+
+class PredictorDraws(NamedTuple):
+    """Draws of what predictors of rows are made of: coefficients, in raw units."""
+
+    point: np.ndarray  # t*
+    away: np.ndarray  # draws less t*, (draws, d)
+
+
+def _predictor_draws(
+    control_variate: LinearTaylor, proxy: Proxy, pilot: np.ndarray
+) -> PredictorDraws:
+    size = control_variate.target.size
+    L = np.asarray(proxy.factor)[:size]
+    return PredictorDraws(np.asarray(proxy.point)[:size], pilot @ L.T)
+
+
+def _of_draws(control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch) -> jax.Array:
+    """Root mean square over the draws of each row's residual."""
+    model, order = control_variate.target.model, control_variate.order
+    assert isinstance(model, LinearPredictorModel)
+    xp = namespace(draws.point)
+    x = control_variate.matrix(batch)
+    eta = x @ as_either(draws.point) + batch.get("offset", 0.0)
+    y = xp.asarray(model.outcome(batch), np.float64)
+    e = (x @ as_either(draws.away.T)).T  # (draws, rows)
+    taylor = coefficients(model, eta, y)[:, None]
+    far = less_polynomial(model.value(eta + e, y) - taylor[0], e, taylor, order)
+    residual = xp.where(far_apart(model, e), far, series_value(e, taylor, order))
+    return xp.asarray(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
+
+
+@jit(static=0)
+def _from_predictors(
+    control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch, present: jax.Array
+) -> jax.Array:
+    """Residuals at draws: where the posterior is far from normal, a variance does not say much."""
+    del present
+    return _of_draws(control_variate, draws, batch)
+
+
+@of_numpy
+def _predictors_by_numpy(
+    control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch, present: np.ndarray
+) -> np.ndarray:
+    """The same without a compiler."""
+    return map_by_numpy(
+        lambda block: np.asarray(_of_draws(control_variate, draws, block)), batch, present
+    )
 
 
 @jit(static=(0, 1, 2), options=SCATTERS)

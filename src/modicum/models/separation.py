@@ -6,8 +6,9 @@ their side, quasi-complete if the others lie on the boundary (Albert and Anderso
 prior keeps the mode finite, and alone decides how large the coefficients are.
 
 Two searches, both of which prove what they say: each column by itself, by its range within each
-class; and all columns together, by linear programmes (Konis 2007) on the rows that are hardest to
-tell apart, to which rows are added until none of the data set is on the wrong side.
+class, and so the reference level of a factor, whose column is one less all others; and all columns
+together, by linear programmes (Konis 2007) on the rows that are hardest to tell apart and some that
+are easiest, to which rows are added until none of the data set is on the wrong side.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["Separation", "find_ordinal_separation", "find_separation", "find_sil
 TOGETHER = 65_536
 MOST_NUMBERS = 2**23  # of columns that are formed of codes
 HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
+EASIEST = 100  # that it begins with as well: the hardest may all lie on the boundary
 ROUNDS = 12
 WIDEST = 500  # coefficients up to which linear programmes are tried
 SOLVER = 1e-7  # tolerance of the linear programmes, in columns of scale one
@@ -85,8 +87,20 @@ class _Sides:
     intercept: bool
     reversed: bool  # the outcome 1 is class 0, as in logistic regression
 
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Columns and class of the rows that count."""
+    @property
+    def references(self) -> dict[str, str]:
+        """Names of reference levels that are in the span of the columns, by the field of codes."""
+        coding = self.rows.coding
+        if coding is None or not self.intercept:
+            return {}
+        levels, whole = (
+            self.rows.levels,
+            [t for t in coding.terms if t.reference and t.scale is None],
+        )
+        return {t.field: f"{t.field}[{levels[t.field][0]}]" for t in whole if t.field in levels}
+
+    def chunks(self, references: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Columns, those of reference levels last if asked for, and class of rows that count."""
         coding, step = self.rows.coding, TOGETHER
         if coding is not None:
             step = max(1, min(TOGETHER, MOST_NUMBERS // max(1, coding.size)))
@@ -94,6 +108,8 @@ class _Sides:
             if "weight" in chunk:
                 chunk = {name: values[chunk["weight"] > 0] for name, values in chunk.items()}
             columns = chunk["x"] if coding is None else coding.densely(chunk)
+            if references and self.references:
+                columns = np.column_stack([columns, *(chunk[f] == 0 for f in self.references)])
             yield self.of_chunk(np.asarray(columns, np.float64), chunk)
 
     def of_chunk(
@@ -168,14 +184,16 @@ def find_ordinal_separation(
     mode = np.r_[beta, -cutpoints][None]
     if mode.size > WIDEST:
         return None, 0
-    hardest, seen = _Hardest(sides, mode), np.zeros((2, len(cutpoints)), bool)
+    hardest, seen = _Extremes(sides, mode), np.zeros((2, len(cutpoints)), bool)
+    easiest = _Extremes(sides, mode, EASIEST, -1)
     for x, y in sides.chunks():
         hardest.add(x, y)
+        easiest.add(x, y)
         for k in (0, 1):
             seen[k] |= x[y == k, len(beta) :].any(axis=0)
     if not seen.all():  # an empty class: its threshold is the prior's anyway
         return None, 1
-    separation, passes = _by_programmes(sides, hardest)
+    separation, passes = _by_programmes(sides, hardest, easiest)
     return separation, 1 + passes
 
 
@@ -202,17 +220,19 @@ def find_separation(
     """
     sides = (_Trials if trials else _Sides)(rows, len(beta) + 1, intercept is not None, reversed)
     mode = beta if intercept is None else np.c_[beta, intercept]
-    ranges = _Ranges(sides.classes, beta.shape[1])
-    hardest = _Hardest(sides, mode)
-    for x, y in sides.chunks():
+    columns, names = beta.shape[1], (*rows.columns, *sides.references.values())
+    ranges = _Ranges(sides.classes, len(names))
+    hardest, easiest = _Extremes(sides, mode), _Extremes(sides, mode, EASIEST, -1)
+    for x, y in sides.chunks(references=True):
         ranges.add(x, y)
-        hardest.add(x, y)
-    by_column = ranges.separation(rows.columns, sides.intercept)
+        hardest.add(x[:, :columns], y)
+        easiest.add(x[:, :columns], y)
+    by_column = ranges.separation(names, sides.intercept)
     if by_column is not None:
         return by_column, 1
     if mode.size > WIDEST:
         return None, 1
-    separation, passes = _by_programmes(sides, hardest)
+    separation, passes = _by_programmes(sides, hardest, easiest)
     return separation, 1 + passes
 
 
@@ -222,8 +242,10 @@ def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | No
     Where rows with a count above 0 all have one value of a column, and the others lie on one side
     of it, the likelihood rises for ever along the coefficient, as that of a level without counts.
     """
-    ranges = _Ranges(2, len(rows.columns))
-    for x, y in _Counts(rows, 2, intercept, False).chunks():
+    sides = _Counts(rows, 2, intercept, False)
+    names = (*rows.columns, *sides.references.values())
+    ranges = _Ranges(2, len(names))
+    for x, y in sides.chunks(references=True):
         ranges.add(x, y)
     silent, counted = ranges.low[1], ranges.low[0]
     if not np.isfinite(counted).all():  # no row has a count
@@ -236,7 +258,7 @@ def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | No
     which = np.flatnonzero(level & aside & varies)
     if not len(which):
         return None, 1
-    named = ", ".join(rows.columns[j] for j in which[:3])
+    named = ", ".join(names[j] for j in which[:3])
     more = f" and {len(which) - 3} more" if len(which) > 3 else ""
     what = (
         f"every count is 0 in rows in which {'one of ' if len(which) > 1 else ''}{named}{more} "
@@ -292,11 +314,13 @@ class _Ranges:
         return Separation(False, tuple(names[j] for j in which)) if len(which) else None
 
 
-class _Hardest:
-    """The rows with the smallest margins under a direction."""
+class _Extremes:
+    """The rows with the smallest margins under a direction, or with `sign` -1 the largest."""
 
-    def __init__(self, sides: _Sides, direction: np.ndarray) -> None:
-        self.sides, self.direction = sides, direction
+    def __init__(
+        self, sides: _Sides, direction: np.ndarray, count: int = HARDEST, sign: int = 1
+    ) -> None:
+        self.sides, self.direction, self.count, self.sign = sides, direction, count, sign
         self.x: np.ndarray | None = None
         self.y = np.zeros(0, int)
         self.margin = np.zeros(0)
@@ -306,16 +330,19 @@ class _Hardest:
         if self.x is not None:
             x, y = np.r_[self.x, x], np.r_[self.y, y]
             margin = np.r_[self.margin, margin]
-        if len(y) > HARDEST:
-            hardest = np.argpartition(margin, HARDEST)[:HARDEST]
-            x, y, margin = x[hardest], y[hardest], margin[hardest]
+        if len(y) > self.count:
+            kept = np.argpartition(self.sign * margin, self.count)[: self.count]
+            x, y, margin = x[kept], y[kept], margin[kept]
         self.x, self.y, self.margin = x, y, margin
 
 
-def _by_programmes(sides: _Sides, hardest: _Hardest) -> tuple[Separation | None, int]:
-    """Cutting planes: a direction for the hardest rows, tried on all, and what fails it added."""
+def _by_programmes(
+    sides: _Sides, hardest: _Extremes, easiest: _Extremes
+) -> tuple[Separation | None, int]:
+    """Cutting planes: a direction for these rows, tried on all, and what fails it added."""
     assert hardest.x is not None
-    x, y = hardest.x, hardest.y
+    assert easiest.x is not None
+    x, y = np.r_[hardest.x, easiest.x], np.r_[hardest.y, easiest.y]
     centre = x.mean(axis=0) if sides.intercept else np.zeros(x.shape[1])
     scale = np.abs(x - centre).max(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -324,7 +351,7 @@ def _by_programmes(sides: _Sides, hardest: _Hardest) -> tuple[Separation | None,
         direction, complete = _direction(sides, x, y)
         if direction is None:
             return None, passes - 1  # these rows alone overlap
-        worst = _Hardest(sides, direction)
+        worst = _Extremes(sides, direction)
         for more_x, more_y in sides.chunks():
             worst.add((more_x - centre) / scale, more_y)
         least = worst.margin.min()

@@ -78,16 +78,16 @@ def trace_of(
     Raises
     ------
     SettingError
-        If the functions cannot be traced, or compute something else every time they are.
+        If the functions cannot be traced, or compute something different every time.
     """
     first = rows.slice(0, min(len(rows), 8))
     shapes, batch = (jax.tree.map(_abstract, tree) for tree in (theta, first))
     digest, captured = _digest_once(model, shapes, batch)
     if _digest_once(model, shapes, batch)[0] != digest:
         raise SettingError(
-            "the model's functions compute something else each time they are traced, so that there "
-            "is no posterior to sample; take Python's or NumPy's random numbers, the clock and "
-            "counters out of log_prior and log_likelihood."
+            "the model's functions compute something different each time they are traced, so that "
+            "there is no posterior to sample; take Python's or NumPy's random numbers, the clock "
+            "and counters out of log_prior and log_likelihood."
         )
     if random_start is not None:
         digest = _joined(digest, _start_digest(random_start))

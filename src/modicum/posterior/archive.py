@@ -190,7 +190,7 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         shape, fortran, dtype = readers[version](member)
         size = archive.getinfo(name).file_size - member.tell()
         if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
-            raise ValueError("an array holds something else than numbers or text")
+            raise ValueError("an array holds something other than numbers or text")
         if math.prod(shape) * dtype.itemsize != size:
             raise ValueError("an array's header does not agree with its size")
         # to the end of the member: only there does zipfile compare the checksum

@@ -97,7 +97,7 @@ def compare(
         list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match
     )
     for name, left_out in zip(subjects, results, strict=True):
-        left_out.warn(name, stacklevel=4)
+        left_out.warn(name)
     table = _table(dict(zip(subjects, results, strict=True)), method, random_seed)
     if not evidence:
         return table

@@ -83,7 +83,6 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
                 'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
                 pareto_k=tail,
             ),
-            stacklevel=4,
         )
     return Correction(subset, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
 

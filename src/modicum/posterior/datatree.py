@@ -204,7 +204,6 @@ def to_datatree(
                     "use Posterior.summary(), which respects it"
                     + (", or post.resample().to_datatree()" if name == "weight" else ""),
                 ),
-                stacklevel=4,
             )
     groups = {"posterior": source.draws} | ({"sample_stats": stats} if stats else {})
     attrs = _attributes(source, settings, warnings)

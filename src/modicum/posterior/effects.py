@@ -323,5 +323,4 @@ def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> 
             acceptance=float(acceptance[worst]),
             groups=stuck,
         ),
-        stacklevel=5,
     )

@@ -152,7 +152,7 @@ def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Tar
     target, _ = Target.of(fit.model, rows)
     if fit.identity not in (None, target.identity):
         raise SettingError(
-            "the model computes something else than when the posterior was sampled: a global "
+            "the model no longer computes what it did when the posterior was sampled: a global "
             "or an array its functions read has changed, or another model was given to "
             "Posterior.load; use the model as it was."
         )

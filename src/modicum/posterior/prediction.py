@@ -176,5 +176,4 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
             remedy,
             rows=int(bad.sum()),
         ),
-        stacklevel=5,
     )

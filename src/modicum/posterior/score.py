@@ -159,7 +159,6 @@ class _Total:
                     "score with more draws",
                     rows=self.cancelled,
                 ),
-                stacklevel=6,
             )
         elif np.isnan(self.density) or np.isnan(self.densities).any():
             bad = int(np.isnan(self.densities).sum())
@@ -175,7 +174,6 @@ class _Total:
                     "look for draws that are not finite, and for signs that cancel",
                     draws=bad,
                 ),
-                stacklevel=6,
             )
 
     def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:

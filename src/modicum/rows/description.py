@@ -385,7 +385,7 @@ def level_key(level: object) -> str:
 
 
 def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
-    """Levels as they stand in names of columns; a CSV file's true and false are True and False.
+    """Levels as names of columns write them; a CSV file's true and false are True and False.
 
     Examples
     --------

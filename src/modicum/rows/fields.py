@@ -323,7 +323,7 @@ def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they we
             raise DataError(
                 f"{name!r} has the same index as {first!r} in another order, so that its rows "
                 f"belong to others: put them in one order, as by {name}.loc[{first}.index], or "
-                "take the index away by .to_numpy() if rows match as they stand."
+                "take the index away by .to_numpy() if rows match as they are."
             )
 
 

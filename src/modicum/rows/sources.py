@@ -119,12 +119,12 @@ class TableSource:
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
-        """Whether it is a pandas category, a polars Enum, or an ordered dictionary."""
+        """Whether it is a pandas category or interval, a polars Enum, or an ordered dictionary."""
         values = self._values(column)
         if library(values) == "pyarrow":
             made_by_pandas = is_dictionary(values.type) and _of_pandas(self._table.schema)
             return made_by_pandas or _ordered_dictionary(values.type)
-        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum")
+        return type(values.dtype).__name__ in ("CategoricalDtype", "Enum", "IntervalDtype")
 
     def in_index(self, name: str) -> bool:
         """Whether a frame has this name in its index, where it is no column."""

@@ -107,6 +107,6 @@ def _write_record(record: dict[str, Any], folder: Path) -> None:
     (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """NumPy's numbers and arrays as plain values, and anything else as text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

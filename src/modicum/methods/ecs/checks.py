@@ -30,6 +30,7 @@ __all__ = [
     "UNFIT",
     "Case",
     "check_pilot_chains",
+    "check_short_chains",
     "look_ahead",
     "look_ahead_signed",
     "look_back",
@@ -74,6 +75,7 @@ class Case:
     method: EnergyConserving
     target: Target
     rows: int
+    along_curves: np.ndarray | None = None  # pilot draws, whitened, where they follow curves
 
     @property
     def units(self) -> str:
@@ -199,6 +201,20 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
             )
         ]
     return []
+
+
+def check_short_chains(case: Case, stuck: bool) -> list[ModicumWarning]:
+    """Check whether short chains, by whose draws rows were chosen, got about."""
+    if not stuck:
+        return []
+    return [
+        ModicumWarning(
+            "posterior-not-normal",
+            "the posterior is far from normal: short chains on some of the rows hardly moved, so "
+            "that how many rows a step needs is not known, and chains may not move either",
+            f"{case.remedy}, or {case.all_rows}",
+        )
+    ]
 
 
 def look_back(
@@ -367,21 +383,7 @@ def _refused(accepted: float, remedy: str) -> ModicumWarning:
 
 def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> list[ModicumWarning]:
     """Check how the subsample mixed, and how far the chains went from the anchor."""
-    doubts = []
-    # Parameters of priors come last, and are not expanded about the anchor.
-    read = case.target.likelihood.size
-    distance = float(np.abs(history.position.mean(axis=(0, 1))[:read]).max())
-    if distance > ANCHOR_FAR:
-        doubts.append(
-            ModicumWarning(
-                "anchor-far",
-                f"the chains' mean lies {distance:.1f} posterior sd from the "
-                f"{case.method.anchor_name}, about which control variates are "
-                "expanded: they are crude there",
-                case.nearer,
-                distance=distance,
-            )
-        )
+    doubts = _far(case, history)
     trace = history.stats["difference_estimate"]
     # Residuals that vanish (a quadratic log-likelihood) have nothing to mix.
     if history.position.shape[1] >= 100 and np.ptp(trace) > 0:
@@ -399,3 +401,30 @@ def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> lis
                 )
             )
     return doubts
+
+
+def _far(case: Case, history: History) -> list[ModicumWarning]:
+    """Check how far the chains went from where residuals were studied: from the anchor.
+
+    Along curves, pilot draws lie where the posterior does, however far from the anchor that is, and
+    rows were chosen by their residuals there.
+    """
+    # Parameters of priors come last, and are not expanded about the anchor.
+    read = case.target.likelihood.size
+    mean = history.position.mean(axis=(0, 1))[:read]
+    where = f"{case.method.anchor_name}, about which control variates are expanded: they are crude"
+    if case.along_curves is not None:
+        looked_at = case.along_curves[:, :read]
+        mean = (mean - looked_at.mean(axis=0)) / np.maximum(looked_at.std(axis=0), 1.0)
+        where = "draws by whose residuals rows were chosen: what was learned from them fails"
+    distance = float(np.abs(mean).max())
+    if not distance > ANCHOR_FAR:
+        return []
+    return [
+        ModicumWarning(
+            "anchor-far",
+            f"the chains' mean lies {distance:.1f} posterior sd from the {where} there",
+            case.nearer,
+            distance=distance,
+        )
+    ]

@@ -21,6 +21,7 @@ from modicum.methods.ecs.fusing import fused_kernel
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Coreset
 from modicum.methods.groups import of_groups, uneven_groups
+from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
 from modicum.models.base import Batch
 from modicum.rows import Rows
@@ -76,7 +77,11 @@ class Composition:
             rows=rows_of(study),
             floats_per_iteration=self.floats_per_iteration(study),
             start_rows=self.subsample,
-            tuning=tuning | {"design": design} | study.expansion.tuning | study.whitening,
+            tuning=tuning
+            | {"design": design}
+            | study.expansion.tuning
+            | study.whitening
+            | explain_curves(study.curves),
             notes=[*study.anchor.notes, *notes, *uneven],
             memo=study,
             settled=settled,
@@ -113,7 +118,7 @@ class Composition:
         if isinstance(study.task.rows, GroupedRows):
             tables = of_groups(study.design, tables, study.task.rows)[1]
         return EnergyConservingContext(
-            proxy=study.proxy,
+            proxy=study.proxy_of_chains,
             design=tables_for_chains(tables, study.placed),
             estimator=to_device(self.tables),
             constant=jax.device_put(np.float64(study.anchor.C + study.folded_prior)),

@@ -62,6 +62,8 @@ def _obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) 
         return "rows do not enter through one linear predictor alone"
     if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
         return "a prior is not normal"
+    if proxy.curves is not None:
+        return "the posterior is skewed along some axes"
     if proxy.B is not None:
         return "control variates are not of second order about the mode"
     if proxy.point.shape[0] > WIDEST:

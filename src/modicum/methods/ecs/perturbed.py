@@ -33,6 +33,7 @@ from modicum.methods.ecs.checks import (
     UNFIT,
     Case,
     check_pilot_chains,
+    check_short_chains,
     look_ahead,
     look_back,
     withdraw_bound,
@@ -237,6 +238,7 @@ class HMCECS(EnergyConserving):
         case = Case(self, task.target, len(task.rows))
         advice = self._advice(study)
         notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
+        notes += check_short_chains(case, study.stuck)
         pilot_chains = None if self.exact else study.pilot_chains(certain)
         if pilot_chains is not None:
             notes += check_pilot_chains(case, pilot_chains, choice.subsample)
@@ -276,9 +278,10 @@ class HMCECS(EnergyConserving):
         self.account(task, plan, history)
         if self.exact:
             return Outcome()
-        kernel = plan.kernel
+        kernel, study = plan.kernel, plan.memo
         assert isinstance(kernel, EnergyConservingKernel)
-        case = Case(self, task.target, len(task.rows))
+        assert isinstance(study, Study)
+        case = Case(self, task.target, len(task.rows), study.draws_along_curves)
         size = (kernel.subsample, kernel.blocks, kernel.refreshes)
         return Outcome(warnings=look_back(case, *size, history))
 

@@ -14,6 +14,7 @@ from math import ceil
 
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.designs import (
     DESIGNS,
     CertaintyRows,
@@ -34,8 +35,10 @@ from modicum.estimators import (
 )
 from modicum.estimators.row_factor import MANY, row_factor, share_of_work
 from modicum.kernels.base import Proxy, RowDesign
+from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.checks import ANCHOR_FAR
 from modicum.methods.ecs.tuning import (
     DISTANCES,
     FAR,
@@ -57,7 +60,9 @@ from modicum.methods.ecs.tuning import (
     straightened,
 )
 from modicum.methods.groups import of_groups
+from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
 from modicum.methods.weights import (
+    cached_rows,
     design_tables,
     ends_near_the_mode,
     expected_residuals,
@@ -89,6 +94,10 @@ SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of t
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
 MOST_AXES = 64  # along which residuals are looked at far out
 AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which they are chosen
+# Share of iterations that move, below which pilot chains have run into walls: on tables of levels
+# with few events or none it is 0 to 0.3, and where they get about it is 0.75 or more.
+STUCK = 0.5
+AT_ONCE = 256  # points at which all rows of pilot chains are evaluated
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
@@ -101,6 +110,10 @@ class Study:
     anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
+    # Known after residuals were evaluated: along which axes the posterior is so skewed that
+    # straight trajectories do not get about, and whether short chains did not even so.
+    curves: Curves | None = field(init=False, default=None)
+    stuck: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         task, anchor, order = self.task, self.anchor, self.method.order
@@ -257,8 +270,10 @@ class Study:
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
             # Chains that go elsewhere show that the expansion is far off, but not what the
-            # posterior is like there: the pilot rows were weighed for where it was expected.
-            if np.abs(draws.mean(axis=0) - self.centre).max() <= FAR:
+            # posterior is like there: the pilot rows were weighed for where it was expected. Along
+            # curves, which end where the posterior does, they go where it is.
+            far = np.abs(draws.mean(axis=0) - self.centre).max() > FAR
+            if self.curves is not None or not far:
                 self.draws = draws
                 evaluated = self._evaluated_again(rng)
         if not evaluated.finite:
@@ -269,9 +284,10 @@ class Study:
 
     def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
         """Residuals at draws of the posterior itself, of rows that are weighed by them."""
-        if isinstance(self.design, Weighted) and self.method.weighted_by_spread:
+        curved = self.curves is not None
+        if isinstance(self.design, Weighted) and (self.method.weighted_by_spread or curved):
             straight = self._straight(self.draws)
-            if self.arrow:
+            if self.arrow or curved:
                 every = max(1, len(straight) // SPREAD_DRAWS)
                 self._weigh(straight[::every], self.proxy, "design-again", by_draws=True)
             else:
@@ -304,21 +320,62 @@ class Study:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
 
         With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
-        tails and skewed directions included.
+        tails and skewed directions included. Where such chains run into walls, as those of levels
+        with few events or none, or go far, which would end in a doubt, curves are followed instead.
         """
+        chains = self._short_chains(SCATTER)
+        failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
+        if failed and self.method.at_mode and may_be_curved(self.task, self.anchor):
+            self.curves = self._curves()
+            if self.curves is not None:
+                chains = self._short_chains(1.0)
+        self.stuck = chains.moved < STUCK
+        draws = chains.position.reshape(-1, chains.position.shape[2])
+        return np.asarray(
+            draws if self.curves is None else along_curves(as_either(draws), self.curves)[0]
+        )
+
+    def _short_chains(self, scatter: float) -> PilotChains:
         rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
         chains = run_pilot_chains(
             self.control_variate,
             rows,
             np.asarray(rows["probability"]),
-            self.proxy,
+            self.proxy_of_chains,
             self.centre,
             key(SHARED, Stream.PILOT_CHAINS),
-            SCATTER,
+            scatter,
             OF_LEVELS if self.arrow else SIDE_BY_SIDE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
-        return np.asarray(chains.position.reshape(-1, chains.position.shape[2]))
+        return chains
+
+    def _curves(self) -> Curves | None:
+        """The axes along which the posterior that short chains see is skewed."""
+        rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
+        whitened = cached_rows(self.control_variate, rows, self.proxy).rows
+
+        def of_block(z: np.ndarray) -> np.ndarray:
+            ratio = self._at(z, rows).log_ratio
+            return np.asarray(ratio - np.sum((z - self.centre) ** 2, axis=1) / 2)
+
+        def log_posterior(z: np.ndarray) -> np.ndarray:
+            return in_equal_blocks(of_block, z, AT_ONCE)
+
+        about = (np.zeros_like(self.centre), self.anchor, np.asarray(whitened))
+        return skewed_axes(log_posterior, *about, finer_at_walls=True)
+
+    @property
+    def draws_along_curves(self) -> np.ndarray | None:
+        """The pilot draws, where they are draws of the posterior along curves."""
+        return None if self.curves is None else self.draws
+
+    @property
+    def proxy_of_chains(self) -> Proxy:
+        """The proxy with the curves along which chains move, where there are any."""
+        if self.curves is None:
+            return self.proxy
+        return self.proxy._replace(curves=to_device(self.curves))
 
     def _thinned_rows(self, count: int) -> Batch:
         """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""

@@ -16,7 +16,12 @@ from modicum.methods.ecs.base import (
     check_counts,
     check_tuning,
 )
-from modicum.methods.ecs.checks import Case, look_ahead_signed, look_back_signed
+from modicum.methods.ecs.checks import (
+    Case,
+    check_short_chains,
+    look_ahead_signed,
+    look_back_signed,
+)
 from modicum.methods.ecs.composition import Composition
 from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
 from modicum.methods.ecs.perturbed import HMCECS
@@ -109,6 +114,7 @@ class SignedHMCECS(EnergyConserving):
         pilot, coreset = study.pilot_with(certain), self._coreset(study, certain)
         always = certain + (0 if coreset is None else len(coreset))
         notes = look_ahead_signed(case, pilot, choice, always, self.products is None)
+        notes += check_short_chains(case, study.stuck)
         rows = choice.products * choice.batch + always
         notes += slow_run(
             *(task, study.anchor.point, rows * (study.steps + 1)),
@@ -177,7 +183,8 @@ class SignedHMCECS(EnergyConserving):
         kernel = plan.kernel
         assert isinstance(kernel, EnergyConservingKernel)
         assert isinstance(kernel.estimator, BlockPoisson)
-        case = Case(self, task.target, len(task.rows))
+        assert isinstance(plan.memo, Study)
+        case = Case(self, task.target, len(task.rows), plan.memo.draws_along_curves)
         room = kernel.estimator.packed
         doubts = look_back_signed(case, room, kernel.blocks, kernel.refreshes, history)
         return Outcome(weights=history.stats["sign"], warnings=doubts)

@@ -83,63 +83,81 @@ def multilevel(
             "leave the group terms out, or compare two classes by family='logistic'."
         )
     terms = tidy_groups(terms)  # refuses an effect that occurs twice
-    common = len(common_columns(terms, rows))
-    size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
-    needed = ROWS_NEEDED * size**3 / len(rows)
-    largest = max(terms, key=lambda term: len(rows.levels[term.field])).field
-    inner = [term for term in terms if term.field == largest]
-    outer = [term for term in terms if term.field != largest]
-    beside = size - len(rows.levels[largest]) * sum(len(term.effects) for term in inner)
-    obstacle = _obstacle(family, inner, beside)
+    sizes = _sizes(terms, rows)
+    obstacle = _obstacle(family, sizes.inner, sizes.beside)
     if how == "integrate" and obstacle is not None:
         raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
-    possible = size <= DENSE_LIMIT or _is_arrow(family, terms, inner, rows, size)
-    thin = not possible or needed > MOST_ROWS
-    if size > MANY:
-        thin |= _integrating_is_cheaper(rows, common, terms, inner, beside, needed)
+    possible = sizes.all <= DENSE_LIMIT or _is_arrow(family, terms, sizes)
+    thin = not possible or sizes.needed > MOST_ROWS
+    if sizes.all > MANY:
+        thin |= _integrating_is_cheaper(rows, terms, sizes)
     if how == "integrate" or (how is None and thin and obstacle is None):
         why = (
             "set by hand"
             if how
-            else f"holding {size:,} parameters explicitly would take some {_rounded(needed)} rows "
-            "per step and sums over all levels; of groups, tens do"
+            else f"holding {sizes.all:,} parameters explicitly would take about "
+            f"{_rounded(sizes.needed)} rows per step and sums over all levels; tens of groups per "
+            "step are enough"
         )
-        if outer:
-            why += f"; effects of {largest!r} are integrated out, all others explicit"
+        if sizes.outer:
+            why += f"; effects of {sizes.largest!r} are integrated out, all others explicit"
         keys = family.prior_keys(terms)
         for key, _ in family.prior_table:
             if key not in keys and not columns_of(key, rows):
                 require_known(key, keys, rows)
-        return Multilevel(_integrated(family, inner, outer), "integrate", why)
+        return Multilevel(_integrated(family, sizes.inner, sizes.outer), "integrate", why)
     if not possible:
-        reason = "" if obstacle is None else f", and {obstacle}"
-        remedy = f"integrate effects out by {argument('groups', 'integrate')}"
-        if obstacle is not None:
-            remedy = "leave the group of the most levels out, or merge levels"
-        raise SettingError(
-            f"the model would hold {size:,} parameters explicitly, {beside:,} of them beside the "
-            f"effects of {largest!r}, which is possible up to {DENSE_LIMIT:,} parameters, or up to "
-            f"{MOST_BORDER:,} beside the effects of one factor (and {MOST_NUMBERS:,} products of "
-            f"the two){reason}; {remedy}."
-        )
-    why = "set by hand" if how else f"{size:,} parameters for {len(rows):,} rows are few"
+        raise _too_many_parameters(sizes, obstacle)
+    why = "set by hand" if how else f"{sizes.all:,} parameters for {len(rows):,} rows are few"
     if how is None and thin:
         why = f"{obstacle}"
     return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
 
 
-def _is_arrow(
-    family: LinearPredictorModel,
-    terms: Sequence[GroupTerm],
-    inner: Sequence[GroupTerm],
-    rows: Rows,
-    size: int,
-) -> bool:
+class _Sizes(NamedTuple):
+    """How many coefficients there would be, and which of them could be integrated out."""
+
+    common: int  # coefficients of common columns
+    all: int  # common coefficients, and effects of all levels
+    needed: float  # rows per step, were all held explicitly
+    largest: str  # the factor of the most levels
+    inner: list[GroupTerm]  # its terms, and those of the other factors
+    outer: list[GroupTerm]
+    levels: int  # of the largest factor
+    beside: int  # all but its effects
+
+
+def _sizes(terms: Sequence[GroupTerm], rows: Rows) -> _Sizes:
+    common = len(common_columns(terms, rows))
+    size = common + sum(len(rows.levels[t.field]) * len(t.effects) for t in terms)
+    largest = max(terms, key=lambda term: len(rows.levels[term.field])).field
+    inner = [term for term in terms if term.field == largest]
+    outer = [term for term in terms if term.field != largest]
+    levels = len(rows.levels[largest])
+    beside = size - levels * sum(len(term.effects) for term in inner)
+    needed = ROWS_NEEDED * size**3 / len(rows)
+    return _Sizes(common, size, needed, largest, inner, outer, levels, beside)
+
+
+def _too_many_parameters(sizes: _Sizes, obstacle: str | None) -> SettingError:
+    reason = "" if obstacle is None else f", and {obstacle}"
+    remedy = f"integrate effects out by {argument('groups', 'integrate')}"
+    if obstacle is not None:
+        remedy = "leave the group of the most levels out, or merge levels"
+    return SettingError(
+        f"the model would hold {sizes.all:,} parameters explicitly, {sizes.beside:,} of them "
+        f"beside the effects of {sizes.largest!r}, which is possible up to {DENSE_LIMIT:,} "
+        f"parameters, or up to {MOST_BORDER:,} beside the effects of one factor (and "
+        f"{MOST_NUMBERS:,} products of the two){reason}; {remedy}."
+    )
+
+
+def _is_arrow(family: LinearPredictorModel, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:
     """Whether all effects can be held explicitly though they are many: most are of one factor."""
     own = sum(len(term.effects) + len(term.cor_names) for term in terms)
-    parameters = size + own + family.intercept + len(family.extras)
-    effects = sum(len(term.effects) for term in inner)
-    return arrow_fits(len(rows.levels[inner[0].field]), effects, parameters)
+    parameters = sizes.all + own + family.intercept + len(family.extras)
+    effects = sum(len(term.effects) for term in sizes.inner)
+    return arrow_fits(sizes.levels, effects, parameters)
 
 
 def _rounded(number: float) -> str:
@@ -147,14 +165,7 @@ def _rounded(number: float) -> str:
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
-def _integrating_is_cheaper(
-    rows: Rows,
-    common: int,
-    terms: Sequence[GroupTerm],
-    inner: Sequence[GroupTerm],
-    beside: int,
-    needed: float,
-) -> bool:
+def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:
     """Compare operations per gradient of the two ways.
 
     Explicit: the rows a step needs, whitened and with all parameters; or of more effects than a
@@ -162,14 +173,13 @@ def _integrating_is_cheaper(
     Integrated: the rows of some groups at all nodes, and the Hessian of each group in all that is
     beside.
     """
-    levels = len(rows.levels[inner[0].field])
-    effects = sum(len(term.effects) for term in inner)
-    of_row = common + sum(len(term.effects) for term in terms)
-    size = beside + levels * effects
-    explicit = needed * (size + FRESH * size**2)
-    if size > DENSE_LIMIT:
-        explicit = needed * of_row + 4 * levels * effects * beside
-    integrated = GROUPS_NEEDED * (len(rows) / levels * NODES**effects * of_row + beside**2)
+    effects = sum(len(term.effects) for term in sizes.inner)
+    of_row = sizes.common + sum(len(term.effects) for term in terms)
+    explicit = sizes.needed * (sizes.all + FRESH * sizes.all**2)
+    if sizes.all > DENSE_LIMIT:
+        explicit = sizes.needed * of_row + 4 * sizes.levels * effects * sizes.beside
+    rows_per_group = len(rows) / sizes.levels
+    integrated = GROUPS_NEEDED * (rows_per_group * NODES**effects * of_row + sizes.beside**2)
     return integrated < explicit
 
 

@@ -110,7 +110,7 @@ def _alike(points: list[Params]) -> bool:
 def _accepts(function: Callable[[Params], ArrayLike], theta: Params) -> bool:
     try:
         jax.eval_shape(lambda t: jnp.asarray(function(t)), theta)
-    except Exception:  # whatever a function raises that is given something else than it takes
+    except Exception:  # whatever a function raises for arguments it does not take
         return False
     return True
 

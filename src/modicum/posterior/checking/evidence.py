@@ -144,5 +144,4 @@ def _doubt(evidence: Evidence, tail: float) -> None:
             pareto_k=tail,
             error=evidence.error,
         ),
-        stacklevel=4,
     )

@@ -198,7 +198,7 @@ class LeaveOneOut:
         rest = self.sample.total(self.weight[ids] * (self.lpd - self.elpd - added[ids]))
         return float(self.weight @ added) + rest.value
 
-    def warn(self, name: str = "", stacklevel: int = 5) -> ModicumWarning | None:
+    def warn(self, name: str = "") -> ModicumWarning | None:
         """Say so where the draws do not tell what a row's absence would do."""
         bad = self.pareto_k > self.good_k
         if not bad.any():
@@ -223,7 +223,6 @@ class LeaveOneOut:
                 pareto_k=float(self.pareto_k[worst]),
                 good_k=self.good_k,
             ),
-            stacklevel=stacklevel,
         )
 
 

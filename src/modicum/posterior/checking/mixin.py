@@ -187,7 +187,7 @@ class ChecksMixin(FittedDraws):
         (left_out,) = leave_one_out(
             [subject], subsample, draws, random_seed, progressbar, moment_match
         )
-        left_out.warn(stacklevel=4)
+        left_out.warn()
         return left_out.result()
 
     def log_evidence(

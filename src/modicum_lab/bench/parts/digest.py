@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import modicum as mo
 from modicum import Posterior, Rows
+from modicum.models import BaseModel
 from modicum_lab.bench import tall
 from modicum_lab.bench.tables import Table, verdict
 
 __all__ = ["differences", "run"]
 
+T = TypeVar("T")
 FILE, MEANS, SDS, SECONDS = 50.0, 0.05, 0.05, 1.0  # MB, posterior sd, share of an sd
 REMOVED = tall.OTHERS
 
@@ -80,12 +83,12 @@ def _noise(post: Posterior) -> float:
     return float(3 * np.sqrt(2 / post.summary()["ess_bulk"].min()))
 
 
-def _sampled(model: Any, data: Rows | mo.Digest, draws: int) -> Posterior:
+def _sampled(model: BaseModel, data: Rows | mo.Digest, draws: int) -> Posterior:
     settings: dict[str, Any] = {"method": "hmc-ecs", "tune": 500, "random_seed": 2}
     return mo.sample(model, data, draws=draws, progressbar=False, **settings)
 
 
-def _timed(make: Any) -> tuple[Any, float]:
+def _timed(make: Callable[[], T]) -> tuple[T, float]:
     start = time.perf_counter()
     result = make()
     return result, time.perf_counter() - start

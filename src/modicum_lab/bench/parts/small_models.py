@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 import modicum as mo
 from modicum.diagnostics import ess
@@ -101,7 +102,7 @@ def cases(data: Mapping[str, Any]) -> dict[str, Case]:
     logs = [np.log(plants[k]) for k in ("diam1", "diam2", "canopy_height", "total_height")]
     party = columns(voters, "real_ideo", "race_adj", "educ1", "gender", "income")
 
-    def normal(x: np.ndarray, y: Any) -> Case:
+    def normal(x: np.ndarray, y: ArrayLike) -> Case:
         return Case(regression, {"x": x, "y": np.asarray(y, float)})
 
     return {

@@ -5,7 +5,7 @@ The test function is the variance, phi(theta) = n |theta - mean|^2 / d, whose av
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +249,7 @@ def _plain_ticks(ax: Axes, at: tuple[float, ...]) -> None:
     ax.set_xticks([], minor=True)
 
 
-def _guide(ax: Axes, x: Any, y: np.ndarray, power: int) -> None:
+def _guide(ax: Axes, x: Sequence[float], y: np.ndarray, power: int) -> None:
     """A dashed line of the slope the theorem predicts, below the last point."""
     at = np.array([x[0], x[-1]], float)
     scale = 0.5 * y[0] if power < 0 else 0.5 * y[-1]

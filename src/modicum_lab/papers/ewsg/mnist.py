@@ -29,6 +29,7 @@ from modicum_lab.papers.experiments import (
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure as MatplotlibFigure
 
 __all__ = ["figure_3"]
@@ -157,13 +158,13 @@ class Learned:
         Standard errors of the curve's last line, by column.
     """
 
-    curve: Any
+    curve: pd.DataFrame
     error: dict[str, float]
 
     @property
     def last(self) -> dict[str, float]:
         """Scores at the end of the run."""
-        return {name: float(value) for name, value in self.curve.iloc[-1].items()}
+        return {str(name): float(value) for name, value in self.curve.iloc[-1].items()}
 
 
 def _learn(
@@ -204,11 +205,11 @@ def chances(model: BaseModel, now: dict[str, np.ndarray], scored: Mapping[str, B
 
 
 @partial(jax.jit, static_argnums=0)
-def _chances(model: BaseModel, now: dict[str, Any], images: Any) -> jax.Array:
+def _chances(model: BaseModel, now: dict[str, jax.Array], images: jax.Array) -> jax.Array:
     """One realisation and a few images at a time, so that one compilation serves all points."""
     pieces = images.reshape(-1, min(PIECE, len(images)), *images.shape[1:])
 
-    def of_one(named: dict[str, Any]) -> jax.Array:
+    def of_one(named: dict[str, jax.Array]) -> jax.Array:
         theta = model.restore(named)
         predicted = jax.lax.map(lambda piece: model.expected(theta, {"x": piece}), pieces)
         return predicted.reshape(len(images), -1)

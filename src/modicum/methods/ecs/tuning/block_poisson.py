@@ -23,7 +23,7 @@ DEVIATIONS, NEARLY_ALL = 8, 0.99
 SIGN = 0.9993  # mean sign of the pilot's own mini-batches; with .995, one chain in 64 got stuck
 MOST = 10**6
 SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
-EASY = 0.8  # acceptance rate of a refresh from which on more blocks are not needed
+EASY = 0.8  # acceptance rate of a refresh above which more blocks are not needed
 BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
 PAPER_BATCH = 30
 # Rows per mini-batch that are considered. Fewer than five do not average over extreme rows: with

@@ -27,7 +27,7 @@ __all__ = ["DISTANCES", "Coreset", "FarOut", "fit_coreset"]
 
 DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
 MOST_ROWS = 32
-CLOSE = 0.05  # of the differences' size, from which on more rows are not needed
+CLOSE = 0.05  # of the differences' size, below which more rows are not needed
 CANDIDATES = 2_048  # pilot rows among which they are chosen
 FITTED_DRAWS = 128
 RELATIVE = 0.2  # far out, errors of this share count like errors of one near the mean

@@ -73,6 +73,11 @@ class PilotChains:
     rows: int
     evaluations: int
 
+    @property
+    def moved(self) -> float:
+        """Share of the iterations that ended elsewhere than they began."""
+        return float(np.mean(np.any(np.diff(self.position, axis=1) != 0, axis=2)))
+
     def distance(self, read: int) -> float:
         """Largest distance of the chains' mean from the anchor, in sds of a coordinate.
 

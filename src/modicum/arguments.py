@@ -1,0 +1,123 @@
+"""Arguments by the names that other packages have for them.
+
+Who comes from PyMC, NumPyro, Stan, brms, bambi or statsmodels writes their names. Python answers
+such a call with a bare `TypeError`; here one table says what the argument is called, or where what
+it does is decided.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from modicum.errors import SettingError, suggestion
+
+__all__ = ["UnknownArgumentError", "names_checked"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Other names of the arguments that a function may have, by ours.
+OTHER_NAMES = {
+    "draws": "n_draws num_draws num_samples n_samples samples nsamples iter_sampling ndraws",
+    "tune": "warmup num_warmup n_warmup iter_warmup n_tune burn burnin burn_in n_burnin tune_steps",
+    "chains": "n_chains num_chains nchains nb_chains",
+    "random_seed": "seed random_state rng rng_key rng_seed key",
+    "progressbar": "progress progress_bar show_progress verbose refresh",
+    "thin": "thinning n_thin",
+    "method": "sampler nuts_sampler algorithm inference_method step backend kernel",
+    "starts": "init inits initvals init_params initial_values start",
+    "checkpoint": "file save_to resume",
+    "priors": "prior priors_dict",
+    "weights": "weight freq_weights sample_weight case_weights frequency_weights var_weights",
+    "offset": "offsets",
+    "family": "likelihood distribution",
+    "data": "df frame table",
+    "rows": "data df frame table",
+    "missing": "dropna na_action",
+}
+# What is no argument of either door, and where it is decided.
+ELSEWHERE = {
+    "iter": "it counts warm-up and draws together elsewhere: give tune and draws, per chain",
+    "n_iter": "it counts warm-up and draws together elsewhere: give tune and draws, per chain",
+    "exposure": "an exposure is an offset on the log scale: add offset(log(COLUMN)) to the "
+    "formula, or give mo.Rows its logarithms as offset=",
+    "sigma": "a known scale is a setting of the family: mo.models.Gaussian(scale=...); else it is "
+    "estimated, and its prior is mo.models.Gaussian(scale_prior=...)",
+    "link": "the link belongs to the family: 'logistic', 'probit' and 'cloglog' are families, and "
+    "mo.models.Binomial(link=...) takes a name",
+    "cores": "chains run side by side on the cores there are; leave it out",
+    "n_jobs": "chains run side by side on the cores there are; leave it out",
+    "num_cores": "chains run side by side on the cores there are; leave it out",
+    "parallel_chains": "chains run side by side on the cores there are; leave it out",
+    "chain_method": "chains run side by side by themselves; parallel='stacked' makes them one axis "
+    "of arrays",
+    "target_accept": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
+    "target_accept_prob": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
+    "adapt_delta": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
+    "max_treedepth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
+    "max_tree_depth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
+    "control": "such settings belong to the method: method=mo.NUTS(target_accept=..., "
+    "max_depth=...)",
+    "step_size": "it is a setting of the method: method=mo.HMCECS(step_size=...)",
+    "subsample": "it is a setting of the method: method=mo.HMCECS(subsample=...)",
+    "batch_size": "it is a setting of stochastic-gradient methods: method=mo.SGLD(batch=...)",
+    "return_inferencedata": "post.to_datatree() returns the draws in ArviZ's form",
+    "idata_kwargs": "post.to_datatree() returns the draws in ArviZ's form",
+    # of one door, asked of the other
+    "formula": "models of rows have no formula: mo.fit(formula, table) takes one",
+    "priors": "priors belong to the model: mo.models.Logistic(priors={...})",
+    "family": "the model says what the family is: mo.models.Poisson()",
+    "weights": "weights are a field of the rows: mo.Rows(x=X, y=y, weight=w)",
+    "offset": "offsets are a field of the rows: mo.Rows(x=X, y=y, offset=...)",
+    "groups": "groups are told by a formula: mo.fit('y ~ x + (1 | ward)', table)",
+    "missing": "rows hold no missing values: drop them when the rows are made",
+    "model": "a formula and a family make the model; mo.sample(model, rows) takes one",
+    "rows": "the table, or the rows, are the second argument: data",
+}
+
+
+class UnknownArgumentError(SettingError, TypeError):
+    """There is no argument of this name; it may be caught as Python's own error, too."""
+
+
+def names_checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Answer arguments that `function` does not have by what they are called here.
+
+    Examples
+    --------
+    >>> @names_checked
+    ... def sample(draws=1_000, tune=1_000): ...
+    >>> try:
+    ...     sample(num_samples=500)
+    ... except UnknownArgumentError as unknown:
+    ...     print(unknown)
+    sample() has no argument 'num_samples': it is called draws here.
+    """
+    known = tuple(inspect.signature(function).parameters)
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise UnknownArgumentError(
+                    f"{function.__name__}() has no argument {name!r}{_answer(name, known)}."
+                )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _answer(name: str, known: Collection[str]) -> str:
+    """What a name that is not known is called here, where it is decided, or what it looks like."""
+    tidy = name.lower()
+    ours = [tidy, *(own for own, others in OTHER_NAMES.items() if tidy in others.split())]
+    for own in ours:
+        if own in known:
+            return f": it is called {own} here"
+    for own in ours:
+        if own in ELSEWHERE:
+            return f": {ELSEWHERE[own]}"
+    return suggestion(name, known) or f"; it has {', '.join(known)}"

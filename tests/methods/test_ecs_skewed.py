@@ -1,0 +1,100 @@
+"""HMC-ECS where straight trajectories run into walls: levels with few events, or none."""
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from helpers.interrupted import planned
+from modicum.diagnostics import mcse, r_hat
+from modicum.methods.ecs import pilot
+
+WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25)]
+LEVELS = [(1_400, 140), (700, 30), (40, 2), *WITHOUT]  # rows and events of each
+PRIOR = 100.0
+MODEL = mo.models.Logistic(prior_scale=PRIOR, intercept=False)
+
+
+def levels():
+    """A column per level: coefficients are independent."""
+    counts, events = np.array(LEVELS).T
+    level = np.repeat(np.arange(len(LEVELS)), counts)
+    place = np.concatenate([np.arange(count) for count in counts])
+    return mo.Rows(x=np.eye(len(LEVELS))[level], y=(place < events[level]) * 1.0)
+
+
+def exact_moments():
+    """Means and standard deviations of the coefficients, each by a sum over a grid."""
+    b = np.linspace(-600, 20, 60_001)
+    counts, events = np.array(LEVELS)[:, :, None].swapaxes(0, 1)
+    log = events * b - counts * np.logaddexp(0, b) - b**2 / (2 * PRIOR**2)
+    weight = np.exp(log - log.max(axis=1, keepdims=True))
+    weight /= weight.sum(axis=1, keepdims=True)
+    mean = weight @ b
+    return mean, np.sqrt(weight @ b**2 - mean**2)
+
+
+MEAN, SD = exact_moments()
+RUN = {"method": "hmc-ecs", "chains": 2, "random_seed": 2, "progressbar": False}
+
+
+def is_right(post):
+    """Whether all means are the exact ones, to five standard errors, and chains have mixed."""
+    b = post.draws["beta"]
+    error = np.abs(b.mean(axis=(0, 1)) - MEAN)
+    return bool(
+        np.all(error < 5 * mcse(b)) and np.all(error < 0.3 * SD) and np.all(r_hat(b) < 1.02)
+    )
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return levels()
+
+
+@pytest.fixture(scope="module")
+def post(rows):
+    with pytest.warns(mo.ModicumWarning, match="foretells"):
+        return mo.sample(MODEL, rows, draws=700, tune=300, **RUN)
+
+
+def test_draws_along_curves_are_those_of_the_posterior(post):
+    assert is_right(post)
+    np.testing.assert_allclose(post.sd("beta"), SD, rtol=0.12)
+    assert post.stats["diverging"].sum() == 0
+
+
+def test_nothing_is_doubted_and_curves_and_rows_are_explained(post):
+    assert [doubt.code for doubt in post.warnings] == ["separation"]
+    assert post.tuning["skewed axes"]["value"] >= len(WITHOUT)
+    assert post.tuning["bias_bound"]["value"] < 0.05
+    # what chains read is little, and among it are all rows of the levels without events
+    assert sum(count for count, _ in WITHOUT) <= post.tuning["certainty"]["value"] <= 400
+
+
+def test_lp_is_that_of_the_parameters_and_not_of_where_chains_move(post, rows):
+    b = post.draws["beta"].reshape(-1, len(LEVELS))
+    counts, events = np.array(LEVELS).T
+    lp = b @ events - np.logaddexp(0, b) @ counts - np.sum(b**2, axis=1) / (2 * PRIOR**2)
+    off = post.stats["lp"].ravel() - lp
+    assert np.std(off) < 0.3  # the noise of the estimate; growth along curves varies by more than 1
+
+
+def test_chains_that_run_into_walls_are_seen_before_the_run(rows, monkeypatch):
+    plan, _ = planned(MODEL, rows, mo.HMCECS())
+    assert plan.context.proxy.curves is not None
+    assert [note.code for note in plan.notes] == ["separation"]
+    monkeypatch.setattr(pilot, "may_be_curved", lambda task, anchor: False)
+    plan, _ = planned(MODEL, rows, mo.HMCECS())
+    assert plan.context.proxy.curves is None
+    assert [note.code for note in plan.notes] == ["separation", "posterior-not-normal"]
+    assert "hardly moved" in plan.notes[1].sentence
+    assert "method='nuts'" in plan.notes[1].remedy
+
+
+@pytest.mark.slow
+def test_straight_trajectories_are_not_right(rows, monkeypatch):
+    monkeypatch.setattr(pilot, "may_be_curved", lambda task, anchor: False)
+    with pytest.warns(mo.ModicumWarning):
+        straight = mo.sample(MODEL, rows, draws=700, tune=300, **RUN)
+    assert "posterior-not-normal" in [doubt.code for doubt in straight.warnings]
+    assert not is_right(straight)

@@ -1,0 +1,86 @@
+"""Arguments that other packages have: what they are called here, or where that is decided."""
+
+import inspect
+import re
+import warnings
+
+import numpy as np
+import pytest
+
+import modicum as mo
+from modicum.arguments import ELSEWHERE, OTHER_NAMES, UnknownArgumentError, names_checked
+from modicum.errors import ModicumWarning, warn
+
+TABLE = {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0]}
+ROWS = mo.Rows(x=np.ones((3, 1)), y=np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        ("n_chains", "fit() has no argument 'n_chains': it is called chains here."),
+        ("num_samples", "it is called draws here."),
+        ("num_warmup", "it is called tune here."),
+        ("seed", "it is called random_seed here."),
+        ("nuts_sampler", "it is called method here."),
+        ("prior", "it is called priors here."),
+        ("df", "it is called data here."),
+        ("iter", "give tune and draws, per chain."),
+        ("exposure", "add offset(log(COLUMN)) to the formula"),
+        ("sigma", "mo.models.Gaussian(scale=...)"),
+        ("adapt_delta", "method=mo.NUTS(target_accept=...)"),
+        ("drwas", "fit() has no argument 'drwas' (did you mean 'draws'?)."),
+        ("zzz", "it has formula, data, family, priors"),
+    ],
+)
+def test_fit_says_what_an_argument_is_called(foreign, words):
+    with pytest.raises(UnknownArgumentError, match=re.escape(words)):
+        mo.fit("y ~ x", TABLE, **{foreign: 1})
+
+
+@pytest.mark.parametrize(
+    ("foreign", "words"),
+    [
+        ("df", "it is called rows here"),
+        ("priors", "mo.models.Logistic(priors={...})"),
+        ("prior", "mo.models.Logistic(priors={...})"),
+        ("sample_weight", "mo.Rows(x=X, y=y, weight=w)"),
+        ("n_chains", "sample() has no argument 'n_chains': it is called chains here."),
+    ],
+)
+def test_sample_has_answers_of_its_own(foreign, words):
+    with pytest.raises(TypeError, match=re.escape(words)):  # as Python's own error
+        mo.sample(mo.models.Logistic(), ROWS, **{foreign: 1})
+
+
+def test_the_table_names_what_there_is():
+    doors = {name for door in (mo.fit, mo.sample) for name in inspect.signature(door).parameters}
+    assert set(OTHER_NAMES) <= doors
+    foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
+    assert foreign.isdisjoint(doors - {"data"})  # `data` of the one is `rows` of the other
+    called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(ELSEWHERE.values()))
+    assert len(called) > 8
+    for family, name, setting in called:
+        kind = getattr(mo.models if family else mo, name)
+        assert setting in inspect.signature(kind).parameters or name == "Rows", (name, setting)
+
+
+def test_what_a_function_has_goes_through():
+    @names_checked
+    def double(number, *, times=2):
+        return number * times
+
+    assert double(3) == 6
+    assert double(3, times=3) == 9
+    with pytest.raises(TypeError, match="positional"):
+        double()
+
+
+def test_warnings_point_at_the_line_that_called(monkeypatch):
+    note = ModicumWarning("r-hat", "chains differ", "draw more")
+    here = {"warn": warn, "note": note, "__name__": "modicum.somewhere"}
+    exec("def inner(): warn(note)\ndef outer(): inner()", here)  # as if in the library
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        here["outer"]()
+    assert caught[0].filename == __file__
