@@ -211,6 +211,15 @@ def test_the_key_decides(design):
     assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])
 
 
+def test_an_accelerator_draws_the_same_rows(monkeypatch):
+    tables = weight_tables(np.random.default_rng(2).exponential(size=5_000))
+    here = Weighted().draw(jax.random.key(3), 1_000, tables)
+    monkeypatch.setattr("modicum.designs.jax.default_backend", lambda: "gpu")
+    there = Weighted().draw(jax.random.key(3), 1_000, tables)
+    np.testing.assert_array_equal(here.row_ids, there.row_ids)
+    np.testing.assert_array_equal(here.probability, there.probability)
+
+
 def test_drawing_on_the_host_is_the_same_design():
     tables = weight_tables(np.array([1.0, 3.0, 6.0]), floor=0.0)
     drawn = draw_on_host(np.random.default_rng(1), 100_000, tables)

@@ -111,6 +111,9 @@ def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Poster
         post.predict(unseen)
     np.testing.assert_allclose(post.predict(unseen, groups="new").mean, average[:2])
     assert post.predictive(unseen, draws=3, groups="new").shape == (3, 2)
+    either = post.predict(unseen, groups="any").mean
+    np.testing.assert_allclose(either[0], post.predict(unseen.iloc[:1]).mean[0], atol=0.02)
+    np.testing.assert_allclose(either[1], average[1])
 
 
 @pytest.mark.slow
@@ -164,9 +167,10 @@ def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_pat
     np.testing.assert_allclose(known, stored.predict(frame.iloc[:6]).mean, atol=1e-6)
     np.testing.assert_allclose(new, stored.predict(frame.iloc[:6], groups="new").mean, atol=1e-6)
     assert np.abs(known - new).max() > 0.05
+    np.testing.assert_array_equal(predicted("unseen.csv", "any"), new)
     with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):
         predicted("unseen.csv", None)
-    with pytest.raises(mo.SettingError, match="--groups must be known or new, not all"):
+    with pytest.raises(mo.SettingError, match="--groups must be known or new or any, not all"):
         predicted("known.csv", "all")
 
 

@@ -247,7 +247,10 @@ def draw_on_host(rng: np.random.Generator, count: int, tables: WeightTables) -> 
 def _look_up(uniform: Array, tables: WeightTables, xp: ModuleType) -> Drawn:
     """Rows at two uniform numbers each: which class, and where in it."""
     which, within = uniform
-    kind = xp.searchsorted(tables.cumulative, which, side="right")
+    if xp is jnp and jax.default_backend() != "cpu":  # a loop would have the host wait for it
+        kind = jnp.searchsorted(tables.cumulative, which, side="right", method="scan_unrolled")
+    else:
+        kind = xp.searchsorted(tables.cumulative, which, side="right")
     size = tables.size[kind]
     place = tables.start[kind] + xp.minimum((within * size).astype(size.dtype), size - 1)
     row_ids = place if tables.order is None else tables.order[place]

@@ -117,7 +117,7 @@ def _settings(
         "seed": task.seed,
         "complete": history.complete,
         "seconds": round(seconds, 3),
-        "sampling_seconds": round(history.seconds["sampling"], 3),
+        "sampling_seconds": round(history.seconds["sampling"], 6),
         "modicum": version("modicum"),
         "jax": jax.__version__,
         "backend": jax.default_backend(),

@@ -64,7 +64,7 @@ from modicum.runtime import in_double_precision, refuse_forked
 
 __all__ = ["check_run", "sample"]
 
-FUSED = 128  # iterations per call, at most: few enough that copying the last ones is short
+FUSED = 256  # iterations per call, at most: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
 
 
@@ -540,4 +540,4 @@ def _settled_length(plan: Plan, task: Task) -> int:
         return 0
     fixed, per_iteration = plan.settled.numbers(task.target.size)
     most = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
-    return int(min(FUSED, (most - fixed) // per_iteration))
+    return int(min(FUSED, task.draws, (most - fixed) // per_iteration))

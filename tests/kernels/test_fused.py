@@ -10,7 +10,9 @@ import pytest
 import modicum as mo
 from helpers.targets import design, sums_of
 from modicum.kernels.fused import FusedKernel, pieces
+from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Task
+from modicum.methods.ecs.composition import with_integrator
 from modicum.methods.ecs.fusing import fused_kernel
 from modicum.random import chain_keys
 from modicum.run import Chains
@@ -111,6 +113,49 @@ def test_it_draws_what_the_plain_kernel_draws(plan, truth, held, x64):
     assert all(jax.tree.leaves(types))
 
 
+def test_a_split_integrator_draws_the_same(x64):
+    split = planned(
+        subsample=20,
+        blocks=4,
+        refreshes=1,
+        certainty=10,
+        jitter=0.3,
+        fused=False,
+        integrator="split",
+    )
+    assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
+    (_, record), (_, settled_record) = run_plain(split), run_fused(split, fused_of(split))
+    off = furthest(record, settled_record)
+    assert 0 < off.pop("position") < 1e-5
+    assert max(off.values()) < 1e-4
+    assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1
+    # lengths differ by jitter, so that an angle of another iteration is another path
+    (names,) = (names for names in record if "n_steps" in names)
+    assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
+    leapfrog = replace(split, kernel=replace(split.kernel, move=HMCMove(np.pi / 2, jitter=0.3)))
+    assert furthest(record, run_fused(leapfrog, fused_of(leapfrog))[1])["position"] > 1e-3
+
+
+def test_a_gpu_takes_a_split_integrator(plan, monkeypatch):
+    method = mo.HMCECS()
+    kernel, _ = with_integrator(method, plan.kernel, plan.context)
+    assert kernel.move == HMCMove(1.2)
+    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    kernel, tuning = with_integrator(method, plan.kernel, plan.context)
+    assert kernel.move == HMCMove(np.pi / 2, split=True)
+    assert tuning["integrator"]["value"] == "split"
+    for setting in ({"integrator": "leapfrog"}, {"inner": "nuts"}):
+        same, tuning = with_integrator(mo.HMCECS(**setting), plan.kernel, plan.context)
+        assert same is plan.kernel
+        assert tuning.get("integrator", {}).get("value") in ("leapfrog", None)
+    own = mo.HMCECS(trajectory=1.0)
+    assert with_integrator(own, plan.kernel, plan.context)[0].move == HMCMove(1.0, split=True)
+    other = plan.context._replace(proxy=plan.context.proxy._replace(warp=()))
+    kernel, tuning = with_integrator(method, plan.kernel, other)
+    assert not kernel.move.split
+    assert "not normal" in tuning["integrator"]["why"]
+
+
 @dataclass(frozen=True)
 class Wrong:
     """Residuals with one wrong term: the slope of those beyond the series' radius, or a value."""
@@ -140,10 +185,35 @@ def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     chains._group_keys = chains._group_starts = [chains.keys]
     chains.begin()
     assert chains.settled is not None
+    assert len(chains._tables) == 1  # of all rows, in memory
     parts = [*chains.advance(0, 2), *chains.advance(2, LENGTH - 2)]
     chains.close()
     whole = np.concatenate([part["position"] for part in parts], axis=1)
     assert np.abs(whole - np.asarray(truth[1][POSITION])).max() < 1e-5
+
+
+def test_windows_are_of_one_size(plan):
+    parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
+    chains = Chains(*parts, "stacked")
+    chains.settled, chains.settled_length = fused_of(plan), 256
+    assert list(chains._windows(0, 1000)) == [(k * 250, 250) for k in range(4)]
+    assert list(chains._windows(3, 257)) == [(3, 129), (132, 128)]
+    assert list(chains._windows(0, 100)) == [(0, 100)]
+    chains.close()
+
+
+def test_a_table_holds_what_is_prepared_of_each_row(plan, monkeypatch, x64):
+    monkeypatch.setattr("modicum.kernels.fused.kernel.TOGETHER", 256)  # the third part overlaps
+    settled, kernel = fused_of(plan), plan.kernel
+    table = np.asarray(jax.jit(settled.table)(plan.rows, plan.context))
+    request = kernel.row_request(jax.random.key(1), plan.context)
+    batch = {name: values[request.row_ids] for name, values in plan.rows.items()}
+    batch["probability"] = request.probability
+    prepared = settled.of_prepared(kernel.prepare(batch, plan.context))
+    np.testing.assert_allclose(settled.of_table(table, request), prepared, rtol=1e-6, atol=1e-30)
+    assert len(table) == 600
+    others = request._replace(row_ids=(request.row_ids + 1) % 600)
+    assert not np.allclose(settled.of_table(table, others), prepared, rtol=1e-3)
 
 
 @pytest.mark.slow

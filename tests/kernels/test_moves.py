@@ -8,15 +8,26 @@ import numpy as np
 import pytest
 
 from modicum.kernels.adaptation import adapt, schedule, start_adaptation
-from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove, at_point, move_afresh
+from modicum.kernels.moves import (
+    HMCMove,
+    MALAMove,
+    NUTSMove,
+    RandomWalkMove,
+    at_point,
+    longest_step,
+    move_afresh,
+)
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
 COUNT = 20_000
 MOVES = pytest.mark.parametrize(
     "move",
-    [HMCMove(), HMCMove(jitter=0.5), NUTSMove(max_depth=5), MALAMove(), RandomWalkMove()],
-    ids=["hmc", "hmc-jitter", "nuts", "mala", "random-walk"],
+    [
+        *(HMCMove(), HMCMove(jitter=0.5), HMCMove(1.5, split=True)),
+        *(NUTSMove(max_depth=5), MALAMove(), RandomWalkMove()),
+    ],
+    ids=["hmc", "hmc-jitter", "hmc-split", "nuts", "mala", "random-walk"],
 )
 
 
@@ -108,6 +119,41 @@ def test_jitter_varies_the_length_of_trajectories(x64):
     # lengths of .48 to 1.92 at a step of .6, evenly spread: ceil gives 1 to 4
     share = np.bincount(info.n_steps, minlength=5)[1:] / COUNT
     np.testing.assert_allclose(share, [1 / 12, 5 / 12, 5 / 12, 1 / 12], atol=0.02)
+
+
+def test_a_split_step_follows_a_standard_normal_exactly(x64):
+    start = np.random.default_rng(3).normal(size=(COUNT, 2))
+    quarter = HMCMove(np.pi / 2, split=True)
+    z, _, info = step(quarter, start, np.eye(2))
+    assert (info.n_steps == 3).all()  # of pi / 6 each, the longest below .6 that make it up
+    np.testing.assert_allclose(info.acceptance_rate, 1.0, rtol=1e-12)
+    # after a quarter turn the position is what the momentum was
+    error = 4.5 / np.sqrt(COUNT)
+    assert np.abs(np.mean(z * start, axis=0)).max() < error
+    assert np.abs(np.mean(z**2 * (start**2 - 1), axis=0)).max() < np.sqrt(8) * error
+    half, _, _ = step(HMCMove(np.pi, split=True), start, np.eye(2))
+    np.testing.assert_allclose(half, -start, atol=1e-12)
+    leapfrog, _, info = step(HMCMove(np.pi), start, np.eye(2))
+    assert info.acceptance_rate.min() < 1
+    assert np.abs(leapfrog + start).max() > 0.1
+
+
+def test_a_split_step_is_not_tuned_beyond_its_trajectory(x64):
+    move = HMCMove(1.5, jitter=0.25, split=True)
+    assert longest_step(move) == 1.875
+    assert longest_step(HMCMove()) is None
+    flags = schedule(20, 1, adapt_mass=False)
+    learned = free = start_adaptation(2, adapt_mass=False)
+    follow = jax.jit(adapt, static_argnums=(4, 5))
+    for k in range(20):
+        now = jax.tree.map(lambda part, k=k: part[k], flags)
+        learned = follow(learned, now, jnp.zeros(2), 1.0, 0.8, longest_step(move))
+        free = follow(free, now, jnp.zeros(2), 1.0, 0.8)
+        if k < 19:
+            np.testing.assert_allclose(learned.step_size, min(free.step_size, 1.875), rtol=1e-12)
+    assert free.step_size > 1.875
+    # the average of steps that were cut off is just below, and rounds to one step
+    assert 0.98 * 1.875 < learned.step_size <= 1.875 * (1 + 1e-12)
 
 
 # Adaptation --------------------------------------------------------------------------------

@@ -327,7 +327,7 @@ def test_the_ledger_adds_up(good):
     assert spent["warm-up"] > 0
     assert spent["start"] == m * good.chains
     assert good.ledger.evaluations == sum(spent.values())
-    # full-data HMC along the same trajectories: the mode, and n rows a step
+    # full-data HMC along the same trajectories: the mode, and n rows per step
     steps_of_all = good.ledger.full_data - spent["mode"]
     assert steps_of_all % toy.N == 0
     assert steps_of_all // toy.N > steps.sum()
@@ -505,6 +505,8 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"target_accept": 1.0}, "target_accept"),
         ({"floor": 0.0}, "floor"),
         ({"jitter": 1.0}, "jitter"),
+        ({"integrator": "euler"}, "'auto', 'leapfrog' or 'split'"),
+        ({"integrator": "split", "inner": "nuts"}, "for inner='hmc'"),
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(settings, words):

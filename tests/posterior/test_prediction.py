@@ -1,13 +1,17 @@
 """Prediction, chunk by chunk."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
 from modicum.errors import SettingError
+from modicum.fit import model_for
 from modicum.ledger import Ledger
-from modicum.posterior import Posterior, prediction
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows, Posterior, prediction
 from modicum.posterior.draws import thinned
+from modicum.rows.reading import read_formula
 
 
 def linear(draws, batch):
@@ -116,3 +120,43 @@ def test_refusals():
         make().predict({"x": X}, draws=0)
     with pytest.raises(SettingError, match="one value per draw and row"):
         make(predictor=lambda d, b: np.zeros(3)).predict({"x": X})
+
+
+def test_some_groups_are_known_and_others_are_new(tmp_path):
+    """Each row as if it were predicted by itself, with the factors that the fit knows of it."""
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"x": rng.normal(size=60), "ward": list("abc") * 20, "bed": [1, 2] * 30})
+    formula = "y ~ x + (1 | ward) + (1 | ward:bed)"
+    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False).rows
+    draws = {
+        "beta": rng.normal(size=(2, 40, 1)),
+        "intercept": rng.normal(size=(2, 40)),
+        "1|ward": rng.normal(size=(2, 40, 3)),
+        "1|ward:bed": rng.normal(size=(2, 40, 6)),
+        "group_sd": np.full((2, 40, 2), 0.7),
+    }
+    model = model_for(rows, mo.models.Gaussian(scale=1.0)).model.resolved(rows)
+    about = {"predictor": ModelPredictor(model), "rows": rows, "fit_rows": FitRows.of(rows)}
+    post = mo.Posterior(draws, {}, mo.Ledger(rows=60), **about)
+    columns = {"x": [0.1, 0.2, 0.3, 0.4], "ward": ["b", "z", "a", "b"], "bed": [1, 2, 9, 2]}
+    new = pd.DataFrame(columns, index=[4, 3, 2, 1])
+    predicted = post.predict(new, groups="any")
+    one_by_one = [
+        post.predict(new.iloc[[0]]),
+        post.predict(new.iloc[[1]], groups="new"),  # neither the ward nor its beds are known
+        post.predict(new.iloc[[2]].drop(columns="bed")),  # the ward is
+        post.predict(new.iloc[[3]]),
+    ]
+    for end in ("mean", "lower", "upper"):
+        apart = np.concatenate([getattr(each, end) for each in one_by_one])
+        np.testing.assert_allclose(getattr(predicted, end), apart)
+    assert list(predicted.to_frame().index) == [4, 3, 2, 1]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    from_file = post.predict(tmp_path / "new.csv", groups="any")
+    np.testing.assert_array_equal(from_file.mean, predicted.mean)
+    with pytest.raises(mo.DataError, match="groups='any' if some of them are"):
+        post.predict(new)
+    with pytest.raises(mo.DataError, match="missing value in row 3"):  # numbered as in the table
+        post.predict(new.assign(x=[0, 0, 0, None]), groups="any")
+    with pytest.raises(mo.SettingError, match=r"is for tables given to a posterior of mo\.fit"):
+        post.predict(rows, groups="any")

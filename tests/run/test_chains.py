@@ -14,7 +14,7 @@ from modicum.designs import Drawn
 from modicum.random import chain_keys
 from modicum.run import Chains, capacity_for, run
 from modicum.run import advance as compiled
-from modicum.run.runner import SHORTEST
+from modicum.run.runner import CHUNK_SECONDS, SHORTEST, _Pace
 
 ROWS, BATCH, LENGTH = 97, 6, 25
 
@@ -238,3 +238,14 @@ def test_capacity_is_bounded_by_memory_and_need(size, total):
 def test_runs_of_like_lengths_share_their_compiled_loop():
     assert len({capacity_for(3, total) for total in range(513, 1025)}) == 1
     assert capacity_for(3, 512) < capacity_for(3, 513)
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_the_first_draws_are_as_many_as_there_is_room_for_where_they_are_cheap(settled):
+    pace = _Pace(1_000, 3_000, tune=100, settled=settled)
+    for _ in range(2):
+        pace.took(CHUNK_SECONDS, 50)
+    assert pace.next(40) == 50  # of warm-up, by what it took
+    assert pace.next(100) == (1_000 if settled else 50)
+    pace.took(CHUNK_SECONDS, 300)
+    assert pace.next(1_100) == 300

@@ -299,7 +299,7 @@ def predict(
         str | None,
         typer.Option(
             help="Effects of the fit's own groups: known; or the average over all groups there may "
-            "be: new; default: known where DATA has the groups' columns."
+            "be: new; each where it applies: any; default: known where DATA has their columns."
         ),
     ] = None,
     encoding: opt.Encoding = "utf-8",

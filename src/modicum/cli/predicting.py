@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from modicum.errors import DataError, SettingError
-from modicum.posterior import Posterior
+from modicum.posterior import Posterior, Prediction
 from modicum.rows import Rows
+from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import encode_table
 from modicum.run import require_writable, within_disk
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NEW_LEVELS = ("refuse", "reference")
-GROUPS = ("known", "new")
+GROUPS = ("known", "new", "any")
 FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
@@ -94,22 +95,41 @@ def write_predictions(
         )
     if groups not in (None, *GROUPS):
         raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    fit_encoding = post.fit_rows.encoding
+    predicted = _predicted(
+        post, post.fit_rows.encoding, data, draws, prob, newlevels, groups, encoding
+    )
+    import pyarrow as pa
+
+    _write(pa.table(predicted.columns()), out, kind)
+    return len(predicted)
+
+
+def _predicted(
+    post: Posterior,
+    fit_encoding: FormulaEncoding,
+    data: str,
+    draws: int,
+    prob: float,
+    newlevels: str,
+    groups: str | None,
+    encoding: str,
+) -> Prediction:
+    levels: NewLevels = "reference" if newlevels == "reference" else "refuse"
+    if groups == "any":
+        if encoding.lower().replace("-", "") != "utf8":
+            raise SettingError("--groups any reads files in UTF-8: save DATA so, or as Parquet.")
+        return post.predict(data, draws=draws, prob=prob, newlevels=levels, groups="any")
     rows = encode_table(
         replace(fit_encoding, groupings=()) if groups == "new" else fit_encoding,
         data,
         outcome=False,
-        newlevels="reference" if newlevels == "reference" else "refuse",
+        newlevels=levels,
         text_encoding=encoding,
     )
     effects: Literal["known", "new"] | None = None
     if groups is not None:
         effects = "new" if groups == "new" else "known"
-    predicted = post.predict(rows, draws=draws, prob=prob, groups=effects)
-    import pyarrow as pa
-
-    _write(pa.table(predicted.columns()), out, kind)
-    return len(predicted)
+    return post.predict(rows, draws=draws, prob=prob, groups=effects)
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:

@@ -78,11 +78,12 @@ def adapt(
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
+    longest: float | None = None,
 ) -> Adaptation:
-    """Learn from one iteration as its flags say."""
+    """Learn from one iteration as its flags say; `longest` is the largest step of any use."""
     return jax.lax.cond(
         flags.adapting,
-        lambda: _learn(state, flags, position, acceptance_rate, target_accept),
+        lambda: _learn(state, flags, position, acceptance_rate, target_accept, longest),
         lambda: state,
     )
 
@@ -93,10 +94,14 @@ def _learn(
     position: jax.Array,
     acceptance_rate: jax.Array,
     target_accept: float,
+    longest: float | None,
 ) -> Adaptation:
     _, follow, average = dual_averaging_adaptation(target_accept)
     averaging, mass = follow(state.averaging, acceptance_rate), state.mass
     inverse_mass = state.inverse_mass
+    if longest is not None:  # what is averaged must not make up for steps that were too long
+        log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
+        averaging = averaging._replace(log_step_size=log_step)
     if mass is not None:
         _, collect, renew = mass_matrix_adaptation(inverse_mass.ndim == 1)
         mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)

@@ -138,10 +138,22 @@ class Settled(Protocol):
         """Numbers held per chain with `size` parameters: in all, and for every iteration."""
         ...
 
+    def table(self, rows: Batch, context: Pytree) -> jax.Array:
+        """All rows, prepared once so that iterations need not prepare those that they request."""
+        ...
+
+    def of_table(self, table: jax.Array, request: RowRequest) -> jax.Array:
+        """Requested rows as `advance` takes them, from a table of all rows."""
+        ...
+
+    def of_prepared(self, prepared: Pytree) -> jax.Array:
+        """The same from what the plain kernel prepared."""
+        ...
+
     def advance(
-        self, keys: jax.Array, state: Pytree, fresh: Pytree, count: jax.Array, context: Pytree
+        self, keys: jax.Array, state: Pytree, fresh: jax.Array, count: jax.Array, context: Pytree
     ) -> tuple[Pytree, Draw]:
-        """The first `count` iterations with these keys, (chains, iterations), and prepared rows.
+        """The first `count` iterations with these keys, (chains, iterations), and fresh rows.
 
         Return the states, and draws with leading axes for chains and iterations.
         """

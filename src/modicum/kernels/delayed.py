@@ -33,7 +33,7 @@ from modicum.kernels.energy_conserving import (
     certain_rows,
     replace_blocks,
 )
-from modicum.kernels.moves import at_point
+from modicum.kernels.moves import at_point, longest_step
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -137,7 +137,9 @@ class DelayedAcceptanceKernel:
         accept = jnp.log(jax.random.uniform(accept_key)) < log_ratio
         z = jnp.where(accept, point.position, state.z)
         exact = jnp.where(accept, exact, state.exact)
-        adaptation = adapt(learned, flags, z, rates, kernel.target_accept)
+        adaptation = adapt(
+            learned, flags, z, rates, kernel.target_accept, longest_step(kernel.move)
+        )
         at, growth = straighten(z, context.surrogate.proxy)
         values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
         draw = {

@@ -27,7 +27,7 @@ from modicum.kernels.base import (
     recorded,
     straighten,
 )
-from modicum.kernels.moves import Density, move_afresh
+from modicum.kernels.moves import Density, longest_step, move_afresh
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -181,7 +181,9 @@ class EnergyConservingKernel:
             self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
         )
         rate, values = info.acceptance_rate, point.by_product
-        adaptation = adapt(learned, flags, point.position, rate, self.target_accept)
+        adaptation = adapt(
+            learned, flags, point.position, rate, self.target_accept, longest_step(self.move)
+        )
         at, growth = straighten(point.position, context.proxy)
         logdensity = point.logdensity
         if not is_straight(context.proxy):

@@ -12,7 +12,7 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import RowsLike, aligned, rows_of_fit
+from modicum.posterior.alignment import AlignedRows, RowsLike, aligned, rows_of_fit
 from modicum.posterior.checking.marginal import (
     Comparison,
     averages,
@@ -23,8 +23,9 @@ from modicum.posterior.checking.marginal import (
 from modicum.posterior.checking.predictive import outcome_array, outcome_draws
 from modicum.posterior.draws import check_interval
 from modicum.posterior.effects import effects, known_groups, with_groups
+from modicum.posterior.either_groups import parts_by_known_groups
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.prediction import Prediction, predict
+from modicum.posterior.prediction import Prediction, Predictor, joined, predict
 from modicum.posterior.score import Score, score
 from modicum.posterior.variation import intraclass
 from modicum.rows import Rows
@@ -47,7 +48,7 @@ class OutcomesMixin(FittedDraws):
         draws: int = 200,
         prob: float = 0.9,
         newlevels: NewLevels = "refuse",
-        groups: Literal["known", "new"] | None = None,
+        groups: Literal["known", "new", "any"] | None = None,
     ) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
@@ -70,11 +71,12 @@ class OutcomesMixin(FittedDraws):
             `mo.fit`: "refuse" it, or take it for the "reference" level.
         groups
             Of a model with groups: "known" takes the effects of the rows' own groups, which must
-            be among those of the fit, "new" averages over the groups there may be. None: known
-            where the rows say which group they are in, else new.
+            be among those of the fit, "new" averages over the groups there may be, and "any", for
+            a table, does the one for groups of the fit and the other for those it did not have.
+            None: known where the rows say which group they are in, else new.
         """
-        if groups not in (None, "new", "known"):
-            raise SettingError(f"groups must be 'new' or 'known', not {groups!r}.")
+        if groups not in (None, "new", "known", "any"):
+            raise SettingError(f"groups must be 'known', 'new' or 'any', not {groups!r}.")
         predictor = self.restore_predictor()
         if predictor is None:
             raise SettingError(
@@ -82,15 +84,31 @@ class OutcomesMixin(FittedDraws):
                 "or its file, which keeps no model of one's own, was loaded without it; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
+        if groups == "any":
+            parts = parts_by_known_groups(rows, self.fit_rows, newlevels)
+            predicted = joined(
+                [(ids, self._predicted(predictor, part, draws, prob, None)) for ids, part in parts]
+            )
+        else:
+            new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
+            predicted = self._predicted(predictor, new, draws, prob, groups)
+        is_frame = library(rows) == "pandas" and is_table(rows)
+        index = getattr(rows, "index", None) if is_frame else None
+        return replace(predicted, classes=self.class_names(), index=index)
+
+    def _predicted(
+        self,
+        predictor: Predictor,
+        new: AlignedRows,
+        draws: int,
+        prob: float,
+        groups: Literal["known", "new"] | None,
+    ) -> Prediction:
         if isinstance(predictor, ModelPredictor):
             new, groups_known = with_groups(new, predictor.model, groups)
             if groups_known and isinstance(predictor.model, IntegratedEffects):
                 predictor = known_groups(self, self.fit(), self.rows_of_fit(), new, draws)
-        predicted = predict(self, predictor, new, draws, prob)
-        is_frame = library(rows) == "pandas" and is_table(rows)
-        index = getattr(rows, "index", None) if is_frame else None
-        return replace(predicted, classes=self.class_names(), index=index)
+        return predict(self, predictor, new, draws, prob)
 
     def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
         """Score predictions of outcomes that were seen: accuracy and log predictive density.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,7 +18,7 @@ from modicum.posterior.weighted import weighted_mean, weighted_quantile
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Prediction", "Predictor", "in_pieces", "predict"]
+__all__ = ["Prediction", "Predictor", "in_pieces", "joined", "predict"]
 
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """From draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
@@ -89,6 +89,17 @@ class Prediction:
         import pandas as pd
 
         return pd.DataFrame(self.columns(), index=self.index)
+
+
+def joined(parts: Sequence[tuple[np.ndarray, Prediction]]) -> Prediction:
+    """Predictions of parts of a table, each with the numbers of its rows, in the table's order."""
+    ids = np.concatenate([row_ids for row_ids, _ in parts])
+    order, first = np.argsort(ids), parts[0][1]
+    mean, lower, upper = (
+        np.concatenate([getattr(part, name) for _, part in parts])[order]
+        for name in ("mean", "lower", "upper")
+    )
+    return Prediction(mean, lower, upper, first.prob, first.draws)
 
 
 def predict(

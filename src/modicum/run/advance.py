@@ -39,6 +39,7 @@ __all__ = [
     "initial_row_requests",
     "row_requests",
     "row_requests_together",
+    "table_of",
 ]
 
 ChainKernel: TypeAlias = Kernel[Any, Any]
@@ -254,27 +255,49 @@ def advance_settled(
     settled: Settled,
     length: int,
     context: Pytree,
-    rows: Batch | None,
+    rows: Batch | jax.Array | None,
     span: Span,
     batches: Batch | None,
     progress: Progress,
     chain_keys: Array,
 ) -> tuple[Progress, Packed]:
-    """`advance_together` by one call of what does up to `length` iterations without flags."""
+    """`advance_together` by one call of what does up to `length` iterations without flags.
+
+    `rows` may be the table that `settled` made of them.
+    """
     first, count = span
     numbers = jnp.asarray(first) + jnp.arange(length)
     of_chain = jax.vmap(_keys, in_axes=(None, 0))
     rows_keys, step_keys = jax.vmap(of_chain, in_axes=(0, None))(chain_keys, numbers)
-    kernel = settled.plain
-    fresh = batches
-    if fresh is None:
-        requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
-        assert rows is not None
-        assert requests is not None
-        fresh = _read(rows, requests)
-    ready = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(fresh)
-    state, draws = settled.advance(step_keys, progress.state, ready, jnp.asarray(count), context)
+    fresh = _fresh(settled, context, rows, batches, rows_keys)
+    state, draws = settled.advance(step_keys, progress.state, fresh, jnp.asarray(count), context)
     return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
+
+
+def _fresh(
+    settled: Settled,
+    context: Pytree,
+    rows: Batch | jax.Array | None,
+    batches: Batch | None,
+    rows_keys: jax.Array,
+) -> jax.Array:
+    """Rows that all iterations of all chains request, as `settled` takes them."""
+    kernel = settled.plain
+    if batches is None:
+        requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
+        assert requests is not None
+        assert rows is not None
+        if isinstance(rows, jax.Array):
+            return settled.of_table(rows, requests)
+        batches = _read(rows, requests)
+    prepared = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(batches)
+    return settled.of_prepared(prepared)
+
+
+@jit(static=0)
+def table_of(settled: Settled, context: Pytree, rows: Batch) -> jax.Array:
+    """All rows as `settled` takes them."""
+    return settled.table(rows, context)
 
 
 @jit(static=0)

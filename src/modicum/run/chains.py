@@ -20,12 +20,14 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.kernels.base import Kernel, Settled
 from modicum.models.base import Batch
+from modicum.passes.full_likelihood import free_memory
 from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run.fetching import Batches, Fetcher, lengthened
 from modicum.run.records import Packed, PinnedPages, Record, side_by_side, unpacked
 from modicum.runtime import (
+    Array,
     Compiled,
     Pytree,
     devices,
@@ -39,6 +41,7 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
+SHARE_OF_TABLE = 0.25  # of the accelerator's free memory, which a table of all rows may take
 CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
 
 
@@ -117,7 +120,7 @@ class Chains:
             self.group = number // _groups(number) if self._stacked else 1
         size = self.group
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
-        self._group_keys = self._in_groups(self.keys)
+        self._group_keys: list[Array] = [*self._in_groups(self.keys)]
         begin_with = self.keys if self.start_keys is None else self.start_keys
         self._group_starts = self._in_groups(begin_with)
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
@@ -134,6 +137,7 @@ class Chains:
                 begin_with,
             )
         self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
+        self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
         # Rows that were fetched are those of a whole call.
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
@@ -184,6 +188,11 @@ class Chains:
         places = devices()[: len(self._parts)]
         if len(places) > 1:
             self._copies = [jax.device_put(self._copies[0], device) for device in places]
+        if self._through_pinned_pages:  # else the host would copy keys for every call
+            to = [place if len(places) > 1 else None for place in places]
+            self._group_keys = [
+                jax.device_put(keys, to[g % len(to)]) for g, keys in enumerate(self._group_keys)
+            ]
 
     def _start(self, g: int) -> Callable[..., compiled.Progress]:
         begin = compiled.begin_together if self._stacked else compiled.begin
@@ -201,17 +210,31 @@ class Chains:
         fetched = self._fetcher.of(0, 1) if self._fetcher else None
         return (np.int64(0), np.int64(0)), fetched, state
 
+    def _tabulate(self, settled: Settled) -> list[jax.Array]:
+        """All rows prepared for what runs after warm-up, once per device; [] without the room."""
+        tables = []
+        for context, rows in self._copies:
+            if rows is None:
+                return []
+            shape = jax.eval_shape(settled.table, rows, context)
+            if shape.size * shape.dtype.itemsize > SHARE_OF_TABLE * free_memory():
+                return []
+            tables.append(compiled.table_of(settled, context, rows))
+        return tables
+
     def _compile_settled(self, batches: Batches | None) -> None:
         """Make ready what runs after warm-up; what a device cannot run is done without."""
+        assert self.settled is not None
         blank = self._blank(batches)
         try:
+            self._tables = self._tabulate(self.settled)
             for g in range(len(self._copies)):
                 loop = compiled.advance_settled.lower(*self._settled_arguments(g, *blank))
                 loop.compile()
         except Exception as error:  # what is raised depends on device and version
             self.obstacle = "the program could not be compiled for this device"
             logger.info("%s: %s", self.obstacle, error)
-            self.settled = None
+            self.settled, self._tables = None, []
 
     @in_double_precision
     def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
@@ -272,7 +295,8 @@ class Chains:
         while start < end:
             most = self._extent.capacity
             if self.settled is not None and start >= self._quiet_from:
-                most = self.settled_length
+                # windows of one size: no short one leaves pages half empty
+                most = -(-(end - start) // -(-(end - start) // self.settled_length))
             elif self.settled is not None and not self._fetcher:
                 most = min(most, self._quiet_from - start)
             yield start, min(most, end - start)
@@ -302,7 +326,9 @@ class Chains:
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Pytree, ...]:
         """What the loop without flags is called with for group `g`."""
-        fixed = (self.settled, self.settled_length, *self._at_device(g))
+        context, rows = self._at_device(g)
+        source = self._tables[g % len(self._tables)] if self._tables else rows
+        fixed = (self.settled, self.settled_length, context, source)
         return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def _flags_of(self, first: int) -> Pytree:

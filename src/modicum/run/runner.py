@@ -267,7 +267,8 @@ def _to_the_end(
     hook: PeriodicHook | None,
 ) -> int:
     """Run chunk after chunk until all are done or a stop is requested; return how many."""
-    pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin)
+    settled = chains.settled is not None
+    pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin, settled)
     count = pace.first(done)
     while done < total and not stop.requested:
         started = time.monotonic()
@@ -298,13 +299,20 @@ def _say_where(done: int, total: int, checkpoint: Checkpoint | None) -> None:
 class _Pace:
     """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS.
 
-    No chunk holds both warm-up and draws, whose iterations may differ in cost.
+    No chunk holds both warm-up and draws, whose iterations may differ in cost. After warm-up the
+    `settled` ones cost so little that all there is room for take less than that.
     """
 
     def __init__(
-        self, capacity: int, total: int, hook: PeriodicHook | None = None, tune: int = 0
+        self,
+        capacity: int,
+        total: int,
+        hook: PeriodicHook | None = None,
+        tune: int = 0,
+        settled: bool = False,
     ) -> None:
         self.capacity, self.total, self.hook, self.tune = capacity, total, hook, tune
+        self.settled = settled
         self.per_iteration: float | None = None
         self.timed = 0
 
@@ -315,6 +323,8 @@ class _Pace:
     def next(self, done: int) -> int:
         """Iterations of the chunk that begins after `done`."""
         count = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
+        if self.settled and done == self.tune:
+            count = self.capacity
         return self._at_most(done, int(np.clip(count, 1, self.capacity)))
 
     def _at_most(self, done: int, count: int) -> int:

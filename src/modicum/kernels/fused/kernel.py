@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from modicum.kernels.base import Draw
+from modicum.kernels.base import Draw, RowRequest, carried_fields
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -44,11 +44,13 @@ from modicum.kernels.fused.program import (
     run,
 )
 from modicum.kernels.moves import DIVERGENT, HMCMove, path_chances
+from modicum.models.base import Batch
 
 __all__ = ["FusedKernel", "PredictorRows"]
 
 IN_REGISTERS = 2**14  # numbers of a subsample that one program can hold
 TILE = 2**11  # numbers of rows that are read at a time where they do not fit
+TOGETHER = 2**16  # rows of a table that are prepared at a time
 
 
 class PredictorRows(Protocol):
@@ -89,7 +91,8 @@ class Script(NamedTuple):
     log_chance: jax.Array  # logarithms of the uniform numbers that decide about them
     momentum: jax.Array
     log_accept: jax.Array  # the same for the end of the trajectory
-    steps: jax.Array  # leapfrog steps
+    steps: jax.Array
+    drift: jax.Array  # h/2, and a, b, c of a step that takes (z, p) to (a z + b p, a p - c z)
 
 
 @dataclass(frozen=True)
@@ -140,21 +143,55 @@ class FusedKernel:
         width = sum(pieces(size)) + EXTRAS
         return self.plain.subsample * width, self.plain.refreshes * self.plain.block * width
 
+    # Rows ---------------------------------------------------------------------------------
+
+    def of_prepared(self, prepared: PredictorRows) -> jax.Array:
+        """What `plain.prepare` made of rows, as programs read it."""
+        return _rows_of_pool(prepared, pieces(prepared.rows.shape[-1]))
+
+    def table(self, rows: Batch, context: EnergyConservingContext) -> jax.Array:
+        """All rows as programs read them, prepared once and for all, (n, numbers of a row)."""
+        n = len(next(iter(rows.values())))
+        size = min(n, TOGETHER)
+
+        def part(first: jax.Array) -> jax.Array:
+            batch = {k: jax.lax.dynamic_slice_in_dim(v, first, size) for k, v in rows.items()}
+            batch["probability"] = jnp.ones(size)
+            return self.of_prepared(self.plain.prepare(batch, context))
+
+        def enter(k: jax.Array, table: jax.Array) -> jax.Array:
+            first = jnp.minimum(k * size, n - size)  # the last part begins within the one before
+            return jax.lax.dynamic_update_slice_in_dim(table, part(first), first, axis=0)
+
+        numbers = jax.eval_shape(part, 0).shape[1]
+        blank = jnp.zeros((n, numbers), jnp.float32)
+        return jax.lax.fori_loop(0, -(-n // size), enter, blank)
+
+    def of_table(self, table: jax.Array, request: RowRequest) -> jax.Array:
+        """Requested rows of a table, whose residuals are still to be divided by probabilities."""
+        over = 1 / carried_fields(request)["probability"]
+        scale = jnp.arange(table.shape[1]) == table.shape[1] - EXTRAS + SCALE
+        return table[request.row_ids] * jnp.where(scale, over[..., None], 1).astype(jnp.float32)
+
+    # Iterations ---------------------------------------------------------------------------
+
     def script(self, key: jax.Array, step_size: jax.Array, size: int) -> Script:
         """The random numbers of one iteration, as `plain` draws them."""
         refresh_key, move_key = jax.random.split(key)
         which, log_chance, _ = refresh_chances(refresh_key, self.plain.refreshes, self.plain.blocks)
         move = self.plain.move
         assert isinstance(move, HMCMove)
-        steps, move_key = move.steps(move_key, step_size)
+        steps, h, move_key = move.steps(move_key, step_size)
         normal, rest = path_chances(move_key, size, jnp.float64)
-        return Script(which, log_chance, normal, -0.5 * jnp.sum(rest**2), steps)
+        turned = (jnp.cos(h), jnp.sin(h), jnp.sin(h)) if move.split else (1.0, h, 0.0)
+        drift = jnp.stack([h / 2, *map(jnp.asarray, turned)])
+        return Script(which, log_chance, normal, -0.5 * jnp.sum(rest**2), steps, drift)
 
     def advance(
         self,
         keys: jax.Array,
         state: EnergyConservingState,
-        fresh: PredictorRows,
+        fresh: jax.Array,
         count: jax.Array,
         context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
@@ -167,8 +204,7 @@ class FusedKernel:
         state
             Of `plain`, with a leading axis for chains.
         fresh
-            What `plain.prepare` made of the rows that the iterations requested, (chains,
-            iterations, ...).
+            The rows that the iterations requested, by `of_table` or `of_prepared`.
         """
         length, size = keys.shape[1], state.z.shape[1]
         shape = self.shape(size, certain_rows(context))
@@ -188,7 +224,7 @@ class FusedKernel:
         self,
         keys: jax.Array,
         state: EnergyConservingState,
-        fresh: PredictorRows,
+        fresh: jax.Array,
         count: jax.Array,
         context: EnergyConservingContext,
     ) -> tuple[Script, tuple[jax.Array, ...]]:
@@ -199,9 +235,8 @@ class FusedKernel:
         of_chain = jax.vmap(partial(self.script, size=size), in_axes=(0, None))
         script = jax.vmap(of_chain)(keys, step_size)
         subsample: PredictorRows = state.subsample
-        flat = jax.tree.map(lambda x: x.reshape(chains, -1, *x.shape[3:]), fresh)
-        parts = [_rows_of_pool(part, shape.widths) for part in (subsample, flat)]
-        pool = jnp.concatenate(parts, axis=1)
+        flat = fresh.reshape(chains, -1, fresh.shape[-1])
+        pool = jnp.concatenate([_rows_of_pool(subsample, shape.widths), flat], axis=1)
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
         if context.certain is not None:
             certain = _rows_of_pool(context.certain, shape.widths)
@@ -216,7 +251,7 @@ class FusedKernel:
             _widened(script.momentum.astype(jnp.float32), width),
             script.log_accept.astype(jnp.float32),
             script.steps.astype(jnp.int32),
-            step_size.astype(jnp.float32)[:, None],
+            script.drift.astype(jnp.float32),
             _widened(state.z.astype(jnp.float32), width),
             _widened(context.proxy.a.astype(jnp.float32), width),
         )
@@ -240,7 +275,9 @@ class FusedKernel:
             jax.ShapeDtypeStruct((chains, width), jnp.float32),
             jax.ShapeDtypeStruct((chains, shape.places), jnp.int32),
         ]
-        program = Program(self.residuals, shape, self.interpret)
+        move = self.plain.move
+        assert isinstance(move, HMCMove)
+        program = Program(self.residuals, shape, move.split, self.interpret)
         call = pl.pallas_call(
             partial(run, program),
             out_shape=outputs,

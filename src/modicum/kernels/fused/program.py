@@ -2,9 +2,10 @@
 
 Rows of all iterations lie in one pool per chain: first the m of the subsample, then the fresh ones.
 What changes is which row of the pool each place of the subsample holds, so that rows are only ever
-read. With m rows of d numbers that fit into registers they are read once per iteration, else tile
-by tile at every evaluation. Arrays of a program have sizes that are powers of two: columns are cut
-into two such pieces at most, and places beyond m count for nothing.
+read. m rows of d numbers that fit into registers stay there, and an iteration reads those that it
+replaces; else rows are read tile by tile at every evaluation. Arrays of a program have sizes that
+are powers of two: columns are cut into two such pieces at most, and places beyond m count for
+nothing.
 """
 
 from __future__ import annotations
@@ -116,19 +117,35 @@ class Shape(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """Mean of D over the subsample, and the sum of squares about it."""
+    """D over the subsample at some z: its mean, the sum of squares about it, and their slopes."""
 
     mean: jax.Array
     squares: jax.Array
+    plain: Vector  # the sum of the gradients of D, and of these times D - mean
+    moved: Vector
+
+
+class Certain(NamedTuple):
+    """The sum of the residuals of certain rows at some z, and its gradient."""
+
+    total: jax.Array
+    gradient: Vector
+
+
+class Held(NamedTuple):
+    """D of every place at some z, and its slope in the predictor, where rows are held."""
+
+    values: jax.Array
+    slopes: jax.Array
 
 
 class Here(NamedTuple):
-    """A place on a trajectory."""
+    """A place on a trajectory, and all that is known there."""
 
     z: Vector
-    log_density: jax.Array
-    gradient: Vector
     estimated: Estimated
+    certain: Certain | None
+    held: Held | None
 
 
 class RegisterRows(NamedTuple):
@@ -156,6 +173,7 @@ class Program:
 
     residuals: RowResidual
     shape: Shape
+    split: bool
     interpret: bool
 
     def write(self, memory: Ref, values: jax.Array) -> None:
@@ -182,21 +200,40 @@ class Program:
         taylor = tuple(extra(TAYLOR + j) for j in range(TERMS))
         return RegisterRows(tuple(columns), extra(ETA), extra(OUTCOME), extra(SCALE), taylor)
 
-    def values(self, held: RegisterRows, z: Vector) -> tuple[jax.Array, jax.Array]:
+    def replaced(
+        self, rows: RegisterRows, memory: Ref, row_ids: jax.Array, new: jax.Array
+    ) -> RegisterRows:
+        """The rows, but those of the pool by number where they are `new`."""
+        columns, start = [], 0
+        for width, old in zip(self.shape.widths, rows.columns, strict=True):
+            at = memory.at[row_ids[:, None], start + jnp.arange(width, dtype=jnp.int32)[None, :]]
+            mask = jnp.broadcast_to(new[:, None], old.shape)
+            columns.append(plgpu.load(at, mask=mask, other=old))
+            start += width
+
+        def extra(k: int, old: jax.Array) -> jax.Array:
+            at = memory.at[row_ids, jnp.full(row_ids.shape, start + k, jnp.int32)]
+            return plgpu.load(at, mask=new, other=old)
+
+        eta, y, scale = extra(ETA, rows.eta), extra(OUTCOME, rows.y), extra(SCALE, rows.scale)
+        taylor = tuple(extra(TAYLOR + j, old) for j, old in enumerate(rows.taylor))
+        return RegisterRows(tuple(columns), eta, y, scale, taylor)
+
+    def values(self, rows: RegisterRows, z: Vector) -> Held:
         """D of each row at z, and its slope in the row's predictor."""
         parts = [
-            jnp.sum(x * piece[None, :], axis=1) for x, piece in zip(held.columns, z, strict=True)
+            jnp.sum(x * piece[None, :], axis=1) for x, piece in zip(rows.columns, z, strict=True)
         ]
         e = sum(parts[1:], start=parts[0])
-        value, slope = self.residuals.residual(e, held.eta, held.y, held.taylor)
-        return held.scale * value, held.scale * slope
+        value, slope = self.residuals.residual(e, rows.eta, rows.y, rows.taylor)
+        return Held(rows.scale * value, rows.scale * slope)
 
     @staticmethod
-    def back(held: RegisterRows, weight: jax.Array) -> Vector:
+    def back(rows: RegisterRows, weight: jax.Array) -> Vector:
         """The sum of rows times their weights."""
-        return tuple(jnp.sum(x * weight[:, None], axis=0) for x in held.columns)
+        return tuple(jnp.sum(x * weight[:, None], axis=0) for x in rows.columns)
 
-    # The log-density ----------------------------------------------------------------------
+    # Sums over rows -----------------------------------------------------------------------
 
     def log_of(self, estimated: Estimated) -> jax.Array:
         """dhat - sigma-hat^2 / 2 (eqs. 4.2 and 4.3)."""
@@ -207,59 +244,61 @@ class Program:
         m = self.shape.subsample
         return estimated.squares / (m * (m - self.shape.ddof))
 
-    def of_held(self, held: RegisterRows, z: Vector) -> tuple[Estimated, Vector]:
-        """The estimate from rows that are all held, and the gradient of its log."""
+    def slope_of(self, estimated: Estimated) -> Vector:
+        """The gradient of dhat - sigma-hat^2 / 2."""
         m = self.shape.subsample
-        D, slope = self.values(held, z)
-        live = jnp.arange(self.shape.places, dtype=jnp.int32) < m
-        mean = jnp.sum(jnp.where(live, D, 0.0)) / m
-        off = jnp.where(live, D - mean, 0.0)
-        weight = (1 / m - off / (m * (m - self.shape.ddof))) * slope
-        gradient = self.back(held, jnp.where(live, weight, 0.0))
-        return Estimated(mean, jnp.sum(off * off)), gradient
+        mean = tuple(x / m for x in estimated.plain)
+        return _plus(mean, -1 / (m * (m - self.shape.ddof)), estimated.moved)
 
-    def of_tiles(self, pool: Ref, places: Ref, z: Vector) -> tuple[Estimated, Vector]:
-        """The same tile by tile; the gradient of the squares follows the mean as it moves."""
-        m, size = self.shape.subsample, self.shape.tile
+    def of_held(self, rows: RegisterRows, z: Vector) -> tuple[Estimated, Held]:
+        """The estimate from rows that are all held, and D of each."""
+        m = self.shape.subsample
+        here = self.values(rows, z)
+        live = jnp.arange(self.shape.places, dtype=jnp.int32) < m
+        mean = jnp.sum(jnp.where(live, here.values, 0.0)) / m
+        off = jnp.where(live, here.values - mean, 0.0)
+        plain = self.back(rows, jnp.where(live, here.slopes, 0.0))
+        moved = self.back(rows, jnp.where(live, off * here.slopes, 0.0))
+        return Estimated(mean, jnp.sum(off * off), plain, moved), here
+
+    def of_tiles(self, pool: Ref, places: Ref, z: Vector, about: jax.Array) -> Estimated:
+        """The same tile by tile, by sums about a number that is close to the mean."""
+        m, size, tiles = self.shape.subsample, self.shape.tile, self.shape.tiles
 
         def add(k: jax.Array, carry: Pytree) -> Pytree:
-            (mean, squares), plain, moved = carry
+            first, second, plain, moved = carry
             at = k * size + jnp.arange(size, dtype=jnp.int32)
             live = at < m
-            held = self.read(pool, places[jnp.minimum(at, m - 1)])
-            D, slope = self.values(held, z)
-            slope = jnp.where(live, slope, 0.0)
-            before = (k * size).astype(jnp.float32)
-            count = jnp.minimum(size, m - k * size).astype(jnp.float32)
-            own = jnp.sum(jnp.where(live, D, 0.0)) / count
-            shift = (own - mean) * count / (before + count)
-            about = jnp.where(live, D - own, 0.0)
-            squares = squares + jnp.sum(about * about) + (own - mean) * shift * before
-            mean = mean + shift
-            moved = _plus(moved, -shift, plain)
-            moved = _plus(moved, 1.0, self.back(held, (D - mean) * slope))
-            return Estimated(mean, squares), _plus(plain, 1.0, self.back(held, slope)), moved
+            rows = self.read(pool, places[jnp.minimum(at, m - 1)])
+            here = self.values(rows, z)
+            off = jnp.where(live, here.values - about, 0.0)
+            slope = jnp.where(live, here.slopes, 0.0)
+            plain = _plus(plain, 1.0, self.back(rows, slope))
+            moved = _plus(moved, 1.0, self.back(rows, off * slope))
+            return first + off, second + off * off, plain, moved
 
         nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
-        start = (Estimated(jnp.float32(0), jnp.float32(0)), nothing, nothing)
-        tiles = jnp.int32(self.shape.tiles)
-        estimated, plain, moved = jax.lax.fori_loop(jnp.int32(0), tiles, add, start)
-        whole = tuple(x / m for x in plain)
-        return estimated, _plus(whole, -1 / (m * (m - self.shape.ddof)), moved)
+        zero = jnp.zeros(size, jnp.float32)
+        start = (zero, zero, nothing, nothing)
+        first, second, plain, moved = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
+        away = jnp.sum(first) / m
+        squares = jnp.maximum(jnp.sum(second) - m * away * away, 0.0)
+        return Estimated(about + away, squares, plain, _plus(moved, -away, plain))
 
-    def of_certain(self, memory: Ref, z: Vector) -> tuple[jax.Array, Vector]:
-        """The sum of the residuals of certain rows, and its gradient."""
-        size = self.shape.certain_tile
+    def of_certain(self, memory: Ref, z: Vector) -> Certain:
+        """The sum over certain rows."""
+        size, tiles = self.shape.certain_tile, self.shape.certain // self.shape.certain_tile
 
         def add(k: jax.Array, carry: Pytree) -> Pytree:
             total, gradient = carry
-            held = self.read(memory, k * size + jnp.arange(size, dtype=jnp.int32))
-            D, slope = self.values(held, z)
-            return total + jnp.sum(D), _plus(gradient, 1.0, self.back(held, slope))
+            rows = self.read(memory, k * size + jnp.arange(size, dtype=jnp.int32))
+            here = self.values(rows, z)
+            return total + here.values, _plus(gradient, 1.0, self.back(rows, here.slopes))
 
         nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
-        tiles = jnp.int32(self.shape.certain // size)
-        return jax.lax.fori_loop(jnp.int32(0), tiles, add, (jnp.float32(0), nothing))
+        start = (jnp.zeros(size, jnp.float32), nothing)
+        total, gradient = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
+        return Certain(jnp.sum(total), gradient)
 
 
 # Iterations -------------------------------------------------------------------------------
@@ -276,13 +315,20 @@ class Memory(NamedTuple):
     momentum: Ref
     accept: Ref  # logs of the uniform numbers that decide about trajectories
     steps: Ref
-    step_size: Ref
+    drift: Ref  # of a step: half its length, and the numbers by which z and p move
     start: Ref  # z
     slope: Ref  # a of the proxy
     positions: Ref
     stats: Ref
     last: Ref  # z
     places: Ref  # which row of the pool each place of the subsample holds
+
+
+class Subsample(NamedTuple):
+    """Which row of the pool each place holds, and the rows themselves where there is room."""
+
+    row_ids: jax.Array
+    rows: RegisterRows | None
 
 
 @dataclass(frozen=True)
@@ -292,7 +338,6 @@ class _Chain:
     program: Program
     memory: Memory
     a: Vector
-    h: jax.Array
 
     @property
     def slices(self) -> list[Any]:
@@ -300,114 +345,171 @@ class _Chain:
         widths = self.program.shape.widths
         return [pl.ds(sum(widths[:k]), width) for k, width in enumerate(widths)]
 
-    def estimate(self, z: Vector, held: RegisterRows | None) -> tuple[Estimated, Vector]:
-        """The estimate at z, and the gradient of its log."""
-        if held is not None:
-            return self.program.of_held(held, z)
-        return self.program.of_tiles(self.memory.pool, self.memory.places, z)
+    # The log-density ----------------------------------------------------------------------
 
-    def evaluate(self, z: Vector, held: RegisterRows | None) -> Here:
-        """The log-density, its gradient and the estimate at z."""
-        program = self.program
-        estimated, gradient = self.estimate(z, held)
-        log = program.log_of(estimated) + _dot(z, _plus(self.a, -0.5, z))
-        gradient = _plus(_plus(gradient, 1.0, self.a), -1.0, z)
-        if program.shape.certain:
-            total, slope = program.of_certain(self.memory.certain, z)
-            log, gradient = log + total, _plus(gradient, 1.0, slope)
-        return Here(z, log, gradient, estimated)
+    def evaluate(self, z: Vector, subsample: Subsample, about: jax.Array) -> Here:
+        """Sums over all rows at z; `about` is a guess at the mean of D."""
+        program, memory, held = self.program, self.memory, None
+        if subsample.rows is None:
+            estimated = program.of_tiles(memory.pool, memory.places, z, about)
+        else:
+            estimated, held = program.of_held(subsample.rows, z)
+        certain = program.of_certain(memory.certain, z) if program.shape.certain else None
+        return Here(z, estimated, certain, held)
+
+    def log_density(self, here: Here) -> jax.Array:
+        """The log-density, up to a constant."""
+        quadratic = _dot(here.z, _plus(self.a, -0.5, here.z))
+        log = self.program.log_of(here.estimated) + quadratic
+        return log if here.certain is None else log + here.certain.total
+
+    def force(self, here: Here) -> Vector:
+        """The gradient of the log-density, or of what a split integrator leaves of it to kicks."""
+        gradient = _plus(self.program.slope_of(here.estimated), 1.0, self.a)
+        if not self.program.split:
+            gradient = _plus(gradient, -1.0, here.z)
+        return gradient if here.certain is None else _plus(gradient, 1.0, here.certain.gradient)
+
+    # The refresh --------------------------------------------------------------------------
 
     def refresh(
-        self, t: jax.Array, z: Vector, row_ids: jax.Array, now: Estimated
-    ) -> tuple[jax.Array, jax.Array]:
+        self, t: jax.Array, here: Here, subsample: Subsample
+    ) -> tuple[Here, Subsample, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        Return which rows are held then, and how many blocks were accepted.
+        Sums over the rows follow by what came and what went, so that none but these are evaluated.
+        Return all that is known at z then, the subsample, and how many blocks were accepted.
         """
-        program, memory = self.program, self.memory
-        m, b, K = program.shape.subsample, program.shape.block, program.shape.refreshes
+        b, K = self.program.shape.block, self.program.shape.refreshes
+        everywhere = jnp.arange(self.program.shape.places, dtype=jnp.int32)
+        inside = jnp.arange(at_least(b), dtype=jnp.int32)
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
-            row_ids, now, accepted = carry
-            first = memory.which[t, k] * b
-            chosen = everywhere[:, None] == (first + inside)[None, :]
-            before = jnp.sum(jnp.where(chosen, row_ids[:, None], 0), axis=0, dtype=jnp.int32)
-            fresh = m + (t * K + k) * b
-            then = self.swapped(before, fresh + jnp.minimum(inside, b - 1), inside < b, z, now)
-            taken = memory.chance[t, k] < program.log_of(then) - program.log_of(now)
-            now = Estimated(*(jnp.where(taken, x, y) for x, y in zip(then, now, strict=True)))
+            here, subsample, accepted = carry
+            first = self.memory.which[t, k] * b
+            fresh = self.program.shape.subsample + (t * K + k) * b
+            chosen = (everywhere[:, None] == (first + inside)[None, :]) & (inside < b)[None, :]
+            came = self.program.read(self.memory.pool, fresh + jnp.minimum(inside, b - 1))
+            new = self.program.values(came, here.z)
+            then = self.swapped(here, came, new, inside < b, self.went(here, subsample, chosen))
+            now = here.estimated
+            gain = self.program.log_of(then) - self.program.log_of(now)
+            taken = self.memory.chance[t, k] < gain
+            estimated = jax.tree.map(lambda x, y: jnp.where(taken, x, y), then, now)
             within = everywhere - first
             replaced = taken & (within >= 0) & (within < b)
-            row_ids = jnp.where(replaced, fresh + within, row_ids)
-            return row_ids, now, accepted + jnp.where(taken, jnp.float32(1), jnp.float32(0))
+            row_ids = jnp.where(replaced, fresh + within, subsample.row_ids)
+            rows, held = subsample.rows, here.held
+            if rows is not None and held is not None:
+                rows = self.program.replaced(rows, self.memory.pool, row_ids, replaced)
+                held = Held(
+                    *(_placed(x, y, chosen & taken) for x, y in zip(new, held, strict=True))
+                )
+            here = here._replace(estimated=estimated, held=held)
+            accepted += jnp.where(taken, jnp.float32(1), jnp.float32(0))
+            return here, Subsample(row_ids, rows), accepted
 
-        everywhere = jnp.arange(program.shape.places, dtype=jnp.int32)
-        inside = jnp.arange(at_least(b), dtype=jnp.int32)
-        start = (row_ids, now, jnp.float32(0))
-        row_ids, _, accepted = jax.lax.fori_loop(jnp.int32(0), jnp.int32(K), propose, start)
-        return row_ids, accepted
+        start = (here, subsample, jnp.float32(0))
+        made: tuple[Here, Subsample, jax.Array] = jax.lax.fori_loop(
+            jnp.int32(0), jnp.int32(K), propose, start
+        )
+        return made
+
+    def went(
+        self, here: Here, subsample: Subsample, chosen: jax.Array
+    ) -> tuple[RegisterRows, Held, jax.Array]:
+        """Rows among which those of a block are, D of them at z, and which they are."""
+        if subsample.rows is not None and here.held is not None:
+            return subsample.rows, here.held, jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0
+        before = jnp.sum(jnp.where(chosen, subsample.row_ids[:, None], 0), axis=0, dtype=jnp.int32)
+        rows = self.program.read(self.memory.pool, before)
+        b = self.program.shape.block
+        live = jnp.arange(at_least(b), dtype=jnp.int32) < b
+        return rows, self.program.values(rows, here.z), live
 
     def swapped(
-        self, before: jax.Array, after: jax.Array, live: jax.Array, z: Vector, now: Estimated
+        self,
+        here: Here,
+        came: RegisterRows,
+        new: Held,
+        live: jax.Array,
+        went: tuple[RegisterRows, Held, jax.Array],
     ) -> Estimated:
-        """The estimate with the rows `after` in place of `before`, from that `now`."""
-        program, m = self.program, self.program.shape.subsample
-        old, _ = program.values(program.read(self.memory.pool, before), z)
-        new, _ = program.values(program.read(self.memory.pool, after), z)
-        off, gone = jnp.where(live, new - now.mean, 0.0), jnp.where(live, old - now.mean, 0.0)
-        shift = (jnp.sum(off) - jnp.sum(gone)) / m
-        squares = now.squares + jnp.sum(off * off) - jnp.sum(gone * gone) - m * shift * shift
-        return Estimated(now.mean + shift, squares)
+        """The estimate with rows that came in place of others that went."""
+        program, m, now = self.program, self.program.shape.subsample, here.estimated
+        gone, old, of_block = went
+        off = jnp.where(live, new.values - now.mean, 0.0)
+        lost = jnp.where(of_block, old.values - now.mean, 0.0)
+        shift = (jnp.sum(off) - jnp.sum(lost)) / m
+        squares = now.squares + jnp.sum(off * off) - jnp.sum(lost * lost) - m * shift * shift
+        up, down = jnp.where(live, new.slopes, 0.0), jnp.where(of_block, old.slopes, 0.0)
+        moved = _plus(now.moved, -shift, now.plain)
+        moved = _plus(moved, 1.0, program.back(came, (off - shift) * up))
+        moved = _plus(moved, -1.0, program.back(gone, (lost - shift) * down))
+        plain = _plus(now.plain, 1.0, program.back(came, up))
+        plain = _plus(plain, -1.0, program.back(gone, down))
+        return Estimated(now.mean + shift, squares, plain, moved)
 
-    def hold(self, row_ids: jax.Array) -> RegisterRows | None:
-        """Read the rows if there is room for all of them; else say where they are."""
-        if self.program.shape.tiles == 1:
-            return self.program.read(self.memory.pool, row_ids)
-        self.program.write(self.memory.places, row_ids)
-        return None
+    # The trajectory -----------------------------------------------------------------------
 
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
         """Refresh the subsample, follow a trajectory, decide about its end, and write it down."""
-        z, row_ids, now = carry
-        program, memory, h = self.program, self.memory, self.h
-        row_ids, accepted = self.refresh(t, z, row_ids, now)
-        held = self.hold(row_ids)
-        start = self.evaluate(z, held)
+        start, subsample = carry
+        program, memory = self.program, self.memory
+        # all that is known beforehand is read first, since it takes a while to come
         p = tuple(memory.momentum[t, s] for s in self.slices)
+        steps, chance = memory.steps[t], memory.accept[t]
+        half, keep, move, turn = (memory.drift[t, k] for k in range(4))
+        start, subsample, accepted = self.refresh(t, start, subsample)
+        if subsample.rows is None:
+            program.write(memory.places, subsample.row_ids)
+        about = start.estimated.mean
 
         def leap(_: jax.Array, carry: tuple[Here, Vector]) -> tuple[Here, Vector]:
             here, p = carry
-            p = _plus(p, h / 2, here.gradient)
-            here = self.evaluate(_plus(here.z, h, p), held)
-            return here, _plus(p, h / 2, here.gradient)
+            p = _plus(p, half, self.force(here))
+            there = tuple(keep * x + move * y for x, y in zip(here.z, p, strict=True))
+            q = tuple(keep * y - turn * x for x, y in zip(here.z, p, strict=True))
+            here = self.evaluate(there, subsample, about)
+            return here, _plus(q, half, self.force(here))
 
-        end, q = jax.lax.fori_loop(jnp.int32(0), memory.steps[t], leap, (start, p))
-        energy = 0.5 * _dot(q, q) - end.log_density
-        gain = (0.5 * _dot(p, p) - start.log_density) - energy
+        end, q = jax.lax.fori_loop(jnp.int32(0), steps, leap, (start, p))
+        energy = 0.5 * _dot(q, q) - self.log_density(end)
+        gain = (0.5 * _dot(p, p) - self.log_density(start)) - energy
         lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # no number is never accepted
         gain = jnp.where(lost, -jnp.inf, gain)
-        taken = memory.accept[t] < gain
-        there = jax.tree.map(lambda x, y: jnp.where(taken, x, y), end, start)
+        taken = chance < gain
+        there: Here = jax.tree.map(lambda x, y: jnp.where(taken, x, y), end, start)
         now = there.estimated
         for s, piece in zip(self.slices, there.z, strict=True):
             memory.positions[t, s] = piece
-        stats = (there.log_density, accepted, now.mean, program.variance(now), gain, energy)
+        log = self.log_density(there)
+        stats = (log, accepted, now.mean, program.variance(now), gain, energy)
         for k, value in enumerate(stats):
             memory.stats[t, k] = value
-        return there.z, row_ids, now
+        return there, subsample
+
+
+def _placed(new: jax.Array, old: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Numbers of places, but those of a block, (places, block), where they are chosen."""
+    here = jnp.sum(jnp.where(chosen, new[None, :], 0.0), axis=1)
+    return jnp.where(jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0, here, old)
 
 
 def run(program: Program, *refs: Ref) -> None:
     """All iterations of one chain; the refs are those of `Memory`."""
     memory, shape = Memory(*refs), program.shape
-    chain = _Chain(program, memory, (), memory.step_size[0])
+    chain = _Chain(program, memory, ())
     chain = replace(chain, a=tuple(memory.slope[s] for s in chain.slices))
     everywhere = jnp.arange(shape.places, dtype=jnp.int32)
     z = tuple(memory.start[s] for s in chain.slices)
     row_ids = jnp.where(everywhere < shape.subsample, everywhere, 0)
-    now, _ = chain.estimate(z, chain.hold(row_ids))
-    count = memory.count[0]
-    z, row_ids, _ = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, (z, row_ids, now))
-    for s, piece in zip(chain.slices, z, strict=True):
+    rows = program.read(memory.pool, row_ids) if shape.tiles == 1 else None
+    if rows is None:
+        program.write(memory.places, row_ids)
+    subsample = Subsample(row_ids, rows)
+    here, count = chain.evaluate(z, subsample, jnp.float32(0)), memory.count[0]
+    here, subsample = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, (here, subsample))
+    for s, piece in zip(chain.slices, here.z, strict=True):
         memory.last[s] = piece
-    program.write(memory.places, row_ids)
+    program.write(memory.places, subsample.row_ids)

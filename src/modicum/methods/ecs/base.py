@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil
-from typing import ClassVar, Literal, TypeVar
+from math import ceil, pi
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from modicum.designs import DESIGNS
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, whole_number
 from modicum.kernels.base import Move
+from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
 from modicum.methods.ecs.fusing import Fused, check_fused
 from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
@@ -25,6 +26,9 @@ __all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive",
 
 C = TypeVar("C", bound=Costed)
 ANCHORS = ("mode", "mean")
+Integrator: TypeAlias = Literal["auto", "leapfrog", "split"]
+LEAPFROG_LENGTH = 1.2  # of a trajectory, as in the HMC-ECS paper (section 6.3)
+QUARTER_TURN = pi / 2  # after which a standard normal has forgotten where it was
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class EnergyConserving(Method):
     design: str = "weighted"
     order: int = 2
     inner: str | Move = "hmc"
-    trajectory: float = 1.2
+    trajectory: float | None = None
+    integrator: Integrator = "auto"
     jitter: float = 0.0
     target_accept: float = 0.8
     step_size: float | None = None
@@ -76,6 +81,14 @@ class EnergyConserving(Method):
             raise SettingError(f"order must be 0, 1 or 2, not {self.order!r}.")
         if isinstance(self.inner, str) and self.inner not in ("hmc", "nuts"):
             raise SettingError(f"inner must be 'hmc', 'nuts' or a Move, not {self.inner!r}.")
+        if self.integrator not in ("auto", "leapfrog", "split"):
+            raise SettingError(
+                f"integrator must be 'auto', 'leapfrog' or 'split', not {self.integrator!r}."
+            )
+        if self.integrator != "auto" and self.inner != "hmc":
+            raise SettingError(
+                f"integrator={self.integrator!r} is for inner='hmc'; other moves have their own."
+            )
         if self.precision not in ("float64", "float32"):
             raise SettingError("precision must be 'float64' or 'float32'.")
         if self.whitening not in ("auto", "float64"):
@@ -88,6 +101,12 @@ class EnergyConserving(Method):
                 raise SettingError(f"{name} must lie between 0 and 1.")
         if not is_number(self.jitter) or not 0 <= self.jitter < 1:
             raise SettingError("jitter must lie between 0 and 1.")
+
+    def hmc(self, split: bool) -> HMCMove:
+        """The inner HMC by either integrator, over the length that is set or usual for it."""
+        usual = QUARTER_TURN if split else LEAPFROG_LENGTH
+        length = usual if self.trajectory is None else self.trajectory
+        return HMCMove(length, jitter=self.jitter, split=split)
 
     @property
     def at_mode(self) -> bool:

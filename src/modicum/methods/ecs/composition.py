@@ -14,10 +14,10 @@ from modicum.estimators import GroupTaylor
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import ControlVariate, Estimator, Move
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
-from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.kernels.moves import NUTSMove
 from modicum.methods.base import Chosen, Plan, Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.fusing import fused_kernel
+from modicum.methods.ecs.fusing import fused_kernel, fusing_obstacle
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.tuning import Coreset
 from modicum.methods.groups import of_groups, uneven_groups
@@ -65,10 +65,11 @@ class Composition:
         if isinstance(task.rows, GroupedRows):
             uneven = uneven_groups(task.rows, self.subsample)
         kernel, context = self.kernel(study), self.context(study)
+        kernel, integrator = with_integrator(method, kernel, context)
         settled, path = fused_kernel(method.fused, kernel, context)
         if jax.default_backend() == "gpu":
             fused: Chosen = {"value": "plain" if settled is None else "fused", "why": path}
-            tuning = tuning | {"path": fused}
+            tuning = tuning | {"path": fused} | integrator
         return Plan(
             kernel=kernel,
             context=context,
@@ -158,9 +159,29 @@ def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
     return cached_rows(study.control_variate, batch, study.proxy)
 
 
+def with_integrator(
+    method: EnergyConserving, kernel: EnergyConservingKernel, context: EnergyConservingContext
+) -> tuple[EnergyConservingKernel, Tuning]:
+    """The kernel with the integrator that "auto" stands for, and the reason if it is HMC's.
+
+    On a CPU draws stay those of the paper's integrator. The other is chosen where draws differ from
+    a CPU's in their rounding anyway.
+    """
+    if method.inner != "hmc":
+        return kernel, {}
+    split, why = method.integrator == "split", "set by hand"
+    if method.integrator == "auto":
+        obstacle = fusing_obstacle(kernel, context)
+        split = obstacle is None
+        why = "a chain can be one program of the GPU" if obstacle is None else obstacle
+        kernel = replace(kernel, move=method.hmc(split))
+    chosen: Chosen = {"value": "split" if split else "leapfrog", "why": why}
+    return kernel, {"integrator": chosen}
+
+
 def _move(method: EnergyConserving) -> Move:
     if not isinstance(method.inner, str):
         return method.inner
     if method.inner == "nuts":
         return NUTSMove()
-    return HMCMove(method.trajectory, jitter=method.jitter)
+    return method.hmc(split=method.integrator == "split")

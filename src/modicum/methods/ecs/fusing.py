@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import jax
@@ -15,7 +16,7 @@ from modicum.kernels.base import Settled
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
 
-__all__ = ["Fused", "check_fused", "fused_kernel"]
+__all__ = ["Fused", "check_fused", "fused_kernel", "fusing_obstacle"]
 
 Fused: TypeAlias = bool | Literal["auto"]
 WIDEST = 512  # columns a program can hold a few rows of
@@ -36,7 +37,7 @@ def fused_kernel(
     """
     if fused is False:
         return None, "fused iterations were not asked for"
-    why = _obstacle(kernel, context)
+    why = fusing_obstacle(kernel, context)
     if why is None:
         from modicum.kernels.fused import FusedKernel
 
@@ -49,7 +50,7 @@ def fused_kernel(
     return None, why
 
 
-def _obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
+def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
     """Why iterations run one by one; None: there is no reason."""
     proxy, form = context.proxy, kernel.control_variate
     if jax.default_backend() != "gpu":
@@ -71,6 +72,7 @@ def _obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) 
     return None if _is_known(form) else "the family has a function that programs of a GPU lack"
 
 
+@lru_cache(maxsize=8)
 def _is_known(form: LinearTaylor) -> bool:
     """Whether residuals of the family can be part of a program: by making one, of no use."""
     try:

@@ -75,7 +75,13 @@ class HMCECS(EnergyConserving):
         "hmc", "nuts", or any `Move`: a hashable function (key, point, logdensity, step_size,
         inverse_mass) -> (point, MoveInfo), such as a wrapped BlackJAX kernel.
     trajectory
-        Step size times leapfrog steps of the inner HMC, in posterior standard deviations.
+        Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, and
+        pi / 2 of a split integrator.
+    integrator
+        Of the inner HMC. "leapfrog"; "split": the normal approximation at the mode is followed
+        exactly, and steps are for what the posterior has beside it, so that fewer do and ends are
+        accepted more often; "auto": "split" on a GPU, where a chain can be one program (see
+        `fused`), "leapfrog" elsewhere. `Posterior.tuning["integrator"]` says which it was on a GPU.
     jitter
         Share by which each trajectory of the inner HMC is randomly longer or shorter.
     target_accept

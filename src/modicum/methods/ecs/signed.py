@@ -57,7 +57,7 @@ class SignedHMCECS(EnergyConserving):
         Blocks of the subsample, each with an equal share of the products.
     refreshes
         Blocks proposed anew per iteration.
-    design, order, inner, trajectory, jitter, target_accept, step_size, anchor, floor
+    design, order, inner, trajectory, integrator, jitter, target_accept, step_size, anchor, floor
         As for `HMCECS`.
     certainty, precision, whitening, memory_limit, fused
         As for `HMCECS`.

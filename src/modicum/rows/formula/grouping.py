@@ -65,14 +65,21 @@ class Grouping:
     def _place(self) -> dict[str, int]:
         return {level_key(level): i for i, level in enumerate(self.levels)}
 
-    def codes(self, columns: BatchColumns) -> Array:
-        """Return the code of each row of a chunk; a level that is not known is refused."""
-        values, codes = _distinct(self.columns, columns)
+    def places(self, columns: BatchColumns) -> Array:
+        """Return which level each row of a chunk has; -1 where it is not known."""
+        return self._places(*_distinct(self.columns, columns))
+
+    def _places(self, values: Sequence[Level], codes: Array) -> Array:
         places = np.array([self._place.get(level_key(v), -1) for v in values] or [-1])
         if places.min() < 0:  # tables write one level in several ways
             unknown = np.flatnonzero(places < 0)
-            places[unknown] = level_places(self.levels, [values[i] for i in unknown])
-        group_codes = places[codes]
+            places[unknown] = level_places(self.levels, [values[int(i)] for i in unknown])
+        return np.asarray(places[codes])
+
+    def codes(self, columns: BatchColumns) -> Array:
+        """Return the code of each row of a chunk; a level that is not known is refused."""
+        values, codes = _distinct(self.columns, columns)
+        group_codes = self._places(values, codes)
         if len(group_codes) and group_codes.min() < 0:
             at = int(np.argmax(group_codes < 0))
             nested = len(self.columns) > 1
@@ -81,7 +88,8 @@ class Grouping:
             raise DataError(
                 f"{holder} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
                 "group that the rows of the fit did not have: to predict for new groups, use "
-                f"{argument('groups', 'new')}, or leave {inner} out of the table"
+                f"{argument('groups', 'any')} if some of them are, {argument('groups', 'new')} if "
+                f"all are, or leave {inner} out of the table"
                 + (", which keeps the effects of groups that are known." if nested else ".")
             )
         return group_codes.astype(code_type(len(self.levels)))
