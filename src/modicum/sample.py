@@ -41,6 +41,7 @@ from modicum.random import chain_keys, fresh_seed
 from modicum.results import posterior_of
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.weight_sums import doubtful_weights
 from modicum.run import (
     BLOCK,
     ChainCount,
@@ -194,6 +195,8 @@ def sample(
         notes = [*_captured(task.target), *plan.notes]
         if isinstance(rows, Digest):
             notes += _about_digest(rows, plan, task.target)
+        else:
+            notes += doubtful_weights(rows)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
             ready = _chains(plan, task, layout, parallel, thin)

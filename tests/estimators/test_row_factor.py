@@ -11,7 +11,7 @@ from helpers.targets import Conjugate, flat_draws, logistic_rows, normal_faults
 from modicum.estimators import row_factor as module
 from modicum.estimators.row_factor import relative_error, row_factor, share_of_work, whitened
 from modicum.kernels.base import RowFactor
-from modicum.methods.ecs import pilot
+from modicum.methods.ecs import anchored_proxy
 from modicum.runtime import in_double_precision
 
 RUN = {"draws": 1_500, "tune": 300, "chains": 2, "random_seed": 1, "progressbar": False}
@@ -68,9 +68,9 @@ def test_a_factor_that_is_not_triangular_is_one_block():
 
 def sampled(target, monkeypatch, broken=None):
     """Draws with control variates of order 1, whose residuals a normal likelihood has too."""
-    monkeypatch.setattr(pilot, "MANY", 2)
+    monkeypatch.setattr(anchored_proxy, "MANY", 2)
     if broken is not None:
-        monkeypatch.setattr(pilot, "row_factor", broken)
+        monkeypatch.setattr(anchored_proxy, "row_factor", broken)
     method = mo.HMCECS(order=1, subsample=200, certainty=0)
     return mo.sample(target.model, target.rows, method=method, **RUN)
 
@@ -100,7 +100,7 @@ def test_residuals_are_those_of_float64(monkeypatch):
     rows, model = logistic_rows(400), mo.models.Logistic()
     residuals = []
     for many in (2, 10**6):
-        monkeypatch.setattr(pilot, "MANY", many)
+        monkeypatch.setattr(anchored_proxy, "MANY", many)
         plan, _ = planned(model, rows, mo.HMCECS(certainty=0))
         form, proxy = plan.kernel.control_variate, plan.context.proxy
         batch = rows.slice(0, 400) | {"probability": np.ones(400)}

@@ -31,8 +31,8 @@ PLAIN = (
     "modicum.methods.ecs.fusing._is_known",
     "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are arguments, by value
     "modicum.methods.ecs.composition.EnergyConservingKernel",
-    "modicum.methods.ecs.pilot.MANY",
-    "modicum.methods.ecs.pilot.row_factor",
+    "modicum.methods.ecs.anchored_proxy.MANY",
+    "modicum.methods.ecs.anchored_proxy.row_factor",
     "modicum.methods.ecs.pilot.run_pilot_chains",
     "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: nothing compiled calls it
     "modicum.methods.ecs.tuning.residuals.BLOCK",

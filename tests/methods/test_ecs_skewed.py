@@ -1,12 +1,14 @@
 """HMC-ECS where straight trajectories run into walls: levels with few events, or none."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import modicum as mo
 from helpers.interrupted import planned
 from modicum.diagnostics import mcse, r_hat
-from modicum.methods.ecs import pilot
+from modicum.methods.ecs import checks, pilot
 
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25)]
 LEVELS = [(1_400, 140), (700, 30), (40, 2), *WITHOUT]  # rows and events of each
@@ -89,6 +91,22 @@ def test_chains_that_run_into_walls_are_seen_before_the_run(rows, monkeypatch):
     assert [note.code for note in plan.notes] == ["separation", "posterior-not-normal"]
     assert "hardly moved" in plan.notes[1].sentence
     assert "method='nuts'" in plan.notes[1].remedy
+
+
+def test_far_from_the_mode_is_not_far_from_where_residuals_were_studied():
+    rng = np.random.default_rng(1)
+    position = 5 + 2 * rng.standard_normal((2, 50, 3))
+    history = SimpleNamespace(position=position)
+    target = SimpleNamespace(likelihood=SimpleNamespace(size=3))
+
+    def doubts(looked_at):
+        return checks._far(checks.Case(mo.HMCECS(), target, 100, looked_at), history)
+
+    assert doubts(5 + 2 * rng.standard_normal((60, 3))) == []
+    (straight,) = doubts(None)
+    assert "posterior sd from the mode, about which control variates" in straight.sentence
+    (elsewhere,) = doubts(2 * rng.standard_normal((60, 3)))
+    assert "from the draws by whose residuals rows were chosen" in elsewhere.sentence
 
 
 @pytest.mark.slow

@@ -327,7 +327,7 @@ def test_the_ledger_adds_up(good):
     assert spent["warm-up"] > 0
     assert spent["start"] == m * good.chains
     assert good.ledger.evaluations == sum(spent.values())
-    # full-data HMC along the same trajectories: the mode, and n rows a step
+    # full-data HMC along the same trajectories: the mode, and n rows per step
     steps_of_all = good.ledger.full_data - spent["mode"]
     assert steps_of_all % toy.N == 0
     assert steps_of_all // toy.N > steps.sum()

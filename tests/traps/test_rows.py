@@ -16,8 +16,10 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+import modicum as mo
 from modicum.errors import DataError, ModicumError, SettingError
 from modicum.rows import Rows, first_not_finite, ingest
+from modicum.rows.weight_sums import doubtful_weights
 
 FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
 
@@ -602,3 +604,33 @@ def test_rows_that_no_memory_holds():
     ones = np.broadcast_to(np.float32(1), (2**57, 2))  # takes four bytes, as float64 far too many
     with pytest.raises(DataError, match=r"rows of float64 take .* GB, and that much memory cannot"):
         Rows(x=ones, dtype="float64")
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.full(200, 1e9), "sum to about 2e+11, and a weight is"),
+        (350 + np.linspace(0, 1, 200), "of 7.01e+04 independent rows, 18.7 times as narrow"),
+        (np.linspace(0.5, 1.5, 200) / 200, "of 1 independent rows, 14.1 times as wide"),
+    ],
+)
+def test_weights_that_are_no_numbers_of_rows(weights, words):
+    (doubt,) = doubtful_weights(mo.Rows(x=np.ones((200, 1)), y=np.ones(200), weight=weights))
+    assert doubt.code == "weights-sum"
+    assert words in doubt.sentence
+
+
+@pytest.mark.parametrize("weights", [np.arange(200.0), np.linspace(0, 2, 200), np.full(200, 1e5)])
+def test_weights_that_may_be_meant(weights):
+    assert doubtful_weights(mo.Rows(x=np.ones((200, 1)), y=np.ones(200), weight=weights)) == []
+
+
+def test_a_run_says_so():
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(200, 1)), 1.0 * (rng.random(200) < 0.4)
+    rows = mo.Rows(x=x, y=y, weight=np.linspace(200, 500.5, 200))
+    with pytest.warns(mo.ModicumWarning, match="sampling weights"):
+        post = mo.sample(
+            mo.models.Logistic(), rows, draws=50, random_seed=1, progressbar=False, method="laplace"
+        )
+    assert "weights-sum" in [doubt.code for doubt in post.warnings]

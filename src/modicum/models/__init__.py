@@ -24,8 +24,7 @@ from modicum.models.families import (
 from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.groups.terms import GroupTerm
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.networks import CNN, MLP
-from modicum.models.neural import Network
+from modicum.models.networks import CNN, MLP, Network
 from modicum.models.own import Model
 from modicum.models.target import Target
 

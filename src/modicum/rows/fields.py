@@ -22,10 +22,10 @@ from modicum.rows.checks import (
 )
 from modicum.rows.coding import code_type, treatment
 from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
-from modicum.rows.encoding import Encoder, floating
 from modicum.rows.levels import MOST_LEVELS, distinct, ordered
 from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
+from modicum.rows.table_encoding import Encoder, floating
 
 # Fields of one number per row; an offset may also hold one per class, and a model of one's own may
 # call anything y.

@@ -18,7 +18,6 @@ from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description, Level
-from modicum.rows.encoding import read_source
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.lake import LakeSource, is_remote, is_uri, local_path
@@ -42,6 +41,7 @@ from modicum.rows.sources import (
 )
 from modicum.rows.staging import refuse_existing, staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
+from modicum.rows.table_encoding import read_source
 
 KINDS = {
     ".parquet": "parquet",

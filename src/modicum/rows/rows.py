@@ -16,7 +16,6 @@ from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Coding
 from modicum.rows.description import Array, Description, DType, Level, RowsSchema
-from modicum.rows.encoding import read_table, read_table_like
 from modicum.rows.fields import FieldSet, MemoryBackend, fill
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.formula.encoding import FormulaEncoding
@@ -24,6 +23,7 @@ from modicum.rows.formula.memory import encoded
 from modicum.rows.lake import is_remote, local_path
 from modicum.rows.roles import ColumnChoice
 from modicum.rows.sources import TableSource, is_table
+from modicum.rows.table_encoding import read_table, read_table_like
 
 
 class Backend(Protocol):

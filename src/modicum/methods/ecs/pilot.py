@@ -1,7 +1,7 @@
 """The pilot study before an HMC-ECS run.
 
-A `Study` holds the control variates at the anchor and the sampling design, and measures residuals
-of a sample of rows at draws from the normal approximation of the posterior. From their moments a
+A `Study` adds the sampling design to the control variates at the anchor, and measures residuals of
+a sample of rows at draws from the normal approximation of the posterior. From their moments a
 method chooses its subsample. Rows and draws of the study are the same for every seed, so that the
 choice depends on the data alone.
 """
@@ -28,16 +28,10 @@ from modicum.designs import (
 from modicum.errors import ConvergenceError
 from modicum.estimators import (
     LinearTaylor,
-    control_variate,
-    group_proxy,
-    proxy,
-    variance_unit,
 )
-from modicum.estimators.row_factor import MANY, row_factor, share_of_work
 from modicum.kernels.base import Proxy, RowDesign
 from modicum.kernels.curves import Curves, along_curves
-from modicum.methods.base import Chosen, Task, Tuning
-from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.anchored_proxy import AnchoredProxy
 from modicum.methods.ecs.checks import ANCHOR_FAR
 from modicum.methods.ecs.tuning import (
     DISTANCES,
@@ -55,9 +49,7 @@ from modicum.methods.ecs.tuning import (
     evaluate,
     fit_coreset,
     pilot_draws,
-    proxy_ratios,
     run_pilot_chains,
-    straightened,
 )
 from modicum.methods.groups import of_groups
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
@@ -68,11 +60,8 @@ from modicum.methods.weights import (
     expected_residuals,
 )
 from modicum.models import LinearPredictorModel
-from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
-from modicum.passes import Anchor
 from modicum.passes.faults import first_bad_row
-from modicum.passes.prior import folded_prior, prior_slope
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, members_of
@@ -87,7 +76,6 @@ OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost mor
 SPREAD_DRAWS = 64  # by which rows are weighed there, where the posterior is not normal
 PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups, where they are integrated out
 MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter of the table
-FACTOR_ROWS = 256  # on which the error of whitening in float32 is measured
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
 SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
@@ -102,12 +90,9 @@ NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot 
 
 
 @dataclass
-class Study:
+class Study(AnchoredProxy):
     """The pilot study of one run: control variates, design and residual moments."""
 
-    method: EnergyConserving
-    task: Task
-    anchor: Anchor
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
     # Known after residuals were evaluated: along which axes the posterior is so skewed that
@@ -116,20 +101,8 @@ class Study:
     stuck: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        task, anchor, order = self.task, self.anchor, self.method.order
-        self.control_variate = control_variate(task.target, order, self.method.precision)
-        # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of
-        # groups evaluates the whole prior itself.
-        self.folded_prior = 0.0
-        if not isinstance(task.rows, GroupedRows):
-            self.folded_prior = folded_prior(task.target, anchor.point)[0]
-        self._some_rows: np.ndarray | None = None
-        self.proxy, self.whitening = self._with_row_factor(self._proxy())
-        # One Newton step from t* is where the posterior is: pilot draws about t* itself would
-        # flatter the control variates, whose residuals vanish there. The mean is in its middle.
-        self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
-        if self.method.at_mean:
-            self.centre = np.zeros_like(self.centre)
+        super().__post_init__()
+        task = self.task
         weighing, self.draws, self._proxy_ratios = pilot_draws(
             self.control_variate, self.proxy, self.centre, task.seed, self._has_kinks()
         )
@@ -137,7 +110,7 @@ class Study:
         if self.expansion.bend is not None:
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
-        self._weigh(self._straight(weighing), self.proxy)
+        self._weigh(self.straight(weighing), self.proxy)
         self.row_design: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.row_design, _ = of_groups(self.design, self.tables, task.rows)
@@ -152,51 +125,6 @@ class Study:
         self.tables: Pytree = self._weighted
         if type(self.design) is not Weighted:
             self.tables = design_tables(self.task, self.design, facts, stage)
-
-    def _proxy(self) -> Proxy:
-        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
-        target, anchor, order = self.task.target, self.anchor, self.method.order
-        if not isinstance(self.task.rows, GroupedRows):
-            return proxy(anchor, target, order)
-        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
-        return group_proxy(anchor, target, order, unit)
-
-    @property
-    def arrow(self) -> bool:
-        """Whether the effects of one factor are too many for dense matrices."""
-        return isinstance(self.anchor.factor, ArrowFactor)
-
-    def _with_row_factor(self, proxy: Proxy) -> tuple[Proxy, Tuning]:
-        """The proxy with a factor by which rows of many columns are whitened faster, and why."""
-        form, rows = self.control_variate, self.task.rows
-        if not isinstance(form, LinearTaylor) or form.target.coding is not None:
-            return proxy, {}
-        if form.target.size < MANY or self.method.whitening != "auto":
-            return proxy, {}
-        if self._some_rows is None:
-            at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
-            self._some_rows = np.asarray(form.matrix(rows.take(at)).densely())
-        factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], self._some_rows)
-        why = f"in float32, whitened rows are off by {error:.1g} of their length"
-        chosen: Chosen = {"value": str(factor.blocks[0].dtype), "why": why}
-        return proxy._replace(row_factor=factor), {"whitening": chosen}
-
-    def _straight(self, draws: np.ndarray) -> np.ndarray:
-        """Draws as control variates take them, with effects no longer relative to their scales."""
-        if self.proxy.warp is None and not self.arrow:
-            return draws
-        return np.asarray(straightened(self.proxy, draws))
-
-    def _prior_slope(self) -> np.ndarray:
-        """Gradient of the log-prior at t*, or of its normal stand-in where it is not normal."""
-        target, point = self.task.target, self.anchor.point
-        if target.exact_prior is None:
-            return prior_slope(target, point)[1]
-        L = self.anchor.factor
-        V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
-        exact, numbers = target.exact_prior
-        mean, precision = exact.normal_approximation(point, V, numbers)
-        return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
 
     def _has_kinks(self) -> bool:
         """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
@@ -265,7 +193,7 @@ class Study:
         if linear and resampled:
             log_proxy = None
         elif not resampled or self.proxy.bend is not None:
-            log_proxy = self._log_proxy(self.draws)
+            log_proxy = self.log_proxy(self.draws)
         evaluated = self._evaluated(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -286,7 +214,7 @@ class Study:
         """Residuals at draws of the posterior itself, of rows that are weighed by them."""
         curved = self.curves is not None
         if isinstance(self.design, Weighted) and (self.method.weighted_by_spread or curved):
-            straight = self._straight(self.draws)
+            straight = self.straight(self.draws)
             if self.arrow or curved:
                 every = max(1, len(straight) // SPREAD_DRAWS)
                 self._weigh(straight[::every], self.proxy, "design-again", by_draws=True)
@@ -300,7 +228,7 @@ class Study:
         """Residuals of the pilot rows at the pilot draws."""
         self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
         about = (self.control_variate, self.pilot_rows, self.proxy)
-        straight = self._straight(self.draws)
+        straight = self.straight(self.draws)
         whitened = self.draws if self.arrow else None
         return evaluate(*about, straight, log_proxy, self.slope_groups, resampled, whitened)
 
@@ -314,7 +242,7 @@ class Study:
         square = draws.T @ draws / count
         square = (1 - SHRUNK) * square + SHRUNK * np.eye(size)  # draws may be fewer than parameters
         factor = np.asarray(self.proxy.factor) @ np.linalg.cholesky(square)
-        return self._with_row_factor(self.proxy._replace(factor=to_device(factor)))[0]
+        return self.with_row_factor(self.proxy._replace(factor=to_device(factor)))[0]
 
     def _draws_of_short_chains(self) -> np.ndarray:
         """Draws from the posterior that the pilot rows imply, where it is far from normal.
@@ -386,20 +314,6 @@ class Study:
         expected[self._certain_count :] *= min(count, others) / max(others, 1)
         return batch | {"probability": expected}
 
-    def _log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """Log ratio of proxy to normal approximation at these whitened points."""
-        proxy = self.proxy
-        bent = proxy.warp is not None or proxy.bend is not None
-        if bent or proxy.prior is not None or self._has_own_prior():
-            return proxy_ratios(self.control_variate, proxy, self.centre, z)
-        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
-        away = z - self.centre
-        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2) + away**2 / 2, axis=1))
-
-    def _has_own_prior(self) -> bool:
-        """Whether the proxy's quadratic leaves the prior out, as for a model of the user's own."""
-        return not isinstance(self.task.target.model, LinearPredictorModel)
-
     @property
     def weight_tables(self) -> WeightTables:
         """Tables of the design that draws rows in proportion to their expected residual."""
@@ -468,7 +382,7 @@ class Study:
         """Residuals of pilot rows at whitened points."""
         self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
         about = (self.control_variate, rows, self.proxy)
-        return evaluate(*about, self._straight(points), self._log_proxy(points), resampled=True)
+        return evaluate(*about, self.straight(points), self.log_proxy(points), resampled=True)
 
     @property
     def distance(self) -> float:
@@ -477,7 +391,7 @@ class Study:
         Once residuals have been evaluated, these are draws of the posterior itself.
         """
         read = self.task.target.likelihood.size
-        return float(np.abs(self._straight(self.draws).mean(axis=0)[:read]).max())
+        return float(np.abs(self.straight(self.draws).mean(axis=0)[:read]).max())
 
     @property
     def most_certain(self) -> int:
@@ -512,12 +426,6 @@ class Study:
     def steps(self) -> int:
         """Leapfrog steps to be expected per iteration."""
         return _expected_steps(self.method.trajectory, self.task.target.size)
-
-    @property
-    def fresh(self) -> float:
-        """Cost of a fresh row, in evaluations of a row."""
-        cost, factor = self.control_variate.fresh_cost, self.proxy.row_factor
-        return cost if factor is None else 1 + (cost - 1) * share_of_work(factor)
 
     @cached_property
     def placed(self) -> Batch | Rows:

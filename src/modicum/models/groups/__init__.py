@@ -1,4 +1,4 @@
 """Models whose coefficients vary by group: terms, effects held explicitly, effects integrated out.
 
-Nothing is imported here: linear predictors read `terms`, and what integrates reads both.
+Nothing is imported here: `models.linear` needs `terms`, and `integrated` needs `models.linear`.
 """

@@ -10,10 +10,10 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.rows.checks import MissingValueError, require_exact
 from modicum.rows.description import Array
-from modicum.rows.encoding import numbers
 from modicum.rows.formula.interpreter import LevelArray
 from modicum.rows.levels import distinct, joined
 from modicum.rows.sources import BATCH_ROWS, Source
+from modicum.rows.table_encoding import numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,11 +11,11 @@ import numpy as np
 from modicum.errors import ResourceError, SettingError, argument
 from modicum.rows.checks import as_dtype
 from modicum.rows.description import Array, Description, DType
-from modicum.rows.encoding import floating
 from modicum.rows.fields import MemoryBackend, allocate
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.evaluation import NewLevels
 from modicum.rows.sources import Source
+from modicum.rows.table_encoding import floating
 
 __all__ = ["encoded", "in_memory", "rows_type"]
 

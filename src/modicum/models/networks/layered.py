@@ -19,7 +19,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.base import Params
-from modicum.models.neural import NeuralModel, wholes
+from modicum.models.networks.base import NeuralModel, whole_numbers
 from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array
@@ -120,7 +120,7 @@ class _Layered(NeuralModel):
     activation
         "relu", "tanh", "sigmoid", "gelu", "silu" or "softplus", after every layer but the last.
     likelihood, noise_scale, prior_scale, scale
-        See `modicum.models.neural.NeuralModel`.
+        See `modicum.models.networks.NeuralModel`.
     classes
         Number of classes; by default one more than the largest outcome.
     start_seed
@@ -137,7 +137,7 @@ class _Layered(NeuralModel):
     start_seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", wholes("hidden", self.hidden))
+        object.__setattr__(self, "hidden", whole_numbers("hidden", self.hidden))
         activation_named(self.activation)
         self.check_settings()
         if self.classes is not None:
@@ -283,13 +283,13 @@ class CNN(_Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "channels", wholes("channels", self.channels))
+        object.__setattr__(self, "channels", whole_numbers("channels", self.channels))
         whole_number("kernel", self.kernel)
         whole_number("pool", self.pool)
         if self.padding not in ("VALID", "SAME"):
             raise SettingError(f"padding must be 'VALID' or 'SAME', not {self.padding!r}.")
         if self.image is not None:
-            image = wholes("image", self.image)
+            image = whole_numbers("image", self.image)
             if len(image) not in (2, 3):
                 raise SettingError("image must be (height, width) or (height, width, channels).")
             object.__setattr__(self, "image", (*image, 1)[:3])

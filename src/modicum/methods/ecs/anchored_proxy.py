@@ -1,0 +1,137 @@
+"""The control variates of a run, expanded about its anchor, and the normal approximation there.
+
+Whatever studies or weighs rows of an HMC-ECS run starts from this: the control variate, the sum of
+its proxies over all rows, and where the posterior lies in whitened coordinates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from modicum.estimators import (
+    LinearTaylor,
+    control_variate,
+    group_proxy,
+    proxy,
+    variance_unit,
+)
+from modicum.estimators.row_factor import MANY, row_factor, share_of_work
+from modicum.kernels.base import Proxy
+from modicum.methods.base import Chosen, Task, Tuning
+from modicum.methods.ecs.base import EnergyConserving
+from modicum.methods.ecs.tuning import proxy_ratios, straightened
+from modicum.models import LinearPredictorModel
+from modicum.models.arrow import ArrowFactor
+from modicum.passes import Anchor
+from modicum.passes.prior import folded_prior, prior_slope
+from modicum.rows.groups import GroupedRows
+
+__all__ = ["AnchoredProxy"]
+
+FACTOR_ROWS = 256  # on which the error of whitening in float32 is measured
+
+
+@dataclass
+class AnchoredProxy:
+    """Control variates about an anchor, and the sum of their proxies.
+
+    Attributes
+    ----------
+    control_variate, proxy
+        What rows leave of their expansions, and the expansions' sum over all rows.
+    folded_prior
+        The log-prior at the anchor as far as the proxy includes it.
+    whitening
+        How fresh rows are whitened, and why, where there is a choice.
+    centre
+        Mean of the normal approximation, in whitened coordinates.
+    """
+
+    method: EnergyConserving
+    task: Task
+    anchor: Anchor
+
+    def __post_init__(self) -> None:
+        task, anchor = self.task, self.anchor
+        self.control_variate = control_variate(
+            task.target, self.method.order, self.method.precision
+        )
+        # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of
+        # groups evaluates the whole prior itself.
+        self.folded_prior = 0.0
+        if not isinstance(task.rows, GroupedRows):
+            self.folded_prior = folded_prior(task.target, anchor.point)[0]
+        self._some_rows: np.ndarray | None = None
+        self.proxy, self.whitening = self.with_row_factor(self._proxy())
+        # One Newton step from t* is where the posterior is: pilot draws about t* itself would
+        # flatter the control variates, whose residuals vanish there. The mean is in its middle.
+        self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
+        if self.method.at_mean:
+            self.centre = np.zeros_like(self.centre)
+
+    def _proxy(self) -> Proxy:
+        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
+        target, anchor, order = self.task.target, self.anchor, self.method.order
+        if not isinstance(self.task.rows, GroupedRows):
+            return proxy(anchor, target, order)
+        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
+        return group_proxy(anchor, target, order, unit)
+
+    def _prior_slope(self) -> np.ndarray:
+        """Gradient of the log-prior at t*, or of its normal stand-in where it is not normal."""
+        target, point = self.task.target, self.anchor.point
+        if target.exact_prior is None:
+            return prior_slope(target, point)[1]
+        L = self.anchor.factor
+        V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
+        exact, numbers = target.exact_prior
+        mean, precision = exact.normal_approximation(point, V, numbers)
+        return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
+
+    @property
+    def arrow(self) -> bool:
+        """Whether the effects of one factor are too many for dense matrices."""
+        return isinstance(self.anchor.factor, ArrowFactor)
+
+    def with_row_factor(self, proxy: Proxy) -> tuple[Proxy, Tuning]:
+        """The proxy with a factor by which rows of many columns are whitened faster, and why."""
+        form, rows = self.control_variate, self.task.rows
+        if not isinstance(form, LinearTaylor) or form.target.coding is not None:
+            return proxy, {}
+        if form.target.size < MANY or self.method.whitening != "auto":
+            return proxy, {}
+        if self._some_rows is None:
+            at = np.unique(np.linspace(0, len(rows) - 1, FACTOR_ROWS).astype(int))
+            self._some_rows = np.asarray(form.matrix(rows.take(at)).densely())
+        factor, error = row_factor(np.asarray(proxy.factor)[: form.target.size], self._some_rows)
+        why = f"in float32, whitened rows are off by {error:.1g} of their length"
+        chosen: Chosen = {"value": str(factor.blocks[0].dtype), "why": why}
+        return proxy._replace(row_factor=factor), {"whitening": chosen}
+
+    def straight(self, draws: np.ndarray) -> np.ndarray:
+        """Draws as control variates take them, with effects no longer relative to their scales."""
+        if self.proxy.warp is None and not self.arrow:
+            return draws
+        return np.asarray(straightened(self.proxy, draws))
+
+    def log_proxy(self, z: np.ndarray) -> np.ndarray:
+        """Log ratio of proxy to normal approximation at these whitened points."""
+        proxy = self.proxy
+        bent = proxy.warp is not None or proxy.bend is not None
+        if bent or proxy.prior is not None or self._has_own_prior():
+            return proxy_ratios(self.control_variate, proxy, self.centre, z)
+        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
+        away = z - self.centre
+        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2) + away**2 / 2, axis=1))
+
+    def _has_own_prior(self) -> bool:
+        """Whether the proxy's quadratic leaves the prior out, as for a model of the user's own."""
+        return not isinstance(self.task.target.model, LinearPredictorModel)
+
+    @property
+    def fresh(self) -> float:
+        """Cost of a fresh row, in evaluations of a row."""
+        cost, factor = self.control_variate.fresh_cost, self.proxy.row_factor
+        return cost if factor is None else 1 + (cost - 1) * share_of_work(factor)
