@@ -145,6 +145,19 @@ def test_all_rows_are_taken_where_subsampling_is_refused_or_dearer(monkeypatch):
     assert "which costs more" in reason
 
 
+def test_groups_of_few_rows_are_sampled_on_all_of_them(monkeypatch):
+    rng = np.random.default_rng(4)
+    group, x = rng.integers(0, 30, 2_400), rng.normal(size=(2_400, 1))
+    y = x[:, 0] + rng.normal(size=30)[group] + rng.normal(size=2_400)
+    task = task_of(M.Gaussian(scale=1.0, groups="g"), mo.Rows(x=x, y=y, codes={"g": group}))
+    method, plan = mo.Auto().decide(task)
+    assert method.name == "nuts"
+    assert "since scales of groups are sampled" in plan.tuning["method"]
+    assert "2,400 rows are few" in plan.tuning["method"]
+    monkeypatch.setattr(cost, "SHORT", 0.0)  # were they many, a subsample would do
+    assert mo.Auto().decide(task)[0].name == "hmc-ecs"
+
+
 def test_small_tables_are_weighed_by_all_their_rows():
     rows = logistic_rows(400)
     post = mo.sample(M.Logistic(), rows, draws=500, **RUN)

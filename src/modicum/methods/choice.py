@@ -17,7 +17,7 @@ from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeErr
 from modicum.estimators import LinearTaylor
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Method, Parameters, Plan, Task
-from modicum.methods.cost import Work, affordable, duration, seconds_for
+from modicum.methods.cost import Work, affordable, duration, is_short, seconds_for
 from modicum.methods.ecs import HMCECS
 from modicum.methods.ecs.checks import ANCHOR_FAR, COSTLY, DOUBTED, MISLED, UNFIT
 from modicum.methods.ecs.pilot import Study
@@ -53,10 +53,10 @@ class Auto(Method):
     noise is far below Monte Carlo error), they are the answer; where it is far from normal on a few
     axes only, so are draws that follow its quantiles there. Else the pilot study of HMC-ECS says
     how many rows it needs, or why it would not do; where it foresees a doubt and all rows are
-    affordable, NUTS is taken. A model of your own without a mode, or with one far from the
-    posterior, is studied about the mean of short chains on a subset. Otherwise NUTS runs on all
-    rows. `Posterior.tuning["method"]` says in one line what was taken, and what the alternatives
-    would cost.
+    affordable, or scales of groups are sampled and the rows are few, NUTS is taken. A model of your
+    own without a mode, or with one far from the posterior, is studied about the mean of short
+    chains on a subset. Otherwise NUTS runs on all rows. `Posterior.tuning["method"]` says in one
+    line what was taken, and what the alternatives would cost.
 
     Parameters
     ----------
@@ -162,12 +162,18 @@ def _study(task: Task) -> tuple[Study | None, str, bool]:
         return None, reason, True
 
 
+def _has_scales(task: Task) -> bool:
+    """Whether some parameters are those of priors, as scales of groups are."""
+    return task.target.likelihood.size != task.target.size
+
+
 def _may_be_normal(task: Task, study: Study) -> bool:
     """Whether rows are weighed one by one, about a mode, and no parameter is a prior's own."""
-    whole = task.target.likelihood.size == task.target.size
     concave = not any(note.code in UNFIT for note in study.anchor.notes)
     rows = not isinstance(task.rows, GroupedRows)
-    return whole and concave and rows and task.target.model.has_mode and study.proxy.warp is None
+    if _has_scales(task) or study.proxy.warp is not None:
+        return False
+    return concave and rows and task.target.model.has_mode
 
 
 def _enough(verdict: Verdict, curved: bool = False) -> bool:
@@ -196,6 +202,9 @@ def _subsampled(
     doubt = _doubt(plan, study)
     if doubt is not None and affordable(task, all_rows):
         return None, doubt, False
+    if _has_scales(task) and is_short(task, all_rows.longer(WIDER)):
+        scales = "scales of groups are sampled, where control variates are crude"
+        return None, f"{scales}, and {len(task.rows):,} rows are few", False
     kernel = plan.kernel
     assert isinstance(kernel, EnergyConservingKernel)
     certain = plan.tuning["certainty"]

@@ -26,7 +26,15 @@ from modicum.passes.full_likelihood import free_memory
 from modicum.passes.sums import chunk_gradient
 from modicum.runtime import Array, in_double_precision
 
-__all__ = ["Work", "affordable", "duration", "seconds_for", "seconds_per_row", "slow_run"]
+__all__ = [
+    "Work",
+    "affordable",
+    "duration",
+    "is_short",
+    "seconds_for",
+    "seconds_per_row",
+    "slow_run",
+]
 
 PATIENCE = 120.0  # seconds from which a run is called slow
 QUICK = 3e10  # row evaluations times parameters that are not worth a measurement
@@ -35,6 +43,9 @@ LINK = 40  # operations of a link function
 # Operations up to which a run on all rows is taken where the alternative's answer is in doubt:
 # about five minutes on two cores.
 AFFORDABLE = 6e11
+# Operations up to which it is taken where the alternative's answer may yet turn out to be in doubt:
+# half a minute.
+SHORT = 6e10
 # What is not measured, in seconds on a usual machine:
 ITERATION = 5e-5  # of a chain that evaluates nothing
 STEP = 5e-5  # of a trajectory, besides the rows that it evaluates
@@ -173,6 +184,11 @@ class Work:
 def affordable(task: Task, work: Work) -> bool:
     """Whether a run takes only minutes, by counting operations: no clock decides."""
     return work.rows * _operations(task) <= AFFORDABLE
+
+
+def is_short(task: Task, work: Work) -> bool:
+    """Whether a run takes half a minute at most, by counting operations."""
+    return work.rows * _operations(task) <= SHORT
 
 
 def _operations(task: Task) -> int:
