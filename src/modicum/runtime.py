@@ -32,6 +32,7 @@ __all__ = [
     "SCATTERS",
     "Array",
     "Pytree",
+    "aligned",
     "devices",
     "in_double_precision",
     "jit",
@@ -89,16 +90,18 @@ def to_device(tree: Pytree) -> Pytree:
 
     `jnp.asarray` compiles a function for every shape that is new, a fiftieth of a second each.
     """
-    return jax.tree.map(
-        lambda leaf: jax.device_put(_aligned(leaf) if isinstance(leaf, np.ndarray) else leaf), tree
-    )
+    return jax.tree.map(jax.device_put, aligned(tree))
 
 
 ALIGNMENT = 64  # bytes; JAX on a CPU takes NumPy's memory as its own where this divides its address
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that JAX need not copy again, and that nobody else can change."""
+def aligned(tree: Pytree) -> Pytree:
+    """Copies of a tree's NumPy arrays that JAX need not copy again, and nobody else can change."""
+    return jax.tree.map(lambda leaf: _copy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
     memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)

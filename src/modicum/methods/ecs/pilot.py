@@ -66,7 +66,7 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, members_of
 from modicum.rows.weight_classes import KeptNumbers
-from modicum.run import place_rows
+from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device
 
 __all__ = ["Study"]
@@ -111,6 +111,8 @@ class Study(AnchoredProxy):
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
         self._weigh(self.straight(weighing), self.proxy)
+        # While residuals are studied, which takes one core.
+        self._placement = RowPlacement(members_of(task.rows), self.method.memory_limit)
         self.row_design: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.row_design, _ = of_groups(self.design, self.tables, task.rows)
@@ -430,7 +432,7 @@ class Study(AnchoredProxy):
     @cached_property
     def placed(self) -> Batch | Rows:
         """The rows on the device, or on the host if they are too many."""
-        return place_rows(members_of(self.task.rows), self.method.memory_limit)
+        return self._placement.result()
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
