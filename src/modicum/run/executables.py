@@ -68,8 +68,8 @@ def stored(*keys: str | None) -> list[Executable] | None:
 def _read(folder: Path, key: str) -> Executable:
     from jax.experimental.serialize_executable import deserialize_and_load
 
-    code, *trees = pickle.loads((folder / key).read_bytes())
-    _loaded[key] = deserialize_and_load(code, *trees)
+    name, *trees = pickle.loads((folder / key).read_bytes())
+    _loaded[key] = deserialize_and_load((folder / name).read_bytes(), *trees)
     return _loaded[key]
 
 
@@ -82,30 +82,46 @@ def keep(
     ----------
     fresh
         Whether the compiler made it just now. Code that JAX has read from its own cache cannot be
-        written again: what is then in the file does not run.
+        written again, since what is then in the file does not run; but the code that an earlier
+        process wrote may serve for this key too.
     """
     folder = _folder()
     if key is None or folder is None or key in _traced:
         return
     _traced.add(key)
-    if fresh:
-        compiled = function.lower(*arguments).compile()  # a look-up, since it is known by now
-        threading.Thread(target=_write, args=(folder, key, compiled)).start()
+    lowered = function.lower(*arguments)  # a look-up, and so is to compile it
+    digest = hashlib.blake2b(lowered.as_text().encode(), digest_size=20)
+    digest.update(repr((_settings(), _surroundings())).encode())
+    name = f"code-{digest.hexdigest()}"
+    if fresh or (folder / name).exists():
+        write = threading.Thread(target=_write, args=(folder, key, name, lowered.compile()))
+        write.start()
 
 
-def _write(folder: Path, key: str, compiled: jax.stages.Compiled) -> None:
+def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> None:
+    """Write the code, unless it is there, and by which key it is found."""
     try:
         from jax.experimental.serialize_executable import serialize
 
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(pickle.dumps(serialize(compiled)))
-        Path(file.name).replace(folder / key)
+        if (folder / name).exists():
+            os.utime(folder / name)  # the oldest are removed
+        else:
+            _put(folder / name, serialize(compiled)[0])
+        trees = jax.tree.structure(compiled.args_info), compiled.out_tree
+        _put(folder / key, pickle.dumps((name, *trees)))
         newest = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in newest[MOST_FILES:]:
             path.unlink(missing_ok=True)
     except Exception as error:  # a full disk, a kind of code that cannot be written
         logger.info("compiled code was not kept in %s: %s", folder, error)
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file that others never see half written."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    Path(file.name).replace(path)
 
 
 def key_of(
@@ -122,7 +138,7 @@ def key_of(
     except Exception:  # functions of the user's, and whatever else has no name of its own
         return None
     name = function.__name__
-    digest.update(repr((name, _settings(), _surroundings())).encode())
+    digest.update(repr((name, _settings(), _surroundings(), _sources())).encode())
     return f"{name}-{digest.hexdigest()}"
 
 
@@ -163,11 +179,11 @@ def _settings() -> list[tuple[str, str]]:
 
 @cache
 def _surroundings() -> tuple[str, ...]:
-    """Versions, the processor, the compiler's flags and the files of this package."""
-    versions = [version(name) for name in ("modicum", "jax", "jaxlib", "numpy", "blackjax")]
+    """Versions, the processor and the compiler's flags."""
+    versions = [version(name) for name in ("jax", "jaxlib", "numpy", "blackjax")]
     device = jax.devices()[0]
     machine = (device.platform, device.device_kind, platform.machine(), _processor())
-    return (sys.version, *versions, *machine, os.environ.get("XLA_FLAGS", ""), _sources())
+    return (sys.version, *versions, *machine, os.environ.get("XLA_FLAGS", ""))
 
 
 def _processor() -> str:
@@ -180,6 +196,7 @@ def _processor() -> str:
     return repr(sorted({line for line in lines if line.lower().startswith(words)}))
 
 
+@cache
 def _sources() -> str:
     """Names, sizes and times of the files of this package."""
     digest = hashlib.blake2b(digest_size=20)
