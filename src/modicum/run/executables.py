@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -59,7 +60,8 @@ def stored(*keys: str | None) -> list[Executable] | None:
     ):
         return None
     try:
-        return [_loaded.get(key) or _read(folder, key) for key in named]
+        with ThreadPoolExecutor() as threads:
+            return [*threads.map(lambda key: _loaded.get(key) or _read(folder, key), named)]
     except Exception as error:  # another version's, damaged, not readable: traced as ever
         logger.info("compiled code in %s could not be used: %s", folder, error)
         return None
