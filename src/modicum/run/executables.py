@@ -27,7 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -36,7 +36,7 @@ from modicum.runtime import Compiled, Pytree, on_release
 
 __all__ = ["Executable", "keep", "key_of", "stored"]
 
-Executable = Callable[..., Pytree]
+Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
 SWITCH = "MODICUM_KEEP_COMPILED"
 MOST_FILES = 200  # about 100 MB; the oldest are removed
@@ -52,16 +52,14 @@ def stored(*keys: str | None) -> list[Executable] | None:
     What this process has traced before is not needed: JAX has it in memory.
     """
     folder = _folder()
-    named = [key for key in keys if key is not None and key not in _traced]
-    if (
-        folder is None
-        or len(named) < len(keys)
-        or not all((folder / key).exists() for key in named)
-    ):
+    if folder is None:
+        return None
+    needed = [key for key in keys if key is not None and key not in _traced]
+    if len(needed) < len(keys) or not all((folder / key).exists() for key in needed):
         return None
     try:
         with ThreadPoolExecutor() as threads:
-            return [*threads.map(lambda key: _loaded.get(key) or _read(folder, key), named)]
+            return [*threads.map(lambda key: _loaded.get(key) or _read(folder, key), needed)]
     except Exception as error:  # another version's, damaged, not readable: traced as ever
         logger.info("compiled code in %s could not be used: %s", folder, error)
         return None
@@ -200,11 +198,10 @@ def _processor() -> str:
 
 @cache
 def _sources() -> str:
-    """Names, sizes and times of the files of this package."""
+    """All files of this package, by their contents: some installers give all of them one time."""
     digest = hashlib.blake2b(digest_size=20)
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
-        status = path.stat()
-        name = path.relative_to(package)
-        digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        digest.update(f"{path.relative_to(package)}\n".encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()
