@@ -385,6 +385,11 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     for old in (trips.iloc[:100], tmp_path / "old.csv"):  # the same sums from a frame and a file
         assert pytest.approx(made.remove(trips.iloc[:100]).total.C) == made.remove(old).total.C
         assert len(made.remove(old)) == 1400
+    with pytest.raises(mo.DataError, match=r"'z' in row 0.*make a digest of a fit to rows") as said:
+        made.add(trips.iloc[:10].assign(ward="z"))
+    assert "newlevels" not in str(said.value)  # add takes no such argument
+    with pytest.raises(mo.DataError, match=r"'z' in row 0.*leaving rows out needs the same rows"):
+        post.loo(trips.assign(ward="z"))
     again = replace(post, rows=None, table=None)  # as a fit of the digest is
     with pytest.raises(mo.SettingError, match="made of a digest or loaded from a file"):
         again.marginal("dose")

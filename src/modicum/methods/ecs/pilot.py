@@ -66,7 +66,7 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, members_of
 from modicum.rows.weight_classes import KeptNumbers
-from modicum.run import place_rows
+from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device
 
 __all__ = ["Study"]
@@ -185,6 +185,7 @@ class Study(AnchoredProxy):
     @cached_property
     def _residuals(self) -> Residuals:
         """Pilot rows evaluated at the pilot draws."""
+        _ = self._placement  # rows are copied meanwhile: this takes one core
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
@@ -432,7 +433,11 @@ class Study(AnchoredProxy):
     @cached_property
     def placed(self) -> Batch | Rows:
         """The rows on the device, or on the host if they are too many."""
-        return place_rows(members_of(self.task.rows), self.method.memory_limit)
+        return self._placement.result()
+
+    @cached_property
+    def _placement(self) -> RowPlacement:
+        return RowPlacement(members_of(self.task.rows), self.method.memory_limit)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
