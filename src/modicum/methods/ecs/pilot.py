@@ -93,7 +93,8 @@ NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot 
 class Study(AnchoredProxy):
     """The pilot study of one run: control variates, design and residual moments."""
 
-    scheduled: bool = False  # by the paper's schedule: its anchor moves, and its chains are straight
+    # By the paper's schedule, whose anchor moves and whose chains are straight.
+    scheduled: bool = False
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
     # Known after residuals were evaluated: along which axes the posterior is so skewed that
