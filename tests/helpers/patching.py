@@ -34,6 +34,8 @@ PLAIN = (
     "modicum.methods.ecs.anchored_proxy.MANY",
     "modicum.methods.ecs.anchored_proxy.row_factor",
     "modicum.methods.ecs.paper_schedule.STAGES",
+    "modicum.methods.ecs.pilot.Study._curves",
+    "modicum.methods.ecs.pilot.may_be_curved",
     "modicum.methods.ecs.pilot.run_pilot_chains",
     "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: nothing compiled calls it
     "modicum.methods.ecs.tuning.residuals.BLOCK",
@@ -45,6 +47,7 @@ PLAIN = (
     "modicum.models.groups.integrated.FEWEST_NODES",
     "modicum.models.prediction.BUDGET",
     "modicum.passes.anchor.DENSE_LIMIT",
+    "modicum.passes.engine.LocalEngine.hosts",
     "modicum.passes.engine.chunk_rows",
     "modicum.passes.engine.padded_chunk",
     "modicum.passes.full_likelihood.chunk_rows",

@@ -89,7 +89,7 @@ def test_a_nonlinear_model_of_ones_own_by_quadrature():
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
     # two parameters: a grid gives the answer without any sampling
     centre, wide = flat_draws(post).mean((0, 1)), 6 * flat_draws(post).std((0, 1))
-    axes = [np.linspace(c - w, c + w, 121) for c, w in zip(centre, wide, strict=True)]
+    axes = [np.linspace(c - w, c + w, 81) for c, w in zip(centre, wide, strict=True)]
     level, rate = np.meshgrid(*axes, indexing="ij")
     log = -0.5 * (level / 3) ** 2 - 0.5 * rate**2
     for t, s in zip(*all_of(rows).values(), strict=True):
@@ -298,7 +298,9 @@ def test_killed_and_resumed_to_the_same_draws(small, first, tmp_path):
 
 @pytest.fixture(scope="module")
 def good():
-    return toy.posterior(inner="hmc", design="weighted", order=2)
+    method = mo.HMCECS(inner="hmc", design="weighted", order=2)
+    settings = {"draws": 600, "tune": 300, "chains": 4, "random_seed": 1, "progressbar": False}
+    return mo.sample(toy.MODEL, toy.rows(), method=method, **settings)
 
 
 def test_every_choice_is_explained(good):
@@ -340,7 +342,7 @@ def test_statistics_of_every_draw_are_kept(good):
         "lp", "acceptance_rate", "acceptance_rate_u", "variance_estimate", "difference_estimate",
         "energy", "diverging", "n_steps", "step_size",
     ):  # fmt: skip
-        assert good.stats[name].shape == (4, 3000), name
+        assert good.stats[name].shape == (4, 600), name
         assert np.all(np.isfinite(good.stats[name].astype(float))), name
     assert abs(good.stats["acceptance_rate"].mean() - 0.8) < 0.15
 
