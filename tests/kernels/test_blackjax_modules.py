@@ -11,7 +11,9 @@ def test_a_part_is_waited_for_while_all_of_it_is_imported_in_a_thread(tmp_path, 
     """Of a package whose parts use what its first lines define, as BlackJAX's do."""
     part = tmp_path / "slowly_imported" / "part"
     part.mkdir(parents=True)
-    whole = "import time\ntime.sleep(0.2)\nbase = 42\nfrom slowly_imported.part.inner import answer\n"
+    whole = (
+        "import time\ntime.sleep(0.2)\nbase = 42\nfrom slowly_imported.part.inner import answer\n"
+    )
     (part.parent / "__init__.py").write_text(whole)
     (part / "__init__.py").write_text("")
     (part / "inner.py").write_text("from slowly_imported import base\nanswer = base\n")
