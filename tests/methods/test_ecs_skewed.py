@@ -81,13 +81,13 @@ def test_lp_is_that_of_the_parameters_and_not_of_where_chains_move(post, rows):
     assert np.std(off) < 0.3  # the noise of the estimate; growth along curves varies by more than 1
 
 
-def test_chains_that_run_into_walls_are_seen_before_the_run(rows, monkeypatch):
-    plan, _ = planned(MODEL, rows, mo.HMCECS())
-    assert plan.context.proxy.curves is not None
-    assert [note.code for note in plan.notes] == ["separation"]
+def test_chains_that_run_into_walls_are_seen_before_the_run(post, rows, monkeypatch):
+    assert "skewed axes" in post.tuning
+    assert [doubt.code for doubt in post.warnings] == ["separation"]
     monkeypatch.setattr(pilot, "may_be_curved", lambda task, anchor: False)
     plan, _ = planned(MODEL, rows, mo.HMCECS())
     assert plan.context.proxy.curves is None
+    assert "skewed axes" not in plan.tuning
     assert [note.code for note in plan.notes] == ["separation", "posterior-not-normal"]
     assert "hardly moved" in plan.notes[1].sentence
     assert "method='nuts'" in plan.notes[1].remedy

@@ -334,13 +334,19 @@ def test_comparison_is_that_of_paired_rows(post):
     assert abs(drawn.loc["less", "elpd_diff"] - table.loc["less", "elpd_diff"]) < within
 
 
+@pytest.fixture(scope="module")
+def two(post):
+    """Posteriors to choose between, and what each leaves out."""
+    fits = {"all": post, "moved": posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])}
+    return fits, {name: fit.loo() for name, fit in fits.items()}
+
+
 @pytest.mark.parametrize("method", ["stacking", "bb-pseudo-bma", "pseudo-bma"])
-def test_weights_of_models_are_those_of_arviz(post, method):
+def test_weights_of_models_are_those_of_arviz(two, method):
     from arviz_stats import compare
 
-    moved = posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])
-    fits = {"all": post, "moved": moved}
-    theirs = compare({name: fit.loo() for name, fit in fits.items()}, method=method)
+    fits, left_out = two
+    theirs = compare(dict(left_out), method=method)
     ours = mo.compare(fits, method=method)
     assert ours["weight"].sum() == pytest.approx(1)
     by_chance = 0.02 if method == "bb-pseudo-bma" else 2e-3

@@ -20,6 +20,7 @@ from modicum.errors import (
 )
 from modicum.kernels.adaptation import schedule
 from modicum.kernels.base import Move, Warp
+from modicum.kernels.blackjax_modules import import_ahead
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import (
@@ -104,6 +105,7 @@ class _FullData(Method):
         Where no mode is of use, short chains on a subset say where the posterior is; where these
         do not either, chains start from dispersed points and learn all scales.
         """
+        import_ahead()
         try:
             anchor = task.anchor_at_mode()
         except NoModeError:

@@ -111,8 +111,6 @@ class Study(AnchoredProxy):
             self.proxy = self.proxy._replace(bend=self.expansion.bend)
         self.design = DESIGNS[self.method.design]()
         self._weigh(self.straight(weighing), self.proxy)
-        # While residuals are studied, which takes one core.
-        self._placement = RowPlacement(members_of(task.rows), self.method.memory_limit)
         self.row_design: RowDesign = self.design
         if isinstance(task.rows, GroupedRows):
             self.row_design, _ = of_groups(self.design, self.tables, task.rows)
@@ -186,6 +184,7 @@ class Study(AnchoredProxy):
     @cached_property
     def _residuals(self) -> Residuals:
         """Pilot rows evaluated at the pilot draws."""
+        _ = self._placement  # rows are copied meanwhile: this takes one core
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
@@ -433,6 +432,10 @@ class Study(AnchoredProxy):
     def placed(self) -> Batch | Rows:
         """The rows on the device, or on the host if they are too many."""
         return self._placement.result()
+
+    @cached_property
+    def _placement(self) -> RowPlacement:
+        return RowPlacement(members_of(self.task.rows), self.method.memory_limit)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
