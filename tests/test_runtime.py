@@ -125,5 +125,5 @@ def test_what_goes_to_the_device_is_a_copy(shape, x64):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="an accelerator has its own memory")
 @pytest.mark.parametrize("shape", [(7,), (1_000, 3)])
 def test_on_a_cpu_it_is_copied_no_second_time(shape, x64):
-    copy = runtime._aligned(np.ones(shape))
+    copy = runtime.aligned(np.ones(shape))
     assert jax.device_put(copy).unsafe_buffer_pointer() == copy.ctypes.data

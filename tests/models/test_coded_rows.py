@@ -126,7 +126,7 @@ def test_expected_residuals_agree(kind):
     """Of rows with codes by gathering entries of the covariance, of others by whitening."""
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
     ours, theirs = (expected_sizes(rows, model) for rows in both)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+    np.testing.assert_allclose(ours, theirs, rtol=2e-6)  # rows are whitened in float32
     assert np.ptp(theirs) > 1e-3
 
 
