@@ -47,6 +47,8 @@ def pytest_configure(config):
         # not in pyproject.toml, since pytest would import JAX to read it before the flags above
         config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
         patching.watch()
+    # Tests patch the library, and so do the processes they start.
+    os.environ.setdefault("MODICUM_KEEP_COMPILED", "0")
     config.option.loadscopereorder = False  # else files of few tests come last, however long
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)

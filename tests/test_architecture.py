@@ -62,7 +62,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
 ONLY_SOME_RUNS = (  # what `import modicum` must not wait for
     *("matplotlib", "rich", "typer", "pyarrow", "polars", "pandas", "xarray", "arviz"),
     *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab", "ray"),
-    "scipy.optimize",
+    *("scipy.optimize", "blackjax", "optax"),
 )
 
 SRC = Path(__file__).resolve().parents[1] / "src"

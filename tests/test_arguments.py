@@ -10,6 +10,7 @@ import pytest
 import modicum as mo
 from modicum.arguments import ELSEWHERE, OTHER_NAMES, names_checked
 from modicum.errors import ModicumWarning, UnknownArgumentError, warn
+from modicum.sklearn import Regressor
 
 TABLE = {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0]}
 ROWS = mo.Rows(x=np.ones((3, 1)), y=np.ones(3))
@@ -55,9 +56,10 @@ def test_sample_has_answers_of_its_own(foreign, words):
 
 def test_the_table_names_what_there_is():
     doors = {name for door in (mo.fit, mo.sample) for name in inspect.signature(door).parameters}
-    assert set(OTHER_NAMES) <= doors
+    assert set(OTHER_NAMES) <= {*doors, *inspect.signature(Regressor).parameters}
     foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
-    assert foreign.isdisjoint(doors - {"data"})  # `data` of the one is `rows` of the other
+    # `data` of the one is `rows` of the other, and scikit-learn's seeds have a name of their own
+    assert foreign.isdisjoint(doors - {"data", "random_seed"})
     called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(ELSEWHERE.values()))
     assert len(called) > 8
     for family, name, setting in called:

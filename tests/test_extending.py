@@ -52,7 +52,7 @@ def log_likelihood(points):
 @pytest.fixture(scope="module")
 def truth():
     """Rows, and draws of their posterior; beside so many, the default prior is flat."""
-    return some_rows(), exact_draws(log_likelihood, np.zeros(4))
+    return some_rows(), exact_draws(log_likelihood, np.zeros(4), count=1_000)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_a_family(monkeypatch):
         eta = points[:, :1] * x[:, 0] + points[:, 1:]
         return eta.sum(axis=1) - np.exp(eta) @ y
 
-    assert disagreements(flat_draws(post), exact_draws(waiting, np.zeros(2))) == []
+    assert disagreements(flat_draws(post), exact_draws(waiting, np.zeros(2), count=1_000)) == []
     assert abs(post.mean("beta")[0] - 0.5) < 0.1
     with pytest.raises(mo.DataError, match="positive times"):
         mo.sample(model, mo.Rows(x=x, y=-np.ones(4_000)), **RUN)
@@ -131,7 +131,7 @@ def test_a_prior(monkeypatch, truth, tmp_path):
         z = points[:, :3] / 0.02
         return log_likelihood(points) - (z + 2 * np.log1p(np.exp(-z))).sum(axis=1)
 
-    assert disagreements(flat_draws(post), exact_draws(with_prior, np.zeros(4))) == []
+    assert disagreements(flat_draws(post), exact_draws(with_prior, np.zeros(4), count=1_000)) == []
     assert disagreements(flat_draws(post), without) != []
     post.save(tmp_path / "post")
     again = mo.Posterior.load(tmp_path / "post")
@@ -165,17 +165,6 @@ class Halves(Design[HalvesTables]):
         return np.where(first, 0.75 / size, 0.25 / (int(tables.n) - size))
 
 
-def test_a_design(monkeypatch, truth):
-    monkeypatch.setitem(DESIGNS, "halves", Halves)
-    rows, by_all = truth
-    method = mo.HMCECS(design="halves", subsample=200)
-    post = mo.sample(mo.models.Logistic(), rows, method=method, **RUN)
-    assert disagreements(flat_draws(post), by_all) == []
-    assert post.tuning["design"]["value"] == "halves"
-    plan, _ = planned(mo.models.Logistic(), rows, mo.SGLDCV(design="halves"))
-    assert plan.kernel.design == Halves()
-
-
 class Plain(EveryRow):
     """The average of D_i as it is: right to the order of its variance."""
 
@@ -184,16 +173,34 @@ class Plain(EveryRow):
         return Estimate(mean, mean, variance)
 
 
-def test_a_likelihood_estimator(monkeypatch, truth):
-    monkeypatch.setitem(LIKELIHOODS, "plain", Plain)
-    rows, by_all = truth
-    method = mo.HMCECS(estimator="plain", subsample=200)
-    post = mo.sample(mo.models.Logistic(), rows, method=method, **RUN)
-    assert disagreements(flat_draws(post), by_all) == []
-    plan, _ = planned(mo.models.Logistic(), rows, method)
+@pytest.fixture(scope="module")
+def composed(truth):
+    """A run with a new design and a new estimator, and a plan for stochastic gradients."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DESIGNS, "halves", Halves)
+        patch.setitem(LIKELIHOODS, "plain", Plain)
+        method = mo.HMCECS(design="halves", estimator="plain", subsample=200)
+        post = mo.sample(mo.models.Logistic(), truth[0], method=method, **RUN)
+        plans = [
+            planned(mo.models.Logistic(), truth[0], method)[0],
+            planned(mo.models.Logistic(), truth[0], mo.SGLDCV(design="halves"))[0],
+        ]
+        with pytest.raises(mo.SettingError, match="perturbed, plain"):
+            mo.HMCECS(estimator="plane")
+    return post, plans
+
+
+def test_a_design(composed, truth):
+    post, plans = composed
+    assert disagreements(flat_draws(post), truth[1]) == []
+    assert post.tuning["design"]["value"] == "halves"
+    assert [plan.kernel.design for plan in plans] == [Halves(), Halves()]
+
+
+def test_a_likelihood_estimator(composed, truth):
+    post, (plan, _) = composed
+    assert disagreements(flat_draws(post), truth[1]) == []
     assert plan.kernel.estimator == Plain(1)
-    with pytest.raises(mo.SettingError, match="perturbed, plain"):
-        mo.HMCECS(estimator="plane")
 
 
 @dataclass(frozen=True)

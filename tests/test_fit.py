@@ -317,10 +317,9 @@ def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
 
 
 def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:
-    settings = {"method": "nuts", "draws": 8, "tune": 20, "chains": 1, "random_seed": 1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
-        post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **settings)
+        post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **SETTINGS)
     assert list(post.summary().index) == ["intercept[AA]", "intercept[DL]"]
     rows = read_formula("carrier ~ dist", frame, progressbar=False).rows
     labels = mo.models.Ordinal().labels(rows)

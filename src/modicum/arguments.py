@@ -1,8 +1,8 @@
 """Arguments by the names that other packages have for them.
 
-Who comes from PyMC, NumPyro, Stan, brms, bambi or statsmodels writes their names. Python answers
-such a call with a bare `TypeError`; here one table says what the argument is called, or where what
-it does is decided.
+Who comes from PyMC, NumPyro, Stan, brms, bambi, statsmodels or scikit-learn writes their names.
+Python answers such a call with a bare `TypeError`; here one table says what the argument is called,
+or where what it does is decided.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "tune": "warmup num_warmup n_warmup iter_warmup n_tune burn burnin burn_in n_burnin tune_steps",
     "chains": "n_chains num_chains nchains nb_chains",
     "random_seed": "seed random_state rng rng_key rng_seed key",
+    "random_state": "seed random_seed rng rng_key",
     "progressbar": "progress progress_bar show_progress verbose refresh",
     "thin": "thinning n_thin",
     "method": "sampler nuts_sampler algorithm inference_method step backend kernel",
@@ -64,6 +65,19 @@ ELSEWHERE = {
     "step_size": "it is a setting of the method: method=mo.HMCECS(step_size=...)",
     "subsample": "it is a setting of the method: method=mo.HMCECS(subsample=...)",
     "batch_size": "it is a setting of stochastic-gradient methods: method=mo.SGLD(batch=...)",
+    # scikit-learn's
+    "c": "the penalty is the prior here: C is the prior's variance, so give prior_scale=sqrt(C) "
+    "to an estimator or to a family such as mo.models.Logistic",
+    "alpha": "the penalty is the prior here: give its standard deviation as prior_scale, to an "
+    "estimator or to a family such as mo.models.Logistic",
+    "penalty": "the penalty is the prior here: normal by default (l2), or another by "
+    "priors={'common': mo.priors.Laplace(...)} (l1)",
+    "l1_ratio": "the penalty is the prior here: priors={'common': ...} takes any of mo.priors",
+    "class_weight": "rows are weighted instead, by sample_weight of an estimator's fit or weights "
+    "of mo.fit",
+    "max_iter": "there is no optimiser to stop: tune and draws say how long the chains are",
+    "tol": "there is no optimiser to stop: tune and draws say how long the chains are",
+    "solver": "there is no optimiser to choose: method=... names the sampler",
     "return_inferencedata": "post.to_datatree() returns the draws in ArviZ's form",
     "idata_kwargs": "post.to_datatree() returns the draws in ArviZ's form",
     # of one door, asked of the other
@@ -98,8 +112,10 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
+                made = function.__name__ == "__init__"
+                called = type(args[0]).__name__ if made else function.__name__
                 raise UnknownArgumentError(
-                    f"{function.__name__}() has no argument {name!r}{_answer(name, known)}."
+                    f"{called}() has no argument {name!r}{_answer(name, known)}."
                 )
         return function(*args, **kwargs)
 
@@ -116,4 +132,5 @@ def _answer(name: str, known: Collection[str]) -> str:
     for own in ours:
         if own in ELSEWHERE:
             return f": {ELSEWHERE[own]}"
-    return suggestion(name, known) or f"; it has {', '.join(known)}"
+    listed = ", ".join(argument for argument in known if argument != "self")
+    return suggestion(name, known) or f"; it has {listed}"

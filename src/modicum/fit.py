@@ -22,7 +22,7 @@ from modicum.progress import Progressbar
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.grouping import grouping_name
-from modicum.rows.reading import Missing, TableRows, read_formula
+from modicum.rows.reading import Missing, TableRows, TextFiles, read_formula
 from modicum.run import ChainCount, Parallel
 from modicum.sample import check_run, sample
 
@@ -190,7 +190,9 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    table = None if isinstance(data, Digest) else data
+    table: object = None if isinstance(data, Digest) else data
+    if isinstance(data, str | os.PathLike) and encoding.lower() not in ("utf-8", "utf8"):
+        table = TextFiles(data, encoding)
     return replace(with_formula(post, table_rows, formula_model), table=table)
 
 

@@ -31,13 +31,16 @@ __all__ = [
     "GPU_GRAPHS",
     "SCATTERS",
     "Array",
+    "Compiled",
     "Pytree",
+    "aligned",
     "devices",
     "in_double_precision",
     "jit",
     "let_compiled_code_go",
     "make_room",
     "on_device",
+    "on_release",
     "one_blas_thread",
     "refuse_forked",
     "share_of_maps",
@@ -89,16 +92,18 @@ def to_device(tree: Pytree) -> Pytree:
 
     `jnp.asarray` compiles a function for every shape that is new, a fiftieth of a second each.
     """
-    return jax.tree.map(
-        lambda leaf: jax.device_put(_aligned(leaf) if isinstance(leaf, np.ndarray) else leaf), tree
-    )
+    return jax.tree.map(jax.device_put, aligned(tree))
 
 
 ALIGNMENT = 64  # bytes; JAX on a CPU takes NumPy's memory as its own where this divides its address
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that JAX need not copy again, and that nobody else can change."""
+def aligned(tree: Pytree) -> Pytree:
+    """Copies of a tree's NumPy arrays that JAX need not copy again, and nobody else can change."""
+    return jax.tree.map(lambda leaf: _copy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
     memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -204,6 +209,8 @@ GPU_GRAPHS: CompilerOptions = {
 class Compiled(Protocol[P, R]):
     """A function that is compiled when it is first called."""
 
+    __name__: str
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the compiled function."""
         ...
@@ -288,6 +295,7 @@ MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 MOST_MAPS = 0.7  # share of the maps that may be in use before a run
 MANY = 100  # functions compiled since the last clearing: about thirty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
+FROM_DISK = "/jax/compilation_cache/cache_hits"
 
 
 @contextmanager
@@ -316,8 +324,18 @@ def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
     return True
 
 
+def on_release(forget: Callable[[], None]) -> None:
+    """Have this called whenever compiled code is freed, by whoever holds some of it."""
+    _HOLDERS.append(forget)
+
+
+_HOLDERS: list[Callable[[], None]] = []
+
+
 def let_compiled_code_go() -> None:
     """Free all compiled code, and return its memory to the system."""
+    for forget in _HOLDERS:
+        forget()
     jax.clear_caches()
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -340,9 +358,11 @@ class _Compiled:
     def __init__(self) -> None:
         self.total = 0
         self.seconds = 0.0  # that the compiler has taken
+        self.from_disk = 0  # of these, by JAX's cache
         self.since_cleared = 0  # by functions of ours, or about as many
         self.forked_after = False  # this process is a copy of one in which JAX had been at work
         jax.monitoring.register_event_duration_secs_listener(self._hear)
+        jax.monitoring.register_event_listener(self._hear_event)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_child)
 
@@ -351,6 +371,10 @@ class _Compiled:
         if event == COMPILATION:
             self.total += 1
             self.seconds += duration_secs
+
+    def _hear_event(self, event: str, **kwargs: str | int) -> None:
+        del kwargs
+        self.from_disk += event == FROM_DISK
 
     def _in_child(self) -> None:
         self.forked_after = self.total > 0

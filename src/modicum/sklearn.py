@@ -20,6 +20,7 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumWarning, NoNoiseError, SettingError, warn
 from modicum.fit import family_named
 from modicum.methods import Method
@@ -58,6 +59,7 @@ FIRST_ROWS = 10_000  # that say how large outcomes are
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What all have in common: settings, rows of what scikit-learn users bring, sampling."""
 
+    @names_checked
     def __init__(
         self,
         *,
@@ -241,6 +243,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     array([ 2., -1.])
     """
 
+    @names_checked
     def __init__(
         self,
         family: str | LinearPredictorModel = "gaussian",
@@ -364,6 +367,7 @@ class LinearRegression(Regressor):
     array([0.5])
     """
 
+    @names_checked
     def __init__(
         self,
         *,
@@ -470,13 +474,20 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def fit(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Draw from the posterior given class labels `y`; rows count `sample_weight` times."""
         X, y = self._validated(X, y)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        try:
+            check_classification_targets(y)
+            self.classes_, codes = np.unique(y, return_inverse=True)
+        except TypeError:  # they cannot be put into an order
+            kinds = sorted({type(value).__name__ for value in np.asarray(y, object)})
+            raise DataError(
+                f"the classes are of several kinds ({', '.join(kinds)}): make them all text or all "
+                "numbers, and leave out rows whose class is missing."
+            ) from None
         count = len(self.classes_)
         if count < 2:
             raise DataError(
                 "LogisticRegression needs outcomes of two classes or more, and these are of one "
-                f"class only, {self.classes_[0]!r}."
+                f"class only, {self.classes_.tolist()[0]!r}."
             )
         family: LinearPredictorModel = Logistic() if count == 2 else Softmax(classes=count)
         post = self._sample(family, self._rows(X, codes.astype(float), sample_weight))

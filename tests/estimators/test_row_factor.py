@@ -89,7 +89,7 @@ def test_rows_that_are_not_put_back_give_another_posterior(monkeypatch):
 
     def broken(factor, rows):
         mixed, error = row_factor(factor, rows)
-        return mixed._replace(centre=mixed.centre + 1.0), error
+        return mixed._replace(centre=mixed.centre + 0.1), error
 
     post = sampled(target, monkeypatch, broken)
     assert normal_faults(flat_draws(post), target.mean, target.cov) != []

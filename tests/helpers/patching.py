@@ -33,6 +33,7 @@ PLAIN = (
     "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.anchored_proxy.MANY",
     "modicum.methods.ecs.anchored_proxy.row_factor",
+    "modicum.methods.ecs.paper_schedule.STAGES",
     "modicum.methods.ecs.pilot.run_pilot_chains",
     "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: nothing compiled calls it
     "modicum.methods.ecs.tuning.residuals.BLOCK",

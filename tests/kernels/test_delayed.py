@@ -14,7 +14,7 @@ POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}
 
 @pytest.fixture(scope="module")
 def post():
-    return toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=1500, chains=4, random_seed=2)
+    return toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=1500, chains=2, random_seed=2)
 
 
 def test_it_is_exact_where_the_perturbed_chain_is_not(post):

@@ -22,6 +22,8 @@ from modicum.run import advance as compiled
 
 CHAINS, LENGTH = 2, 6
 POSITION = ("position",)
+PHASED = {"registers": 1}
+TILES = {"registers": 1, "held": 1, "tile": 128}  # three of eight rows, the last half empty
 
 
 def some_rows(n=600, d=4):
@@ -41,9 +43,21 @@ def planned(**settings):
 
 
 @pytest.fixture(scope="module")
-def plan():
-    chosen = {"subsample": 20, "blocks": 4, "refreshes": 3, "certainty": 10, "jitter": 0.2}
-    return planned(**chosen, fused=False)
+def split():
+    chosen = {"subsample": 20, "blocks": 4, "refreshes": 3, "certainty": 10, "jitter": 0.3}
+    return planned(**chosen, fused=False, integrator="split")
+
+
+@pytest.fixture(scope="module")
+def plan(split):
+    """The same, step sizes included, but for the integrator."""
+    return replace(split, kernel=replace(split.kernel, move=HMCMove(np.pi / 2, jitter=0.3)))
+
+
+@pytest.fixture(scope="module")
+def bare(split):
+    """Without certain rows."""
+    return replace(split, context=split.context._replace(certain=None))
 
 
 def fused_of(plan):
@@ -94,8 +108,10 @@ def truth(plan):
         return run_plain(plan)
 
 
-PHASED = {"registers": 1}
-TILES = {"registers": 1, "held": 1, "tile": 128}  # three of eight rows, the last half empty
+@pytest.fixture(scope="module")
+def in_one_program(plan):
+    with jax.enable_x64(True):
+        return run_fused(plan, fused_of(plan))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +119,15 @@ TILES = {"registers": 1, "held": 1, "tile": 128}  # three of eight rows, the las
     [{}, PHASED, PHASED | {"warps": 4}, TILES],
     ids=["registers", "phases", "many threads", "tiles"],
 )
-def test_it_draws_what_the_plain_kernel_draws(plan, truth, settings, x64):
+def test_it_draws_what_the_plain_kernel_draws(plan, truth, in_one_program, settings, x64):
     settled = replace(fused_of(plan), **settings)
     shape = settled.shape(plan.context.proxy.a.shape[0])
     if "held" in settings or not settings:
         assert shape.tiles == (3 if settings else 1)
     else:
         assert isinstance(shape, PhasedShape)
-    (state, record), (settled_state, settled_record) = truth, run_fused(plan, settled)
+    state, record = truth
+    settled_state, settled_record = run_fused(plan, settled) if settings else in_one_program
     off = furthest(record, settled_record)
     assert off.pop("acceptance_rate_u") == 0  # the same blocks
     assert 0 < off.pop("position") < 1e-5
@@ -125,13 +142,7 @@ def test_it_draws_what_the_plain_kernel_draws(plan, truth, settings, x64):
     assert all(jax.tree.leaves(types))
 
 
-@pytest.fixture(scope="module")
-def split():
-    chosen = {"subsample": 20, "blocks": 4, "refreshes": 1, "certainty": 0, "jitter": 0.3}
-    return planned(**chosen, fused=False, integrator="split")
-
-
-def test_a_split_integrator_draws_the_same(split, x64):
+def test_a_split_integrator_draws_the_same(split, in_one_program, x64):
     assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
     _, record = run_plain(split)
     for settings in ({}, PHASED):
@@ -143,28 +154,14 @@ def test_a_split_integrator_draws_the_same(split, x64):
     # lengths differ by jitter, so that an angle of another iteration is another path
     (names,) = (names for names in record if "n_steps" in names)
     assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
-    leapfrog = replace(split, kernel=replace(split.kernel, move=HMCMove(np.pi / 2, jitter=0.3)))
-    assert furthest(record, run_fused(leapfrog, fused_of(leapfrog))[1])["position"] > 1e-3
+    assert furthest(record, in_one_program[1])["position"] > 1e-3  # by leapfrogs
 
 
-def test_a_gpu_takes_a_split_integrator(plan, monkeypatch):
-    method = mo.HMCECS()
-    kernel, _ = with_integrator(method, plan.kernel, plan.context)
-    assert kernel.move == HMCMove(1.2)
-    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
-    kernel, tuning = with_integrator(method, plan.kernel, plan.context)
-    assert kernel.move == HMCMove(np.pi / 2, split=True)
-    assert tuning["integrator"]["value"] == "split"
-    for setting in ({"integrator": "leapfrog"}, {"inner": "nuts"}):
-        same, tuning = with_integrator(mo.HMCECS(**setting), plan.kernel, plan.context)
-        assert same is plan.kernel
-        assert tuning.get("integrator", {}).get("value") in ("leapfrog", None)
-    own = mo.HMCECS(trajectory=1.0)
-    assert with_integrator(own, plan.kernel, plan.context)[0].move == HMCMove(1.0, split=True)
-    other = plan.context._replace(proxy=plan.context.proxy._replace(warp=()))
-    kernel, tuning = with_integrator(method, plan.kernel, other)
-    assert not kernel.move.split
-    assert "not normal" in tuning["integrator"]["why"]
+def test_no_row_need_be_certain(bare, x64):
+    _, record = run_plain(bare)
+    off = furthest(record, run_fused(bare, replace(fused_of(bare), **PHASED))[1])
+    assert 0 < off.pop("position") < 1e-5
+    assert max(off.values()) < 1e-4
 
 
 @dataclass(frozen=True)
@@ -215,20 +212,6 @@ def test_windows_are_of_one_size(plan):
     chains.close()
 
 
-def test_a_table_holds_what_is_prepared_of_each_row(plan, monkeypatch, x64):
-    monkeypatch.setattr("modicum.kernels.fused.kernel.TOGETHER", 256)  # the third part overlaps
-    settled, kernel = fused_of(plan), plan.kernel
-    table = np.asarray(jax.jit(settled.table)(plan.rows, plan.context))
-    request = kernel.row_request(jax.random.key(1), plan.context)
-    batch = {name: values[request.row_ids] for name, values in plan.rows.items()}
-    batch["probability"] = request.probability
-    prepared = settled.of_prepared(kernel.prepare(batch, plan.context))
-    np.testing.assert_allclose(settled.of_table(table, request), prepared, rtol=1e-6, atol=1e-30)
-    assert len(table) == 600
-    others = request._replace(row_ids=(request.row_ids + 1) % 600)
-    assert not np.allclose(settled.of_table(table, others), prepared, rtol=1e-3)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_the_front_door_takes_it(monkeypatch):
@@ -269,7 +252,7 @@ def test_iterations_beyond_the_count_are_left_out(plan, truth, registers, x64):
 
 
 @pytest.mark.parametrize("settings", [{}, PHASED], ids=["registers", "phases"])
-@pytest.mark.parametrize("kind", ["plan", "split"])  # with certain rows, and without
+@pytest.mark.parametrize("kind", ["plan", "bare"])
 def test_it_is_lowered_for_a_gpu(kind, settings, request, x64):
     plan = request.getfixturevalue(kind)
     settled = replace(fused_of(plan), interpret=False, **settings)
@@ -281,6 +264,49 @@ def test_it_is_lowered_for_a_gpu(kind, settings, request, x64):
 
     traced = jax.jit(advance).trace(plan.context, plan.rows, span, None, state, keys)
     assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+# Patches of JAX, after which all is compiled anew ------------------------------------------
+
+
+def test_a_gpu_takes_a_split_integrator(plan, monkeypatch):
+    method = mo.HMCECS()
+    kernel, _ = with_integrator(method, plan.kernel, plan.context)
+    assert kernel.move == HMCMove(1.2)
+    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    kernel, tuning = with_integrator(method, plan.kernel, plan.context)
+    assert kernel.move == HMCMove(np.pi / 2, split=True)
+    assert tuning["integrator"]["value"] == "split"
+    for setting in ({"integrator": "leapfrog"}, {"inner": "nuts"}):
+        same, tuning = with_integrator(mo.HMCECS(**setting), plan.kernel, plan.context)
+        assert same is plan.kernel
+        assert tuning.get("integrator", {}).get("value") in ("leapfrog", None)
+    own = mo.HMCECS(trajectory=1.0)
+    assert with_integrator(own, plan.kernel, plan.context)[0].move == HMCMove(1.0, split=True)
+    other = plan.context._replace(proxy=plan.context.proxy._replace(warp=()))
+    kernel, tuning = with_integrator(method, plan.kernel, other)
+    assert not kernel.move.split
+    assert "not normal" in tuning["integrator"]["why"]
+
+
+def test_a_table_holds_what_is_prepared_of_each_row(plan, monkeypatch, x64):
+    monkeypatch.setattr("modicum.kernels.fused.kernel.TOGETHER", 256)  # the third part overlaps
+    settled, kernel = fused_of(plan), plan.kernel
+
+    @jax.jit
+    def made(rows, context):
+        table = settled.table(rows, context)
+        request = kernel.row_request(jax.random.key(1), context)
+        batch = {name: values[request.row_ids] for name, values in rows.items()}
+        batch["probability"] = request.probability
+        others = request._replace(row_ids=(request.row_ids + 1) % 600)
+        prepared = settled.of_prepared(kernel.prepare(batch, context))
+        return table, prepared, settled.of_table(table, request), settled.of_table(table, others)
+
+    table, prepared, looked_up, of_others = made(plan.rows, plan.context)
+    np.testing.assert_allclose(looked_up, prepared, rtol=1e-6, atol=1e-30)
+    assert len(table) == 600
+    assert not np.allclose(of_others, prepared, rtol=1e-3)
 
 
 def test_where_there_is_no_gpu_nothing_changes(plan):

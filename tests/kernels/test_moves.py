@@ -20,7 +20,7 @@ from modicum.kernels.moves import (
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
-COUNT = 20_000
+COUNT = 10_000
 MOVES = pytest.mark.parametrize(
     "move",
     [

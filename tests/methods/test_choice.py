@@ -117,9 +117,9 @@ def test_settings_of_a_method_on_the_command_line_say_which_is_meant():
 
 
 def test_a_posterior_that_is_not_normal_is_subsampled():
-    y = np.zeros(6_000)
+    y = np.zeros(3_000)
     y[:4] = 1  # four events: the intercept's posterior is skewed
-    rows = mo.Rows(x=np.asarray(ROWS.slice(0, 6_000)["x"]), y=y)
+    rows = mo.Rows(x=np.asarray(ROWS.slice(0, 3_000)["x"]), y=y)
     method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
     assert method.name == "hmc-ecs"
     assert plan.tuning["normal draws"].startswith("not taken: Pareto k ")

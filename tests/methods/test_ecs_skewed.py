@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.interrupted import planned
+from helpers.interrupted import planned, task_of
 from modicum.diagnostics import mcse, r_hat
 from modicum.methods.ecs import checks, pilot
+from modicum.methods.ecs.tuning.pilot_chains import PilotChains
+from modicum.runtime import in_double_precision
 
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25)]
 LEVELS = [(1_400, 140), (700, 30), (40, 2), *WITHOUT]  # rows and events of each
@@ -81,13 +83,13 @@ def test_lp_is_that_of_the_parameters_and_not_of_where_chains_move(post, rows):
     assert np.std(off) < 0.3  # the noise of the estimate; growth along curves varies by more than 1
 
 
-def test_chains_that_run_into_walls_are_seen_before_the_run(rows, monkeypatch):
-    plan, _ = planned(MODEL, rows, mo.HMCECS())
-    assert plan.context.proxy.curves is not None
-    assert [note.code for note in plan.notes] == ["separation"]
+def test_chains_that_run_into_walls_are_seen_before_the_run(post, rows, monkeypatch):
+    assert "skewed axes" in post.tuning
+    assert [doubt.code for doubt in post.warnings] == ["separation"]
     monkeypatch.setattr(pilot, "may_be_curved", lambda task, anchor: False)
     plan, _ = planned(MODEL, rows, mo.HMCECS())
     assert plan.context.proxy.curves is None
+    assert "skewed axes" not in plan.tuning
     assert [note.code for note in plan.notes] == ["separation", "posterior-not-normal"]
     assert "hardly moved" in plan.notes[1].sentence
     assert "method='nuts'" in plan.notes[1].remedy
@@ -107,6 +109,22 @@ def test_far_from_the_mode_is_not_far_from_where_residuals_were_studied():
     assert "posterior sd from the mode, about which control variates" in straight.sentence
     (elsewhere,) = doubts(2 * rng.standard_normal((60, 3)))
     assert "from the draws by whose residuals rows were chosen" in elsewhere.sentence
+
+
+@in_double_precision
+def test_the_papers_schedule_keeps_its_chains_straight(rows, monkeypatch):
+    """Its anchor is no mode, from which curves would start, and the paper has none."""
+    stuck = PilotChains(np.zeros((2, 9, len(LEVELS))), np.ones((2, 9)), rows=10, evaluations=10)
+    asked = []
+    monkeypatch.setattr(pilot, "run_pilot_chains", lambda *about: stuck)
+    monkeypatch.setattr(pilot.Study, "_curves", lambda self: asked.append(self.method.tuning))
+    task = task_of(MODEL, rows)
+    for tuning in ("auto", "paper"):
+        study = mo.HMCECS(tuning=tuning).study(task, task.anchor_at_mode())
+        study._take_rows(np.random.default_rng(1))
+        study._draws_of_short_chains()
+        assert study.stuck
+    assert asked == ["auto"]
 
 
 @pytest.mark.slow

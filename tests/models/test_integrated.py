@@ -276,7 +276,7 @@ def test_posterior_of_all_rows(fitted):
             found.append(likelihood + prior - 0.5 * np.exp(2 * log_tau) + log_tau)
         return np.array(found)
 
-    exact = exact_draws(log_density, [0.8, -0.5, -0.5], count=400).reshape(-1, 3)
+    exact = exact_draws(log_density, [0.8, -0.5, -0.5], count=240).reshape(-1, 3)
     exact[:, 1] = np.exp(exact[:, 1])
     a, mean, sd = post.summary(), exact.mean(axis=0), exact.std(axis=0)
     assert list(a.index) == ["beta[x0]", "group_sd[g]", "intercept"]

@@ -14,6 +14,7 @@ from modicum.methods import weights
 from modicum.methods.ecs.tuning import slopes as gradient_noise
 from modicum.methods.weighing_pool import _block_values
 from modicum.models import Target
+from modicum.models.matrix import DenseMatrix
 from modicum.passes import anchor_at, engine
 from modicum.passes.linear import linear_hessian_sum
 from modicum.passes.on_numpy import hessian_by_numpy
@@ -118,6 +119,28 @@ def test_residuals_agree(case):
     np.testing.assert_allclose(*values, rtol=1e-6, atol=1e-9 * np.abs(values[1]).max())
     np.testing.assert_allclose(*slopes, rtol=1e-6)
     assert np.ptp(values[0]) > 0
+
+
+@pytest.mark.parametrize("columns", ["far from zero", "nearly collinear", "one huge number"])
+def test_leverages_keep_their_digits(columns):
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(5_000, 3))
+    if columns == "far from zero":
+        x[:, 0] += 1e6
+    elif columns == "nearly collinear":
+        x[:, 1] = x[:, 0] + 1e-8 * x[:, 1]
+    else:
+        x[17, 0] = 1e60  # more than a float32 can be
+    wide = np.column_stack([x, np.ones(len(x))])
+    # by the singular values: squaring them would lose half of the digits
+    _, scale, axes = np.linalg.svd(wide / 2, full_matrices=False)
+    L = axes.T / scale
+    lengths = weights._squared_lengths(DenseMatrix(x, ones=True), L)
+    exact = np.sum((wide.astype(np.longdouble) @ L) ** 2, axis=1).astype(float)
+    np.testing.assert_allclose(lengths, exact, rtol=2e-3)
+    with np.errstate(over="ignore", invalid="ignore"):
+        careless = np.sum((wide.astype(np.float32) @ L.astype(np.float32)) ** 2, axis=1)
+    assert not np.allclose(careless, exact, rtol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def test_intraclass_correlations(post, table):
     assert shares["all groups"] == pytest.approx(0.5 / (0.5 + noise))
     probit = intraclass(source, mo.models.Probit(groups=terms), None, 0.9)["mean"]
     assert probit["all groups"] == pytest.approx(0.5 / 1.5)
+    ordinal = intraclass(source, mo.models.Ordinal(groups=terms), None, 0.9)["mean"]
+    assert ordinal["all groups"] == pytest.approx(0.5 / (0.5 + np.pi**2 / 3))
     with pytest.raises(mo.SettingError, match="is not settled"):
         intraclass(source, mo.models.Gamma(groups=terms), rows, 0.9)
     with pytest.raises(mo.SettingError, match="this model has none"):

@@ -8,9 +8,11 @@ from scipy.stats import multivariate_normal, norm
 import modicum as mo
 from helpers.targets import Conjugate, all_of, gaussian_rows
 from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.fit import model_for
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows
-from modicum.posterior.checking.leave_one_out import RowSample
+from modicum.posterior.checking.row_sample import RowSample
+from modicum.rows.reading import read_formula
 
 CONJUGATE = Conjugate()
 N, SCALE = 200, 0.7
@@ -332,13 +334,19 @@ def test_comparison_is_that_of_paired_rows(post):
     assert abs(drawn.loc["less", "elpd_diff"] - table.loc["less", "elpd_diff"]) < within
 
 
+@pytest.fixture(scope="module")
+def two(post):
+    """Posteriors to choose between, and what each leaves out."""
+    fits = {"all": post, "moved": posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])}
+    return fits, {name: fit.loo() for name, fit in fits.items()}
+
+
 @pytest.mark.parametrize("method", ["stacking", "bb-pseudo-bma", "pseudo-bma"])
-def test_weights_of_models_are_those_of_arviz(post, method):
+def test_weights_of_models_are_those_of_arviz(two, method):
     from arviz_stats import compare
 
-    moved = posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])
-    fits = {"all": post, "moved": moved}
-    theirs = compare({name: fit.loo() for name, fit in fits.items()}, method=method)
+    fits, left_out = two
+    theirs = compare(dict(left_out), method=method)
     ours = mo.compare(fits, method=method)
     assert ours["weight"].sum() == pytest.approx(1)
     by_chance = 0.02 if method == "bb-pseudo-bma" else 2e-3
@@ -372,6 +380,108 @@ def test_what_cannot_be_compared_is_refused(post):
     fewer = posterior(rows=gaussian_rows(100, 3))
     with pytest.raises(DataError, match="200 rows and 'b' to 100"):
         mo.compare({"a": post, "b": fewer})
+
+
+def stored_by_group(table, group, folder, effects=None):
+    """A posterior of rows in the order of their groups, or in the table's, drawn by hand."""
+    read = read_formula(
+        f"y ~ x + (1 | {group})", table, missing="drop", store=folder, progressbar=False
+    )
+    model = model_for(read.rows, mo.models.Gaussian(scale=SCALE), groups="explicit").model
+    rng = np.random.default_rng(1)
+    levels = len(read.rows.levels[group])
+    means = np.zeros(levels) if effects is None else effects
+    draws = {
+        "beta": rng.normal(0.5, 0.02, (2, 300, 1)),
+        f"1|{group}": rng.normal(means, 0.05, (2, 300, levels)),
+        "intercept": rng.normal(0, 0.02, (2, 300)),
+        "group_sd": rng.uniform(0.4, 0.6, (2, 300, 1)),
+    }
+    about = {"predictor": ModelPredictor(model.resolved(read.rows)), "rows": read.rows}
+    about |= {"fit_rows": FitRows.of(read.rows), "table": table}
+    return mo.Posterior(draws, {}, mo.Ledger(rows=len(read.rows)), **about)
+
+
+@pytest.fixture(scope="module")
+def table_of_wards():
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"x": rng.normal(size=N), "ward": rng.choice(list("dbca"), N)})
+    table["shift"] = rng.choice(["night", "day", "late"], N)
+    means = pd.Series({"a": -0.5, "b": 0.5, "c": 0.0, "d": 1.0})
+    table["y"] = 0.5 * table["x"] + table["ward"].map(means) + rng.normal(0, SCALE, N)
+    table.loc[150, "y"] = 30.0  # a row that nothing explains
+    table.loc[[2, 40, 149], "x"] = np.nan
+    return table, means.to_numpy()
+
+
+def test_rows_are_called_as_in_the_table(table_of_wards, tmp_path):
+    """Stores are sorted by group and rows with missing values dropped; numbers are the table's."""
+    table, means = table_of_wards
+    stored = stored_by_group(table, "ward", tmp_path / "stored", means)
+    with pytest.warns(ModicumWarning, match=r"in row 150, "):
+        left_out = stored.loo()
+    assert left_out.pareto_k.idxmax().item() == 150
+    assert left_out.elpd_i["row"].values.tolist() == table.dropna().index.tolist()
+    plain = stored_by_group(table, "ward", None, means)
+    with pytest.warns(ModicumWarning, match=r"in row 150, "):
+        in_memory, drawn_there = plain.loo(), plain.loo(subsample=60)
+    np.testing.assert_allclose(left_out.elpd_i, in_memory.elpd_i, atol=1e-10)
+    with pytest.warns(ModicumWarning, match=r"in row 150, "):
+        drawn = stored.loo(subsample=60)
+    assert drawn.elpd == pytest.approx(drawn_there.elpd, abs=1e-4)  # the same rows were drawn
+    exact_rows = left_out.elpd_i.sel(row=drawn.elpd_i["row"])
+    np.testing.assert_allclose(drawn.elpd_i, exact_rows, atol=1e-10)
+    # another table, of which these are not the rows, says nothing of their numbers
+    stored.table = table.assign(ward=table["ward"].iloc[::-1].to_numpy())
+    with pytest.warns(ModicumWarning) as doubts:
+        stored.loo()
+    assert "in row 150, " not in str(doubts[0].message)
+
+
+def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp_path):
+    table, means = table_of_wards
+    fits = {
+        "ward": stored_by_group(table, "ward", tmp_path / "ward", means),
+        "shift": stored_by_group(table, "shift", tmp_path / "shift"),
+    }
+    plain = {
+        "ward": stored_by_group(table, "ward", None, means),
+        "shift": stored_by_group(table, "shift", None),
+    }
+    with pytest.warns(ModicumWarning, match="in row 150, "):
+        found, expected = mo.compare(fits), mo.compare(plain)
+    pd.testing.assert_frame_equal(found, expected, atol=1e-8)
+    for fit in fits.values():
+        fit.table = None
+    with pytest.raises(DataError, match=r"matched by the table .* mo.compare\(posteriors, table\)"):
+        mo.compare(fits)
+    with pytest.warns(ModicumWarning, match="in row 150, "):
+        by_table = mo.compare(fits, table)
+    pd.testing.assert_frame_equal(by_table, expected, atol=1e-8)
+    # as many rows, but others: what one dropped the other kept
+    moved = table.assign(x=table["x"].fillna(0.0))
+    moved.loc[[7, 9, 11], "x"] = np.nan
+    fits["shift"] = stored_by_group(moved, "shift", tmp_path / "moved")
+    fits["ward"].table = table
+    with pytest.raises(DataError, match="different outcomes"):
+        mo.compare(fits)
+
+
+def test_groups_are_called_by_their_names():
+    rng = np.random.default_rng(4)
+    table = pd.DataFrame({"x": X[:, 0], "y": Y, "clinic": rng.choice(["ham", "ely"], N)})
+    table.loc[:1, ["y", "clinic"]] = [[40.0, "york"], [40.0, "york"]]
+    rows = read_formula("y ~ x + (1 | clinic)", table, progressbar=False).rows
+    model = model_for(rows, mo.models.Gaussian(scale=SCALE), groups="integrate").model
+    draws = {
+        "beta": rng.normal(0.5, 0.02, (2, 200, 1)),
+        "intercept": rng.normal(0, 0.02, (2, 200)),
+        "group_sd": rng.uniform(2, 40, (2, 200, 1)),
+    }
+    about = {"predictor": ModelPredictor(model.resolved(rows)), "rows": rows, "table": table}
+    with pytest.warns(ModicumWarning, match="in group york, "):
+        left_out = mo.Posterior(draws, {}, mo.Ledger(rows=3, unit="group"), **about).loo()
+    assert left_out.elpd_i["group"].values.tolist() == ["ely", "ham", "york"]
 
 
 @pytest.mark.slow

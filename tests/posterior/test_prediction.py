@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum.cli.predicting import write_predictions
 from modicum.errors import SettingError
 from modicum.fit import model_for
 from modicum.ledger import Ledger
@@ -154,6 +155,13 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     from_file = post.predict(tmp_path / "new.csv", groups="any")
     np.testing.assert_array_equal(from_file.mean, predicted.mean)
+    odd, out = new.replace({"ward": {"z": "Zürich"}}), tmp_path / "out.csv"
+    odd.to_csv(tmp_path / "odd.csv", index=False, encoding="latin-1")
+    before, after = (post, str(tmp_path / "odd.csv"), out, 200, 0.9, "refuse", "any"), (True,)
+    write_predictions(*before, "latin-1", *after)
+    np.testing.assert_allclose(pd.read_csv(out)["mean"], predicted.mean)
+    with pytest.raises(mo.DataError, match="latin-1"):
+        write_predictions(*before, "utf-8", *after)
     with pytest.raises(mo.DataError, match="groups='any' if some of them are"):
         post.predict(new)
     with pytest.raises(mo.DataError, match="missing value in row 3"):  # numbered as in the table

@@ -31,3 +31,23 @@ def test_a_little_noise_is_noise():
 def test_a_scale_that_is_given_needs_no_noise():
     mode = mo.LogPosterior(mo.models.Gaussian(scale=1e-6), mo.Rows(x=X, y=X[:, 0])).mode()
     np.testing.assert_allclose(mode.point[:4], [1, 0, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [1e8, -1e11, 1e12])
+@pytest.mark.parametrize("family", [mo.models.Gaussian, mo.models.StudentT])
+def test_an_outcome_far_from_zero_has_its_noise(constant, family):
+    """The mode is that of the outcome less the constant, which the intercept takes."""
+    rng = np.random.RandomState(3)
+    x = rng.normal(size=(400, 2))
+    y = x @ [0.5, -1.0] + rng.normal(size=400)
+    near = mo.LogPosterior(family(), mo.Rows(x=x, y=y)).mode().point
+    far = mo.LogPosterior(family(), mo.Rows(x=x, y=constant + y)).mode().point
+    digits = 4 * np.spacing(abs(constant))
+    np.testing.assert_allclose(far[[0, 1, 3]], near[[0, 1, 3]], atol=1e-5 + digits)
+    assert far[2] - constant == pytest.approx(near[2], abs=1e-5 + digits)
+
+
+def test_outcomes_that_vary_by_their_last_digits_are_refused():
+    y = 1e14 + np.random.RandomState(3).normal(size=10)
+    with pytest.raises(mo.DataError, match="subtract a constant"):
+        mo.sample(mo.models.Gaussian(), mo.Rows(x=X, y=y), progressbar=False)

@@ -13,7 +13,7 @@ from modicum.errors import DataError, SettingError
 from modicum.posterior import Posterior, Prediction
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.reading import encode_table
+from modicum.rows.reading import TextFiles, encode_table
 from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
@@ -116,9 +116,8 @@ def _predicted(
 ) -> Prediction:
     levels: NewLevels = "reference" if newlevels == "reference" else "refuse"
     if groups == "any":
-        if encoding.lower().replace("-", "") != "utf8":
-            raise SettingError("--groups any reads files in UTF-8: save DATA so, or as Parquet.")
-        return post.predict(data, draws=draws, prob=prob, newlevels=levels, groups="any")
+        files = TextFiles(data, encoding)
+        return post.predict(files, draws=draws, prob=prob, newlevels=levels, groups="any")
     rows = encode_table(
         replace(fit_encoding, groupings=()) if groups == "new" else fit_encoding,
         data,

@@ -56,6 +56,7 @@ from modicum.passes.prior import flat_prior, prior_hessian, prior_slope
 from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
+from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.reading import encode_table, is_tabular
@@ -70,6 +71,7 @@ FAR = 3.0  # posterior sds between anchor and mode from which a pass is due
 FEWEST = 2000  # rows that are added and all kept
 CRUDE = 0.1  # posterior sds by which the pool may move a mean
 FEW_SHARED, SHARED = 3, 0.01  # equal rows of two digests, and share of the smaller, to warn of
+NO_NEW_LEVELS = "leave such rows out, or make a digest of a fit to rows that have them"
 UNLIKELY = 1e-4  # probability of finding so few removed rows in the pool, to warn of
 
 
@@ -399,7 +401,10 @@ class Digest:
         """Rows with the digest's columns, levels and type, from rows or from a table."""
         if self.schema.origin is not None and is_tabular(rows):
             encoding = FormulaEncoding.from_dict(self.schema.origin)
-            return encode_table(encoding, rows, outcome=True)
+            try:
+                return encode_table(encoding, rows, outcome=True)
+            except NewLevelError as fault:
+                raise NewLevelError(fault.place, NO_NEW_LEVELS) from None
         if is_table(rows):
             return Rows.from_table_like(rows, self.schema)
         if isinstance(rows, Mapping):

@@ -119,7 +119,9 @@ class NumPyRows:
         self, e: np.ndarray, eta: np.ndarray, y: np.ndarray, taylor: np.ndarray
     ) -> np.ndarray:
         """Derivative in e of the remainder of each row."""
-        arguments = (as_either(e), as_either(eta), as_either(y), as_either(taylor))
-        near = series(arguments[0], arguments[3], self._order)[1]
-        far = direct(self._model, self._order, *arguments)[1]
-        return np.where(np.asarray(far_apart(self._model, arguments[0])), far, near)
+        slope = np.asarray(series(as_either(e), as_either(taylor), self._order)[1])
+        large = np.asarray(far_apart(self._model, as_either(e)))
+        if large.any():
+            there = map(as_either, (e[large], eta[large], y[large], taylor[:, large]))
+            slope[large] = direct(self._model, self._order, *there)[1]
+        return slope

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from blackjax.adaptation.mass_matrix import mass_matrix_adaptation, welford_algorithm
-from blackjax.adaptation.step_size import dual_averaging_adaptation
-from blackjax.adaptation.window_adaptation import build_schedule
 
+from modicum.kernels import blackjax_modules as blackjax
 from modicum.runtime import Array
 
 __all__ = ["Adaptation", "AdaptationFlags", "adapt", "schedule", "start_adaptation"]
@@ -45,7 +43,7 @@ def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -
     """Flags of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
     if not adapt_step:
         return AdaptationFlags(*(np.zeros(tune + draws, bool) for _ in AdaptationFlags._fields))
-    windows = build_schedule(tune) if tune else np.zeros((0, 2))
+    windows = blackjax.windows.build_schedule(tune) if tune else np.zeros((0, 2))
     stage = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
     warm = AdaptationFlags(
         adapting=np.ones(tune, bool),
@@ -66,8 +64,8 @@ def start_adaptation(
     """
     # The optimal step of a standard normal shrinks like this.
     step_size = size**-0.25 if step_size is None else step_size
-    averaging = dual_averaging_adaptation(0.8)[0](jnp.asarray(step_size))
-    mass = mass_matrix_adaptation(not dense)[0](size) if adapt_mass else None
+    averaging = blackjax.step_size.dual_averaging_adaptation(0.8)[0](jnp.asarray(step_size))
+    mass = blackjax.mass_matrix.mass_matrix_adaptation(not dense)[0](size) if adapt_mass else None
     unit = jnp.eye(size) if dense else jnp.ones(size)
     return Adaptation(jnp.asarray(step_size), unit, averaging, mass)
 
@@ -96,14 +94,14 @@ def _learn(
     target_accept: float,
     longest: float | None,
 ) -> Adaptation:
-    _, follow, average = dual_averaging_adaptation(target_accept)
+    _, follow, average = blackjax.step_size.dual_averaging_adaptation(target_accept)
     averaging, mass = follow(state.averaging, acceptance_rate), state.mass
     inverse_mass = state.inverse_mass
     if longest is not None:  # what is averaged must not make up for steps that were too long
         log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
         averaging = averaging._replace(log_step_size=log_step)
     if mass is not None:
-        _, collect, renew = mass_matrix_adaptation(inverse_mass.ndim == 1)
+        _, collect, renew = blackjax.mass_matrix.mass_matrix_adaptation(inverse_mass.ndim == 1)
         mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
         # The step size is not learned afresh, as Stan does: in whitened coordinates a new mass
         # changes it little, and fifty iterations after a restart it still swings so widely that
@@ -121,8 +119,8 @@ def _renewed(mass: BlackJAXState) -> BlackJAXState:
     Stan shrinks it towards 0.001 I, for parameters of order 1. On tall data a posterior standard
     deviation is .003 and less, and that would be most of the matrix.
     """
-    _, _, renew = mass_matrix_adaptation(False)
-    covariance, count, _ = welford_algorithm(False)[2](mass.wc_state)
+    _, _, renew = blackjax.mass_matrix.mass_matrix_adaptation(False)
+    covariance, count, _ = blackjax.mass_matrix.welford_algorithm(False)[2](mass.wc_state)
     variance = jnp.diag(covariance)
     moved = jnp.where(variance > 0, variance, jnp.diag(mass.inverse_mass_matrix))
     shrunk = (count * covariance + 5 * jnp.diag(moved)) / (count + 5)

@@ -13,13 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-import blackjax.mcmc.mala as blackjax_mala
-import blackjax.mcmc.nuts as blackjax_nuts
-import blackjax.mcmc.random_walk as blackjax_walk
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from modicum.kernels import blackjax_modules as blackjax
 from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
 from modicum.runtime import Pytree
 
@@ -292,7 +290,7 @@ class NUTSMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Build one trajectory and draw a point from it."""
-        kernel = blackjax_nuts.build_kernel()
+        kernel = blackjax.nuts.build_kernel()
         moved, info = kernel(key, point, logdensity, step_size, inverse_mass, self.max_depth)
         full = (info.num_trajectory_expansions >= self.max_depth) & ~info.is_turning
         rate = info.acceptance_rate
@@ -319,11 +317,11 @@ class MALAMove:
     ) -> tuple[Point, MoveInfo]:
         """Propose along the gradient, with noise."""
         scale = jnp.sqrt(inverse_mass)
-        state = blackjax_mala.MALAState(
+        state = blackjax.mala.MALAState(
             point.position / scale, point.logdensity, point.logdensity_grad * scale
         )
         # BlackJAX's step is that of the diffusion: noise of variance 2 steps.
-        state, info = blackjax_mala.build_kernel()(
+        state, info = blackjax.mala.build_kernel()(
             key, state, lambda y: logdensity(y * scale), step_size**2 / 2
         )
         # A rejected point is handed back as it came, not as scaled there and back.
@@ -346,9 +344,9 @@ class RandomWalkMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Propose a normal leap."""
-        leap = blackjax_walk.normal(step_size * jnp.sqrt(inverse_mass))
-        state = blackjax_walk.RWState(point.position, point.logdensity)
-        state, info = blackjax_walk.build_additive_step()(key, state, logdensity, leap)
+        leap = blackjax.random_walk.normal(step_size * jnp.sqrt(inverse_mass))
+        state = blackjax.random_walk.RWState(point.position, point.logdensity)
+        state, info = blackjax.random_walk.build_additive_step()(key, state, logdensity, leap)
         # No gradient was asked for: zeros keep the point's shape.
         point = Point(state.position, state.logdensity, jnp.zeros_like(state.position))
         return point, _single_step(point, info.acceptance_rate, jnp.asarray(False))

@@ -19,7 +19,8 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import Move
+from modicum.kernels.base import Move, Warp
+from modicum.kernels.blackjax_modules import import_ahead
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.methods.base import (
@@ -44,6 +45,10 @@ from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["HMC", "NUTS", "WIDER"]
 
+# The usual acceptance rate, and one of shorter steps for effects of groups of which the data say no
+# more than so many times what their own spread does: hardly a divergence, for half as many more
+# gradients; where the data say more there are none, and steps would be half as long for nothing.
+ACCEPT, CAREFUL, CLEAR = 0.8, 0.95, 5.0
 DENSE_METRIC = 50  # parameters up to which warm-up learns a dense mass matrix
 WIDER = 4  # times the gradients of a whitened posterior, where scales are learned
 
@@ -55,7 +60,9 @@ class _FullData(Method):
     Parameters
     ----------
     target_accept
-        Acceptance rate the step size is tuned for.
+        Acceptance rate the step size is tuned for. By default 0.8, and 0.95 where groups have
+        effects that the data say little about: next to a standard deviation of zero, steps must be
+        shorter.
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     memory_limit
@@ -66,7 +73,7 @@ class _FullData(Method):
         parameters are whitened at the mode already; else all of it, up to 50 parameters.
     """
 
-    target_accept: float = 0.8
+    target_accept: float | None = None
     step_size: float | None = None
     memory_limit: int | None = None
     metric: str | None = None
@@ -74,7 +81,8 @@ class _FullData(Method):
     of_few_rows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not is_number(self.target_accept) or not 0 < self.target_accept < 1:
+        rate = self.target_accept
+        if rate is not None and not (is_number(rate) and 0 < rate < 1):
             raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
         if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
             raise SettingError("step_size must be a positive number, or None to tune it.")
@@ -97,6 +105,7 @@ class _FullData(Method):
         Where no mode is of use, short chains on a subset say where the posterior is; where these
         do not either, chains start from dispersed points and learn all scales.
         """
+        import_ahead()
         try:
             anchor = task.anchor_at_mode()
         except NoModeError:
@@ -113,6 +122,16 @@ class _FullData(Method):
                 return self._at_mean(task, anchor_at_mean(task), reason)
         return self._dispersed(task, reason)
 
+    def _accept(self, warp: Warp | None) -> float:
+        """The acceptance rate that was set, or the one that suits the effects of groups."""
+        if self.target_accept is not None:
+            return self.target_accept
+        if warp is None:
+            return ACCEPT
+        term, ratio = np.asarray(warp.term), np.asarray(warp.ratio)
+        weakest = min(np.median(ratio[term == k]) for k in np.unique(term))
+        return ACCEPT if weakest > CLEAR else CAREFUL
+
     def _dense(self, task: Task) -> bool:
         """Whether warm-up learns a dense mass matrix, where no mode whitens."""
         return task.target.size <= DENSE_METRIC if self.metric is None else self.metric == "dense"
@@ -121,7 +140,7 @@ class _FullData(Method):
         """Whiten by the covariance of short chains on a subset, and learn what that leaves."""
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         kernel = FullDataKernel(
-            log_posterior, self.move(), self.target_accept, dense=self._dense(task)
+            log_posterior, self.move(), self._accept(None), dense=self._dense(task)
         )
         context = FullDataContext(
             point=to_device(mean.anchor.point),
@@ -153,7 +172,7 @@ class _FullData(Method):
         kernel = FullDataKernel(
             log_posterior,
             self.move(),
-            self.target_accept,
+            self._accept(None),
             first_step=begin.step_size,
             dense=self._dense(task),
         )
@@ -183,15 +202,15 @@ class _FullData(Method):
     def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         source = log_posterior.source
+        warp = anchor.warp(task.target)
         kernel = FullDataKernel(
             log_posterior,
             self.move(),
-            self.target_accept,
+            self._accept(warp),
             first_step=self.step_size,
             dense=self.metric == "dense",
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
-        warp = anchor.warp(task.target)
         # A step size that was set refers to coordinates that the user knows.
         curves = curves_on_all_rows(task, anchor) if self.step_size is None and not warp else None
         context = FullDataContext(
@@ -219,12 +238,14 @@ class _FullData(Method):
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Say so if chains that were spread over several modes stayed where they began."""
         modes = plan.anchor.modes if isinstance(plan.anchor, Anchor) else None
+        assert isinstance(plan.kernel, FullDataKernel)
+        accept = plan.kernel.target_accept
         if modes is None or len(modes) < 2 or task.chains < 2:
-            return Outcome(target_accept=self.target_accept)
+            return Outcome(target_accept=accept)
         assert isinstance(plan.anchor, Anchor)
         at = plan.anchor.point + history.position @ plan.anchor.dense_factor.T
         apart = [_apart(modes, task.chains)] if modes.apart(at) else []
-        return Outcome(target_accept=self.target_accept, warnings=apart)
+        return Outcome(target_accept=accept, warnings=apart)
 
     def _slow(self, task: Task, point: np.ndarray, evaluations: float) -> list[ModicumWarning]:
         work = f"{self.name.upper()} on all {len(task.rows):,} rows"

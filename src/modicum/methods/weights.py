@@ -32,7 +32,7 @@ from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor, ArrowLayout
 from modicum.models.base import Batch
-from modicum.models.matrix import CodedMatrix, ModelMatrix
+from modicum.models.matrix import CodedMatrix, DenseMatrix, ModelMatrix
 from modicum.passes import Sums
 from modicum.passes.blocks import map_in_blocks
 from modicum.passes.engine import of_numpy
@@ -252,11 +252,35 @@ def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
     """Posterior variance of the predictor of each row."""
     if isinstance(x, CodedMatrix):
         return x.quadratic(as_either(posterior.covariance))
-    if posterior.row_factor is None:
-        z = x @ as_either(posterior.factor)
-    else:
-        z = whitened(x.densely(), posterior.row_factor)
-    return np.einsum("ij,ij->i", z, z)  # by columns: only NumPy arrays come here
+    if posterior.row_factor is None:  # only NumPy arrays come here
+        return as_either(_squared_lengths(x, posterior.factor))
+    return as_either(_sums_of_squares(np.asarray(whitened(x.densely(), posterior.row_factor))))
+
+
+PROBES, CLOSE = 16, 1e-3  # rows by which float32 is judged, and the error that it may make
+
+
+def _squared_lengths(x: DenseMatrix, L: np.ndarray) -> np.ndarray:
+    """|x L|^2 of each row, in float32 as weights are, unless digits that matter cancel in it."""
+    rows = np.asarray(x.x)
+    slopes, shift = (L[:-1], L[-1]) if x.ones else (L, np.zeros(L.shape[1]))
+    probes = slice(None, None, -(-len(rows) // PROBES))
+    centre = rows[probes].mean(axis=0)  # columns far from zero would lose their digits
+    away = np.empty(rows.shape, np.float32)
+    np.subtract(rows, centre, out=away, casting="same_kind")
+    z = away @ slopes.astype(np.float32)
+    z += (centre @ slopes + shift).astype(np.float32)
+    lengths = _sums_of_squares(z)
+    exact = _sums_of_squares(rows[probes] @ slopes + shift)
+    close = np.allclose(lengths[probes], exact, rtol=CLOSE, atol=0.0)
+    if close and np.isfinite(lengths).all():
+        return lengths.astype(np.float64)
+    return _sums_of_squares(rows @ slopes + shift)
+
+
+def _sums_of_squares(z: np.ndarray) -> np.ndarray:
+    """Of each row."""
+    return np.asarray(np.einsum("ij,ij->i", z, z))
 
 
 @of_numpy

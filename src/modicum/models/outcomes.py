@@ -20,11 +20,13 @@ __all__ = [
     "largest_class",
     "refuse_constant",
     "refuse_mistaken_fields",
+    "refuse_remote",
 ]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 OtherFields = Callable[[Batch, int], None]  # a chunk, and the number of its first row
 CHUNK = 262_144
+REMOTE = 1e-12  # range of an outcome, as a share of its size, below which few digits are left
 MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are not classes
 
 
@@ -128,6 +130,23 @@ def refuse_constant(model: BaseModel, rows: Rows) -> None:
         f"the outcome '{rows.outcome or 'y'}' is {first:g} in every row, so that there is no noise "
         f"whose size {type(model).__name__} could estimate, nor anything to explain: check the "
         "outcome."
+    )
+
+
+def refuse_remote(rows: Rows) -> None:
+    """Refuse a real outcome that varies by its last digits alone."""
+    low, high = np.inf, -np.inf
+    for chunk in rows.chunks(CHUNK):
+        y = np.asarray(chunk["y"], float)
+        low, high = min(low, y.min()), max(high, y.max())
+        if high - low > REMOTE * max(abs(low), abs(high)):
+            return
+    if low == high or "offset" in rows.fields:
+        return
+    raise DataError(
+        f"the outcome '{rows.outcome or 'y'}' lies between {low:.3g} and {low:.3g} + "
+        f"{high - low:.2g}, and varies too little about so large a number for 64 bits to tell its "
+        "noise: subtract a constant from it first."
     )
 
 

@@ -34,6 +34,7 @@ def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -
     def add(total: R, block: tuple[B, Array]) -> tuple[R, None]:
         return jax.tree.map(jnp.add, total, function(*block)), None
 
+    function = jax.jit(function)  # which is traced once for its shapes and for the sum
     shapes = jax.eval_shape(function, *jax.tree.map(lambda field: field[0], blocks))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total: R = jax.lax.scan(add, zero, blocks)[0]

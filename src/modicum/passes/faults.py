@@ -28,9 +28,11 @@ __all__ = [
     "why_not_finite",
 ]
 
-# Share of the outcome's size below which the scale of noise is that of rounding, at a mode; and
+# Share of the outcome's spread below which the scale of noise is that of rounding, at a mode; and
 # where the search for one ended without.
 ROUNDED, NO_NOISE = 1e-11, 1e-6
+REMOTE = 1e-7  # spread of an outcome, as a share of its size, that leaves it few digits
+DIGITS = 4  # last digits of an outcome that its rounding may be off by, and more
 FIRST_ROWS = 10_000  # that say how large outcomes are
 LEAST_SQUARES = 200  # columns up to which a linear predictor is fitted to these
 
@@ -129,6 +131,12 @@ def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
             f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
             "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
         )
+    if _is_remote(sums):
+        return (
+            f"no mode was found: the outcome '{sums.rows.outcome or 'y'}' varies too little about "
+            "so large a number for 64 bits to tell its intercept; subtract a constant from it "
+            "first."
+        )
     remedy = (
         "write the parameters in units in which they are of order 1, give a tighter prior, or "
         "another `init`"
@@ -163,28 +171,49 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
     may or may not have a mode.
     """
-    model, rows = sums.target.model, sums.rows
-    if isinstance(model, IntegratedEffects):
-        model = model.family
-    rows = rows.members if isinstance(rows, GroupedRows) else rows
+    model, rows = _family_and_rows(sums)
     if not isinstance(model, ScaleFamily) or model.scale is not None:
         return
     scale = float(np.exp(sums.target.unravel(point)["log_scale"]))
     first = rows.slice(0, min(len(rows), FIRST_ROWS))
     y = np.asarray(first["y"], float)
-    size = float(np.sqrt(np.mean(y**2))) or 1.0
+    size, spread = float(np.sqrt(np.mean(y**2))) or 1.0, _spread(first)
     how = "the search for a mode drove the scale of the noise to"
     if not model.has_mode and len(y) == len(rows) > 2 * sums.target.size:
         residual = _least_squares(model, first, y)
         if residual < scale:  # the search may have ended early
             scale, how = residual, "the best linear predictor leaves residuals of"
-    if scale < size * (ROUNDED if converged else NO_NOISE):
+    digits = DIGITS * float(np.finfo(float).eps) * size
+    if scale < max(spread * (ROUNDED if converged else NO_NOISE), digits):
         raise NoNoiseError(
             f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "
             f"{scale:.2g}, at outcomes of size {size:.2g}, so that this scale has no posterior; "
             "look for a column that is the outcome in disguise, or give the scale "
             f"({type(model).__name__}(scale=...))."
         )
+
+
+def _is_remote(sums: Sums) -> bool:
+    """Whether a real outcome is so far from zero that little is left of its digits."""
+    model, rows = _family_and_rows(sums)
+    if not isinstance(model, ScaleFamily):
+        return False
+    first = rows.slice(0, min(len(rows), FIRST_ROWS))
+    return _spread(first) < REMOTE * float(np.max(np.abs(first["y"])))
+
+
+def _family_and_rows(sums: Sums) -> tuple[object, Rows]:
+    """The model of a row, and the rows, where groups are integrated out too."""
+    model, rows = sums.target.model, sums.rows
+    if isinstance(model, IntegratedEffects):
+        model = model.family
+    return model, rows.members if isinstance(rows, GroupedRows) else rows
+
+
+def _spread(rows: Batch) -> float:
+    """Standard deviation of outcomes, less what is known of them."""
+    y = np.asarray(rows["y"], float) - np.asarray(rows.get("offset", 0.0), float)
+    return float(np.std(y))
 
 
 def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:

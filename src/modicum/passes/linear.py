@@ -85,20 +85,22 @@ def _blocks(products: Products, h: jax.Array, count: int) -> jax.Array:
     size = count * width + extras
     if size == width and isinstance(products, CodedProducts):
         return products.weighted(h[:, 0, 0])  # many columns, and no copies of them
-    out = jnp.zeros((size, size))
+    # Put side by side: entries that are set one by one take longer to trace and to compile.
+    blocks = [[products.weighted(h[:, a, b]) for b in range(a + 1)] for a in range(count)]
+    lines = []
     for a in range(count):
-        rows = slice(a * width, (a + 1) * width)
-        for b in range(a + 1):
-            cols = slice(b * width, (b + 1) * width)
-            block = products.weighted(h[:, a, b])
-            out = out.at[rows, cols].set(block).at[cols, rows].set(block.T)
-        for e in range(extras):
-            cross = products.transposed(h[:, a, count + e])
-            last = count * width + e
-            out = out.at[rows, last].set(cross).at[last, rows].set(cross)
+        line = [*blocks[a][:a], *(blocks[b][a].T for b in range(a, count))]
+        if extras:
+            line.append(_beside(products, h[:, a, count:]))
+        lines.append(line)
     if extras:
-        out = out.at[count * width :, count * width :].set(h[:, count:, count:].sum(0))
-    return out
+        lines.append([line[-1].T for line in lines] + [h[:, count:, count:].sum(0)])
+    return jnp.concatenate([jnp.concatenate(line, axis=1) for line in lines]).astype(float)
+
+
+def _beside(products: Products, h: jax.Array) -> jax.Array:
+    """X'h of (rows, extras), a column after the other."""
+    return jnp.stack([products.transposed(h[:, e]) for e in range(h.shape[1])], axis=1)
 
 
 def _flat_order(

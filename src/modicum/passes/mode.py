@@ -10,6 +10,7 @@ import numpy as np
 
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel
+from modicum.models.arrow import ArrowMatrix
 from modicum.passes.curvature import Curvature, curvature
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import require_noise, why_no_mode, why_not_finite
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
+COARSE = 0.01  # the same, up to which last digits of the parameters may decide
+DIGITS = 4  # last digits that sums over rows may be off by
 GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
 NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
@@ -92,7 +95,7 @@ def find_mode(
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,
-        converged=at.gradient_norm < within,
+        converged=at.gradient_norm < max(within, min(_last_digits(at), COARSE)),
         subset=len(subset.rows),
     )
     require_noise(sums, at.point, record.converged)
@@ -178,7 +181,7 @@ def _rise(
     for _ in range(MAX_STEPS):
         if prior is not None:
             at, prior = settle(at, sums.target, prior)
-        if at.gradient_norm < goal:
+        if at.gradient_norm < max(goal, min(_last_digits(at), COARSE)):
             break
         better, damping = _step(sums, at, purpose, damping, prior)
         if better is None:  # no ascent left at working precision
@@ -210,7 +213,7 @@ def _step(
 
     Returns the new point, and the damping to try next: less than what was needed here.
     """
-    slack = 1e-13 * abs(at.log_posterior)  # rounding of a sum over all rows
+    slack = 1e-13 * abs(at.log_posterior) + _last_digits(at)  # rounding of a sum over all rows
     length = 1.0
     while length > 1e-8:
         step = at.newton_step(damping)
@@ -226,6 +229,18 @@ def _step(
         else:
             length /= 2 if np.isfinite(rise) else 8
     return None, damping
+
+
+def _last_digits(at: Curvature) -> float:
+    """How far the last digits of the parameters reach, in posterior standard deviations.
+
+    A mode cannot be told more closely. It matters where an outcome, and with it the intercept, is
+    far from zero; the log-posterior has errors of that size there.
+    """
+    if isinstance(at.precision, ArrowMatrix):
+        return 0.0
+    digits = np.finfo(float).eps * np.abs(at.point)
+    return DIGITS * float(np.sqrt(max(digits @ np.abs(at.precision) @ digits, 0.0)))
 
 
 def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:

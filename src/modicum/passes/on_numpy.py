@@ -1,7 +1,8 @@
 """Sums of a chunk by NumPy, for families with formulas for their derivatives: nothing to compile.
 
-A mode takes a handful of passes, and compiling one takes longer than making them. Blocks of rows
-stay in a core's cache; threads of the engine take a chunk each.
+A mode takes a handful of passes, and compiling one takes longer than making them. Threads of the
+engine take a chunk each, and go through it block by block: small enough for the caches, and large
+enough that threads seldom wait for each other between two operations of NumPy.
 
 What is added up is what `passes.linear` adds up for any family. The Hessian of rows of columns is
 -Z'Z with Z = sqrt(-f'') X where f is concave: half the work of a product of two matrices. For rows
@@ -24,7 +25,8 @@ from modicum.rows import CodedTerm
 
 __all__ = ["hessian_by_numpy", "map_by_numpy"]
 
-BLOCK = 2048  # rows of columns that are held beside their weighted copy
+# Numbers of a block, beside which stands its weighted copy, and its fewest and most rows.
+BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
 Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, times its weight
 
 
@@ -51,13 +53,20 @@ def hessian_by_numpy(
 
 
 def _blocks(
-    batch: Batch, present: np.ndarray, size: int = BLOCK
+    batch: Batch, present: np.ndarray, size: int | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """The rows that are present, some at a time; padding comes last."""
     count = int(np.count_nonzero(present))
     fields = {name: np.asarray(values)[:count] for name, values in batch.items()}
+    size = size or _block_rows(fields)
     for first in range(0, count, size):
         yield {name: values[first : first + size] for name, values in fields.items()}
+
+
+def _block_rows(fields: Mapping[str, np.ndarray]) -> int:
+    """Rows of a block, by how many numbers a row has."""
+    numbers = sum(int(np.prod(values.shape[1:])) for values in fields.values())
+    return min(MOST_ROWS, max(FEWEST_ROWS, BLOCK_NUMBERS // numbers))
 
 
 def _derivatives(
@@ -79,12 +88,12 @@ def _derivatives(
 def _of_columns(
     model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    x = np.asarray(batch["x"])
-    columns = x.shape[1]
+    columns = np.shape(batch["x"])[1]
     value, gradient, hessian = 0.0, np.zeros(len(t)), np.zeros((len(t), len(t)))
-    room = np.empty((min(BLOCK, len(x)), columns), x.dtype)
+    room = np.empty((0, columns))
     for block in _blocks(batch, present):
         x = block["x"]
+        room = room if len(room) else np.empty_like(x)  # the first block is the largest
         wide = x.astype(np.float64, copy=False)  # once, for both products
         eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)
         f, (f1, f2) = _derivatives(model, eta, block)

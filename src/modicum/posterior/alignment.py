@@ -12,9 +12,10 @@ from numpy.typing import ArrayLike
 
 from modicum.errors import DataError, SettingError
 from modicum.rows import Coding, Rows, RowsSchema
+from modicum.rows.checks import NewLevelError
 from modicum.rows.entries import Json
 from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.reading import encode_table, is_tabular, largest_factor
+from modicum.rows.reading import TextFiles, encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ __all__ = [
 ]
 
 Batch: TypeAlias = dict[str, np.ndarray]
-RowsLike: TypeAlias = "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table"
+RowsLike: TypeAlias = (
+    "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TextFiles"
+)
 SHOWN = 5  # names listed in a sentence; more of them are counted
 CODES = 1 << 20  # rows whose codes are read at a time
 
@@ -220,7 +223,10 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
             f"{type(rows).__name__}."
         )
     drop = fit.encoding.drops
-    backend = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+    try:
+        backend = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
+    except NewLevelError as fault:
+        raise NewLevelError(fault.place, f"{purpose} needs the same rows") from None
     field = largest_factor(fit.encoding, fit.schema.levels)
     if field is None or backend.fingerprint() == fit.fingerprint:
         return backend

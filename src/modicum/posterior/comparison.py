@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -92,9 +92,10 @@ def compare(
     """
     require_weighting(method)
     subjects = _subjects(posteriors, data)
-    _require_same_outcomes(subjects)
+    numbers = _table_numbers(posteriors, data, subjects)
+    _require_same_outcomes(subjects, numbers)
     results = leave_one_out(
-        list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match
+        list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match, numbers
     )
     for name, left_out in zip(subjects, results, strict=True):
         left_out.warn(name)
@@ -138,10 +139,23 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
     return subjects
 
 
-def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
+def _table_numbers(
+    posteriors: Mapping[str, Posterior], data: object, subjects: Mapping[str, Subject]
+) -> list[np.ndarray | None]:
+    """Which row of the table each row is, of every posterior: groups lie in orders of their own."""
+    by_posterior = isinstance(data, Mapping) and set(data) == set(posteriors)
+    return [
+        post.table_numbers(data[name] if by_posterior else data, subjects[str(name)].rows)  # type: ignore[index]
+        for name, post in posteriors.items()
+    ]
+
+
+def _require_same_outcomes(
+    subjects: Mapping[str, Subject], numbers: Sequence[np.ndarray | None]
+) -> None:
     """Refuse posteriors of other rows, or of other units."""
     (first, (_, fit, rows)), *others = subjects.items()
-    for name, (_, other_fit, other) in others:
+    for (name, (_, other_fit, other)), of_table in zip(others, numbers[1:], strict=True):
         if len(other) != len(rows):
             raise DataError(
                 f"{first!r} was fitted to {len(rows):,} rows and {name!r} to {len(other):,}: they "
@@ -155,11 +169,14 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
                 "(groups='explicit'), or integrate both over the same group."
             )
         if rows is not other and not _same_outcomes(
-            (rows, fit.model.outcome_field), (other, other_fit.model.outcome_field)
+            (rows, fit.model.outcome_field, numbers[0]),
+            (other, other_fit.model.outcome_field, of_table),
         ):
             raise DataError(
                 f"{first!r} and {name!r} were fitted to different outcomes, or to the same in "
-                "another order; densities of different outcomes cannot be compared."
+                "another order: densities of different outcomes cannot be compared, and rows that "
+                "stores hold in the order of different groups are matched by the table they were "
+                "made of, which mo.compare(posteriors, table) takes."
             )
 
 
@@ -168,15 +185,34 @@ def _units(model: BaseModel) -> str | None:
     return model.group if isinstance(model, IntegratedEffects) else None
 
 
-def _same_outcomes(*fits: tuple[Rows, str]) -> bool:
-    """Whether rows, by the fields of their outcomes, have the same outcomes and weights."""
-    (rows, outcome), (other, theirs) = fits
-    pairs = zip(rows.chunks(CHUNK), other.chunks(CHUNK), strict=True)
+def _same_outcomes(*fits: tuple[Rows, str, np.ndarray | None]) -> bool:
+    """Whether rows, by the fields of their outcomes, have the same outcomes and weights.
+
+    Rows whose numbers in a table are known are compared in the table's order.
+    """
+    (rows, outcome, numbers), (other, theirs, their_numbers) = fits
+    if numbers is None and their_numbers is None:
+        pairs = zip(rows.chunks(CHUNK), other.chunks(CHUNK), strict=True)
+        return all(
+            np.array_equal(a.get(name, 1.0), b.get(its_name, 1.0))
+            for a, b in pairs
+            for name, its_name in ((outcome, theirs), ("weight", "weight"))
+        )
+    known = [np.sort(of_table) for of_table in (numbers, their_numbers) if of_table is not None]
+    if len(known) == 2 and not np.array_equal(known[0], known[1]):
+        return False  # as many rows with missing values were dropped, but others
     return all(
-        np.array_equal(a.get(name, 1.0), b.get(its_name, 1.0))
-        for a, b in pairs
-        for name, its_name in ((outcome, theirs), ("weight", "weight"))
+        np.array_equal(_in_table_order(rows, a, numbers), _in_table_order(other, b, their_numbers))
+        for a, b in ((outcome, theirs), ("weight", "weight"))
     )
+
+
+def _in_table_order(rows: Rows, field: str, numbers: np.ndarray | None) -> np.ndarray:
+    """A field of all rows, ones where they have none."""
+    if field not in rows.fields:
+        return np.ones(len(rows))
+    values = np.concatenate([np.array(chunk[field]) for chunk in rows.chunks(CHUNK)])
+    return values if numbers is None else values[np.argsort(numbers)]
 
 
 def _table(results: Mapping[str, LeaveOneOut], method: Weighting, random_seed: int) -> pd.DataFrame:

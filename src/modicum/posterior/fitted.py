@@ -26,6 +26,8 @@ from modicum.posterior.prediction import Predictor
 from modicum.rows import Rows
 from modicum.rows.entries import Json
 from modicum.rows.formula import NewLevels
+from modicum.rows.reading import is_tabular
+from modicum.rows.table_order import table_numbers
 
 __all__ = ["Fit", "FittedDraws", "Subject", "flat_points"]
 
@@ -145,6 +147,14 @@ class FittedDraws(Draws):
             number = self.ledger.rows if self.ledger.unit == "row" else None
             require_rows_of_fit(rows, self.fit_rows, number, purpose)
         return Subject(self, self.fit(), rows)
+
+    def table_numbers(self, data: RowsLike | None, rows: Rows) -> np.ndarray | None:
+        """Return the number of each of these rows of the fit in its table, `data` or its own.
+
+        None: they are all of the table's rows in its order, or no table is known.
+        """
+        table = self.table if data is None or isinstance(data, Rows) else data
+        return table_numbers(rows, table) if is_tabular(table) else None
 
 
 def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:

@@ -235,7 +235,8 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWa
                 "divergences",
                 f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
                 "posterior may be missing",
-                "use a smaller step (a higher target acceptance) or rescale the columns",
+                "use smaller steps (target_accept=0.95, a setting of the method), or rescale the "
+                "columns",
                 trajectories=count,
             )
         )

@@ -351,9 +351,9 @@ class OutcomesMixin(FittedDraws):
         """Tabulate intraclass correlations: how much of the variation is between groups.
 
         On the scale of the predictor, given the common columns: the variance of a group's effects
-        over that of all groups and of a row's own noise, which is pi^2/3 for the logit, 1 for the
-        probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. Where
-        slopes vary, their part is averaged over the rows.
+        over that of all groups and of a row's own noise, which is pi^2/3 for the logit (of ordered
+        classes too), 1 for the probit, the square of a Gaussian's scale, and log(1 + 1/mean) for
+        Poisson counts. Where slopes vary, their part is averaged over the rows.
 
         Parameters
         ----------

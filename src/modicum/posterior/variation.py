@@ -21,6 +21,7 @@ from modicum.models.families import (
     Gaussian,
     Logistic,
     NegativeBinomial,
+    Ordinal,
     Poisson,
     Probit,
 )
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["intraclass"]
 
 CHUNK = 65_536
-# Of the latent variable that a binary outcome is the sign of.
+# Of the latent variable that a binary outcome is the sign of, or that cutpoints make classes of.
 LATENT = {"logit": np.pi**2 / 3, "probit": 1.0, "cloglog": np.pi**2 / 6}
 
 
@@ -100,8 +101,8 @@ def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
 
 def _residual(family: LinearPredictorModel, source: Draws, rows: Rows | None) -> np.ndarray:
     """Variance of a row's own noise on the scale of the predictor, (chain, draw) or one number."""
-    for kind, link in ((Logistic, "logit"), (Probit, "probit"), (Cloglog, "cloglog")):
-        if isinstance(family, kind):
+    for kinds, link in (((Logistic, Ordinal), "logit"), (Probit, "probit"), (Cloglog, "cloglog")):
+        if isinstance(family, kinds):
             return np.asarray(LATENT[link])
     if isinstance(family, Binomial):
         return np.asarray(LATENT[family.link])

@@ -99,6 +99,22 @@ class MissingValueError(DataError):
         super().__init__(missing(column, row) if remedy is None else sentence)
 
 
+class NewLevelError(DataError):
+    """A table holds a level that the rows of the fit did not.
+
+    Parameters
+    ----------
+    place
+        Which level, of which column, in which row.
+    remedy
+        What to do.
+    """
+
+    def __init__(self, place: str, remedy: str) -> None:
+        self.place = place
+        super().__init__(f"{place}; {remedy}.")
+
+
 def require_exact(values: Array, dtype: DType, label: Callable[[int], str], start: int) -> None:
     """Refuse numbers that `dtype` must hold exactly and cannot: integers, and all that is a byte.
 

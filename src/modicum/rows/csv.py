@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.rows.sources import line, require_columns
+from modicum.rows.sources import line, refuse_repeated, require_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +65,7 @@ class CsvSource:
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns as the rows have shown them so far."""
+        refuse_repeated(columns, self._schema.names)
         widened = self._types[self._paths[0]]
         return [widened.get(name, self._schema.field(name).type) for name in columns]
 

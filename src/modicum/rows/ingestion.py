@@ -38,6 +38,7 @@ from modicum.rows.sources import (
     is_dataset,
     is_table,
     library,
+    refuse_twice,
 )
 from modicum.rows.staging import refuse_existing, staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
@@ -346,6 +347,7 @@ def table_source(
         if any(map(is_uri, source)):
             return LakeSource(source)
         files = [file for place in source for file in _files(Path(place))]
+        refuse_twice([os.path.realpath(file) for file in files])
     elif isinstance(source, Iterator | list | tuple) or _is_reader(source):
         return SpooledSource(source)  # type: ignore[arg-type]
     elif not _is_place(source):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
-from modicum.rows.sources import BATCH_ROWS, DatasetSource, line
+from modicum.rows.sources import BATCH_ROWS, DatasetSource, line, refuse_twice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,6 +111,7 @@ class LakeSource(DatasetSource):
             filesystem, files, base = _listed(places)
             if not files:
                 raise DataError(f"there is no file at {self.called}: check the path.")
+            refuse_twice([f.path for f in files])
             self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in files]
             self._fragments = _fragments(filesystem, [f.path for f in files], base)
             with ThreadPoolExecutor(FOOTERS) as pool:

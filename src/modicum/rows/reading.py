@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
@@ -37,6 +37,7 @@ from modicum.rows.store import DESCRIPTION
 __all__ = [
     "Missing",
     "TableRows",
+    "TextFiles",
     "encode_table",
     "is_tabular",
     "largest_factor",
@@ -45,6 +46,14 @@ __all__ = [
 ]
 
 Missing: TypeAlias = Literal["refuse", "drop"]
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """CSV files of another encoding than UTF-8, as a table: their path, and how to read them."""
+
+    path: str | os.PathLike[str]
+    encoding: str
 
 
 class TableRows(NamedTuple):
@@ -202,7 +211,7 @@ def is_tabular(value: object) -> bool:
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_tabular, value))
     single = is_table(value) or is_dataset(value) or is_columns(value)
-    return single or isinstance(value, str | os.PathLike)
+    return single or isinstance(value, str | os.PathLike | TextFiles)
 
 
 def source_of(table: object) -> Source:
@@ -281,6 +290,8 @@ def _levels_alone(expressions: Iterable[Expression]) -> list[str]:
 
 
 def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
+    if isinstance(data, TextFiles):
+        return _source(data.path, data.encoding, as_text)
     if is_store(data):
         data = Rows.open(data)
     if isinstance(data, Rows):

@@ -187,6 +187,7 @@ class _WithSchema:
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns."""
+        refuse_repeated(columns, self._schema.names)
         return [self._schema.field(name).type for name in columns]
 
     def has_order(self, column: str) -> bool:
@@ -445,6 +446,25 @@ def require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) ->
     for name in columns:
         if name not in names:
             raise DataError(f"column {name!r} is not in {path}: {names_like(name, names)}")
+    refuse_repeated(columns, names, f" in {path}")
+
+
+def refuse_repeated(columns: Sequence[str], names: Sequence[str], place: str = "") -> None:
+    """Refuse one of the columns that is there more than once."""
+    for name in columns:
+        if names.count(name) > 1:
+            raise DataError(f"column {name!r} occurs more than once{place}: rename one of them.")
+
+
+def refuse_twice(paths: Sequence[str]) -> None:
+    """Refuse a file that a list names twice: its rows would count twice."""
+    seen: set[str] = set()
+    for path in paths:
+        if path in seen:
+            raise SettingError(
+                f"{path} is in the list twice, so that its rows would count twice: name it once."
+            )
+        seen.add(path)
 
 
 def line(error: BaseException) -> str:

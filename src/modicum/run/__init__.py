@@ -4,7 +4,7 @@ from modicum.run.advance import BLOCK, first_keys
 from modicum.run.chain_tasks import ChainHost, ChainTasks
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
-from modicum.run.fetching import place_rows
+from modicum.run.fetching import RowPlacement, place_rows
 from modicum.run.interrupt import stoppable
 from modicum.run.layout import ChainCount, Layout, auto_layout, check_layout
 from modicum.run.limits import require_writable, within_disk, within_limits
@@ -21,6 +21,7 @@ __all__ = [
     "Layout",
     "Parallel",
     "PeriodicHook",
+    "RowPlacement",
     "auto_layout",
     "capacity_for",
     "check_layout",

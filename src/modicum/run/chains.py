@@ -24,9 +24,11 @@ from modicum.passes.full_likelihood import free_memory
 from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
+from modicum.run import executables
 from modicum.run.fetching import Batches, Fetcher, lengthened
 from modicum.run.records import Packed, PinnedPages, Record, side_by_side, unpacked
 from modicum.runtime import (
+    COMPILED,
     Array,
     Compiled,
     Pytree,
@@ -40,6 +42,7 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
+NOWHERE: Span = (np.int64(0), np.int64(0))  # no iterations
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
 SHARE_OF_TABLE = 0.25  # of the accelerator's free memory, which a table of all rows may take
 CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
@@ -142,6 +145,8 @@ class Chains:
         parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
         window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
         self._extent = compiled.Extent(window, self.block, self.thin)
+        self._first_from_disk: executables.Executable | None = None
+        self._loop_from_disk: executables.Executable | None = None
         self._quiet_from = 0
         self.obstacle = self._obstacle()
         if self.obstacle:
@@ -169,19 +174,63 @@ class Chains:
         self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
         with uncollected():
-            loops = self._lowered(batches)
-            # Loops are compiled meanwhile, and before threads race to do so.
-            compiling = [self._pool.submit(loop.compile) for loop in loops]
-            if self._through_pinned_pages:
-                self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
-            if self.settled is not None:
-                self._compile_settled(batches)
-            self.state = [
-                self._start(g)(self._of_group(batches, g), key)
-                for g, key in enumerate(self._group_starts)
-            ]
-            for one in compiling:
-                one.result()
+            keys = self._keys_on_disk(batches)
+            if not self._begin_from_disk(keys, batches):
+                self._begin_afresh(keys, batches)
+
+    def _begin_afresh(self, keys: tuple[str | None, str | None], batches: Batches | None) -> None:
+        """Trace and compile what chains need, and keep it for later processes."""
+        before = COMPILED.from_disk
+        blank = self._blank(batches)
+        arguments = [self._arguments(g, *blank) for g in range(len(self._copies))]
+        loops: list[Lowered] = [self._loop.lower(*each) for each in arguments]
+        # Loops are compiled meanwhile, and before threads race to do so.
+        compiling = [self._pool.submit(loop.compile) for loop in loops]
+        if self._through_pinned_pages:
+            self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
+        if self.settled is not None:
+            self._compile_settled(batches)
+        self.state = self._started(batches)
+        for one in compiling:
+            one.result()
+        fresh = COMPILED.from_disk == before
+        executables.keep(keys[0], self._first, self._first_arguments(0, batches), fresh)
+        executables.keep(keys[1], self._loop, arguments[0], fresh)
+
+    def _begin_from_disk(
+        self, keys: tuple[str | None, str | None], batches: Batches | None
+    ) -> bool:
+        """The same by code of an earlier process, if there is some."""
+        programs = executables.stored(*keys)
+        if programs is None:
+            return False
+        self._first_from_disk, self._loop_from_disk = programs
+        try:
+            self.state = self._started(batches)
+            fetched = self._fetcher.of(0, 1) if self._fetcher else None
+            # no iterations: only to see that it runs
+            jax.block_until_ready(self._run_loop(0, NOWHERE, fetched, self.state[0]))
+        except Exception as error:  # what is raised depends on the version
+            logger.info("compiled code of an earlier process does not run here: %s", error)
+            self._first_from_disk = self._loop_from_disk = None
+            return False
+        return True
+
+    def _keys_on_disk(self, batches: Batches | None) -> tuple[str | None, str | None]:
+        """By what an earlier process may have kept the first call, and the loop.
+
+        The first call makes the state, so that its key stands for the state's shapes.
+        """
+        if len(self._copies) > 1 or self.settled is not None:
+            return None, None
+        first = executables.key_of(
+            self._first, (self.kernel,), self._first_arguments(0, batches)[1:]
+        )
+        if first is None:
+            return None, None
+        fetched = self._fetcher.of(0, 1) if self._fetcher else None
+        kernel, extent, *others = self._arguments(0, NOWHERE, fetched, None)
+        return first, executables.key_of(self._loop, (kernel, extent, first), tuple(others))
 
     def _spread(self) -> None:
         """Have context and rows on every device that gets a group of chains."""
@@ -194,21 +243,29 @@ class Chains:
                 jax.device_put(keys, to[g % len(to)]) for g, keys in enumerate(self._group_keys)
             ]
 
-    def _start(self, g: int) -> Callable[..., compiled.Progress]:
-        begin = compiled.begin_together if self._stacked else compiled.begin
-        return partial(begin, self.kernel, *self._at_device(g))
+    def _started(self, batches: Batches | None) -> list[compiled.Progress]:
+        """States of all groups at their start."""
+        arguments = (self._first_arguments(g, batches) for g in range(len(self._parts)))
+        if self._first_from_disk is not None:
+            return [self._first_from_disk(*dynamic) for _, *dynamic in arguments]
+        return [self._first(*each) for each in arguments]
 
-    def _lowered(self, batches: Batches | None) -> list[Lowered]:
-        """The loop, ready to be compiled for each device."""
-        blank = self._blank(batches)
-        return [self._loop.lower(*self._arguments(g, *blank)) for g in range(len(self._copies))]
+    @property
+    def _first(self) -> Compiled[..., compiled.Progress]:
+        return compiled.begin_together if self._stacked else compiled.begin
+
+    def _first_arguments(self, g: int, batches: Batches | None) -> tuple[Pytree, ...]:
+        """What the first call of group `g` is given."""
+        key = self._group_starts[g]
+        return (self.kernel, *self._at_device(g), self._of_group(batches, g), key)
 
     def _blank(self, batches: Batches | None) -> tuple[Span, Batches | None, compiled.Progress]:
         """Arguments of the right shapes, for a loop of no iterations."""
-        shapes = jax.eval_shape(self._start(0), self._of_group(batches, 0), self._group_keys[0])
+        kernel, *others = self._first_arguments(0, batches)
+        shapes = jax.eval_shape(partial(self._first, kernel), *others)
         state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
         fetched = self._fetcher.of(0, 1) if self._fetcher else None
-        return (np.int64(0), np.int64(0)), fetched, state
+        return NOWHERE, fetched, state
 
     def _tabulate(self, settled: Settled) -> list[jax.Array]:
         """All rows prepared for what runs after warm-up, once per device; [] without the room."""
@@ -263,7 +320,7 @@ class Chains:
         """Advance group `g`; its records have a leading axis for chains."""
         if self._through_pinned_pages:
             return self._in_windows(g, span, batches, state)
-        state, record = self._loop(*self._arguments(g, span, batches, state))
+        state, record = self._run_loop(g, span, batches, state)
         ended = self._ended(*span)
         kept = {names: self._with_axis(values)[:, :ended] for names, values in record.items()}
         return state, [unpacked(kept)]
@@ -279,7 +336,7 @@ class Chains:
                 arguments = self._settled_arguments(g, part, batches, state)
                 state, record = compiled.advance_settled(*arguments)
             else:
-                state, record = self._loop(*self._arguments(g, part, batches, state))
+                state, record = self._run_loop(g, part, batches, state)
             sent.append((self._pages.send(record), self._ended(*part)))
         return state, [unpacked(self._pages.arrived(*record)) for record in sent]
 
@@ -313,6 +370,16 @@ class Chains:
     @property
     def _loop(self) -> Compiled[..., tuple[Pytree, Pytree]]:
         return compiled.advance_together if self._stacked else compiled.advance
+
+    def _run_loop(
+        self, g: int, span: Span, batches: Batches | None, state: Pytree
+    ) -> tuple[Pytree, Pytree]:
+        arguments = self._arguments(g, span, batches, state)
+        if self._loop_from_disk is None:
+            return self._loop(*arguments)
+        _, _, *dynamic = arguments
+        done: tuple[Pytree, Pytree] = self._loop_from_disk(*dynamic)
+        return done
 
     def _arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree

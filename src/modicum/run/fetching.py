@@ -17,25 +17,44 @@ from modicum.kernels.base import Kernel, RowRequest, carried_fields
 from modicum.passes.full_likelihood import free_memory
 from modicum.rows import Rows
 from modicum.run import advance as compiled
-from modicum.runtime import Pytree, in_double_precision, to_device
+from modicum.runtime import Pytree, aligned, in_double_precision
 
-__all__ = ["Fetcher", "lengthened", "place_rows"]
+__all__ = ["Fetcher", "RowPlacement", "lengthened", "place_rows"]
 
 SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
 Batches: TypeAlias = dict[str, np.ndarray]
 
 
-def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
-    """Put the rows on the device if they fit in `limit` bytes; else they stay, to be fetched from.
+class RowPlacement:
+    """Rows on their way to the device, copied in a thread while the caller does something else.
 
-    By default the limit is half of the free memory for rows in memory, and 256 MiB for a store.
+    Memory that nobody has touched is most of what a copy takes, and one core's work. Rows that do
+    not fit in `limit` bytes stay, to be fetched from. By default the limit is half of the free
+    memory for rows in memory, and 256 MiB for a store.
     """
-    if limit is None:
-        limit = SMALL_STORE if rows.is_store else free_memory() // 2
-    if rows.nbytes > limit:
-        return rows
-    placed: dict[str, jax.Array] = to_device(dict(rows.slice(0, len(rows))))
-    return placed
+
+    def __init__(self, rows: Rows, limit: int | None = None) -> None:
+        self._rows = rows
+        self._copy: Future[Batches] | None = None
+        if limit is None:
+            limit = SMALL_STORE if rows.is_store else free_memory() // 2
+        if rows.nbytes <= limit:
+            thread = ThreadPoolExecutor(1)
+            self._copy = thread.submit(lambda: aligned(dict(rows.slice(0, len(rows)))))
+            thread.shutdown(wait=False)
+
+    def result(self) -> dict[str, jax.Array] | Rows:
+        """Rows on the device, waited for, or the rows themselves."""
+        if self._copy is None:
+            return self._rows
+        # here, since the thread knows nothing of the caller's device and precision
+        placed: dict[str, jax.Array] = jax.device_put(self._copy.result())
+        return placed
+
+
+def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
+    """Put the rows on the device if they fit in `limit` bytes; else they stay."""
+    return RowPlacement(rows, limit).result()
 
 
 @dataclass

@@ -12,6 +12,7 @@ import numpy as np
 from modicum.designs import DESIGNS
 from modicum.errors import CrudeControlVariateError, SettingError, is_number, whole_number
 from modicum.kernels.base import Move
+from modicum.kernels.blackjax_modules import import_ahead
 from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
 from modicum.methods.ecs.fusing import Fused, check_fused
@@ -164,6 +165,7 @@ class EnergyConserving(Method):
 
     def find_anchor(self, task: Task) -> Anchor:
         """Return the anchor at the mode, at the mean, or at the user's point."""
+        import_ahead()
         if self.at_mode:
             return task.anchor_at_mode()
         if self.at_mean:

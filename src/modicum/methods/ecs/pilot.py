@@ -66,7 +66,7 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, members_of
 from modicum.rows.weight_classes import KeptNumbers
-from modicum.run import place_rows
+from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device
 
 __all__ = ["Study"]
@@ -93,6 +93,8 @@ NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot 
 class Study(AnchoredProxy):
     """The pilot study of one run: control variates, design and residual moments."""
 
+    # By the paper's schedule, whose anchor moves and whose chains are straight.
+    scheduled: bool = False
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
     # Known after residuals were evaluated: along which axes the posterior is so skewed that
@@ -184,6 +186,7 @@ class Study(AnchoredProxy):
     @cached_property
     def _residuals(self) -> Residuals:
         """Pilot rows evaluated at the pilot draws."""
+        _ = self._placement  # rows are copied meanwhile: this takes one core
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
@@ -253,7 +256,8 @@ class Study(AnchoredProxy):
         """
         chains = self._short_chains(SCATTER)
         failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
-        if failed and self.method.at_mode and may_be_curved(self.task, self.anchor):
+        about_mode = self.method.at_mode and not self.scheduled
+        if failed and about_mode and may_be_curved(self.task, self.anchor):
             self.curves = self._curves()
             if self.curves is not None:
                 chains = self._short_chains(1.0)
@@ -430,7 +434,11 @@ class Study(AnchoredProxy):
     @cached_property
     def placed(self) -> Batch | Rows:
         """The rows on the device, or on the host if they are too many."""
-        return place_rows(members_of(self.task.rows), self.method.memory_limit)
+        return self._placement.result()
+
+    @cached_property
+    def _placement(self) -> RowPlacement:
+        return RowPlacement(members_of(self.task.rows), self.method.memory_limit)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:

@@ -19,7 +19,7 @@ from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import bounded_exp
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.outcomes import refuse_constant
+from modicum.models.outcomes import refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
 from modicum.runtime import Array
@@ -118,9 +118,10 @@ class ScaleFamily(LinearPredictorModel):
         """Draw noise of a scale of one."""
 
     def check_variation(self, rows: Rows) -> None:
-        """Refuse, where the scale is estimated, an outcome that never varies."""
+        """Refuse an outcome of last digits alone, or, where its noise is to be told, of none."""
         if self.scale is None and self.intercept:
             refuse_constant(self, rows)
+        refuse_remote(rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Any real number will do."""

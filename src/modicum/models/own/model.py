@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, ClassVar
@@ -136,6 +137,7 @@ class Model(BaseModel):
         for name, function in functions.items():
             if not callable(function):
                 raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
+        _require_both(log_prior, log_likelihood)
         self._functions: dict[str, Callable[..., Any]] = {
             name: uncompiled(function) for name, function in functions.items()
         }
@@ -365,7 +367,8 @@ class Model(BaseModel):
         if likelihood != (count,):
             raise SettingError(
                 "log_likelihood must return one value per row: for 8 rows or fewer it returned "
-                f"shape {likelihood} where {(count,)} was expected; do not sum over rows."
+                f"shape {likelihood} where {(count,)} was expected; "
+                + ("flatten it." if likelihood == (count, 1) else "do not sum over rows.")
             )
         self._check_report(theta)
         self.check_simulate(theta, batch, rows)
@@ -464,6 +467,38 @@ def _floating(value: ArrayLike) -> jax.Array:
     """As a floating array: a flat prior may well be written as the integer 0."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+
+def _require_both(log_prior: object, log_likelihood: object) -> None:
+    """Refuse functions that are missing, swapped, or of another number of arguments."""
+    for name, function, takes, given in (
+        ("log_prior", log_prior, 1, "the parameters"),
+        ("log_likelihood", log_likelihood, 2, "the parameters and a batch of rows"),
+    ):
+        if function is None:
+            raise SettingError(
+                f"{name} must be a function of {given}, not None"
+                + ("; lambda theta: 0.0 is a flat prior." if name == "log_prior" else ".")
+            )
+        if not _accepts(function, takes):
+            swapped = _accepts(log_prior, 2) and _accepts(log_likelihood, 1)
+            raise SettingError(
+                f"{name} must be a function of {given}, and this one does not take "
+                + ("one argument" if takes == 1 else "two arguments")
+                + ("; log_prior comes first, log_likelihood after it." if swapped else ".")
+            )
+
+
+def _accepts(function: object, count: int) -> bool:
+    """Whether a function can be called with so many arguments, as far as can be told."""
+    assert callable(function)
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # of what has no signature, such as some built-in functions
+        return True
+    return True
 
 
 def _missing(name: KeyError, rows: Rows) -> str:

@@ -20,6 +20,7 @@ __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 CHUNK_ROWS = 16_384  # rows whose moments are formed at once: they fit a cache
 FEW_CHUNKS = 4  # not worth a thread
 CONSTANT = 1e-12  # standard deviation, as a share of the mean, below which a column is constant
+CONSTANT_OUTCOME = 1e-14  # the same for an outcome, which nothing has to be told from
 REMOTE = 1e-7  # that share, below which a slope and an intercept share all digits of float64
 TINY = 1e-150  # numbers whose squares are no longer numbers of full precision
 
@@ -191,9 +192,10 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> M
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
-    """Standard deviations; 0 where there is nothing but rounding error."""
+    """Standard deviations, the outcome's last; 0 where there is nothing but rounding error."""
     sd = np.sqrt(squares / max(weight, np.finfo(float).tiny))
-    return np.where(sd <= CONSTANT * np.abs(mean), 0.0, sd)
+    share = np.r_[np.full(len(sd) - 1, CONSTANT), CONSTANT_OUTCOME]
+    return np.where(sd <= share * np.abs(mean), 0.0, sd)
 
 
 class _Merged:

@@ -33,76 +33,24 @@ from modicum.models import Target
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.checking.moment_matching import MOST_UNITS, WORST_TAIL, leave_out_anew
+from modicum.posterior.checking.row_sample import Estimate, RowSample
 from modicum.posterior.draws import Draws, evenly_spaced, require_finite, thinned
+from modicum.posterior.effects import group_levels
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
-from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-__all__ = ["Estimate", "LeaveOneOut", "RowSample", "leave_one_out"]
+__all__ = ["LeaveOneOut", "leave_one_out"]
 
 EXACT = 4_000  # rows up to which each is left out
 SAMPLED = 2_000  # rows drawn where there are more
 FEW_POINTS = 64  # draws by which every row is approximated
-EVEN = 0.1  # share of the sample that is drawn without regard to the approximation
 FEWEST = 100  # draws of whose weights a tail can be seen
 MOST_SCALARS = 200  # parameters whose effective sample size is looked at
-
-
-class Estimate(NamedTuple):
-    """A sum over all rows, and the variance that drawing rows leaves in it."""
-
-    value: float
-    variance: float
-
-
-@dataclass(frozen=True)
-class RowSample:
-    """Rows drawn with replacement, each once, or all rows.
-
-    Attributes
-    ----------
-    row_ids
-        Numbers of the rows (or groups), ascending.
-    times
-        How often each was drawn; None: these are all rows.
-    probability
-        Of each in one draw.
-    """
-
-    row_ids: np.ndarray
-    times: np.ndarray | None
-    probability: np.ndarray
-
-    @classmethod
-    def of_all(cls, number: int) -> RowSample:
-        """All rows, none of them by chance."""
-        return cls(np.arange(number), None, np.ones(number))
-
-    @classmethod
-    def drawn(cls, size: np.ndarray, number: int, seed: int) -> RowSample:
-        """Draw rows by their `size`, some without regard to it."""
-        total = size.sum(dtype=float)
-        even = EVEN if total > 0 else 1.0
-        share = even / len(size) + (1 - even) * size.astype(float) / (total or 1.0)
-        edges = np.cumsum(share)
-        uniform = generator(seed, Stream.LEFT_OUT_ROWS).random(number) * edges[-1]
-        ids = np.searchsorted(edges, uniform, side="right")
-        row_ids, times = np.unique(np.minimum(ids, len(size) - 1), return_counts=True)
-        return cls(row_ids, times, share[row_ids] / edges[-1])
-
-    def total(self, rest: np.ndarray) -> Estimate:
-        """The sum of `rest` over all rows, of its values at those of the sample."""
-        if self.times is None:
-            return Estimate(float(rest.sum()), 0.0)
-        m = int(self.times.sum())
-        expanded = rest / self.probability
-        value = float(self.times @ expanded) / m
-        return Estimate(value, float(self.times @ (expanded - value) ** 2) / (m * max(m - 1, 1)))
 
 
 @dataclass(frozen=True)
@@ -124,6 +72,8 @@ class LeaveOneOut:
         Posterior draws used.
     unit
         What was left out: "row" or "group".
+    called
+        What the rows of the sample are called: their numbers in the table, or names of groups.
     matched
         Whether bad rows were left out by points of their own, as far as that could be done.
     """
@@ -136,6 +86,7 @@ class LeaveOneOut:
     pareto_k: np.ndarray
     draws: int
     unit: str
+    called: np.ndarray
     matched: bool = False
 
     @property
@@ -166,7 +117,7 @@ class LeaveOneOut:
         from xarray import DataArray
 
         ids, total, times = self.sample.row_ids, self.total(), self.sample.times
-        at = {self.unit: ids}
+        at = {self.unit: self.called}
         fields: dict[str, Any] = {
             "elpd": total.value,
             "se": self.error(),
@@ -213,7 +164,7 @@ class LeaveOneOut:
                 f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} "
                 f"{'moves' if bad.sum() == 1 else 'move'} the posterior too much for its draws to "
                 f"tell what it would be without {'it' if bad.sum() == 1 else 'them'} (Pareto "
-                f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.sample.row_ids[worst]}, and "
+                f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.called[worst]}, and "
                 f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
                 "amount",
                 f"{more}{match}look at these {self.unit}s (result.pareto_k), fit without them to "
@@ -236,6 +187,24 @@ class _Prepared(NamedTuple):
     sign: np.ndarray  # of each draw; 1 but for signed samplers
     efficiency: float  # effective over actual draws
     ledger: Ledger
+    numbers: np.ndarray | None  # of each row in the table, where its rows have others
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the units are groups."""
+        return isinstance(self.units, GroupedRows)
+
+    def places(self, row_ids: np.ndarray) -> np.ndarray:
+        """Where rows, by their rank in the table, are among the units."""
+        if self.grouped or self.numbers is None:
+            return row_ids
+        return np.argsort(self.numbers)[row_ids]
+
+    def called(self, row_ids: np.ndarray) -> np.ndarray:
+        """What rows are called in the table, by their rank there; groups by their names."""
+        if isinstance(self.units, GroupedRows):
+            return group_levels(self.units)[row_ids]
+        return row_ids if self.numbers is None else np.sort(self.numbers)[row_ids]
 
 
 def leave_one_out(
@@ -245,17 +214,25 @@ def leave_one_out(
     random_seed: int,
     progressbar: bool,
     moment_match: bool = False,
+    numbers: Sequence[np.ndarray | None] | None = None,
 ) -> list[LeaveOneOut]:
-    """Leave out the same rows of all subjects, whose rows are the same; see `Posterior.loo`."""
+    """Leave out the same rows of all subjects, whose rows are the same; see `Posterior.loo`.
+
+    Rows may lie in other orders: `numbers` are those of each subject's rows in a table; None: in
+    the table's own.
+    """
     whole_number("draws", draws, FEWEST)
     if subsample is not None:
         whole_number("subsample", subsample, 2)
     engine = LocalEngine(progressbar=progressbar)
-    prepared = [_prepare(subject, draws, engine) for subject in subjects]
-    counts = {(len(model.units), isinstance(model.units, GroupedRows)) for model in prepared}
+    prepared = [
+        _prepare(subject, draws, engine, of_table)
+        for subject, of_table in zip(subjects, numbers or [None] * len(subjects), strict=True)
+    ]
+    counts = {(len(model.units), model.grouped) for model in prepared}
     assert len(counts) == 1, "the caller compares like with like"
     number = len(prepared[0].units)
-    weight = _weights(prepared[0].units)
+    weight = _weights(prepared[0])
     if number <= (EXACT if subsample is None else subsample):
         near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # nothing is left to approximate
         sample = RowSample.of_all(number)
@@ -274,7 +251,9 @@ def leave_one_out(
     ]
 
 
-def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
+def _prepare(
+    subject: Subject, draws: int, engine: LocalEngine, numbers: np.ndarray | None
+) -> _Prepared:
     source, fit, rows = subject
     require_finite(source.draws, "leaving rows out")
     subset, (weights,) = thinned(source, draws)
@@ -291,7 +270,7 @@ def _prepare(subject: Subject, draws: int, engine: LocalEngine) -> _Prepared:
     units = units_of(target, rows, engine, ledger)
     log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])
     efficiency = _efficiency(source, len(points))
-    return _Prepared(target, units, points, log_weight, sign, efficiency, ledger)
+    return _Prepared(target, units, points, log_weight, sign, efficiency, ledger, numbers)
 
 
 def _efficiency(source: Draws, count: int) -> float:
@@ -309,11 +288,13 @@ def _efficiency(source: Draws, count: int) -> float:
     return share if np.isfinite(share) and share > 0 else 1.0
 
 
-def _weights(units: Rows) -> np.ndarray:
+def _weights(subject: _Prepared) -> np.ndarray:
     """How many rows each unit stands for."""
-    if isinstance(units, GroupedRows) or "weight" not in units.fields:
+    units = subject.units
+    if subject.grouped or "weight" not in units.fields:
         return np.ones(len(units))
-    return np.concatenate([chunk["weight"] for chunk in units.chunks(1 << 20)]).astype(float)
+    weight = np.concatenate([chunk["weight"] for chunk in units.chunks(1 << 20)]).astype(float)
+    return weight[subject.places(np.arange(len(weight)))]
 
 
 def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
@@ -327,7 +308,9 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
     centre = _mean(subject.points, subject.log_weight, subject.sign)
     moved = points + centre - _mean(points, log_weight, np.ones(len(spaced)))
     sums = Sums(subject.target, subject.units, engine, subject.ledger)
-    return approximately_left_out(sums, moved, log_weight)
+    near = approximately_left_out(sums, moved, log_weight)
+    places = subject.places(np.arange(len(subject.units)))
+    return LeftOut(*(part[places] for part in near))
 
 
 def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
@@ -339,17 +322,18 @@ def _left_out(
 ) -> LeaveOneOut:
     """PSIS-LOO of the rows of the sample, a piece at a time."""
     parts, first = [], 0
-    for values in log_likelihoods(subject.target, subject.units, sample.row_ids, subject.points):
-        row_ids = sample.row_ids[first : first + values.shape[1]]
-        _require_numbers(values, row_ids)
-        share = np.minimum(weight[row_ids], 1.0)
+    unit, called = "group" if subject.grouped else "row", subject.called(sample.row_ids)
+    places = subject.places(sample.row_ids)
+    for values in log_likelihoods(subject.target, subject.units, places, subject.points):
+        piece = slice(first, first + values.shape[1])
+        _require_numbers(values, unit, called[piece])
+        share = np.minimum(weight[sample.row_ids[piece]], 1.0)
         parts.append(_smoothed(values, share, subject))
         first += values.shape[1]
     elpd, lpd, pareto_k = np.concatenate(parts, axis=1)
-    _require_signs(elpd, lpd, sample.row_ids)
-    unit = "group" if isinstance(subject.units, GroupedRows) else "row"
+    _require_signs(elpd, lpd, unit, called)
     draws = len(subject.points)
-    return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit)
+    return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit, called)
 
 
 def _mended(
@@ -364,30 +348,30 @@ def _mended(
     sums = Sums(subject.target, subject.units, engine, subject.ledger)
     mean = _mean(subject.points, subject.log_weight, subject.sign)
     share = np.minimum(left_out.weight[row_ids], 1.0)
-    anew = leave_out_anew(sums, mean, row_ids, share, seed)
+    anew = leave_out_anew(sums, mean, subject.places(row_ids), share, seed)
     elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
     better = anew.pareto_k <= min(WORST_TAIL, left_out.good_k)
     elpd[bad[better]], pareto_k[bad[better]] = anew.elpd[better], anew.pareto_k[better]
     return replace(left_out, elpd=elpd, pareto_k=pareto_k, matched=True)
 
 
-def _require_numbers(values: np.ndarray, row_ids: np.ndarray) -> None:
+def _require_numbers(values: np.ndarray, unit: str, called: np.ndarray) -> None:
     """Refuse rows that some draw gives no density: leaving them out cannot be weighed."""
     bad = ~np.isfinite(values).all(axis=0)
     if bad.any():
         raise SettingError(
-            f"the log-likelihood of row {row_ids[np.argmax(bad)]} is not finite at some of the "
-            "draws, so that the row cannot be left out by weighing them; rescale the columns of "
-            "the rows, or use a family under which the row is possible."
+            f"the log-likelihood of {unit} {called[np.argmax(bad)]} is not finite at some of the "
+            f"draws, so that the {unit} cannot be left out by weighing them; rescale the columns "
+            f"of the rows, or use a family under which the {unit} is possible."
         )
 
 
-def _require_signs(elpd: np.ndarray, lpd: np.ndarray, row_ids: np.ndarray) -> None:
+def _require_signs(elpd: np.ndarray, lpd: np.ndarray, unit: str, called: np.ndarray) -> None:
     """Refuse rows whose signed sums are not positive: their logarithm says nothing."""
     bad = ~np.isfinite(elpd + lpd)
     if bad.any():
         raise SettingError(
-            f"the signs of the draws cancel where row {row_ids[np.argmax(bad)]} is left out, so "
+            f"the signs of the draws cancel where {unit} {called[np.argmax(bad)]} is left out, so "
             "that its predictive density would be negative; sample more, or with signs that cancel "
             "less (a larger subsample)."
         )

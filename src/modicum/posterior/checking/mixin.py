@@ -167,7 +167,8 @@ class ChecksMixin(FittedDraws):
         arviz_stats.utils.ELPDData
             `elpd`; `se`, its standard error as an estimate for new data; `p`, the effective number
             of parameters; `subsampling_se`, the part of the error that drawing rows causes; and
-            `elpd_i` and `pareto_k` of the rows that were left out.
+            `elpd_i` and `pareto_k` of the rows that were left out, by their numbers in the table
+            (from 0), or of groups by their names.
 
         Examples
         --------
@@ -184,8 +185,9 @@ class ChecksMixin(FittedDraws):
         (-669, 1)
         """
         subject = self.subject(data, "leaving rows out")
+        numbers = self.table_numbers(data, subject.rows)
         (left_out,) = leave_one_out(
-            [subject], subsample, draws, random_seed, progressbar, moment_match
+            [subject], subsample, draws, random_seed, progressbar, moment_match, [numbers]
         )
         left_out.warn()
         return left_out.result()

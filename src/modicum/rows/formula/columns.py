@@ -45,15 +45,15 @@ class BatchColumns:
     """
 
     def __init__(self, batch: pa.RecordBatch, row_ids: Array) -> None:
-        self._batch, self._row_ids = batch, row_ids
+        self._batch, self.row_ids = batch, row_ids
         self._made: dict[str, Array | LevelArray] = {}
 
     def __len__(self) -> int:
-        return len(self._row_ids)
+        return len(self.row_ids)
 
     def row(self, index: int) -> int:
         """Return the number that a row of this chunk has in the source."""
-        return int(self._row_ids[index])
+        return int(self.row_ids[index])
 
     def column(self, name: str) -> Array | LevelArray:
         """Return a column for computing with: floats, or levels (truth values are levels)."""

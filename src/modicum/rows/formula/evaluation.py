@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.rows.checks import WeightCheck, require_finite
+from modicum.rows.checks import NewLevelError, WeightCheck, require_finite
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, DType, Level, level_places
 from modicum.rows.formula.columns import BatchColumns
@@ -151,7 +151,7 @@ class Evaluated:
             if not (lenient and self._newlevels == "reference"):
                 at = int(np.argmax(places < 0))
                 level = array.values[array.codes[at]]
-                raise DataError(self._unseen(inner, label, levels, level, at, lenient))
+                raise self._unseen(inner, label, levels, level, at, lenient)
             places = np.maximum(places, 0)
         return places
 
@@ -163,11 +163,11 @@ class Evaluated:
         level: Level,
         at: int,
         lenient: bool,
-    ) -> str:
+    ) -> DataError:
         texts = all(isinstance(v, str) for v in levels)
         if texts != isinstance(level, str) and inner.bare is not None:
             kinds = ("text", "numbers") if texts else ("numbers or truth values", "text")
-            return (
+            return DataError(
                 f"column {inner.bare!r} held {kinds[0]} in the fit and holds {kinds[1]} here "
                 f"({level!r} in row {self._columns.row(at)}): convert it."
             )
@@ -175,9 +175,10 @@ class Evaluated:
         if lenient:
             setting = argument("newlevels", "reference")
             remedy += f", or predict them as the reference level with {setting}"
-        return (
+        return NewLevelError(
             f"column {label!r} holds {level!r} in row {self._columns.row(at)}, which the rows of "
-            f"the fit did not; {remedy}."
+            "the fit did not",
+            remedy,
         )
 
 

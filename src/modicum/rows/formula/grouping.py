@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
+from modicum.rows.checks import NewLevelError
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Level, level_key, level_places
 from modicum.rows.formula.columns import BatchColumns
@@ -85,12 +86,13 @@ class Grouping:
             nested = len(self.columns) > 1
             holder = f"the group {self.field!r}" if nested else f"column {self.field!r}"
             inner = f"the column {self.columns[-1]!r}" if nested else "that column"
-            raise DataError(
+            raise NewLevelError(
                 f"{holder} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
-                "group that the rows of the fit did not have: to predict for new groups, use "
+                "group that the rows of the fit did not have",
+                "to predict for new groups, use "
                 f"{argument('groups', 'any')} if some of them are, {argument('groups', 'new')} if "
                 f"all are, or leave {inner} out of the table"
-                + (", which keeps the effects of groups that are known." if nested else ".")
+                + (", which keeps the effects of groups that are known" if nested else ""),
             )
         return group_codes.astype(code_type(len(self.levels)))
 

@@ -200,6 +200,11 @@ def _terms(
             f"{power[0]} in a formula is {power[1]} and its interactions with itself, which is "
             f"{power[1]} alone; write I({power[1]} ** {power[2]}) for the power of a column."
         )
+    if "%in%" in _outside_calls(text):  # R's, which leaves the main effect out, is not formulaic's
+        raise SettingError(
+            f"%in% in {text.strip(' +')!r} is read in several ways: write a:b for the interaction "
+            "alone, or a/b for a and b within it."
+        )
     # In backticks too formulaic takes these words for Python's; with a space they are names.
     spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
     names = Expression(left).names if left.strip() and "|" not in left else ()

@@ -1,0 +1,44 @@
+"""NUTS on few rows in small groups: steps that are short enough next to a zero spread."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+
+PEOPLE, DAYS = 18, 10
+
+
+def sleepers(intercepts, slopes, seed=5):
+    """A table like lme4's sleepstudy: 18 people, ten days each."""
+    rng = np.random.default_rng(seed)
+    person, day = np.repeat(np.arange(PEOPLE), DAYS), np.tile(np.arange(DAYS), PEOPLE)
+    level = 250 + rng.normal(0, intercepts, PEOPLE)[person]
+    slope = 10 + rng.normal(0, slopes, PEOPLE)[person]
+    reaction = level + slope * day + rng.normal(0, 25, len(day))
+    return pd.DataFrame({"reaction": reaction, "day": day, "person": person.astype(str)})
+
+
+def fitted(table, method):
+    formula, settings = "reaction ~ day + (1 + day | person)", {"draws": 400, "tune": 400}
+    return mo.fit(
+        formula, table, "gaussian", method=method, random_seed=1, progressbar=False, **settings
+    )
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
+def test_steps_are_shorter_where_data_say_little_of_the_effects():
+    weak, clear = sleepers(0.01, 0.01), sleepers(60, 15)
+    careful, usual = fitted(weak, "nuts"), fitted(weak, mo.NUTS(target_accept=0.8))
+    assert careful.stats["acceptance_rate"].mean() > 0.9
+    assert careful.stats["diverging"].mean() < 0.003
+    assert usual.stats["diverging"].mean() > 0.003  # negative control: the usual rate has more
+    plain = fitted(clear, "nuts")
+    assert plain.stats["acceptance_rate"].mean() < 0.88  # what is fine is not slowed down
+    assert not plain.stats["diverging"].any()
+
+
+def test_a_rate_that_is_set_is_kept():
+    with pytest.raises(mo.SettingError, match="target_accept must lie between 0 and 1"):
+        mo.NUTS(target_accept=1.0)
+    assert mo.NUTS(target_accept=0.7).target_accept == 0.7

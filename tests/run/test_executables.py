@@ -1,0 +1,177 @@
+"""Compiled loops of earlier processes."""
+
+import os
+import shutil
+import threading
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import modicum as mo
+from modicum.run import advance, executables
+from modicum.runtime import let_compiled_code_go
+
+RNG = np.random.default_rng(3)
+ROWS = mo.Rows(x=RNG.normal(size=(200, 2)), y=RNG.integers(0, 2, 200))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_cache_of_jax():
+    """Code that JAX has on disk would not be kept."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+def draws(method="hmc"):
+    post = mo.sample(
+        mo.models.Logistic(), ROWS, method=method, draws=100, tune=100, random_seed=1,
+        progressbar=False,
+    )  # fmt: skip
+    return np.asarray(post["beta"])
+
+
+@pytest.fixture(scope="module")
+def first_process(tmp_path_factory, no_cache_of_jax):
+    """A folder with what a run kept, and its draws."""
+    folder = tmp_path_factory.mktemp("kept")
+    let_compiled_code_go()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executables, "_folder", lambda: folder)
+        drawn = draws()
+        for thread in threading.enumerate():
+            if getattr(thread, "_target", None) is executables._write:
+                thread.join()
+    return folder, drawn
+
+
+@pytest.fixture
+def folder(first_process, tmp_path, monkeypatch):
+    """What a process finds that comes after the first, and has traced nothing yet."""
+    shutil.copytree(first_process[0], tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(executables, "_folder", lambda: tmp_path)
+    let_compiled_code_go()
+    yield tmp_path
+    let_compiled_code_go()
+
+
+def keys_in(folder):
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("code-"))
+
+
+def test_a_later_process_takes_them_from_disk_and_draws_the_same(folder, first_process):
+    traced = []
+    with mock.patch.object(executables, "keep", lambda key, *_: traced.append(key)):
+        np.testing.assert_array_equal(draws(), first_process[1])
+    assert sorted(executables._loaded) == keys_in(folder)
+    assert len(executables._loaded) == 2
+    assert not traced
+
+
+def test_a_key_that_ignores_settings_would_be_noticed(folder, first_process, monkeypatch):
+    """The control of the test above: code of other settings gives their draws."""
+    for name in keys_in(folder):
+        (folder / name).rename(folder / name.split("-")[0])
+    monkeypatch.setattr(executables, "key_of", lambda function, *_: function.__name__)
+    np.testing.assert_array_equal(draws(mo.HMC(target_accept=0.95)), first_process[1])
+
+
+def test_what_does_not_run_is_traced_as_ever(folder, first_process, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("Function fusion.4 not found")
+
+    monkeypatch.setattr(executables, "_read", lambda *_: broken)
+    np.testing.assert_array_equal(draws(), first_process[1])
+
+
+def test_half_a_file_is_not_used(folder):
+    names = keys_in(folder)
+    assert len(executables.stored(*names)) == 2
+    let_compiled_code_go()
+    (folder / names[1]).write_bytes((folder / names[1]).read_bytes()[:1000])
+    assert executables.stored(*names) is None
+    assert executables.stored(names[0], None) is None
+    assert executables.stored(names[0], "another") is None
+    assert len(executables.stored(names[0])) == 1
+
+
+def test_code_is_found_again_by_another_version_that_compiles_the_same(
+    folder, first_process, monkeypatch
+):
+    """JAX's cache has it, so that it cannot be written; that it need not be is what this checks."""
+    monkeypatch.setattr(executables, "_sources", lambda: "another version of a file")
+    before = keys_in(folder)
+    lowered = {}
+    monkeypatch.setattr(
+        executables, "_write", lambda _, key, name, compiled: lowered.update({key: name})
+    )
+    draws()
+    assert len(set(lowered) - set(before)) == 2
+    assert all((folder / name).exists() for name in lowered.values())
+
+
+def test_the_oldest_files_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(executables, "MOST_FILES", 4)
+    compiled = jax.jit(lambda x: x + 1).lower(1.0).compile()
+    for k, name in enumerate("abc"):
+        executables._write(tmp_path, name, f"code-{name}", compiled)
+        for file in (name, f"code-{name}"):
+            os.utime(tmp_path / file, (k, k))
+    executables._write(tmp_path, "d", "code-d", compiled)
+    assert {path.name for path in tmp_path.iterdir()} == {"c", "code-c", "d", "code-d"}
+
+
+SETTINGS, ARGUMENTS = (mo.HMC(),), ({"x": np.zeros(3)},)
+
+
+def key(static=SETTINGS, arguments=ARGUMENTS, function=advance.begin):
+    return executables.key_of(function, static, arguments)
+
+
+@pytest.mark.usefixtures("folder", "x64")
+def test_keys_are_of_all_that_a_trace_depends_on(monkeypatch):
+    same = key()
+    assert key() == same
+    others = [
+        key(static=(mo.HMC(target_accept=0.9),)),
+        key(arguments=({"x": np.zeros(4)},)),
+        key(arguments=({"x": np.zeros(3, np.float32)},)),
+        key(arguments=({"z": np.zeros(3)},)),
+        key(function=advance.begin_together),
+    ]
+    with jax.default_matmul_precision("float32"):
+        others.append(key())
+    monkeypatch.setattr(executables, "_sources", lambda: "another version of a file")
+    others.append(key())
+    assert None not in others
+    assert len({same, *others}) == 1 + len(others)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("value", [lambda x: x, key, np.testing.assert_allclose, pytest.Item])
+def test_what_has_functions_of_others_has_no_key(value):
+    trusted = getattr(value, "__module__", "").startswith("numpy")
+    assert (key(static=(value,)) is not None) == trusted
+
+
+def test_nothing_is_kept_without_jaxs_cache_or_where_it_is_switched_off(monkeypatch, tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        monkeypatch.setenv("MODICUM_KEEP_COMPILED", "1")
+        assert executables._folder() == tmp_path / "modicum"
+        monkeypatch.setenv("MODICUM_KEEP_COMPILED", "0")
+        assert executables._folder() is None
+        monkeypatch.delenv("MODICUM_KEEP_COMPILED")
+        jax.config.update("jax_compilation_cache_dir", "gs://bucket/cache")
+        assert executables._folder() is None
+        jax.config.update("jax_compilation_cache_dir", None)
+        assert executables._folder() is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

@@ -1,0 +1,139 @@
+"""What newcomers from scikit-learn, R and Stan wrote: each gets a sentence that is true."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import modicum as mo
+from modicum.arguments import names_checked
+from modicum.sklearn import LinearRegression, LogisticRegression, Regressor
+
+X = np.random.default_rng(0).normal(size=(60, 2))
+Y = (X[:, 0] > 0).astype(int)
+
+
+# scikit-learn
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name", "words"),
+    [
+        (LogisticRegression, "C", r"LogisticRegression\(\) has no argument 'C'.*sqrt\(C\)"),
+        (LogisticRegression, "penalty", r"the penalty is the prior.*mo\.priors\.Laplace"),
+        (LogisticRegression, "class_weight", "sample_weight of an estimator"),
+        (LogisticRegression, "solver", "method=... names the sampler"),
+        (LinearRegression, "alpha", r"LinearRegression\(\) has no argument 'alpha'.*prior_scale"),
+        (Regressor, "random_seed", "it is called random_state here"),
+        (LogisticRegression, "fit_interceptt", "did you mean 'fit_intercept'"),
+        (LogisticRegression, "colour", r"; it has prior_scale, fit_intercept, .*progressbar\.$"),
+    ],
+)
+def test_settings_of_scikit_learn_s_own_estimators(estimator, name, words):
+    with pytest.raises(TypeError, match=words) as said:
+        estimator(**{name: 1})
+    assert isinstance(said.value, mo.ModicumError)
+
+
+def test_estimators_keep_the_parameters_that_scikit_learn_looks_for():
+    assert "self" not in LogisticRegression().get_params()
+    assert LogisticRegression(draws=7).get_params()["draws"] == 7
+    assert Regressor("gamma").get_params()["family"] == "gamma"
+
+
+def test_a_function_is_called_by_its_own_name():
+    @names_checked
+    def sample(draws=1): ...
+
+    with pytest.raises(TypeError, match=r"^sample\(\) has no argument 'num_draws'"):
+        sample(num_draws=1)
+
+
+def test_classes_that_cannot_be_ordered():
+    with pytest.raises(mo.DataError, match=r"several kinds \(NoneType, str\).*missing"):
+        LogisticRegression().fit(X, np.where(Y == 1, "a", None))
+    with pytest.raises(mo.DataError, match=r"of one class only, 0\.0\."):
+        LogisticRegression().fit(X, np.zeros(60))
+
+
+# Models of one's own
+
+
+def likelihood(theta, batch):
+    return -0.5 * (batch["y"] - theta["a"]) ** 2
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ((likelihood, lambda theta: 0.0), "log_prior comes first, log_likelihood after it"),
+        ((None, likelihood), r"log_prior must be .* not None; lambda theta: 0\.0 is a flat prior"),
+        ((lambda theta: 0.0, None), "log_likelihood must be a function .* not None"),
+        ((lambda theta: 0.0, lambda batch: 0.0), "this one does not take two arguments.$"),
+        ((lambda: 0.0, likelihood), "this one does not take one argument.$"),
+    ],
+)
+def test_functions_of_a_model_that_are_missing_or_swapped(functions, words):
+    with pytest.raises(mo.SettingError, match=words):
+        mo.Model(*functions, {"a": 0.0})
+
+
+def test_functions_with_further_arguments_of_their_own_are_taken():
+    mo.Model(lambda theta, scale=2.0: 0.0, lambda *arguments: jnp.zeros(3), {"a": 0.0})
+
+
+def test_a_likelihood_of_one_column_is_to_be_flattened():
+    model = mo.Model(lambda theta: 0.0, lambda t, b: likelihood(t, b)[:, None], {"a": 0.0})
+    with pytest.raises(mo.SettingError, match=r"shape \(8, 1\) where \(8,\).*; flatten it"):
+        mo.sample(model, mo.Rows(y=X[:, 0]), progressbar=False)
+
+
+# R
+
+
+def test_in_of_r_is_not_taken_for_something_else():
+    """R reads x %in% g as g:x; formulaic, with the main effect of g."""
+    table = pd.DataFrame({"x": X[:, 0], "g": ["a", "b"] * 30, "y": Y})
+    with pytest.raises(mo.SettingError, match="write a:b for the interaction alone"):
+        mo.fit("y ~ x %in% g", table, progressbar=False)
+
+
+# Files
+
+
+def written(folder, name, table):
+    path = folder / name
+    pq.write_table(table, path)
+    return path
+
+
+def test_a_file_that_is_named_twice(tmp_path):
+    once = written(tmp_path, "a.parquet", pa.table({"x": X[:, 0], "y": Y}))
+    for places in ([once, once], [tmp_path, once], [once, tmp_path / "." / "a.parquet"]):
+        with pytest.raises(mo.SettingError, match="is in the list twice, so that its rows"):
+            mo.fit("y ~ x", [str(place) for place in places], progressbar=False)
+    with pytest.raises(mo.SettingError, match="is in the list twice"):
+        mo.fit("y ~ x", [once.as_uri()] * 2, progressbar=False)
+
+
+def test_a_column_that_files_hold_twice(tmp_path):
+    arrays = [pa.array(X[:, 0]), pa.array(X[:, 1]), pa.array(Y)]
+    twice = pa.Table.from_arrays(arrays, names=["x", "x", "y"])
+    path = written(tmp_path, "b.parquet", twice)
+    with pytest.raises(mo.DataError, match="column 'x' occurs more than once"):
+        mo.fit("y ~ x", str(path), progressbar=False)
+    written(tmp_path, "a.parquet", pa.table({"x": X[:, 0], "y": Y}))
+    with pytest.raises(mo.DataError, match=r"occurs more than once in .*b\.parquet: rename"):
+        mo.fit("y ~ x", str(tmp_path), progressbar=False)
+    (tmp_path / "c.csv").write_text("x,x,y\n" + "1,2,0\n3,4,1\n" * 10)
+    with pytest.raises(mo.DataError, match="column 'x' occurs more than once"):
+        mo.fit("y ~ x", str(tmp_path / "c.csv"), progressbar=False)
+    # a column that the formula does not name may be there as often as it likes
+    other = pa.Table.from_arrays(arrays, names=["z", "z", "y"])
+    path = written(tmp_path, "d.parquet", other)
+    settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
+    assert mo.fit("y ~ 1", str(path), **settings).num_draws == 50
