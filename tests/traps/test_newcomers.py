@@ -11,6 +11,7 @@ import pytest
 
 import modicum as mo
 from modicum.arguments import names_checked
+from modicum.cli.fitting import require_path
 from modicum.sklearn import LinearRegression, LogisticRegression, Regressor
 
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -92,7 +93,37 @@ def test_a_likelihood_of_one_column_is_to_be_flattened():
         mo.sample(model, mo.Rows(y=X[:, 0]), progressbar=False)
 
 
-# R
+# R and spreadsheets
+
+
+def test_what_stands_for_a_missing_number(tmp_path):
+    for mark, words in (
+        (".", "leave it empty if it stands for a missing value"),
+        ("1o", "mend it"),
+    ):
+        path = tmp_path / "table.csv"
+        path.write_text("x,y\n" + "1.5,0\n2.5,1\n" * 5 + f"{mark},1\n")
+        with pytest.raises(mo.DataError, match=rf"row 10\) among numbers: {words}, or"):
+            mo.fit("y ~ x", str(path), missing="drop", progressbar=False)
+
+
+def test_semicolons_with_decimal_commas(tmp_path):
+    """As spreadsheets save in half of Europe: the line of names has no comma, the others have."""
+    path = tmp_path / "table.csv"
+    path.write_text("x;y\n" + "1,5;0\n2,5;1\n" * 5)
+    with pytest.raises(mo.DataError, match="a semicolon seems to separate"):
+        mo.fit("y ~ x", str(path), progressbar=False)
+    path.write_text("x,y\n1,2\n3\n")
+    with pytest.raises(mo.DataError, match="begin with a line of column names"):
+        mo.fit("y ~ x", str(path), progressbar=False)
+
+
+def test_a_formula_in_the_place_of_the_data(tmp_path):
+    with pytest.raises(mo.SettingError, match=r"the data come first: modicum fit DATA"):
+        require_path("y ~ x")
+    require_path("~/table.csv")
+    (tmp_path / "a~b.csv").write_text("x,y\n")
+    require_path(str(tmp_path / "a~b.csv"))
 
 
 def test_in_of_r_is_not_taken_for_something_else():
