@@ -168,3 +168,15 @@ def test_a_column_that_files_hold_twice(tmp_path):
     path = written(tmp_path, "d.parquet", other)
     settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
     assert mo.fit("y ~ 1", str(path), **settings).num_draws == 50
+
+
+# Questions to a posterior
+
+
+def test_two_levels_are_contrasted_as_a_list():
+    table = pd.DataFrame({"g": ["a", "b"] * 30, "y": Y})
+    settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
+    post = mo.fit("y ~ g", table, **settings)
+    with pytest.raises(mo.SettingError, match=r"a list of values, as in between=\['a', \.\.\.\]"):
+        post.contrast("g", "a", "b")
+    assert len(post.contrast("g", ["a", "b"])) == 1
