@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.interrupted import planned
+from helpers.interrupted import planned, task_of
 from modicum.diagnostics import mcse, r_hat
 from modicum.methods.ecs import checks, pilot
+from modicum.methods.ecs.tuning.pilot_chains import PilotChains
+from modicum.runtime import in_double_precision
 
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25)]
 LEVELS = [(1_400, 140), (700, 30), (40, 2), *WITHOUT]  # rows and events of each
@@ -107,6 +109,22 @@ def test_far_from_the_mode_is_not_far_from_where_residuals_were_studied():
     assert "posterior sd from the mode, about which control variates" in straight.sentence
     (elsewhere,) = doubts(2 * rng.standard_normal((60, 3)))
     assert "from the draws by whose residuals rows were chosen" in elsewhere.sentence
+
+
+@in_double_precision
+def test_the_papers_schedule_keeps_its_chains_straight(rows, monkeypatch):
+    """Its anchor is no mode, from which curves would start, and the paper has none."""
+    stuck = PilotChains(np.zeros((2, 9, len(LEVELS))), np.ones((2, 9)), rows=10, evaluations=10)
+    asked = []
+    monkeypatch.setattr(pilot, "run_pilot_chains", lambda *about: stuck)
+    monkeypatch.setattr(pilot.Study, "_curves", lambda self: asked.append(self.method.tuning))
+    task = task_of(MODEL, rows)
+    for tuning in ("auto", "paper"):
+        study = mo.HMCECS(tuning=tuning).study(task, task.anchor_at_mode())
+        study._take_rows(np.random.default_rng(1))
+        study._draws_of_short_chains()
+        assert study.stuck
+    assert asked == ["auto"]
 
 
 @pytest.mark.slow

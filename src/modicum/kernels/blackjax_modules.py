@@ -19,6 +19,9 @@ class _Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:  # BlackJAX has no types
+        # All of it first, or waited for: who begins at a part of a package whose import has come to
+        # that part in another thread holds the lock that the other needs, and one of them fails.
+        import_module(self._name.partition(".")[0])
         return getattr(import_module(self._name), name)
 
 

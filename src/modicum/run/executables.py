@@ -25,6 +25,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -57,6 +58,8 @@ def stored(*keys: str | None) -> list[Executable] | None:
     needed = [key for key in keys if key is not None and key not in _traced]
     if len(needed) < len(keys) or not all((folder / key).exists() for key in needed):
         return None
+    if "blackjax" in sys.modules:  # by a thread that may be at it still: states are of its types
+        import_module("blackjax")
     try:
         with ThreadPoolExecutor() as threads:
             return [*threads.map(lambda key: _loaded.get(key) or _read(folder, key), needed)]

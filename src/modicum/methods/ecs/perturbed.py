@@ -209,7 +209,7 @@ class HMCECS(EnergyConserving):
 
     def study(self, task: Task, anchor: Anchor) -> Study:
         """The pilot study at an anchor."""
-        return Study(self, task, anchor)
+        return Study(self, task, anchor, scheduled=self.tuning == "paper")
 
     def _by_hand(self) -> dict[str, int]:
         own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}

@@ -93,6 +93,8 @@ NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot 
 class Study(AnchoredProxy):
     """The pilot study of one run: control variates, design and residual moments."""
 
+    # By the paper's schedule, whose anchor moves and whose chains are straight.
+    scheduled: bool = False
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
     # Known after residuals were evaluated: along which axes the posterior is so skewed that
@@ -254,7 +256,8 @@ class Study(AnchoredProxy):
         """
         chains = self._short_chains(SCATTER)
         failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
-        if failed and self.method.at_mode and may_be_curved(self.task, self.anchor):
+        about_mode = self.method.at_mode and not self.scheduled
+        if failed and about_mode and may_be_curved(self.task, self.anchor):
             self.curves = self._curves()
             if self.curves is not None:
                 chains = self._short_chains(1.0)

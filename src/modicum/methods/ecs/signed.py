@@ -154,7 +154,7 @@ class SignedHMCECS(EnergyConserving):
         """Let it choose at the anchor of the perturbed method's burn-in, and report on that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
         schedule = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
-        study = Study(self, task, schedule.anchor)
+        study = Study(self, task, schedule.anchor, scheduled=True)
         blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
         choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
         by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
