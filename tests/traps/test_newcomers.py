@@ -12,6 +12,7 @@ import pytest
 import modicum as mo
 from modicum.arguments import names_checked
 from modicum.cli.fitting import require_path
+from modicum.rows.reading import read_formula
 from modicum.sklearn import LinearRegression, LogisticRegression, Regressor
 
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -180,3 +181,23 @@ def test_two_levels_are_contrasted_as_a_list():
     with pytest.raises(mo.SettingError, match=r"a list of values, as in between=\['a', \.\.\.\]"):
         post.contrast("g", "a", "b")
     assert len(post.contrast("g", ["a", "b"])) == 1
+
+
+def test_text_that_the_files_of_a_lake_hold_in_several_ways(tmp_path):
+    """pandas and polars write large strings, Arrow small ones, and categories are dictionaries."""
+    kinds = [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+    frames = []
+    for year, kind in enumerate(kinds, start=2020):
+        part = slice(20 * (year - 2020), 20 * (year - 2019))
+        group = pa.array(["a", "b"] * 10, pa.string()).cast(kind)
+        folder = tmp_path / f"year={year}"
+        folder.mkdir()
+        written(folder, "part.parquet", pa.table({"x": X[part, 0], "g": group, "y": Y[part]}))
+        frames.append(pd.DataFrame({"x": X[part, 0], "g": ["a", "b"] * 10, "y": Y[part]}))
+    from_lake = read_formula("y ~ x + g", str(tmp_path), progressbar=False).rows
+    from_frame = read_formula("y ~ x + g", pd.concat(frames), progressbar=False).rows
+    assert from_lake.fingerprint() == from_frame.fingerprint()
+    group = pa.array(range(20), pa.int32())  # numbers are no text
+    written(folder, "odd.parquet", pa.table({"x": X[:20, 0], "g": group, "y": Y[:20]}))
+    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+        mo.fit("y ~ x + g", str(tmp_path), progressbar=False)
