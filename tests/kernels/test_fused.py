@@ -9,7 +9,9 @@ import pytest
 
 import modicum as mo
 from helpers.targets import design, sums_of
+from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused import FusedKernel, pieces
+from modicum.kernels.fused.sizes import PhasedShape
 from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Task
 from modicum.methods.ecs.composition import with_integrator
@@ -20,6 +22,8 @@ from modicum.run import advance as compiled
 
 CHAINS, LENGTH = 2, 6
 POSITION = ("position",)
+PHASED = {"registers": 1}
+TILES = {"registers": 1, "held": 1, "tile": 128}  # three of eight rows, the last half empty
 
 
 def some_rows(n=600, d=4):
@@ -50,10 +54,17 @@ def plan(split):
     return replace(split, kernel=replace(split.kernel, move=HMCMove(np.pi / 2, jitter=0.3)))
 
 
-def fused_of(plan, residuals=None):
-    kernel = plan.kernel
-    residuals = residuals or kernel.control_variate
-    return FusedKernel(kernel, residuals, kernel.estimator.ddof, interpret=True)
+@pytest.fixture(scope="module")
+def bare(split):
+    """Without certain rows."""
+    return replace(split, context=split.context._replace(certain=None))
+
+
+def fused_of(plan):
+    kernel, certain = plan.kernel, certain_rows(plan.context)
+    return FusedKernel(
+        kernel, kernel.control_variate, kernel.estimator.ddof, certain, interpret=True
+    )
 
 
 def begun(plan):
@@ -103,15 +114,20 @@ def in_one_program(plan):
         return run_fused(plan, fused_of(plan))
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["held", "tiles"])
-def test_it_draws_what_the_plain_kernel_draws(plan, truth, in_one_program, held, x64):
-    settled = fused_of(plan)
-    if not held:  # three tiles of eight rows, the last of them half empty
-        settled = replace(settled, registers=64, tile=128)
-    shape = settled.shape(plan.context.proxy.a.shape[0], 10)
-    assert shape.tiles == (1 if held else 3)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, PHASED, PHASED | {"warps": 4}, TILES],
+    ids=["registers", "phases", "many threads", "tiles"],
+)
+def test_it_draws_what_the_plain_kernel_draws(plan, truth, in_one_program, settings, x64):
+    settled = replace(fused_of(plan), **settings)
+    shape = settled.shape(plan.context.proxy.a.shape[0])
+    if "held" in settings or not settings:
+        assert shape.tiles == (3 if settings else 1)
+    else:
+        assert isinstance(shape, PhasedShape)
     state, record = truth
-    settled_state, settled_record = in_one_program if held else run_fused(plan, settled)
+    settled_state, settled_record = run_fused(plan, settled) if settings else in_one_program
     off = furthest(record, settled_record)
     assert off.pop("acceptance_rate_u") == 0  # the same blocks
     assert 0 < off.pop("position") < 1e-5
@@ -128,15 +144,24 @@ def test_it_draws_what_the_plain_kernel_draws(plan, truth, in_one_program, held,
 
 def test_a_split_integrator_draws_the_same(split, in_one_program, x64):
     assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
-    (_, record), (_, settled_record) = run_plain(split), run_fused(split, fused_of(split))
-    off = furthest(record, settled_record)
-    assert 0 < off.pop("position") < 1e-5
-    assert max(off.values()) < 1e-4
+    _, record = run_plain(split)
+    for settings in ({}, PHASED):
+        settled = replace(fused_of(split), **settings)
+        off = furthest(record, run_fused(split, settled)[1])
+        assert 0 < off.pop("position") < 1e-5
+        assert max(off.values()) < 1e-4
     assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1
     # lengths differ by jitter, so that an angle of another iteration is another path
     (names,) = (names for names in record if "n_steps" in names)
     assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
     assert furthest(record, in_one_program[1])["position"] > 1e-3  # by leapfrogs
+
+
+def test_no_row_need_be_certain(bare, x64):
+    _, record = run_plain(bare)
+    off = furthest(record, run_fused(bare, replace(fused_of(bare), **PHASED))[1])
+    assert 0 < off.pop("position") < 1e-5
+    assert max(off.values()) < 1e-4
 
 
 @dataclass(frozen=True)
@@ -154,8 +179,10 @@ class Wrong:
 
 
 @pytest.mark.parametrize("term", ["slope", pytest.param("series", marks=pytest.mark.slow)])
-def test_one_wrong_term_is_noticed(plan, truth, term, x64):
-    wrong = fused_of(plan, Wrong(plan.kernel.control_variate, term))
+@pytest.mark.parametrize("registers", [2**11, 1], ids=["registers", "phases"])
+def test_one_wrong_term_is_noticed(plan, truth, term, registers, x64):
+    right = replace(fused_of(plan), registers=registers)
+    wrong = replace(right, residuals=Wrong(plan.kernel.control_variate, term))
     off = furthest(truth[1], run_fused(plan, wrong)[1])
     assert off["position"] > 1e-5
 
@@ -217,13 +244,18 @@ def test_the_front_door_takes_it(monkeypatch):
     assert thinned.tuning["path"] == {"value": "plain", "why": "draws are thinned"}
 
 
-def test_iterations_beyond_the_count_are_left_out(plan, truth, x64):
-    state, _ = run_fused(plan, fused_of(plan), length=2)
+@pytest.mark.parametrize("registers", [2**11, 1], ids=["registers", "phases"])
+def test_iterations_beyond_the_count_are_left_out(plan, truth, registers, x64):
+    settled = replace(fused_of(plan), registers=registers)
+    state, _ = run_fused(plan, settled, length=2)
     assert np.allclose(state.state.z, truth[1][POSITION][:, 1], atol=1e-5)
 
 
-def test_it_is_lowered_for_a_gpu(plan, x64):
-    settled = replace(fused_of(plan), interpret=False)
+@pytest.mark.parametrize("settings", [{}, PHASED], ids=["registers", "phases"])
+@pytest.mark.parametrize("kind", ["plan", "bare"])
+def test_it_is_lowered_for_a_gpu(kind, settings, request, x64):
+    plan = request.getfixturevalue(kind)
+    settled = replace(fused_of(plan), interpret=False, **settings)
     state, keys = begun(plan)
     span = (np.int64(0), np.int64(LENGTH))
 

@@ -1,8 +1,8 @@
 """HMC-ECS with a whole chain in one program of the accelerator: many iterations per launch.
 
 Launched operation by operation, an iteration is about a hundred small steps that wait for each
-other, whatever the number of chains. Here a chain is one program that holds its coordinates and the
-numbers of its rows, and loops over all iterations of a window: refresh, trajectory, accept, store.
+other, whatever the number of chains. Here a chain is one program that holds its coordinates and its
+rows, and loops over all iterations of a window: refresh, trajectory, accept, store.
 It follows `EnergyConservingKernel` step by step, in float32, with the same random numbers: these,
 and the fresh rows, depend on keys alone and are made beforehand. Residuals keep their relative
 precision, so that n times their rounding stays small.
@@ -10,6 +10,7 @@ precision, so that n times their rounding stays small.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -27,28 +28,32 @@ from modicum.kernels.energy_conserving import (
     certain_rows,
     refresh_chances,
 )
-from modicum.kernels.fused.program import (
+from modicum.kernels.fused.phased import PhasedProgram, run_phased
+from modicum.kernels.fused.program import Program, run
+from modicum.kernels.fused.sizes import (
     ETA,
     EXTRAS,
     OUTCOME,
+    PIECE,
     SCALE,
     STATS,
     TAYLOR,
     TERMS,
-    Program,
+    PhasedShape,
     RowResidual,
     Shape,
     at_least,
     at_most,
     pieces,
-    run,
 )
 from modicum.kernels.moves import DIVERGENT, HMCMove, path_chances
 from modicum.models.base import Batch
 
 __all__ = ["FusedKernel", "PredictorRows"]
 
-IN_REGISTERS = 2**14  # numbers of a subsample that one program can hold
+IN_REGISTERS = 2**11  # numbers of a subsample that few threads hold
+HELD = 5 * 2**12  # numbers of one that many threads hold
+PER_WARP = 5 * 2**10  # of which 32 threads hold this many
 TILE = 2**11  # numbers of rows that are read at a time where they do not fit
 TOGETHER = 2**16  # rows of a table that are prepared at a time
 
@@ -109,45 +114,56 @@ class FusedKernel:
         The residual of such a row: the control variate of `plain`.
     ddof
         Of the estimator of `plain`.
+    certain
+        How many certain rows there are.
     interpret
         Whether to run the program without an accelerator, operation by operation.
-    registers, tile
-        Numbers of a subsample that a program holds at most, and that it reads at a time beyond.
+    registers, held
+        Numbers of a subsample, and of what is read beside it, that few threads hold at most, and
+        numbers of one that many threads do.
+    tile
+        Numbers of rows that are read at a time of a subsample that is not held.
     warps
-        Threads of a program, in units of 32; 0: by how much it holds.
+        Threads that hold a subsample if they are many, in units of 32; 0: by how much they hold.
     """
 
     plain: EnergyConservingKernel
     residuals: RowResidual
     ddof: int = 1
+    certain: int = 0
     interpret: bool = False
     registers: int = IN_REGISTERS
+    held: int = HELD
     tile: int = TILE
     warps: int = 0
 
-    def shape(self, size: int, certain: int) -> Shape:
-        """What is compiled for `size` parameters and so many certain rows."""
-        m, widths = self.plain.subsample, pieces(size)
-        width = sum(widths)
-        places = at_least(m)
-        tile = places if places * width <= self.registers else at_most(self.tile // width)
+    def shape(self, size: int) -> Shape | PhasedShape:
+        """What is compiled for `size` parameters."""
+        certain = self.certain
+        widths, places = pieces(size), at_least(self.plain.subsample)
+        width, number = sum(widths), -(-size // PIECE)
         # what is read beside a subsample that is held must leave room for it
-        beside = min(at_most(self.tile // width), tile, 32)
-        whole = -(-certain // beside) * beside
-        return Shape(
-            m, self.plain.block, self.plain.refreshes, self.ddof, widths, whole, tile, beside
-        )
+        beside = min(at_most(self.tile // width), places, 32)
+        common = (self.plain.subsample, self.plain.block, self.plain.refreshes, self.ddof)
+        is_small = (places + (beside if certain else 0)) * width <= self.registers
+        held = places * number * PIECE
+        if not is_small and held <= self.held:
+            warps = self.warps or at_least(-(-held // PER_WARP))
+            return PhasedShape(*common, number, certain, warps)
+        tile = places if is_small else at_most(self.tile // width)
+        beside = min(beside, tile)
+        return Shape(*common, widths, -(-certain // beside) * beside, tile, beside)
 
     def numbers(self, size: int) -> tuple[int, int]:
         """Numbers of a chain's pool: of its subsample, and of each iteration."""
-        width = sum(pieces(size)) + EXTRAS
+        width = self.shape(size).width + EXTRAS
         return self.plain.subsample * width, self.plain.refreshes * self.plain.block * width
 
     # Rows ---------------------------------------------------------------------------------
 
     def of_prepared(self, prepared: PredictorRows) -> jax.Array:
         """What `plain.prepare` made of rows, as programs read it."""
-        return _rows_of_pool(prepared, pieces(prepared.rows.shape[-1]))
+        return _rows_of_pool(prepared, self.shape(prepared.rows.shape[-1]).width)
 
     def table(self, rows: Batch, context: EnergyConservingContext) -> jax.Array:
         """All rows as programs read them, prepared once and for all, (n, numbers of a row)."""
@@ -207,12 +223,12 @@ class FusedKernel:
             The rows that the iterations requested, by `of_table` or `of_prepared`.
         """
         length, size = keys.shape[1], state.z.shape[1]
-        shape = self.shape(size, certain_rows(context))
+        shape = self.shape(size)
         script, inputs = self.inputs(keys, state, fresh, count, context)
-        positions, stats, last, places = self.launch(shape, length, inputs)
-        at = places[:, : shape.subsample, None]
+        positions, stats, last, places, *_ = self.launch(shape, length, inputs)
+        at = places.reshape(len(places), -1)[:, : shape.subsample, None]
         held = jnp.take_along_axis(inputs[1], at, axis=1)
-        chosen = _of_pool(held, state.subsample, size, sum(shape.widths))
+        chosen = _of_pool(held, state.subsample, size, shape.width)
         z = last[:, :size].astype(jnp.float64)
         form = self.plain.control_variate
         values = jax.vmap(lambda rows, z: form.values(rows, z, context.proxy))(chosen, z)
@@ -230,20 +246,20 @@ class FusedKernel:
     ) -> tuple[Script, tuple[jax.Array, ...]]:
         """Random numbers, and all that programs read."""
         chains, size = state.z.shape
-        shape = self.shape(size, certain_rows(context))
+        shape = self.shape(size)
         step_size = state.adaptation.step_size
         of_chain = jax.vmap(partial(self.script, size=size), in_axes=(0, None))
         script = jax.vmap(of_chain)(keys, step_size)
         subsample: PredictorRows = state.subsample
         flat = fresh.reshape(chains, -1, fresh.shape[-1])
-        pool = jnp.concatenate([_rows_of_pool(subsample, shape.widths), flat], axis=1)
+        pool = jnp.concatenate([_rows_of_pool(subsample, shape.width), flat], axis=1)
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
         if context.certain is not None:
-            certain = _rows_of_pool(context.certain, shape.widths)
-            certain = _widened(certain, shape.certain, axis=0)
-        width = sum(shape.widths)
-        inputs = (
-            count.astype(jnp.int32)[None],
+            certain = _rows_of_pool(context.certain, shape.width)
+            certain = _widened(certain, shape.certain_places, axis=0)
+        width = shape.width
+        inputs: tuple[jax.Array, ...] = (
+            jnp.stack([count.astype(jnp.int32), jnp.int32(0)]),  # what the 0 is for: see `Phases`
             pool,
             certain,
             script.which.astype(jnp.int32),
@@ -255,12 +271,19 @@ class FusedKernel:
             _widened(state.z.astype(jnp.float32), width),
             _widened(context.proxy.a.astype(jnp.float32), width),
         )
+        if isinstance(shape, PhasedShape):
+            own, others = pool[:, : shape.subsample, width:], certain[: shape.certain, width:]
+            alike = jnp.broadcast_to(others, (chains, *others.shape))
+            fields = own if context.certain is None else jnp.concatenate([own, alike], axis=1)
+            inputs = (*inputs, jnp.swapaxes(_widened(fields, shape.rows, axis=1), 1, 2))
         return script, inputs
 
-    def launch(self, shape: Shape, length: int, inputs: tuple[jax.Array, ...]) -> list[jax.Array]:
+    def launch(
+        self, shape: Shape | PhasedShape, length: int, inputs: tuple[jax.Array, ...]
+    ) -> list[jax.Array]:
         """Run one program per chain: positions, statistics, the last position, and places."""
         chains = inputs[1].shape[0]
-        width, shared = sum(shape.widths), {0, 2, 10}  # what all chains read alike
+        width, shared = shape.width, {0, 2, 10}  # what all chains read alike
 
         def of_chain(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
             rest = array.shape[1:]
@@ -273,23 +296,31 @@ class FusedKernel:
             jax.ShapeDtypeStruct((chains, length, width), jnp.float32),
             jax.ShapeDtypeStruct((chains, length, STATS), jnp.float32),
             jax.ShapeDtypeStruct((chains, width), jnp.float32),
-            jax.ShapeDtypeStruct((chains, shape.places), jnp.int32),
+            jax.ShapeDtypeStruct((chains, *shape.row_lines), jnp.int32),
         ]
-        move = self.plain.move
-        assert isinstance(move, HMCMove)
-        program = Program(self.residuals, shape, move.split, self.interpret)
+        if isinstance(shape, PhasedShape):
+            outputs.append(jax.ShapeDtypeStruct((chains, *shape.scratch), jnp.float32))
         call = pl.pallas_call(
-            partial(run, program),
+            self._program(shape),
             out_shape=outputs,
             grid=(chains,),
             in_specs=[whole(x) if k in shared else of_chain(x) for k, x in enumerate(inputs)],
             out_specs=[of_chain(x) for x in outputs],
-            compiler_params=plgpu.CompilerParams(num_warps=self.warps or shape.warps, num_stages=1),
+            compiler_params=plgpu.CompilerParams(num_warps=shape.warps, num_stages=1),
             interpret=self.interpret,
             name="hmc_ecs",
         )
         made: list[jax.Array] = call(*inputs)
         return made
+
+    def _program(self, shape: Shape | PhasedShape) -> Callable[..., None]:
+        """What one chain does."""
+        move = self.plain.move
+        assert isinstance(move, HMCMove)
+        if isinstance(shape, Shape):
+            return partial(run, Program(self.residuals, shape, move.split, self.interpret))
+        phased = PhasedProgram(self.residuals, shape, move.split, self.interpret)
+        return partial(run_phased, phased)
 
     def _draws(
         self,
@@ -328,12 +359,12 @@ def _widened(values: jax.Array, size: int, axis: int = -1) -> jax.Array:
     return jnp.pad(values, missing)
 
 
-def _rows_of_pool(cached: PredictorRows, widths: tuple[int, ...]) -> jax.Array:
+def _rows_of_pool(cached: PredictorRows, width: int) -> jax.Array:
     """Columns of each row and what else is kept of it, side by side in float32."""
     extras = jnp.concatenate(
         [jnp.stack([cached.eta, cached.y, cached.scale], axis=-1), cached.taylor], axis=-1
     )
-    columns = _widened(cached.rows.astype(jnp.float32), sum(widths))
+    columns = _widened(cached.rows.astype(jnp.float32), width)
     return jnp.concatenate([columns, _widened(extras.astype(jnp.float32), EXTRAS)], axis=-1)
 
 

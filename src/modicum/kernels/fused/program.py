@@ -11,106 +11,30 @@ nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from modicum.kernels.fused.sizes import (
+    ETA,
+    OUTCOME,
+    SCALE,
+    TAYLOR,
+    TERMS,
+    Memory,
+    Ref,
+    RowResidual,
+    Shape,
+    at_least,
+)
 from modicum.runtime import Pytree
 
-__all__ = [
-    "ETA",
-    "EXTRAS",
-    "OUTCOME",
-    "SCALE",
-    "STATS",
-    "TAYLOR",
-    "TERMS",
-    "Program",
-    "RowResidual",
-    "Shape",
-    "at_least",
-    "at_most",
-    "pieces",
-    "run",
-]
+__all__ = ["Program", "run"]
 
-Ref: TypeAlias = Any  # memory of a program; JAX has no public name for it
 Vector: TypeAlias = tuple[jax.Array, ...]  # d numbers, piece by piece
-EXTRAS = 16  # numbers kept of a row beside its columns: eta, y, scale and seven coefficients
-ETA, OUTCOME, SCALE, TAYLOR = 0, 1, 2, 3
-TERMS = 7
-PER_WARP = 2**11  # numbers that 32 threads hold
-STATS = 8  # numbers stored per iteration, of which six are in use
-
-
-class RowResidual(Protocol):
-    """What a control variate leaves over of rows that enter through one linear predictor."""
-
-    def residual(
-        self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, jax.Array]:
-        """The residual at eta + e and its slope in e, elementwise."""
-        ...
-
-
-# Sizes ------------------------------------------------------------------------------------
-
-
-def at_least(number: int) -> int:
-    """The smallest power of two that is not smaller."""
-    return 1 << max(0, number - 1).bit_length()
-
-
-def at_most(number: int) -> int:
-    """The largest power of two that is not larger, and 1 at least."""
-    return 1 << max(0, number.bit_length() - 1)
-
-
-def pieces(size: int) -> tuple[int, ...]:
-    """Powers of two that hold `size` columns: one, or two where that wastes less.
-
-    Examples
-    --------
-    >>> pieces(29), pieces(151), pieces(55), pieces(3)
-    ((32,), (128, 32), (64,), (16,))
-    """
-    whole = max(16, at_least(size))
-    first = whole // 2
-    if size <= 32 or first + max(16, at_least(size - first)) >= whole:
-        return (whole,)
-    return first, max(16, at_least(size - first))
-
-
-class Shape(NamedTuple):
-    """Sizes that the program is compiled for."""
-
-    subsample: int  # m
-    block: int  # rows of a block
-    refreshes: int
-    ddof: int
-    widths: tuple[int, ...]  # of the pieces of columns
-    certain: int  # certain rows, padded to whole tiles
-    tile: int  # rows of the subsample that are read at a time
-    certain_tile: int
-
-    @property
-    def places(self) -> int:
-        """Places of the subsample, a power of two."""
-        return at_least(self.subsample)
-
-    @property
-    def tiles(self) -> int:
-        """Times rows are read for one evaluation; 1: they are held."""
-        return -(-self.subsample // self.tile)
-
-    @property
-    def warps(self) -> int:
-        """Threads of a program, in units of 32."""
-        held = self.tile * sum(self.widths)
-        return min(8, at_least(-(-held // PER_WARP)))
 
 
 # Rows and estimates -----------------------------------------------------------------------
@@ -302,26 +226,6 @@ class Program:
 
 
 # Iterations -------------------------------------------------------------------------------
-
-
-class Memory(NamedTuple):
-    """What the program of a chain reads, and the last four that it writes."""
-
-    count: Ref  # iterations to be made
-    pool: Ref
-    certain: Ref
-    which: Ref  # blocks to be proposed anew
-    chance: Ref  # logs of the uniform numbers that decide about them
-    momentum: Ref
-    accept: Ref  # logs of the uniform numbers that decide about trajectories
-    steps: Ref
-    drift: Ref  # of a step: half its length, and the numbers by which z and p move
-    start: Ref  # z
-    slope: Ref  # a of the proxy
-    positions: Ref
-    stats: Ref
-    last: Ref  # z
-    places: Ref  # which row of the pool each place of the subsample holds
 
 
 class Subsample(NamedTuple):

@@ -13,7 +13,11 @@ from modicum.estimators import Perturbed
 from modicum.estimators.remainder import TERMS
 from modicum.estimators.taylor import LinearTaylor
 from modicum.kernels.base import Settled
-from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
+    EnergyConservingKernel,
+    certain_rows,
+)
 from modicum.kernels.moves import HMCMove
 
 __all__ = ["Fused", "check_fused", "fused_kernel", "fusing_obstacle"]
@@ -44,7 +48,8 @@ def fused_kernel(
         form, estimator = kernel.control_variate, kernel.estimator
         assert isinstance(form, LinearTaylor)
         assert isinstance(estimator, Perturbed)
-        return FusedKernel(kernel, form, estimator.ddof), "a chain is one program of the GPU"
+        settled = FusedKernel(kernel, form, estimator.ddof, certain_rows(context))
+        return settled, "a chain is one program of the GPU"
     if fused is True:
         raise SettingError(f"iterations cannot be fused, since {why}; leave `fused` out.")
     return None, why
