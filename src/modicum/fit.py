@@ -190,9 +190,7 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    table: object = None if isinstance(data, Digest) else data
-    if isinstance(data, str | os.PathLike) and encoding.lower() not in ("utf-8", "utf8"):
-        table = TextFiles(data, encoding)
+    table = None if isinstance(data, Digest) else TextFiles.of(data, encoding)
     return replace(with_formula(post, table_rows, formula_model), table=table)
 
 

@@ -1,5 +1,7 @@
 """Leaving rows out: against closed forms, ArviZ, and sums by hand; comparisons of models."""
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -243,6 +245,29 @@ def test_what_cannot_be_left_out_is_refused(post):
         by_hand.loo()
     with pytest.raises(SettingError, match="without its model"):
         mo.Posterior(post.draws, {}, post.ledger, rows=CONJUGATE.rows).loo()
+
+
+def test_even_weights_with_a_tail_are_no_cause_for_doubt():
+    """Smoothed weights of a normal approximation: nearly 1, with a tail of their own."""
+
+    def nearly_even(z):
+        rng = np.random.default_rng(3)
+        return 1 + 0.01 * rng.pareto(0.8, size=z.shape[:2]).clip(max=60)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ModicumWarning)
+        even = posterior(weights=nearly_even).loo()
+    assert agrees(even)
+    assert even.pareto_k.max() < 0.5
+    # a row that nothing explains is still seen, and so are weights that rest on a few draws
+    y = Y.copy()
+    y[7] = 40.0
+    odd = posterior(weights=nearly_even, rows=mo.Rows(x=X[:, :-1], y=y))
+    with pytest.warns(ModicumWarning, match="in row 7, "):
+        odd.loo()
+    few = posterior(weights=lambda z: np.random.default_rng(4).pareto(0.8, size=z.shape[:2]))
+    with pytest.warns(ModicumWarning, match="200 of the 200 rows"):
+        few.loo()
 
 
 # Groups ------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import pytest
 
 import modicum as mo
 from modicum.arguments import names_checked
+from modicum.cli.fitting import require_path
+from modicum.rows.reading import read_formula
 from modicum.sklearn import LinearRegression, LogisticRegression, Regressor
 
 X = np.random.default_rng(0).normal(size=(60, 2))
@@ -92,7 +94,37 @@ def test_a_likelihood_of_one_column_is_to_be_flattened():
         mo.sample(model, mo.Rows(y=X[:, 0]), progressbar=False)
 
 
-# R
+# R and spreadsheets
+
+
+def test_what_stands_for_a_missing_number(tmp_path):
+    for mark, words in (
+        (".", "leave it empty if it stands for a missing value"),
+        ("1o", "mend it"),
+    ):
+        path = tmp_path / "table.csv"
+        path.write_text("x,y\n" + "1.5,0\n2.5,1\n" * 5 + f"{mark},1\n")
+        with pytest.raises(mo.DataError, match=rf"row 10\) among numbers: {words}, or"):
+            mo.fit("y ~ x", str(path), missing="drop", progressbar=False)
+
+
+def test_semicolons_with_decimal_commas(tmp_path):
+    """As spreadsheets save in half of Europe: the line of names has no comma, the others have."""
+    path = tmp_path / "table.csv"
+    path.write_text("x;y\n" + "1,5;0\n2,5;1\n" * 5)
+    with pytest.raises(mo.DataError, match="a semicolon seems to separate"):
+        mo.fit("y ~ x", str(path), progressbar=False)
+    path.write_text("x,y\n1,2\n3\n")
+    with pytest.raises(mo.DataError, match="begin with a line of column names"):
+        mo.fit("y ~ x", str(path), progressbar=False)
+
+
+def test_a_formula_in_the_place_of_the_data(tmp_path):
+    with pytest.raises(mo.SettingError, match=r"the data come first: modicum fit DATA"):
+        require_path("y ~ x")
+    require_path("~/table.csv")
+    (tmp_path / "a~b.csv").write_text("x,y\n")
+    require_path(str(tmp_path / "a~b.csv"))
 
 
 def test_in_of_r_is_not_taken_for_something_else():
@@ -137,3 +169,35 @@ def test_a_column_that_files_hold_twice(tmp_path):
     path = written(tmp_path, "d.parquet", other)
     settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
     assert mo.fit("y ~ 1", str(path), **settings).num_draws == 50
+
+
+# Questions to a posterior
+
+
+def test_two_levels_are_contrasted_as_a_list():
+    table = pd.DataFrame({"g": ["a", "b"] * 30, "y": Y})
+    settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
+    post = mo.fit("y ~ g", table, **settings)
+    with pytest.raises(mo.SettingError, match=r"a list of values, as in between=\['a', \.\.\.\]"):
+        post.contrast("g", "a", "b")
+    assert len(post.contrast("g", ["a", "b"])) == 1
+
+
+def test_text_that_the_files_of_a_lake_hold_in_several_ways(tmp_path):
+    """pandas and polars write large strings, Arrow small ones, and categories are dictionaries."""
+    kinds = [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+    frames = []
+    for year, kind in enumerate(kinds, start=2020):
+        part = slice(20 * (year - 2020), 20 * (year - 2019))
+        group = pa.array(["a", "b"] * 10, pa.string()).cast(kind)
+        folder = tmp_path / f"year={year}"
+        folder.mkdir()
+        written(folder, "part.parquet", pa.table({"x": X[part, 0], "g": group, "y": Y[part]}))
+        frames.append(pd.DataFrame({"x": X[part, 0], "g": ["a", "b"] * 10, "y": Y[part]}))
+    from_lake = read_formula("y ~ x + g", str(tmp_path), progressbar=False).rows
+    from_frame = read_formula("y ~ x + g", pd.concat(frames), progressbar=False).rows
+    assert from_lake.fingerprint() == from_frame.fingerprint()
+    group = pa.array(range(20), pa.int32())  # numbers are no text
+    written(folder, "odd.parquet", pa.table({"x": X[:20, 0], "g": group, "y": Y[:20]}))
+    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+        mo.fit("y ~ x + g", str(tmp_path), progressbar=False)

@@ -56,6 +56,7 @@ from modicum.cli.predicting import (
 )
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
+from modicum.rows.reading import TextFiles
 from modicum.run import Checkpoint
 from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
@@ -228,7 +229,9 @@ def fit(
             say.print(escape(describe_rows(table_rows.rows, data)), highlight=False)
             formula_model = model_for(table_rows.rows, model, groups=hold_effects)
             post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
-            post = replace(with_formula(post, table_rows, formula_model), table=data)
+            post = replace(
+                with_formula(post, table_rows, formula_model), table=TextFiles.of(data, encoding)
+            )
         table = write_results(post, out, prob)
         if report:
             post.report(out / REPORT, prob=prob)

@@ -176,6 +176,10 @@ def require_path(data: str) -> None:
     """Refuse text that cannot be a file name."""
     if not data.strip() or "\0" in data:
         raise SettingError(f"name the data: {data!r} is no path.")
+    if "~" in data.strip()[1:] and not Path(data).exists():
+        raise SettingError(
+            f"{data!r} is a formula, and the data come first: modicum fit DATA 'y ~ x' --out OUT."
+        )
 
 
 def read_rows(

@@ -285,6 +285,10 @@ class OutcomesMixin(FittedDraws):
         DataFrame
             By contrast: `mean`, `sd` and the ends of the interval.
         """
+        if isinstance(between, str):
+            raise SettingError(
+                f"between takes a list of values, as in between=[{between!r}, ...], not one text."
+            )
         check_interval(prob)
         if comparison == "odds ratio":
             require_chances(self.fit().model)

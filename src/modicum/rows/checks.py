@@ -211,16 +211,24 @@ def _separator(names: list[str]) -> str | None:
     return next((word for word, mark in SEPARATORS.items() if mark in names[0]), None)
 
 
+def other_separator(names: list[str]) -> str | None:
+    """What to do if a single name shows that something else than commas separates the columns."""
+    mark = _separator(names)
+    if mark is None:
+        return None
+    return (
+        f"there is a single column, named {names[0]!r}, so that {mark} seems to separate the "
+        "columns; Modicum reads CSV files with commas: save it so, or read it with pandas, "
+        f"pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the frame."
+    )
+
+
 def names_like(name: object, names: Iterable[object]) -> str:
     """Return a hint: the names nearest to `name`, or the first few there are."""
     texts = [str(n) for n in names]
-    mark = _separator(texts)
-    if mark is not None:
-        return (
-            f"there is a single column, named {texts[0]!r}, so that {mark} seems to separate "
-            "the columns; Modicum reads CSV files with commas: save it so, or read it with pandas, "
-            f"pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the frame."
-        )
+    separated = other_separator(texts)
+    if separated is not None:
+        return separated
     near = difflib.get_close_matches(str(name), texts, n=3, cutoff=0.6)
     if near:
         return "did you mean " + " or ".join(map(repr, near)) + "?"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from modicum.errors import DataError, SettingError, argument
+from modicum.rows.checks import other_separator
 from modicum.rows.sources import line, refuse_repeated, require_columns
 
 if TYPE_CHECKING:
@@ -92,6 +94,12 @@ class CsvSource:
             except (pa.ArrowException, OSError, UnicodeError) as error:
                 self._widen(path, columns, error)
 
+    def _other_separator(self, path: Path) -> str | None:
+        """What to do if the line of names has no comma, and numbers after it have decimal ones."""
+        with suppress(OSError, UnicodeError), open(path, encoding=self._encoding) as file:
+            return other_separator([file.readline().strip()])
+        return None
+
     def _first_rows(self, path: Path) -> pa.Schema:
         """Names and types of all columns as the first rows of a file show them."""
         import pyarrow as pa
@@ -101,10 +109,11 @@ class CsvSource:
             schema.names  # noqa: B018 - decoded on access
         except (pa.ArrowException, OSError, UnicodeError) as error:
             self._require_encoding(path)
-            raise DataError(
-                f"{path} cannot be read as CSV ({line(error)}): it should begin with a line of "
-                "column names, and every line after it have a value for each of them."
-            ) from None
+            remedy = self._other_separator(path) or (
+                "it should begin with a line of column names, and every line after it have a value "
+                "for each of them."
+            )
+            raise DataError(f"{path} cannot be read as CSV ({line(error)}): {remedy}") from None
         return schema
 
     def _open(

@@ -293,12 +293,39 @@ def _unified(schemas: list[pa.Schema], called: str) -> pa.Schema:
     import pyarrow as pa
 
     try:
-        return pa.unify_schemas(schemas, promote_options="permissive")
+        return pa.unify_schemas(_one_kind_of_text(schemas), promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
             f"the files at {called} do not hold the same kind of values ({line(error)}): write "
             "them anew with one schema, or read them apart."
         ) from None
+
+
+def _one_kind_of_text(schemas: list[pa.Schema]) -> list[pa.Schema]:
+    """The schemas, with columns of text as text where files hold it in several ways.
+
+    Some libraries write large strings and others small ones; categories are dictionaries of either.
+    """
+    import pyarrow as pa
+    from pyarrow import types
+
+    def is_text(kind: pa.DataType) -> bool:
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        return bool(types.is_string(kind) or types.is_large_string(kind))
+
+    kinds: dict[str, set[pa.DataType]] = {}
+    for schema in schemas:
+        for field in schema:
+            kinds.setdefault(field.name, set()).add(field.type)
+    mixed = [name for name, found in kinds.items() if len(found) > 1 and all(map(is_text, found))]
+    for name in mixed:
+        schemas = [
+            schema.set(at, pa.field(name, pa.large_string()))
+            if (at := schema.get_field_index(name)) >= 0
+            else schema
+            for schema in schemas
+        ]
+    return schemas
 
 
 def _unreadable(path: str, error: BaseException) -> LakeError:

@@ -35,6 +35,8 @@ MOST_LEVELS = 10_000
 # Names of fields that hold no codes, and the suffix of a factor of such a name.
 RESERVED = ("x", "y", "offset", "weight")
 CODE = " (code)"
+# What people write where a number is missing, and Arrow does not take for a missing value.
+STANDS_FOR_MISSING = {".", "?", "-", "--", "*", "missing", "none", "unknown", "na.", "n.a."}
 FEW_FRACTIONS = 20  # levels that may be written like "1.5", as versions or doses are
 WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)+([.][0-9]*)?"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
@@ -193,9 +195,11 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
             if values[code] in stray:
                 column = joined(batch.column(name)).to_pylist()
                 row = start + column.index(values[code])
+                stands = values[code].strip().lower() in STANDS_FOR_MISSING
+                mend = "leave it empty if it stands for a missing value" if stands else "mend it"
                 raise DataError(
                     f"column {name!r} holds text ({values[code]!r} in row {row}) among numbers: "
-                    f"mend the value, or {remedy}."
+                    f"{mend}, or {remedy}."
                 )
         start += batch.num_rows
 

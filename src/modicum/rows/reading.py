@@ -55,6 +55,13 @@ class TextFiles:
     path: str | os.PathLike[str]
     encoding: str
 
+    @classmethod
+    def of(cls, table: object, encoding: str) -> object:
+        """Return a table as it can be read again: a path, unless it is UTF-8, with its encoding."""
+        if isinstance(table, str | os.PathLike) and encoding.lower() not in ("utf-8", "utf8"):
+            return cls(table, encoding)
+        return table
+
 
 class TableRows(NamedTuple):
     """Rows made of a table.

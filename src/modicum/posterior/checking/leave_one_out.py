@@ -50,6 +50,8 @@ EXACT = 4_000  # rows up to which each is left out
 SAMPLED = 2_000  # rows drawn where there are more
 FEW_POINTS = 64  # draws by which every row is approximated
 FEWEST = 100  # draws of whose weights a tail can be seen
+DOUBTFUL = 0.5  # Pareto k from which it is asked whose tail it is
+ALIKE = 0.9  # effective share of the draws by their weights, above which these are nearly even
 MOST_SCALARS = 200  # parameters whose effective sample size is looked at
 
 
@@ -389,9 +391,21 @@ def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.n
     if not flat.all():
         smoothed_rest = array_stats.psislw(minus_ratio[~flat], r_eff=subject.efficiency)
         smoothed[~flat], pareto_k[~flat] = smoothed_rest
+    doubtful = pareto_k > DOUBTFUL
+    if doubtful.any() and _count_nearly_alike(log_weight):
+        # The draws' own weights were smoothed and judged when they were made. However even, they
+        # have a tail, whose index would be that of every row; a row's own is that of its ratio.
+        _, of_row = array_stats.psislw((share * values).T[doubtful], r_eff=subject.efficiency)
+        pareto_k[doubtful] = np.minimum(pareto_k[doubtful], of_row)
     elpd = _log_average(values.T, smoothed, sign)
     lpd = _log_average(values.T, log_weight, sign)
     return np.stack([elpd, lpd, pareto_k])
+
+
+def _count_nearly_alike(log_weight: np.ndarray) -> bool:
+    """Whether draws have weights, and these are nearly even."""
+    weight = np.exp(log_weight - log_weight.max())
+    return np.ptp(log_weight) > 0 and weight.sum() ** 2 > ALIKE * len(weight) * (weight @ weight)
 
 
 def _log_average(values: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
