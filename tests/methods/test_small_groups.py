@@ -5,6 +5,9 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.interrupted import planned
+from modicum.methods.full_data import ACCEPT, CAREFUL
+from modicum.runtime import in_double_precision
 
 PEOPLE, DAYS = 18, 10
 
@@ -26,6 +29,26 @@ def fitted(table, method):
     )
 
 
+def rate_for(intercepts, slopes, method=None):
+    """The acceptance rate that NUTS plans for."""
+    table = sleepers(intercepts, slopes)
+    rows = mo.Rows(
+        x=table[["day"]].to_numpy(float), y=table["reaction"].to_numpy(), columns=["day"],
+        codes={"person": table["person"].astype(int).to_numpy()},
+    )  # fmt: skip
+    groups = [mo.models.GroupTerm("person", ("1", "day"))]
+    plan, _ = planned(mo.models.Gaussian(groups=groups), rows, method or mo.NUTS())
+    return plan.kernel.target_accept
+
+
+@in_double_precision
+def test_steps_are_planned_by_what_data_say_of_the_effects():
+    assert rate_for(0.01, 0.01) == CAREFUL
+    assert rate_for(60, 15) == ACCEPT  # what is fine is not slowed down
+    assert rate_for(0.01, 0.01, mo.NUTS(target_accept=0.7)) == 0.7
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_steps_are_shorter_where_data_say_little_of_the_effects():
     weak, clear = sleepers(0.01, 0.01), sleepers(60, 15)
