@@ -33,6 +33,7 @@ import pytest  # noqa: E402  (JAX is imported where tests run: xdist's controlle
 from helpers import patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
+WORTH_KEEPING = 0.2  # seconds of compiling; to write what takes less costs more than it saves
 MEMORY_KEPT = 1.2 * (1 << 30)  # bytes; with more, a worker frees compiled code after a file
 PEAKS = []  # memory of each worker, in KiB
 
@@ -53,12 +54,12 @@ def pytest_configure(config):
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = str(WORTH_KEEPING)
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         if "jax" in sys.modules:  # it has read the variables already
             config_of_jax = sys.modules["jax"].config
             config_of_jax.update("jax_compilation_cache_dir", str(folder))
-            config_of_jax.update("jax_persistent_cache_min_compile_time_secs", 0)
+            config_of_jax.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING)
             config_of_jax.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
