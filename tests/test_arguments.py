@@ -54,17 +54,41 @@ def test_sample_has_answers_of_its_own(foreign, words):
         mo.sample(mo.models.Logistic(), ROWS, **{foreign: 1})
 
 
+@pytest.mark.parametrize(
+    ("question", "foreign", "words"),
+    [
+        ("summary", "var_names", "summary() has no argument 'var_names': it is called names here."),
+        ("summary", "hdi_prob", "intervals are equal-tailed here: prob=..."),
+        ("summary", "round_to", "summary().round(2)"),
+        ("predict", "newdata", "predict() has no argument 'newdata': it is called rows here."),
+        ("predict", "type", "predictive() draws outcomes"),
+        ("predict", "allow_new_levels", "groups='any' takes new groups"),
+        ("predictive", "num_samples", "it is called draws here."),
+        ("predictive", "re_formula", "'known', 'new' or 'any'"),
+    ],
+)
+def test_so_have_questions_to_a_posterior(question, foreign, words):
+    with pytest.raises(UnknownArgumentError, match=re.escape(words)):
+        getattr(mo.Posterior, question)(None, **{foreign: 1})
+
+
 def test_the_table_names_what_there_is():
-    doors = {name for door in (mo.fit, mo.sample) for name in inspect.signature(door).parameters}
+    asked = (mo.Posterior.summary, mo.Posterior.predict, mo.Posterior.predictive)
+    doors = {name for door in (mo.fit, mo.sample, *asked) for name in _arguments(door)}
     assert set(OTHER_NAMES) <= {*doors, *inspect.signature(Regressor).parameters}
     foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
-    # `data` of the one is `rows` of the other, and scikit-learn's seeds have a name of their own
-    assert foreign.isdisjoint(doors - {"data", "random_seed"})
+    # `data` of the one is `rows` of the other, scikit-learn's seeds have a name of their own, and
+    # `prior` of outcomes that are drawn is no list of priors
+    assert foreign.isdisjoint(doors - {"data", "random_seed", "prior"})
     called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(ELSEWHERE.values()))
     assert len(called) > 8
     for family, name, setting in called:
         kind = getattr(mo.models if family else mo, name)
         assert setting in inspect.signature(kind).parameters or name == "Rows", (name, setting)
+
+
+def _arguments(function):
+    return inspect.signature(function).parameters
 
 
 def test_what_a_function_has_goes_through():

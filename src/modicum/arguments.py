@@ -35,9 +35,11 @@ OTHER_NAMES = {
     "weights": "weight freq_weights sample_weight case_weights frequency_weights var_weights",
     "offset": "offsets",
     "family": "likelihood distribution",
-    "data": "df frame table",
-    "rows": "data df frame table",
+    "data": "df frame table newdata new_data x",
+    "rows": "data df frame table newdata new_data x",
     "missing": "dropna na_action",
+    "names": "var_names parameters pars params variables variable parm",
+    "prob": "ci_prob level ci credible_interval conf_level confidence probability interval",
 }
 # What is no argument of either door, and where it is decided.
 ELSEWHERE = {
@@ -80,6 +82,17 @@ ELSEWHERE = {
     "solver": "there is no optimiser to choose: method=... names the sampler",
     "return_inferencedata": "post.to_datatree() returns the draws in ArviZ's form",
     "idata_kwargs": "post.to_datatree() returns the draws in ArviZ's form",
+    # of questions to a posterior
+    "hdi_prob": "intervals are equal-tailed here: prob=... is their probability",
+    "type": "predict() gives expected outcomes with an interval, and predictive() draws outcomes",
+    "kind": "predict() gives expected outcomes with an interval, and predictive() draws outcomes",
+    "re_formula": "groups=... says whose effects count: 'known', 'new' or 'any'",
+    "re_form": "groups=... says whose effects count: 'known', 'new' or 'any'",
+    "allow_new_levels": "groups='any' takes new groups, and newlevels=... new levels of columns",
+    "sample_new_groups": "groups='any' takes new groups, and newlevels=... new levels of columns",
+    "round_to": "summary() returns a frame: summary().round(2)",
+    "digits": "summary() returns a frame: summary().round(2)",
+    "fmt": "summary() returns a frame: summary().round(2)",
     # of one door, asked of the other
     "formula": "models of rows have no formula: mo.fit(formula, table) takes one",
     "priors": "priors belong to the model: mo.models.Logistic(priors={...})",

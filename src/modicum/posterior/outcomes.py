@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
@@ -42,6 +43,7 @@ __all__ = ["OutcomesMixin"]
 class OutcomesMixin(FittedDraws):
     """Methods about outcomes; see `Posterior`."""
 
+    @names_checked
     def predict(
         self,
         rows: RowsLike,
@@ -138,6 +140,7 @@ class OutcomesMixin(FittedDraws):
             )
         return score(self, predictor, aligned(rows, self.fit_rows, True, newlevels), draws)
 
+    @names_checked
     def predictive(
         self,
         data: RowsLike | None = None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
@@ -95,6 +96,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
     beta[income]   2.0  0.1
     """
 
+    @names_checked
     def summary(self, names: Sequence[str] | str | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate every scalar: mean, sd, interval, Monte Carlo error, ESS, R-hat.
 
