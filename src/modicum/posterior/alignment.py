@@ -17,6 +17,7 @@ from modicum.rows.entries import Json
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import TextFiles, encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
+from modicum.rows.table_order import codes_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +39,6 @@ RowsLike: TypeAlias = (
     "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TextFiles"
 )
 SHOWN = 5  # names listed in a sentence; more of them are counted
-CODES = 1 << 20  # rows whose codes are read at a time
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,7 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     field = largest_factor(fit.encoding, fit.schema.levels)
     if field is None or backend.fingerprint() == fit.fingerprint:
         return backend
-    codes = np.concatenate([chunk[field] for chunk in backend.chunks(CODES)])
-    ordered = backend.subset(np.argsort(codes, kind="stable"))  # as a store is
+    ordered = backend.subset(np.argsort(codes_of(backend, field), kind="stable"))  # as a store is
     return ordered if ordered.fingerprint() == fit.fingerprint else backend
 
 

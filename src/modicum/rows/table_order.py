@@ -10,7 +10,7 @@ from modicum.rows.formula.columns import complete_rows
 from modicum.rows.reading import largest_factor, source_of
 from modicum.rows.rows import Rows
 
-__all__ = ["table_numbers"]
+__all__ = ["codes_of", "table_numbers"]
 
 CODES = 1 << 20  # rows whose codes are read at a time
 
@@ -42,7 +42,7 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
         return None
     encoding = FormulaEncoding.from_dict(origin)
     field = largest_factor(encoding, rows.schema.levels)
-    own = None if field is None else _codes(rows, field)
+    own = None if field is None else codes_of(rows, field)
     is_sorted = own is not None and bool(np.all(own[1:] >= own[:-1]))
     if not encoding.drops and not is_sorted:
         return None
@@ -55,7 +55,8 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     return numbers if own is None or np.array_equal(own, codes) else None
 
 
-def _codes(rows: Rows, field: str) -> Array:
+def codes_of(rows: Rows, field: str) -> Array:
+    """Codes of a factor in all rows."""
     return np.concatenate([np.array(chunk[field]) for chunk in rows.chunks(CODES)])
 
 

@@ -42,6 +42,7 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
+Keys: TypeAlias = tuple[str | None, str | None]  # of the first call and of the loop, on disk
 NOWHERE: Span = (np.int64(0), np.int64(0))  # no iterations
 WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
 SHARE_OF_TABLE = 0.25  # of the accelerator's free memory, which a table of all rows may take
@@ -174,14 +175,16 @@ class Chains:
         self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
         with uncollected():
-            keys = self._keys_on_disk(batches)
-            if not self._begin_from_disk(keys, batches):
-                self._begin_afresh(keys, batches)
+            # of one iteration, in the shapes of any call
+            fetched = self._fetcher.of(0, 1) if self._fetcher else None
+            keys = self._keys_on_disk(batches, fetched)
+            if not self._begin_from_disk(keys, batches, fetched):
+                self._begin_afresh(keys, batches, fetched)
 
-    def _begin_afresh(self, keys: tuple[str | None, str | None], batches: Batches | None) -> None:
+    def _begin_afresh(self, keys: Keys, batches: Batches | None, fetched: Batches | None) -> None:
         """Trace and compile what chains need, and keep it for later processes."""
         before = COMPILED.from_disk
-        blank = self._blank(batches)
+        blank = NOWHERE, fetched, self._blank_state(batches)
         arguments = [self._arguments(g, *blank) for g in range(len(self._copies))]
         loops: list[Lowered] = [self._loop.lower(*each) for each in arguments]
         # Loops are compiled meanwhile, and before threads race to do so.
@@ -189,7 +192,7 @@ class Chains:
         if self._through_pinned_pages:
             self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
         if self.settled is not None:
-            self._compile_settled(batches)
+            self._compile_settled(*blank)
         self.state = self._started(batches)
         for one in compiling:
             one.result()
@@ -198,7 +201,7 @@ class Chains:
         executables.keep(keys[1], self._loop, arguments[0], fresh)
 
     def _begin_from_disk(
-        self, keys: tuple[str | None, str | None], batches: Batches | None
+        self, keys: Keys, batches: Batches | None, fetched: Batches | None
     ) -> bool:
         """The same by code of an earlier process, if there is some."""
         programs = executables.stored(*keys)
@@ -207,7 +210,6 @@ class Chains:
         self._first_from_disk, self._loop_from_disk = programs
         try:
             self.state = self._started(batches)
-            fetched = self._fetcher.of(0, 1) if self._fetcher else None
             # no iterations: only to see that it runs
             jax.block_until_ready(self._run_loop(0, NOWHERE, fetched, self.state[0]))
         except Exception as error:  # what is raised depends on the version
@@ -216,21 +218,19 @@ class Chains:
             return False
         return True
 
-    def _keys_on_disk(self, batches: Batches | None) -> tuple[str | None, str | None]:
+    def _keys_on_disk(self, batches: Batches | None, fetched: Batches | None) -> Keys:
         """By what an earlier process may have kept the first call, and the loop.
 
         The first call makes the state, so that its key stands for the state's shapes.
         """
         if len(self._copies) > 1 or self.settled is not None:
             return None, None
-        first = executables.key_of(
-            self._first, (self.kernel,), self._first_arguments(0, batches)[1:]
-        )
-        if first is None:
+        kernel, *others = self._first_arguments(0, batches)
+        begin = executables.key_of(self._first, (kernel,), tuple(others))
+        if begin is None:
             return None, None
-        fetched = self._fetcher.of(0, 1) if self._fetcher else None
         kernel, extent, *others = self._arguments(0, NOWHERE, fetched, None)
-        return first, executables.key_of(self._loop, (kernel, extent, first), tuple(others))
+        return begin, executables.key_of(self._loop, (kernel, extent, begin), tuple(others))
 
     def _spread(self) -> None:
         """Have context and rows on every device that gets a group of chains."""
@@ -259,13 +259,12 @@ class Chains:
         key = self._group_starts[g]
         return (self.kernel, *self._at_device(g), self._of_group(batches, g), key)
 
-    def _blank(self, batches: Batches | None) -> tuple[Span, Batches | None, compiled.Progress]:
-        """Arguments of the right shapes, for a loop of no iterations."""
+    def _blank_state(self, batches: Batches | None) -> compiled.Progress:
+        """A state of the right shapes, for a loop of no iterations."""
         kernel, *others = self._first_arguments(0, batches)
         shapes = jax.eval_shape(partial(self._first, kernel), *others)
-        state = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
-        fetched = self._fetcher.of(0, 1) if self._fetcher else None
-        return NOWHERE, fetched, state
+        state: compiled.Progress = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+        return state
 
     def _tabulate(self, settled: Settled) -> list[jax.Array]:
         """All rows prepared for what runs after warm-up, once per device; [] without the room."""
@@ -279,14 +278,17 @@ class Chains:
             tables.append(compiled.table_of(settled, context, rows))
         return tables
 
-    def _compile_settled(self, batches: Batches | None) -> None:
+    def _compile_settled(
+        self, span: Span, batches: Batches | None, state: compiled.Progress
+    ) -> None:
         """Make ready what runs after warm-up; what a device cannot run is done without."""
         assert self.settled is not None
-        blank = self._blank(batches)
         try:
             self._tables = self._tabulate(self.settled)
             for g in range(len(self._copies)):
-                loop = compiled.advance_settled.lower(*self._settled_arguments(g, *blank))
+                loop = compiled.advance_settled.lower(
+                    *self._settled_arguments(g, span, batches, state)
+                )
                 loop.compile()
         except Exception as error:  # what is raised depends on device and version
             self.obstacle = "the program could not be compiled for this device"
