@@ -95,7 +95,7 @@ def find_mode(
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,
-        converged=at.gradient_norm < max(within, min(_last_digits(at), COARSE)),
+        converged=_is_near(at, within),
         subset=len(subset.rows),
     )
     require_noise(sums, at.point, record.converged)
@@ -181,7 +181,7 @@ def _rise(
     for _ in range(MAX_STEPS):
         if prior is not None:
             at, prior = settle(at, sums.target, prior)
-        if at.gradient_norm < max(goal, min(_last_digits(at), COARSE)):
+        if _is_near(at, goal):
             break
         better, damping = _step(sums, at, purpose, damping, prior)
         if better is None:  # no ascent left at working precision
@@ -229,6 +229,11 @@ def _step(
         else:
             length /= 2 if np.isfinite(rise) else 8
     return None, damping
+
+
+def _is_near(at: Curvature, goal: float) -> bool:
+    """Whether a point is as near to the mode as is asked for, or as its digits can tell."""
+    return at.gradient_norm < max(goal, min(_last_digits(at), COARSE))
 
 
 def _last_digits(at: Curvature) -> float:

@@ -17,7 +17,7 @@ from modicum.rows.entries import Json
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import TextFiles, encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
-from modicum.rows.table_order import codes_of
+from modicum.rows.table_order import whole_field
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,7 +230,8 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     field = largest_factor(fit.encoding, fit.schema.levels)
     if field is None or backend.fingerprint() == fit.fingerprint:
         return backend
-    ordered = backend.subset(np.argsort(codes_of(backend, field), kind="stable"))  # as a store is
+    codes = whole_field(backend, field)
+    ordered = backend.subset(np.argsort(codes, kind="stable"))  # as a store is
     return ordered if ordered.fingerprint() == fit.fingerprint else backend
 
 

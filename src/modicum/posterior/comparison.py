@@ -20,6 +20,7 @@ from modicum.posterior.checking.model_weights import (
 from modicum.posterior.fitted import Subject
 from modicum.posterior.posterior import Posterior
 from modicum.rows import Rows
+from modicum.rows.table_order import whole_field
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -211,7 +212,7 @@ def _in_table_order(rows: Rows, field: str, numbers: np.ndarray | None) -> np.nd
     """A field of all rows, ones where they have none."""
     if field not in rows.fields:
         return np.ones(len(rows))
-    values = np.concatenate([np.array(chunk[field]) for chunk in rows.chunks(CHUNK)])
+    values = whole_field(rows, field)
     return values if numbers is None else values[np.argsort(numbers)]
 
 

@@ -10,9 +10,9 @@ from modicum.rows.formula.columns import complete_rows
 from modicum.rows.reading import largest_factor, source_of
 from modicum.rows.rows import Rows
 
-__all__ = ["codes_of", "table_numbers"]
+__all__ = ["table_numbers", "whole_field"]
 
-CODES = 1 << 20  # rows whose codes are read at a time
+CHUNK = 1 << 20  # rows whose fields are read at a time
 
 
 def table_numbers(rows: Rows, table: object) -> Array | None:
@@ -42,7 +42,7 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
         return None
     encoding = FormulaEncoding.from_dict(origin)
     field = largest_factor(encoding, rows.schema.levels)
-    own = None if field is None else codes_of(rows, field)
+    own = None if field is None else whole_field(rows, field)
     is_sorted = own is not None and bool(np.all(own[1:] >= own[:-1]))
     if not encoding.drops and not is_sorted:
         return None
@@ -55,9 +55,9 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     return numbers if own is None or np.array_equal(own, codes) else None
 
 
-def codes_of(rows: Rows, field: str) -> Array:
-    """Codes of a factor in all rows."""
-    return np.concatenate([np.array(chunk[field]) for chunk in rows.chunks(CODES)])
+def whole_field(rows: Rows, name: str) -> Array:
+    """One field of all rows, which need not be in memory with their other fields."""
+    return np.concatenate([np.array(chunk[name]) for chunk in rows.chunks(CHUNK)])
 
 
 def _read(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[Array, Array]:

@@ -40,6 +40,7 @@ from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
+from modicum.rows.table_order import whole_field
 
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
@@ -295,7 +296,7 @@ def _weights(subject: _Prepared) -> np.ndarray:
     units = subject.units
     if subject.grouped or "weight" not in units.fields:
         return np.ones(len(units))
-    weight = np.concatenate([chunk["weight"] for chunk in units.chunks(1 << 20)]).astype(float)
+    weight = whole_field(units, "weight").astype(float)
     return weight[subject.places(np.arange(len(weight)))]
 
 
