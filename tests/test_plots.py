@@ -122,7 +122,7 @@ def test_errors_are_those_of_running_means(post):
     signed = plots.error_against_cost({"run": run}, reference).lines[0].get_ydata()
     away = np.abs(run.mean("beta") - reference.mean("beta")) / reference.sd("beta")
     assert signed[-1] == pytest.approx(away.max())
-    with pytest.raises(mo.SettingError, match="'post' cannot be drawn"):
+    with pytest.raises(mo.SettingError, match="'post' cannot be plotted"):
         plots.error_against_cost({"post": post}, reference)
 
 

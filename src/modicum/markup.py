@@ -1,4 +1,4 @@
-"""HTML that is safe by construction: whatever is not markup is escaped."""
+"""Build HTML that is safe by construction: everything that is not `Markup` is escaped."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ STYLE = (
 
 
 class Markup(str):
-    """Text that is HTML already."""
+    """Text that is already HTML, and is not escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element; children that are not `Markup` are escaped, and so are attributes.
+    """Return an element; attributes, and children that are not `Markup`, are escaped.
 
-    Underscores in names of attributes stand for hyphens, and one at the end is dropped.
+    Underscores in attribute names become hyphens; a trailing one is dropped.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def _flat(children: Iterable[object]) -> Iterable[object]:
 def table(
     head: Sequence[object], lines: Iterable[Sequence[object]], **attributes: object
 ) -> Markup:
-    """A table whose first column names its lines, and whose others hold figures."""
+    """Return a table whose first column holds row headers."""
 
     def line(cells: Sequence[object]) -> Markup:
         first, *rest = cells
@@ -68,5 +68,5 @@ def table(
 
 
 def box(*children: object) -> str:
-    """What a notebook shows of an object."""
+    """Return the box that a notebook shows for an object."""
     return str(tag("div", *children, style=STYLE))

@@ -1,4 +1,4 @@
-"""Small pictures of a posterior. They need matplotlib: ``pip install 'modicum[plots]'``."""
+"""Plots of a posterior. They need matplotlib: ``pip install 'modicum[plots]'``."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ METHOD_COLOURS = {
     "ewsg-svrg": "#ff7f0e",
     "baoab": "#2ca02c",
 }
-"""One colour per method, the same in every picture."""
+"""One colour per method, the same in every plot."""
 
 OTHER = "#555555"
-MOMENTS = 60  # at which errors are drawn
-MOST_NAMED = 60  # levels that are written beside their lines
+MOMENTS = 60  # points along an error curve
+MOST_NAMED = 60  # beyond this many levels, the axis is not labelled by level
 
 
 def colour_of(method: str | Posterior) -> str:
-    """Return the colour of a method, given by name or as a posterior it made."""
+    """Return the colour of a method, given its name or a posterior it sampled."""
     name = method if isinstance(method, str) else method.settings.get("method", "")
     return METHOD_COLOURS.get(str(name), OTHER)
 
@@ -77,23 +77,23 @@ def forest(
     prob: float = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw medians and equal-tailed intervals, one line per scalar, the first on top.
+    """Plot medians and equal-tailed intervals, one line per scalar, the first on top.
 
     Parameters
     ----------
     post
         The posterior.
     names
-        Parameters (``"beta"``: all its entries) or single scalars as the summary calls them
+        Parameters (``"beta"`` for all its entries) or single scalars named as in the summary
         (``"beta[age]"``); all by default.
     labels
-        What to write beside each line; the names by default.
+        Tick label of each line; the scalar's name by default.
     transform
         An increasing function of the values, such as `numpy.exp` for odds ratios.
     prob
         Posterior probability of the interval.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
 
     Returns
     -------
@@ -118,16 +118,16 @@ def forest(
 
 
 def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = None) -> Axes:
-    """Draw what a column does: a table of `post.marginal` or `post.contrast`.
+    """Plot the effect of a column, from the table of `post.marginal` or `post.contrast`.
 
     Parameters
     ----------
     table
         Mean and interval by value, or by contrast.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
     label
-        For the legend.
+        Label in the legend.
 
     Returns
     -------
@@ -164,21 +164,21 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
 
 
 def cost(posteriors: Mapping[str, Posterior], *, ax: Axes | None = None) -> Axes:
-    """Draw the row evaluations of fits by purpose, beside what HMC on all rows would have cost.
+    """Plot each fit's row evaluations by purpose, with the cost of HMC on all rows.
 
     Parameters
     ----------
     posteriors
         Posteriors by name.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
 
     Returns
     -------
     matplotlib.axes.Axes
     """
     if not posteriors:
-        raise SettingError("there is no posterior to draw the cost of.")
+        raise SettingError("plots.cost needs at least one posterior.")
     ax = new_axes(ax, (6.0, 1.4 + 0.5 * len(posteriors)))
     purposes = list(dict.fromkeys(k for p in posteriors.values() for k in p.ledger.by_purpose))
     for at, post in enumerate(posteriors.values()):
@@ -208,27 +208,27 @@ def residual_weights(
     random_seed: int = 0,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw how unevenly rows matter: which share of rows holds which share of the residuals.
+    """Plot how unevenly rows matter: the share of all residuals held by the largest ones.
 
-    A row's residual is what a quadratic about the posterior's mean misses of its log-likelihood,
-    and its size the root mean square over draws. On the diagonal all rows matter alike, and drawing
-    them uniformly is as good as anything; the further above it, the more is gained by drawing rows
-    by their weights, as HMC-ECS does.
+    A row's residual is the part of its log-likelihood that a quadratic about the posterior mean
+    misses; its size is the root mean square over draws. On the diagonal all rows matter alike, and
+    uniform subsampling loses nothing; the further the curve is above it, the more there is to gain
+    from subsampling rows by weight, as HMC-ECS does.
 
     Parameters
     ----------
     post
         The posterior.
     data
-        The rows of the fit, or their table; None: those the posterior still holds.
+        The rows of the fit, or their table; by default the rows that the posterior holds.
     subsample
-        The most rows to look at; random ones of more, which miss the rarest.
+        The most rows to evaluate; if there are more, a random sample, which misses rare rows.
     draws
         Posterior draws to use, evenly spaced.
     random_seed
-        Of the rows.
+        Seed of the random sample of rows.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
 
     Returns
     -------
@@ -236,12 +236,12 @@ def residual_weights(
     """
     whole_number("subsample", subsample)
     whole_number("draws", draws)
-    subject = post.subject(data, "a picture of residuals")
+    subject = post.subject(data, "a plot of residuals")
     sizes = np.sort(residual_sizes(subject, subsample, draws, random_seed))[::-1]
     if not sizes.sum() > 0:
         raise SettingError(
-            "the log-likelihood of every row is a quadratic, so that no row has a residual: there "
-            "is nothing to draw."
+            "the log-likelihood of every row is exactly quadratic, so all residuals are zero: "
+            "there is nothing to plot."
         )
     share = np.arange(1, len(sizes) + 1) / len(sizes)
     covered = np.cumsum(sizes) / sizes.sum()
@@ -255,7 +255,7 @@ def residual_weights(
     ax.annotate(text, where, va="bottom", ha="right" if covered[top - 1] > 0.6 else "left")
     ax.set(
         xscale="log",
-        xlabel="% of rows, those with the largest residuals first",
+        xlabel="% of rows, largest residuals first",
         ylabel="% of all residuals",
         ylim=(0, 103),
     )
@@ -269,28 +269,29 @@ def error_against_cost(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw how fast fits approach a reference: errors of posterior means against passes.
+    """Plot how fast fits approach a reference: error of posterior means against passes.
 
-    The error is the largest of any scalar, in the reference's standard deviations, of the mean of
-    all draws so far (signs and weights count). The cost begins with all that came before the first
-    draw: mode, pilot and warm-up. A line that stays level has a bias, or the reference has.
+    The error is that of the running mean of all draws so far (with their signs or weights), for
+    the worst scalar, in posterior standard deviations of the reference. The cost includes
+    everything before the first draw: mode, pilot and warm-up. A curve that levels off shows a bias,
+    of the fit or of the reference.
 
     Parameters
     ----------
     posteriors
         Posteriors by name, of the same rows.
     reference
-        A posterior that is taken to be right, such as a long run of ``method="nuts"``; its own
-        Monte Carlo error is drawn as a line, below which nothing can be told.
+        A posterior taken as the truth, such as a long run of ``method="nuts"``. A dashed line
+        shows its Monte Carlo error; smaller errors cannot be resolved.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
 
     Returns
     -------
     matplotlib.axes.Axes
     """
     if not posteriors:
-        raise SettingError("there is no posterior to draw the errors of.")
+        raise SettingError("plots.error_against_cost needs at least one posterior.")
     ax = new_axes(ax)
     for name, post in posteriors.items():
         passes, errors = _errors(post, reference, name)
@@ -313,11 +314,11 @@ def error_against_cost(
 
 
 def _errors(post: Posterior, reference: Posterior, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Passes and the largest error of running means, at moments evenly spaced in logarithms."""
+    """Return passes and the worst error of the running means, at log-spaced draws."""
     if set(post.draws) != set(reference.draws) or "rows_touched" not in post.stats:
         raise SettingError(
-            f"{name!r} cannot be drawn: its parameters must be those of the reference, and its "
-            "draws must know how many rows each touched (stats['rows_touched'])."
+            f"{name!r} cannot be plotted: it must have the parameters of the reference, and its "
+            "stats must count the rows each draw touched ('rows_touched')."
         )
     touched = post.stats["rows_touched"].sum(axis=0, dtype=float)
     before = max(post.ledger.evaluations - touched.sum(), 0.0)
@@ -327,7 +328,7 @@ def _errors(post: Posterior, reference: Posterior, name: str) -> tuple[np.ndarra
     worst = np.zeros(len(passes))
     for parameter, x in post.draws.items():
         flat = x.reshape(*x.shape[:2], -1)
-        with np.errstate(all="ignore"):  # of signs that cancel at first, and of constants
+        with np.errstate(all="ignore"):  # signs may cancel at first, and constants have no sd
             mean = np.cumsum(np.einsum("cd,cdk->dk", weight, flat), axis=0) / mass[:, None]
             off = np.abs(mean - np.ravel(reference.mean(parameter)))
             off = off / np.ravel(reference.sd(parameter))
@@ -346,7 +347,7 @@ def caterpillar(
     prob: float = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the effects of a group in order, each with its interval, and zero.
+    """Plot the effects of a group's levels, sorted by mean, each with its interval.
 
     Parameters
     ----------
@@ -355,14 +356,14 @@ def caterpillar(
     group
         The grouping factor.
     effect
-        Which effect, where levels have several, as `post.effects` or the formula calls it; the
+        Which effect to plot if levels have several, named as in `post.effects` or the formula; the
         first by default.
     levels
-        Levels to draw; all by default.
+        Levels to plot; all by default.
     prob
         Posterior probability of the interval.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
 
     Returns
     -------
@@ -395,20 +396,21 @@ def shrinkage(
     prob: float = 0.9,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw how far effects are pulled from what each level's own rows say.
+    """Plot how far partial pooling shrinks each level's effect from its unpooled estimate.
 
-    Hollow points are the effects that fit the rows of their level best, all else at its posterior
-    mean; lines lead to the posterior means. The fewer rows a level has, the further. Triangles at
-    the edge are levels whose own estimate lies beyond it, or is not finite since their outcomes
-    are all alike. The band is where effects of new levels lie, with probability `prob`.
+    Hollow points are the effects that best fit the rows of their own level, with all other
+    parameters at their posterior means; lines lead from them to the posterior means. The fewer rows
+    a level has, the stronger the shrinkage. Triangles at the edge mark levels whose unpooled
+    estimate lies beyond it, or is infinite because all outcomes of the level are equal. The band
+    holds the effects of new levels with probability `prob`.
 
     Parameters
     ----------
     post
-        The posterior of a model with groups, which knows its rows (one from a file was loaded
-        with them).
+        The posterior of a model with groups. It must hold its rows: load one from a file with
+        ``Posterior.load(path, data=...)``.
     group, effect, levels, prob, ax
-        As in `caterpillar`; of more than 400 levels, 400 are drawn, from few rows to many.
+        As in `caterpillar`; of more than 400 levels, 400 are plotted, from few rows to many.
 
     Returns
     -------
@@ -416,8 +418,8 @@ def shrinkage(
     """
     if post.rows is None:
         raise SettingError(
-            "the picture needs the rows of each level, and this posterior, made by hand or loaded "
-            "from a file, does not hold them; load it with them: Posterior.load(path, data=...)."
+            "the plot needs the rows of the fit, which this posterior, made by hand or loaded from "
+            "a file, does not hold; load it with its rows: Posterior.load(path, data=...)."
         )
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
@@ -431,7 +433,7 @@ def shrinkage(
     ax.plot(rows, mean, "o", color=colour, markersize=4, label="posterior mean", zorder=3)
     ax.vlines(rows, mean, inside, color=colour, linewidth=0.8, alpha=0.5)
     for marker, mask, label in (
-        ("o", ~beyond, "of its own rows alone"),
+        ("o", ~beyond, "unpooled estimate"),
         ("^", beyond & (raw > 0), None),
         ("v", beyond & (raw < 0), None),
     ):
@@ -452,13 +454,13 @@ def _effect_table(
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
-    """One effect of each level."""
+    """Return the table of one effect of each level."""
     table = post.effects(group, levels=levels, prob=prob)
     return unpooled.one_effect(table, _effect_name(post, group, effect))
 
 
 def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
-    """What `post.effects` calls an effect, which may be called as in the formula: 1, or a slope."""
+    """Return the name in `post.effects` of an effect given by it or as in the formula (1, dose)."""
     terms = terms_of(post.fit().model, group)
     written = {e: n for t in terms for e, n in zip(t.effects, t.sd_names, strict=True)}
     names = list(written.values())
@@ -470,18 +472,18 @@ def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
 
 
 def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = None) -> Axes:
-    """Draw the distribution of one scalar as a histogram that respects signs and weights.
+    """Plot the distribution of one scalar as a histogram that respects signs and weights.
 
     Parameters
     ----------
     post
         The posterior.
     name
-        A scalar as the summary calls it, such as ``"beta[age]"``.
+        A scalar named as in the summary, such as ``"beta[age]"``.
     bins
-        Bars of the histogram.
+        Number of bars.
     ax
-        Matplotlib axes; by default those of a new figure.
+        Matplotlib axes; a new figure by default.
 
     Returns
     -------
@@ -496,8 +498,7 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     weights = np.ones(len(values)) if post.weights is None else post.weights.reshape(-1)
     if not weights.sum() > 0:
         raise SettingError(
-            "a histogram needs weights that add up to more than 0, and those of these draws do "
-            "not: their signs cancel."
+            "a histogram needs draws whose weights have a positive sum, and here the signs cancel."
         )
     ax = new_axes(ax)
     colour = colour_of(post)
@@ -511,7 +512,7 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
 
 
 def _scalars(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
-    """Find scalars by name: where each lies, as (parameter, flat index)."""
+    """Find scalars by name; return where each lies, as (parameter, flat index)."""
     scalar_places = {
         scalar: (parameter, i)
         for parameter, x in post.draws.items()
@@ -539,7 +540,7 @@ def _quantiles(
     levels: Sequence[float],
     transform: Callable[[np.ndarray], np.ndarray] | None,
 ) -> np.ndarray:
-    """Quantiles (level, scalar); an increasing transform of a quantile is the quantile of it."""
+    """Return quantiles (level, scalar); an increasing transform maps quantiles to quantiles."""
     by_parameter = {
         p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(scalars.values())
     }

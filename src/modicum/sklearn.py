@@ -1,8 +1,8 @@
-"""The front door with scikit-learn's handles: regressions that keep their posterior.
+"""scikit-learn estimators whose `fit` samples a posterior and keeps it as `posterior_`.
 
-It needs scikit-learn (`pip install modicum[sklearn]`), which nothing else of Modicum loads.
-Sampling warns as `mo.sample` does. Sparse matrices are taken, and held dense: a block of rows at a
-time becomes part of one dense array, so that a fit needs rows times columns numbers of memory.
+The module needs scikit-learn (`pip install modicum[sklearn]`), which no other module imports.
+Sampling warns as `mo.sample` does. Sparse matrices are accepted and converted, block by block, to
+one dense array, so that a fit needs memory for rows times columns floats.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regressor"]
 
 Features: TypeAlias = Any  # arrays, sparse matrices, data frames
-TOGETHER = 2**22  # numbers of a sparse matrix that are made dense at a time
+BLOCK_FLOATS = 2**22  # entries of a sparse matrix made dense at a time
 PREDICTION_DRAWS = 1000
-NO_NOISE = 1e-6  # of the outcome's standard deviation
-FIRST_ROWS = 10_000  # that say how large outcomes are
+NO_NOISE = 1e-6  # scale of outcomes without noise, in standard deviations of the outcome
+FIRST_ROWS = 10_000  # rows that this standard deviation is computed from
 
 
 class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What all have in common: settings, rows of what scikit-learn users bring, sampling."""
+    """Base of all estimators: settings, conversion of X and y to rows, and sampling."""
 
     @names_checked
     def __init__(
@@ -91,12 +91,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
     # Rows ---------------------------------------------------------------------------------
 
     def _validated(self, X: Features, y: ArrayLike) -> tuple[Features, np.ndarray]:
-        """Features and outcomes as arrays; a frame with categorical columns stays a frame."""
+        """Return validated X and y as arrays; X with categorical columns stays a data frame."""
         if _categorical_columns(X):
-            y = validate_data(self, y=y, **_OF_Y)
-            validate_data(self, X, skip_check_array=True)  # last: it keeps the columns' names
+            y = validate_data(self, y=y, **_CHECKS_OF_Y)
+            validate_data(self, X, skip_check_array=True)  # last: it sets feature_names_in_
             return X, np.asarray(y)
-        X, y = validate_data(self, X, y, **_OF_X, **_OF_Y, ensure_min_samples=2)
+        X, y = validate_data(self, X, y, **_CHECKS_OF_X, **_CHECKS_OF_Y, ensure_min_samples=2)
         return X, np.asarray(y)
 
     def _rows(self, X: Features, y: np.ndarray, sample_weight: ArrayLike | None) -> Rows:
@@ -105,23 +105,23 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
         categorical = _categorical_columns(X)
         if categorical:
-            return _rows_of_frame(X, y, weight, categorical)
+            return _rows_from_frame(X, y, weight, categorical)
         names = getattr(self, "feature_names_in_", None)
         columns = None if names is None else [str(name) for name in names]
         return Rows(x=_dense(X), y=y, weight=weight, columns=columns)
 
     def _rows_like(self, X: Features) -> Features:
-        """What `Posterior.predict` takes."""
+        """Return X in a form that `Posterior.predict` accepts."""
         check_is_fitted(self)
         if _categorical_columns(X):
             validate_data(self, X, skip_check_array=True, reset=False)
             return X
-        return {"x": _dense(validate_data(self, X, reset=False, **_OF_X))}
+        return {"x": _dense(validate_data(self, X, reset=False, **_CHECKS_OF_X))}
 
     # Sampling -----------------------------------------------------------------------------
 
     def _sample(self, family: LinearPredictorModel, rows: Rows) -> Posterior:
-        changes: dict[str, Any] = {"intercept": self.fit_intercept}  # fields of the family
+        changes: dict[str, Any] = {"intercept": self.fit_intercept}  # to fields of the family
         if self.prior_scale is not None:
             changes["prior_scale"] = self.prior_scale
         if self.priors is not None:
@@ -141,18 +141,18 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         )
 
     def _expected(self, X: Features) -> np.ndarray:
-        """Posterior mean of the expected outcomes."""
+        """Return the posterior mean of the expected outcomes."""
         rows = self._rows_like(X)
         return np.asarray(self.posterior_.predict(rows, draws=PREDICTION_DRAWS).mean)
 
 
-# Keyword arguments of scikit-learn, which has no types.
-_OF_X: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
-_OF_Y: dict[str, Any] = {"multi_output": False}
+# Keyword arguments of scikit-learn's `validate_data`.
+_CHECKS_OF_X: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+_CHECKS_OF_Y: dict[str, Any] = {"multi_output": False}
 
 
 def _categorical_columns(X: Features) -> list[str]:
-    """Columns of a pandas or polars frame that hold no numbers."""
+    """Return the non-numeric columns of a pandas or polars frame."""
     if hasattr(X, "select_dtypes"):  # pandas
         return list(X.select_dtypes(exclude=["number", "bool"]).columns)
     schema = getattr(X, "schema", None)
@@ -161,19 +161,19 @@ def _categorical_columns(X: Features) -> list[str]:
     return []
 
 
-def _is_number(kind: Any) -> bool:  # a type of polars, which need not be installed
+def _is_number(kind: Any) -> bool:  # `kind` is a polars dtype; polars may not be installed
     return bool(kind.is_numeric()) or str(kind) == "Boolean"
 
 
-def _rows_of_frame(
+def _rows_from_frame(
     X: Features, y: np.ndarray, weight: np.ndarray | None, categorical: list[str]
 ) -> Rows:
-    """Rows of a frame with categorical columns, which are coded by treatment contrasts."""
+    """Make rows from a frame with categorical columns, coded by treatment contrasts."""
     frame = X if hasattr(X, "select_dtypes") else X.to_pandas()
     if not all(isinstance(name, str) for name in frame.columns):
         raise DataError(
-            "a frame with categorical columns needs columns whose names are text, since new "
-            "frames are encoded by them."
+            "a data frame with categorical columns needs column names that are strings, since new "
+            "frames are matched by name."
         )
     outcome, weights = _free_name("y", frame), _free_name("sample_weight", frame)
     added = {outcome: y} if weight is None else {outcome: y, weights: weight}
@@ -192,11 +192,11 @@ def _free_name(name: str, frame: pd.DataFrame) -> str:
 
 
 def _dense(X: Features) -> np.ndarray:
-    """A dense array; a sparse matrix is made one block by block, without a second copy of it."""
+    """Return X as a dense array; a sparse matrix is converted in blocks, to save memory."""
     if not sparse.issparse(X):
         return np.asarray(X)
     out = np.empty(X.shape, X.dtype)
-    step = max(1, TOGETHER // max(1, X.shape[1]))
+    step = max(1, BLOCK_FLOATS // max(1, X.shape[1]))
     for start in range(0, X.shape[0], step):
         out[start : start + step] = X[start : start + step].toarray()
     return out
@@ -206,7 +206,7 @@ def _dense(X: Features) -> np.ndarray:
 
 
 class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
-    """Regression of any family whose outcome is a number.
+    """Regression with any family whose outcome is a number.
 
     Parameters
     ----------
@@ -214,13 +214,13 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
         A name ("gaussian", "gamma", "negative-binomial" ...) or a family with settings
         (`mo.models.StudentT(df=3)`).
     prior_scale, priors
-        As in the families: None puts priors in the units of the data.
+        As in the families; None scales the priors to the data.
     fit_intercept
         Whether to add an intercept.
     method, draws, tune, chains, progressbar
         As in `mo.sample`.
     random_state
-        A seed, a NumPy random state, or None for a fresh one at every fit.
+        A seed, a NumPy random state, or None for a new seed at every fit.
 
     Attributes
     ----------
@@ -229,7 +229,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     coef_, intercept_
         Posterior means.
     n_features_in_, feature_names_in_
-        What the fit saw.
+        Number of columns of X in `fit`, and their names.
 
     Examples
     --------
@@ -280,11 +280,11 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             )
         name = type(family).__name__
         if type(family).decide is not BaseModel.decide:
-            raise SettingError(f"{name} is a family of classes: use LogisticRegression.")
+            raise SettingError(f"{name} models classes: use LogisticRegression.")
         if family.outcome_fields != ("y",):
             raise SettingError(
-                f"{name} needs {' and '.join(family.outcome_fields)} of each row, and fit(X, y) "
-                "has one number: use mo.sample, or mo.fit."
+                f"{name} needs {' and '.join(family.outcome_fields)} of each row, but fit(X, y) "
+                "takes one number per row: use mo.sample or mo.fit."
             )
         return family
 
@@ -305,10 +305,10 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     def predict(
         self, X: Features, return_std: bool = False
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Posterior mean of the expected outcome; with `return_std`, the predictive sd too.
+        """Return the posterior mean of the expected outcome, with `return_std` the predictive sd.
 
-        That is the standard deviation of a new outcome, noise included, as scikit-learn's
-        `BayesianRidge` has it.
+        The latter is the standard deviation of a new outcome, including noise, as in
+        scikit-learn's `BayesianRidge`.
         """
         if not return_std:
             return self._expected(X)
@@ -317,8 +317,8 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
 
 def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorModel:
-    """The family with a small scale, where columns give the outcome to the last digit."""
-    assert isinstance(family, ScaleFamily), "no other has noise of a scale"
+    """Return the family with a small fixed scale, for outcomes that the columns fit exactly."""
+    assert isinstance(family, ScaleFamily), "only families with a scale raise NoNoiseError"
     y = np.asarray(rows.slice(0, min(len(rows), FIRST_ROWS))["y"], float)
     size = float(np.std(y)) or abs(float(y[0])) or 1.0
     warn(
@@ -334,9 +334,9 @@ def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorM
 
 
 def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
+    """Return mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
     predictor = post.restore_predictor()
-    assert isinstance(predictor, ModelPredictor), "it was sampled here"
+    assert isinstance(predictor, ModelPredictor), "`fit` sampled this posterior"
     draws, weights = thinned(post, PREDICTION_DRAWS)
     expected, variances = [], []
     ready = aligned(rows, post.fit_rows, False, "refuse")
@@ -352,7 +352,7 @@ def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np
 class LinearRegression(Regressor):
     """Linear regression with normal noise.
 
-    Parameters are those of `Regressor`, without a family.
+    Takes the parameters of `Regressor` except `family`.
 
     Examples
     --------
@@ -401,9 +401,9 @@ class LinearRegression(Regressor):
 class PoissonRegressor(LinearRegression):
     """Poisson regression with log link.
 
-    As in scikit-learn, outcomes may be counts over exposures with the exposures as sample weights;
-    the posterior is that of the counts. `score` is the share of deviance explained.
-    Parameters are those of `Regressor`, without a family.
+    As in scikit-learn, outcomes may be rates (counts divided by exposures) with the exposures as
+    sample weights; the posterior is that of the counts. `score` is the share of deviance explained.
+    Takes the parameters of `Regressor` except `family`.
 
     Examples
     --------
@@ -426,7 +426,7 @@ class PoissonRegressor(LinearRegression):
         return PoissonRates()
 
     def score(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Share of the Poisson deviance that is explained (D squared)."""
+        """Return the share of the Poisson deviance explained (D squared)."""
         return float(d2_tweedie_score(y, self.predict(X), sample_weight=sample_weight, power=1))
 
 
@@ -434,18 +434,18 @@ class PoissonRegressor(LinearRegression):
 
 
 class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
-    """Logistic regression of two classes, softmax regression of more.
+    """Logistic regression for two classes, softmax regression for more.
 
     Parameters
     ----------
     prior_scale, priors
-        As in the families: None puts priors in the units of the data.
+        As in the families; None scales the priors to the data.
     fit_intercept
         Whether to add an intercept.
     method, draws, tune, chains, progressbar
         As in `mo.sample`.
     random_state
-        A seed, a NumPy random state, or None for a fresh one at every fit.
+        A seed, a NumPy random state, or None for a new seed at every fit.
 
     Attributes
     ----------
@@ -454,10 +454,10 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
     classes_
         Class labels, sorted.
     coef_, intercept_
-        Posterior means: one line for two classes; else one per class, zeros for the last, which is
-        the reference.
+        Posterior means: one line for two classes; otherwise one per class, with zeros for the last,
+        which is the reference.
     n_features_in_, feature_names_in_
-        What the fit saw.
+        Number of columns of X in `fit`, and their names.
 
     Examples
     --------
@@ -477,17 +477,17 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
         try:
             check_classification_targets(y)
             self.classes_, codes = np.unique(y, return_inverse=True)
-        except TypeError:  # they cannot be put into an order
+        except TypeError:  # labels of several types cannot be sorted
             kinds = sorted({type(value).__name__ for value in np.asarray(y, object)})
             raise DataError(
-                f"the classes are of several kinds ({', '.join(kinds)}): make them all text or all "
-                "numbers, and leave out rows whose class is missing."
+                f"the classes have several types ({', '.join(kinds)}): make them all strings or "
+                "all numbers, and leave out rows whose class is missing."
             ) from None
         count = len(self.classes_)
         if count < 2:
             raise DataError(
-                "LogisticRegression needs outcomes of two classes or more, and these are of one "
-                f"class only, {self.classes_.tolist()[0]!r}."
+                "LogisticRegression needs outcomes of at least two classes, but all of these are "
+                f"of class {self.classes_.tolist()[0]!r}."
             )
         family: LinearPredictorModel = Logistic() if count == 2 else Softmax(classes=count)
         post = self._sample(family, self._rows(X, codes.astype(float), sample_weight))
@@ -495,21 +495,21 @@ class LogisticRegression(ClassifierMixin, _Estimator):  # type: ignore[misc]
         intercept = np.zeros(len(beta))
         if "intercept" in post.draws:
             intercept = np.atleast_1d(post.mean("intercept"))
-        if count > 2:  # the reference
+        if count > 2:  # add the reference class
             beta, intercept = np.r_[beta, np.zeros((1, beta.shape[1]))], np.r_[intercept, 0.0]
         self.posterior_, self.coef_, self.intercept_ = post, beta, intercept
         return self
 
     def predict_proba(self, X: Features) -> np.ndarray:
-        """Posterior mean of the chance of each class, in the order of `classes_`."""
+        """Return the posterior mean probability of each class, in the order of `classes_`."""
         chance = self._expected(X)
         return chance if chance.ndim == 2 else np.c_[1 - chance, chance]
 
     def predict_log_proba(self, X: Features) -> np.ndarray:
-        """Logarithm of `predict_proba`."""
+        """Return the logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X))
 
     def predict(self, X: Features) -> np.ndarray:
-        """The most probable class."""
+        """Return the most probable class of each row."""
         chances = self.predict_proba(X)
         return np.asarray(self.classes_[np.argmax(chances, axis=1)])

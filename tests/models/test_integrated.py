@@ -444,7 +444,7 @@ def test_doubts_about_groups(monkeypatch):
 def test_effects_that_hardly_move_are_named():
     names = np.array(["a", "b"])
     _check_acceptance(np.array([0.8, 0.5]), names, "ward")
-    with pytest.warns(mo.ModicumWarning, match=r"1 of 2 groups badly \(5% were taken for b\)"):
+    with pytest.warns(mo.ModicumWarning, match=r"1 of 2 groups badly \(5% were accepted for b\)"):
         _check_acceptance(np.array([0.8, 0.05]), names, "ward")
 
 

@@ -148,7 +148,7 @@ def test_new_groups_are_averaged_over(post):
 
 
 def test_groups_must_be_said_where_they_count(post, table):
-    with pytest.raises(mo.DataError, match="do not say which 'ward'"):
+    with pytest.raises(mo.DataError, match="lack the field 'ward'"):
         post.predict(pd.DataFrame({"dose": [0.0]}), groups="known")
     with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):
         post.predict(pd.DataFrame({"dose": [0.0], "ward": ["w99"]}))

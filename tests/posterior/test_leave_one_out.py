@@ -234,7 +234,7 @@ def test_what_cannot_be_left_out_is_refused(post):
         signed.loo()
     with pytest.raises(DataError, match="not the rows"):
         post.loo(gaussian_rows(N, 3, seed=9))
-    with pytest.raises(DataError, match="Fits to other columns have rows of their own"):
+    with pytest.raises(DataError, match="Fits to different columns have different rows"):
         mo.compare({"a": post, "b": post}, gaussian_rows(N, 3, seed=9))
     with pytest.raises(SettingError, match="200 rows, but 100"):
         post.loo(gaussian_rows(100))
@@ -397,7 +397,7 @@ def test_what_cannot_be_compared_is_refused(post):
         mo.compare({"a": post, "b": post}, method="bma")
     with pytest.raises(SettingError, match="two or more posteriors"):
         mo.compare({"a": post})
-    with pytest.raises(SettingError, match="'b' is no posterior but int"):
+    with pytest.raises(SettingError, match="'b' must be a posterior, not int"):
         mo.compare({"a": post, "b": 3})
     other = posterior(rows=gaussian_rows(N, 3, seed=8))
     with pytest.raises(DataError, match="different outcomes"):

@@ -311,7 +311,7 @@ def test_what_cannot_be_checked_is_refused():
     post = fixed(mo.models.Binomial(), trials, np.zeros(1), 0.0)
     with pytest.raises(DataError, match="depend on the field 'trials'"):
         post.predictive({"x": x})
-    with pytest.raises(SettingError, match="prob is the probability"):
+    with pytest.raises(SettingError, match="prob, the probability of an interval"):
         post.ppc(prob=3)
     with pytest.raises(SettingError, match="does not hold its rows"):
         mo.Posterior(post.draws, {}, post.ledger, predictor=post.predictor).ppc()

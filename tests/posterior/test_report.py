@@ -151,9 +151,9 @@ def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
     text = bare.report(tmp_path / "short.html", title="a & b").read_text()
     words = Page(text).words
     assert "a & b" in words
-    assert "The rows of the fit are not at hand" in words
+    assert "effects of columns need the rows of the fit" in words
     assert "What each column does" not in words
-    with pytest.raises(SettingError, match="prob is the probability"):
+    with pytest.raises(SettingError, match="prob, the probability of an interval"):
         post.report(tmp_path / "no.html", prob=2)
 
 
@@ -174,7 +174,7 @@ def test_effects_that_a_file_does_not_keep_are_named(post, tmp_path):
     bare = mo.Posterior(draws, {}, mo.Ledger(rows=12), predictor=ModelPredictor(model))
     words = Page(bare.report(tmp_path / "a.html").read_text()).words
     assert "Effects of ward These effects were integrated out and are drawn from the rows" in words
-    assert "post.report(path, data=...) takes the rows" in words
+    assert "give the rows or their table: post.report(path, data=...)" in words
 
 
 def test_rows_per_level_have_round_ticks():

@@ -56,9 +56,9 @@ def test_a_function_is_called_by_its_own_name():
 
 
 def test_classes_that_cannot_be_ordered():
-    with pytest.raises(mo.DataError, match=r"several kinds \(NoneType, str\).*missing"):
+    with pytest.raises(mo.DataError, match=r"several types \(NoneType, str\).*missing"):
         LogisticRegression().fit(X, np.where(Y == 1, "a", None))
-    with pytest.raises(mo.DataError, match=r"of one class only, 0\.0\."):
+    with pytest.raises(mo.DataError, match=r"all of these are of class 0\.0\."):
         LogisticRegression().fit(X, np.zeros(60))
 
 

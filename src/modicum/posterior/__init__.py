@@ -1,4 +1,4 @@
-"""The result of a run: summaries (signs and weights included), prediction, storage, ArviZ."""
+"""The result of a run: summaries of (weighted) draws, prediction, checks, storage, ArviZ."""
 
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.checking.evidence import Evidence

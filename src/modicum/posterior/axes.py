@@ -1,4 +1,4 @@
-"""Matplotlib, imported when a picture is drawn, and a sentence if it is not installed."""
+"""Lazy import of matplotlib, with an error that says how to install it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
 
 
 def pyplot() -> ModuleType:
-    """Import matplotlib, or say how to get it."""
+    """Import `matplotlib.pyplot`, or say how to install it."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
         raise SettingError(
-            "pictures need matplotlib, which is not installed: pip install 'modicum[plots]'."
+            "plots need matplotlib, which is not installed: pip install 'modicum[plots]'."
         ) from None
     return plt
 

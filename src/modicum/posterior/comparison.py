@@ -1,4 +1,4 @@
-"""Which of several models predicts better, and which is more probable: rows left out, evidence."""
+"""Compare models by leave-one-out prediction and by evidence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare"]
 
-POINTS = 500  # at which all rows are evaluated for the evidence
+POINTS = 500  # importance points of the evidence, each evaluated on all rows
 CHUNK = 1 << 20  # rows whose outcomes are compared at a time
 
 
@@ -46,32 +46,33 @@ def compare(
     """Compare models of the same outcomes by how well they predict rows they have not seen.
 
     The same rows are left out of all models (see `Posterior.loo`), so that the standard error of a
-    difference is that of paired rows: much smaller than those of the two sums.
+    difference is that of paired rows, much smaller than the standard errors of the two sums.
 
     Parameters
     ----------
     posteriors
-        Posteriors by name, of the same rows: other columns, families or priors.
+        Posteriors by name, of the same rows; columns, families and priors may differ.
     data
-        The table all of them were fitted to, their rows, or either by the names of the posteriors.
-        None: the rows that the posteriors still hold.
+        The table or the rows all of them were fitted to, or a dict of either by the posteriors'
+        names; by default the rows that the posteriors hold.
     method
-        Of the weights: "stacking", "bb-pseudo-bma" (with the Bayesian bootstrap) or "pseudo-bma".
+        How to compute the weights: "stacking", "bb-pseudo-bma" (with the Bayesian bootstrap) or
+        "pseudo-bma".
     evidence
-        Whether to compute log evidences too (see `Posterior.log_evidence`), which takes a pass of
-        many evaluations per row and model.
+        Whether to compute log evidences too (see `Posterior.log_evidence`), which takes a pass with
+        many evaluations of every row for each model.
     subsample, draws, random_seed, progressbar, moment_match
         As in `Posterior.loo`.
 
     Returns
     -------
     DataFrame
-        The best first, by name: `rank`, `elpd`, `p` (effective number of parameters), `elpd_diff`
-        (how much worse than the best), `weight` (how much each counts in the mixture of all that
-        predicts best), `se`, `dse` (standard error of the difference),
-        `subsampling_dse` (the part of it that drawing rows causes) and `warning` (whether some rows
+        One line per model, the best first: `rank`, `elpd`, `p` (effective number of parameters),
+        `elpd_diff` (how much worse than the best), `weight` (the model's weight in the mixture of
+        all models that predicts best), `se`, `dse` (standard error of the difference),
+        `subsampling_dse` (the part of it due to subsampling rows) and `warning` (whether some rows
         could not be left out reliably). With `evidence` also `log_evidence`, `evidence_error` and
-        `log_bayes_factor`, that of the model against the best by `elpd`.
+        `log_bayes_factor`, against the model that is best by `elpd`.
 
     Examples
     --------
@@ -117,12 +118,12 @@ def compare(
 def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
     if not isinstance(posteriors, Mapping) or len(posteriors) < 2:
         raise SettingError(
-            "models are compared as a dict of two or more posteriors by name, such as "
+            "mo.compare takes a dict of two or more posteriors by name, such as "
             '{"with age": post, "without": other}.'
         )
     for name, post in posteriors.items():
         if not isinstance(post, Posterior):
-            raise SettingError(f"{name!r} is no posterior but {type(post).__name__}.")
+            raise SettingError(f"{name!r} must be a posterior, not {type(post).__name__}.")
     by_posterior = isinstance(data, Mapping) and set(data) == set(posteriors)
     subjects: dict[str, Subject] = {}
     for name, post in posteriors.items():
@@ -133,8 +134,8 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
             sentence = f"{name!r}: {fault}"
             if isinstance(own, Rows) and not by_posterior:
                 sentence += (
-                    " Fits to other columns have rows of their own: give them by the names of the "
-                    "posteriors, or leave data out where these hold them."
+                    " Fits to different columns have different rows: give a dict of rows by the "
+                    "posteriors' names, or leave data out if the posteriors hold their rows."
                 )
             raise DataError(sentence) from None
     return subjects
@@ -143,7 +144,7 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
 def _table_numbers(
     posteriors: Mapping[str, Posterior], data: object, subjects: Mapping[str, Subject]
 ) -> list[np.ndarray | None]:
-    """Which row of the table each row is, of every posterior: groups lie in orders of their own."""
+    """Return the table index of each row, for every posterior: stores sort rows by group."""
     by_posterior = isinstance(data, Mapping) and set(data) == set(posteriors)
     return [
         post.table_numbers(data[name] if by_posterior else data, subjects[str(name)].rows)  # type: ignore[index]
@@ -154,14 +155,14 @@ def _table_numbers(
 def _require_same_outcomes(
     subjects: Mapping[str, Subject], numbers: Sequence[np.ndarray | None]
 ) -> None:
-    """Refuse posteriors of other rows, or of other units."""
+    """Refuse posteriors of different rows, or that leave out different units."""
     (first, (_, fit, rows)), *others = subjects.items()
-    for (name, (_, other_fit, other)), of_table in zip(others, numbers[1:], strict=True):
+    for (name, (_, other_fit, other)), its_numbers in zip(others, numbers[1:], strict=True):
         if len(other) != len(rows):
             raise DataError(
-                f"{first!r} was fitted to {len(rows):,} rows and {name!r} to {len(other):,}: they "
-                "are comparable on the same rows only (rows with missing values may have been "
-                "dropped from one of them); fit both to the rows that are complete for both."
+                f"{first!r} was fitted to {len(rows):,} rows and {name!r} to {len(other):,}, but "
+                "only fits to the same rows can be compared (rows with missing values may have "
+                "been dropped from one of them); fit both to the rows that are complete for both."
             )
         if _units(fit.model) != _units(other_fit.model):
             raise SettingError(
@@ -171,25 +172,25 @@ def _require_same_outcomes(
             )
         if rows is not other and not _same_outcomes(
             (rows, fit.model.outcome_field, numbers[0]),
-            (other, other_fit.model.outcome_field, of_table),
+            (other, other_fit.model.outcome_field, its_numbers),
         ):
             raise DataError(
                 f"{first!r} and {name!r} were fitted to different outcomes, or to the same in "
-                "another order: densities of different outcomes cannot be compared, and rows that "
-                "stores hold in the order of different groups are matched by the table they were "
-                "made of, which mo.compare(posteriors, table) takes."
+                "another order: densities of different outcomes cannot be compared; if the rows "
+                "are sorted by different groups, give the table they were made from, by "
+                "mo.compare(posteriors, table)."
             )
 
 
 def _units(model: BaseModel) -> str | None:
-    """The group that is left out; None: rows."""
+    """Return the factor whose groups are left out; None if rows are."""
     return model.group if isinstance(model, IntegratedEffects) else None
 
 
 def _same_outcomes(*fits: tuple[Rows, str, np.ndarray | None]) -> bool:
-    """Whether rows, by the fields of their outcomes, have the same outcomes and weights.
+    """Return whether two fits, (rows, outcome field, table indices), share outcomes and weights.
 
-    Rows whose numbers in a table are known are compared in the table's order.
+    Rows whose table indices are known are compared in the table's order.
     """
     (rows, outcome, numbers), (other, theirs, their_numbers) = fits
     if numbers is None and their_numbers is None:
@@ -199,9 +200,9 @@ def _same_outcomes(*fits: tuple[Rows, str, np.ndarray | None]) -> bool:
             for a, b in pairs
             for name, its_name in ((outcome, theirs), ("weight", "weight"))
         )
-    known = [np.sort(of_table) for of_table in (numbers, their_numbers) if of_table is not None]
+    known = [np.sort(indices) for indices in (numbers, their_numbers) if indices is not None]
     if len(known) == 2 and not np.array_equal(known[0], known[1]):
-        return False  # as many rows with missing values were dropped, but others
+        return False  # missing values dropped as many rows from both, but different ones
     return all(
         np.array_equal(_in_table_order(rows, a, numbers), _in_table_order(other, b, their_numbers))
         for a, b in ((outcome, theirs), ("weight", "weight"))
@@ -209,7 +210,7 @@ def _same_outcomes(*fits: tuple[Rows, str, np.ndarray | None]) -> bool:
 
 
 def _in_table_order(rows: Rows, field: str, numbers: np.ndarray | None) -> np.ndarray:
-    """A field of all rows, ones where they have none."""
+    """Return a field of all rows in the table's order; ones if the rows lack it."""
     if field not in rows.fields:
         return np.ones(len(rows))
     values = whole_field(rows, field)

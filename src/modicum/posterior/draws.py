@@ -1,4 +1,4 @@
-"""Draws with their signs or weights, labels and cost: what all else is computed from."""
+"""Draws with their signs or weights, labels and cost, from which all else is computed."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ __all__ = ["Draws", "check_interval", "evenly_spaced", "require_finite", "thinne
 class Draws:
     """Draws of named parameters and the estimates they give.
 
-    Every estimate respects the signs of a signed sampler and importance weights.
+    Every estimate uses the importance weights, or the signs of a signed sampler.
 
     Parameters
     ----------
     draws
-        Name to array (chain, draw, *shape).
+        Arrays (chain, draw, *shape) by parameter name.
     stats
-        Name to array (chain, draw), by ArviZ's names: ``acceptance_rate``, ``diverging`` ...
+        Arrays (chain, draw) under ArviZ's names: ``acceptance_rate``, ``diverging`` ...
     ledger
         Count of the row evaluations.
     labels
-        Name to one sequence of labels (or ``None``) for each axis of its shape.
+        By parameter name, one sequence of labels (or ``None``) for each axis of its shape.
     weights
-        Sign or importance weight of each draw (chain, draw); ``None``: all equal.
+        Sign or importance weight of each draw (chain, draw); ``None`` if all are equal.
     """
 
     draws: dict[str, np.ndarray]
     stats: dict[str, np.ndarray]
     ledger: Ledger
-    labels: Mapping[str, Any] = field(default_factory=dict)  # as written; then as `Labels`
+    labels: Mapping[str, Any] = field(default_factory=dict)  # __post_init__ makes it `Labels`
     weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Draws:
         )
 
     def _line(self, name: str, parameter: str, x: np.ndarray) -> np.ndarray:
-        """Draws of one scalar of a parameter, by the name it has in the summary."""
+        """Return the draws of one scalar of a parameter, by its name in the summary."""
         lines = scalar_names(parameter, x.shape[2:], self.labels)
         if name not in lines:
             raise UnknownNameError(
@@ -106,18 +106,18 @@ class Draws:
     def weighted(self) -> bool:
         """Whether the weights differ, so that draws do not count alike."""
         w = self.weights
-        # a NaN differs from itself: such weights count as unequal, and every estimate is nan
+        # NaN != NaN: weights with a NaN count as unequal, and every estimate is nan
         return w is not None and w.size > 0 and bool((w != w.flat[0]).any() or w.flat[0] <= 0)
 
     def mean(self, name: str) -> np.ndarray:
-        """Posterior mean; with signs or weights the ratio estimate."""
+        """Return the posterior mean; with signs or weights, the ratio estimate."""
         x = self[name]
         if self.weights is None or not self.weighted:
             return np.asarray(x.mean(axis=(0, 1), dtype=float))
         return weighted_mean(x, self.weights)
 
     def sd(self, name: str) -> np.ndarray:
-        """Posterior standard deviation."""
+        """Return the posterior standard deviation."""
         x = np.asarray(self[name], dtype=float)
         if self.weights is not None and self.weighted:
             return np.sqrt(weighted_variance(x, self.weights))
@@ -126,16 +126,16 @@ class Draws:
         return np.asarray(x.std(axis=(0, 1), ddof=1))
 
     def quantile(self, name: str, q: ArrayLike) -> np.ndarray:
-        """Posterior quantiles, of shape (*q.shape, *shape)."""
+        """Return posterior quantiles, of shape (*q.shape, *shape)."""
         x, levels = self[name], np.asarray(q, float)
         if not ((levels >= 0) & (levels <= 1)).all():
-            raise SettingError(f"quantiles are asked for by levels from 0 to 1, not {q!r}.")
+            raise SettingError(f"quantile levels must be between 0 and 1, not {q!r}.")
         if self.weights is None or not self.weighted:
             return np.asarray(np.quantile(x, levels, axis=(0, 1)))
         return weighted_quantile(x, self.weights, levels)
 
     def covariance(self, name: str) -> np.ndarray:
-        """Posterior covariance matrix of the scalars of one parameter, flattened."""
+        """Return the posterior covariance matrix of one parameter's scalars, flattened."""
         x = np.asarray(self[name], dtype=float)
         if self.weights is not None and self.weighted:
             return weighted_covariance(x, self.weights)
@@ -144,9 +144,9 @@ class Draws:
 
 
 def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """At most `number` draws, evenly spaced over all chains, and their weights (1, draws).
+    """Return at most `number` draws, evenly spaced over all chains, and their weights (1, draws).
 
-    No chance is involved: the same posterior always predicts the same.
+    The choice is deterministic: a posterior always gives the same predictions.
     """
     total = source.chains * source.num_draws
     at = evenly_spaced(total, number)
@@ -156,16 +156,16 @@ def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarr
 
 
 def evenly_spaced(total: int, number: int) -> np.ndarray:
-    """At most `number` of `total` places: the middles of intervals of equal length."""
+    """Return at most `number` of `total` indices: the midpoints of equally long intervals."""
     count = min(number, total)
     return np.asarray(((2 * np.arange(count) + 1) * total) // (2 * count))
 
 
 def check_interval(prob: float) -> None:
-    """Refuse what cannot be the probability of an interval."""
+    """Refuse a `prob` that is not between 0 and 1."""
     if not is_number(prob) or not 0 < prob < 1:
         raise SettingError(
-            f"prob is the probability of an interval, between 0 and 1, not {prob!r}."
+            f"prob, the probability of an interval, must be between 0 and 1, not {prob!r}."
         )
 
 
@@ -183,5 +183,5 @@ def require_finite(values: Mapping[str, np.ndarray], purpose: str) -> None:
 
 def _plain(x: ArrayLike) -> np.ndarray:
     array = np.asarray(x)
-    # bfloat16 and its like: neither NumPy's quantiles nor a .npy file know them
+    # bfloat16 and similar types, which NumPy's quantiles and .npy files do not support
     return array.astype(np.float32) if array.dtype.kind == "V" else array

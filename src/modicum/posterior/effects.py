@@ -1,6 +1,7 @@
-"""Effects of groups: among the draws, or drawn afterwards where they were integrated out.
+"""Effects of groups: explicit ones are among the draws, integrated ones are drawn afterwards.
 
-Those are drawn a chunk of groups at a time, from the rows of the fit (`modicum.passes.effects`).
+Integrated effects are drawn from the rows of the fit, a chunk of groups at a time
+(`modicum.passes.effects`).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ __all__ = [
     "with_groups",
 ]
 
-CHUNK = 65_536  # rows whose groups are looked up at a time
-STICKY = 0.2  # share of proposals taken below which four per draw are too few
+CHUNK = 65_536  # rows read at a time
+STICKY = 0.2  # acceptance rate below which four proposals per draw are too few
 
 
 def effects(
@@ -73,19 +74,19 @@ def effects(
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
         fit_levels = () if fit.rows is None else fit.rows.schema.levels.get(group, ())
-        return _explicit(source, family, rows, group, fit_levels, levels, prob)
+        return _explicit_effects(source, family, rows, group, fit_levels, levels, prob)
     if rows is None:
         raise SettingError(
             "effects that were integrated out are drawn from the rows of the fit, which a file "
-            "does not keep; give them, or their table, as rows=..."
+            "does not keep; give the rows, or their table, as rows=..."
         )
     assert isinstance(model, IntegratedEffects)
     groups = model.units(rows)
     names = group_levels(groups)
-    ids = _places(names, group, levels)
+    ids = _level_ids(names, group, levels)
     subset, weights = thinned(source, draws)
     parts = [
-        tabulated(part[None], weights, prob)  # as of one chain: (1, draws, groups, effects)
+        tabulated(part[None], weights, prob)  # as one chain: (1, draws, groups, effects)
         for part in effect_draws(fit, groups, ids, subset)
     ]
     size = groups.index.size[ids]
@@ -98,18 +99,18 @@ def _require_group(model: object, group: str, levels: object) -> None:
     if group not in names:
         raise SettingError(
             f"there are no effects of {group!r}{suggestion(group, names)}; "
-            + (f"there are those of {', '.join(names)}." if names else "the model has no groups.")
+            + (f"there are effects of {', '.join(names)}." if names else "the model has no groups.")
         )
     if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
         raise SettingError(
             f"levels must be a list of levels of '{group}', not "
-            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; the rows of the "
-            "fit, where they are needed, are rows=..."
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; give the rows of "
+            "the fit, if needed, as rows=..."
         )
 
 
 def group_names(model: object) -> tuple[str, ...]:
-    """The factors whose levels have effects."""
+    """Return the factors whose levels have effects."""
     if isinstance(model, IntegratedEffects):
         return (model.group, *group_names(model.family))
     if isinstance(model, LinearPredictorModel):
@@ -118,14 +119,14 @@ def group_names(model: object) -> tuple[str, ...]:
 
 
 def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
-    """The terms that give levels of a factor their effects."""
+    """Return the group terms of a factor."""
     if isinstance(model, IntegratedEffects):
         return (model.term,) if group == model.group else terms_of(model.family, group)
     assert isinstance(model, LinearPredictorModel)
     return tuple(term for term in model.group_terms if term.field == group)
 
 
-def _explicit(
+def _explicit_effects(
     source: Draws,
     model: LinearPredictorModel,
     rows: Rows | None,
@@ -134,12 +135,12 @@ def _explicit(
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
-    """Effects among the draws; `fit_levels` are the levels as the rows of the fit had them."""
+    """Tabulate effects that are among the draws; `fit_levels` are the levels of the fit's rows."""
     terms = terms_of(model, group)
     names = [name for term in terms for name in term.names]
     effect_labels = [name for term in terms for name in term.sd_names]
     (entries,) = source.labels[names[0]]
-    ids = _places(np.asarray(entries, object), group, levels)
+    ids = _level_ids(np.asarray(entries, object), group, levels)
     x = np.stack([source.draws[name][:, :, ids] for name in names], axis=-1)
     weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
     size = None
@@ -148,14 +149,14 @@ def _explicit(
             np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
         )
         size = np.asarray(counts)[ids]
-    of_draws = np.asarray(entries, object)  # as texts
+    level_names = np.asarray(entries, object)  # strings
     if tuple(map(str, fit_levels)) == tuple(entries):
-        of_draws = np.asarray(fit_levels, object)
-    return _frame(tabulated(x, weights, prob), group, of_draws[ids], effect_labels, size, prob)
+        level_names = np.asarray(fit_levels, object)
+    return _frame(tabulated(x, weights, prob), group, level_names[ids], effect_labels, size, prob)
 
 
 def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
-    """Mean, sd and interval of draws (chains, draws, groups, effects), along a last axis."""
+    """Return mean, sd and interval of draws (chains, draws, groups, effects) on a last axis."""
     low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
     sd = np.sqrt(weighted_variance(x, weights))
     return np.stack([weighted_mean(x, weights), sd, low, high], axis=-1)
@@ -169,7 +170,7 @@ def _frame(
     size: np.ndarray | None,
     prob: float,
 ) -> pd.DataFrame:
-    """One line per level; per level and effect where there are several."""
+    """Return a frame with one line per level, or per level and effect if there are several."""
     import pandas as pd
 
     columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
@@ -182,25 +183,25 @@ def _frame(
 
 
 def _are_whole_numbers(levels: np.ndarray) -> bool:
-    """Whether levels are whole numbers, of which pandas makes an index of numbers."""
+    """Return whether all levels are integers, so that pandas can index by number."""
     return all(isinstance(level, int) and not isinstance(level, bool) for level in levels.tolist())
 
 
 def with_groups(
     new: AlignedRows, model: object, groups: Literal["known", "new"] | None
 ) -> tuple[AlignedRows, bool]:
-    """Rows to predict, with their groups if those count.
+    """Return the rows to predict, with their groups unless `groups` is "new".
 
-    And whether effects that were integrated out count, since the rows say which group they are in.
+    Also return whether integrated effects of known groups are needed: the rows name their group.
     """
     names = group_names(model)
     if not names and groups is not None:
-        raise SettingError("groups says how groups count, and this model has none; leave it out.")
+        raise SettingError("this model has no groups: leave out the argument `groups`.")
     absent = [name for name in names if name not in new.fields]
     if groups == "known" and absent:
         raise DataError(
-            f"the rows do not say which '{absent[0]}' each is in, so that no group is known; "
-            f"give that column, or predict for new groups by {argument('groups', 'new')}."
+            f"the rows lack the field '{absent[0]}', so that their groups are unknown; add it, or "
+            f"predict for new groups with {argument('groups', 'new')}."
         )
     if groups == "new":
         others = tuple(name for name in new.fields if name not in names)
@@ -209,14 +210,14 @@ def with_groups(
 
 
 class KnownEffects(NamedTuple):
-    """Draws of the effects of those groups that some rows are in."""
+    """Draws of the integrated effects of the groups that rows to predict are in."""
 
     model: IntegratedEffects
-    values: np.ndarray  # of the groups
+    values: np.ndarray  # of the group field, sorted
     draws: np.ndarray  # (draws, groups, effects)
 
     def of_rows(self, batch: Batch) -> np.ndarray:
-        """The effects of each row's group, (draws, rows, effects)."""
+        """Return the effects of each row's group, (draws, rows, effects)."""
         return self.draws[:, np.searchsorted(self.values, batch[self.model.group])]
 
 
@@ -229,16 +230,16 @@ def known_effects(
     require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
     if model.group not in new.fields:
         raise DataError(
-            f"the rows do not say which '{model.group}' each is in, so that no group is known; "
-            "give that field, or predict for new groups."
+            f"the rows lack the field '{model.group}', so that their groups are unknown; add it, "
+            "or predict for new groups."
         )
     groups = model.units(rows)
     group_values = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
     unknown = np.setdiff1d(group_values, groups.index.values)
     if len(unknown):
         raise DataError(
-            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict for "
-            f"new groups by {argument('groups', 'new')} there."
+            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict such "
+            f"rows with {argument('groups', 'new')}."
         )
     ids = np.searchsorted(groups.index.values, group_values)
     drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
@@ -246,7 +247,7 @@ def known_effects(
 
 
 def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
-    """What predicts rows of groups that are among those of the fit, by the groups' own effects."""
+    """Return a predictor for rows of known groups, which uses each group's own effects."""
     effects = known_effects(thinned(source, draws)[0], fit, rows, new)
 
     @in_double_precision
@@ -258,14 +259,14 @@ def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: i
 
 
 def group_levels(groups: GroupedRows) -> np.ndarray:
-    """What the groups are called: levels where the rows know them, else numbers."""
+    """Return the names of the groups: levels if the rows have them, else numbers."""
     names = groups.levels.get(groups.index.field)
     values = groups.index.values
     return values if names is None else np.asarray(names, object)[values]
 
 
-def _places(names: np.ndarray, group: str, levels: Sequence[object] | None) -> np.ndarray:
-    """Where the levels asked for are; a sentence for one that the fit did not have."""
+def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -> np.ndarray:
+    """Return the indices of the requested levels; refuse one that the fit did not have."""
     if levels is None:
         return np.arange(len(names))
     place = {str(level): k for k, level in enumerate(names.tolist())}
@@ -274,8 +275,8 @@ def _places(names: np.ndarray, group: str, levels: Sequence[object] | None) -> n
     unknown = [level for level in levels if str(level) not in place]
     if unknown:
         raise DataError(
-            f"there is no '{group}' {unknown[0]!r} among the rows of the fit; of a "
-            "new group nothing is known but the spread of all: see group_sd."
+            f"there is no '{group}' {unknown[0]!r} among the rows of the fit; all that is known "
+            "of a new group is the spread of its effects, group_sd."
         )
     return np.array([place[str(level)] for level in levels], int)
 
@@ -284,11 +285,11 @@ def _places(names: np.ndarray, group: str, levels: Sequence[object] | None) -> n
 def effect_draws(
     fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray], seed: int = 0
 ) -> Iterator[np.ndarray]:
-    """Draws of the effects of some groups, chunk after chunk: (draws, groups, effects) each."""
+    """Yield draws of the effects of some groups in chunks, (draws, groups, effects) each."""
     target, points = flat_points(fit, groups, draws)
     model = target.model
     assert isinstance(model, IntegratedEffects)
-    assert model.nodes_at is not None, "a run says where its nodes are"
+    assert model.nodes_at is not None, "a run records where its nodes are"
     chosen_groups = groups if len(ids) == len(groups) else groups.subset(ids)
     plain = target.likelihood
     sums = Sums(
@@ -309,16 +310,16 @@ def effect_draws(
 
 
 def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
-    """Say so where proposals for a group are hardly ever taken, so that its draws stand still."""
+    """Warn if proposals for some groups are rarely accepted, so that their draws stand still."""
     worst, stuck = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
     if not stuck:
         return
     warn(
         ModicumWarning(
             "effects-stuck",
-            f"effects of '{group}' were drawn by proposals that fit {stuck} of "
-            f"{len(names):,} groups badly ({100 * acceptance[worst]:.2g}% were taken for "
-            f"{names[worst]}), so that their means, standard deviations and intervals are rough",
+            f"the proposals that drew effects of '{group}' fit {stuck} of {len(names):,} groups "
+            f"badly ({100 * acceptance[worst]:.2g}% were accepted for {names[worst]}), so that "
+            "their means, standard deviations and intervals are rough",
             "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
             acceptance=float(acceptance[worst]),
             groups=stuck,

@@ -1,4 +1,4 @@
-"""Draws together with what was fitted: the model, and what is known of its rows."""
+"""Draws together with the model that was fitted, and what is known of its rows."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ __all__ = ["Fit", "FittedDraws", "Subject", "flat_points"]
 
 
 class Fit(NamedTuple):
-    """What was fitted to what, as far as a posterior knows.
+    """The model of a posterior and what is known of the rows it was fitted to.
 
     Attributes
     ----------
     model
         The model.
     rows
-        What is remembered of the rows, or None.
+        Description of the rows, or None.
     identity
-        What the model computed then (`Target.identity`), or None.
+        Fingerprint of what the model computed (`Target.identity`), or None.
     """
 
     model: BaseModel
@@ -51,7 +51,7 @@ class Fit(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """A posterior, by what was fitted to which rows."""
+    """Draws, the model they belong to, and the rows it was fitted to."""
 
     source: Draws
     fit: Fit
@@ -60,10 +60,10 @@ class Subject(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class FittedDraws(Draws):
-    """Draws of a model's parameters, with the model and the rows as far as they are known.
+    """Draws of a model's parameters, with the model and the rows if they are known.
 
-    The methods of a posterior (`outcomes.py`, `checking/mixin.py`, `posterior.py`) use these;
-    the parameters are described by `Posterior`.
+    This is the base of the mixins in `outcomes.py` and `checking/mixin.py`; `Posterior` documents
+    the parameters.
     """
 
     warnings: Warnings = field(default_factory=Warnings)
@@ -83,37 +83,37 @@ class FittedDraws(Draws):
             self.predictor_spec = describe()
 
     def restore_predictor(self) -> Predictor | None:
-        """Return the predictor, rebuilt from its description where the posterior was loaded."""
+        """Return the predictor; that of a loaded posterior is rebuilt from its description."""
         if self.predictor is None and self.predictor_spec is not None:
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
     def fit(self) -> Fit:
-        """Return the model and what is remembered of its rows; refuse a posterior without one."""
+        """Return the model and what is known of its rows; refuse a posterior without a model."""
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
-                "this posterior was made or loaded without its model, and a file keeps no model of "
-                "one's own; use Posterior.load(path, model=...)."
+                "this posterior was made or loaded without its model, and a file does not keep a "
+                "custom model; use Posterior.load(path, model=...)."
             )
-        # Modicum's own models cannot change; another JAX may write one's own otherwise.
+        # Modicum's own models do not change; another JAX may trace a custom model differently.
         comparable = self.predictor_spec is None and self.settings.get("jax") == version("jax")
         identity = self.settings.get("model") if comparable else None
         return Fit(predictor.model, self.fit_rows, identity)
 
     def class_names(self) -> tuple[str, ...]:
-        """Return what the outcome's classes are called; empty where they are numbers."""
+        """Return the names of the outcome's classes; empty if the classes are numbers."""
         recorded = self.settings.get("outcome_levels")
         levels = recorded or (() if self.rows is None else self.rows.outcome_levels)
         return tuple(map(str, levels))
 
     def rows_of_fit(self) -> Rows:
-        """Return the rows that effects of known groups are drawn from."""
+        """Return the rows of the fit, from which effects of known groups are drawn."""
         if self.rows is None:
             raise SettingError(
-                "predictions for known groups need the rows of the fit where effects were "
-                "integrated out, and a file does not keep them; load it with them, by "
-                "Posterior.load(path, data=...), or predict for new groups by "
+                "predictions for known groups need the rows of the fit, since effects were "
+                "integrated out, and this posterior does not hold them; load it with its rows, by "
+                "Posterior.load(path, data=...), or predict for new groups with "
                 f"{argument('groups', 'new')}."
             )
         return self.rows
@@ -125,23 +125,23 @@ class FittedDraws(Draws):
         newlevels: NewLevels,
         new_groups: bool = False,
     ) -> AlignedRows:
-        """Return rows or a table encoded as the fit was; None: the rows of the fit."""
+        """Return `data`, encoded as the rows of the fit were; the rows of the fit if it is None."""
         if data is not None:
             return aligned(data, self.fit_rows, outcome, newlevels, new_groups)
         if self.rows is None:
             raise SettingError(
-                "this posterior, made by hand, of a digest, or loaded from a file, does not hold "
-                "its rows; give them, or their table."
+                "this posterior, made by hand, from a digest, or loaded from a file, does not hold "
+                "its rows; give the rows, or their table."
             )
         return AlignedRows(self.rows, tuple(self.rows.fields))
 
     def subject(self, data: RowsLike | None, purpose: str) -> Subject:
-        """Return what was fitted to which rows, those of `data` if they are the same."""
+        """Return draws, model and rows of the fit; `data`, if given, must be those rows."""
         rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
         if rows is None:
             raise SettingError(
-                f"{purpose} needs the rows of the fit, which this posterior, made by hand, of a "
-                "digest, or loaded from a file, does not hold; give them, or their table."
+                f"{purpose} needs the rows of the fit, which this posterior, made by hand, from a "
+                "digest, or loaded from a file, does not hold; give the rows, or their table."
             )
         if rows is not self.rows:
             number = self.ledger.rows if self.ledger.unit == "row" else None
@@ -149,22 +149,22 @@ class FittedDraws(Draws):
         return Subject(self, self.fit(), rows)
 
     def table_numbers(self, data: RowsLike | None, rows: Rows) -> np.ndarray | None:
-        """Return the number of each of these rows of the fit in its table, `data` or its own.
+        """Return the index of each row of the fit in its table (`data` or the one it holds).
 
-        None: they are all of the table's rows in its order, or no table is known.
+        None if the rows are all of the table's, in its order, or if no table is known.
         """
         table = self.table if data is None or isinstance(data, Rows) else data
         return table_numbers(rows, table) if is_tabular(table) else None
 
 
 def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:
-    """Draws ``name -> (S, *shape)`` as flat vectors (S, d) of the fit's target over `rows`."""
+    """Return the target over `rows`, and draws ``name -> (S, *shape)`` as flat vectors (S, d)."""
     target, _ = Target.of(fit.model, rows)
     if fit.identity not in (None, target.identity):
         raise SettingError(
             "the model no longer computes what it did when the posterior was sampled: a global "
-            "or an array its functions read has changed, or another model was given to "
-            "Posterior.load; use the model as it was."
+            "variable or an array that its functions read has changed, or Posterior.load was given "
+            "another model; use the original model."
         )
     points = target.ravel_reported(draws)
     if points.shape[1] != target.size:

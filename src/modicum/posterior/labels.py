@@ -14,8 +14,8 @@ __all__ = ["Labels", "LabelsLike", "axis_labels", "scalar_names", "tidy_labels"]
 
 Axis: TypeAlias = Sequence[str] | None
 LabelsLike: TypeAlias = Mapping[str, Sequence[str | Axis]]
-"""As a user may write them: for each parameter one sequence per axis, or the labels of its only
-axis."""
+"""Labels as a user may write them: for each parameter one sequence per axis, or, for a vector, the
+labels themselves."""
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...] | None, ...]]
 
 
@@ -43,7 +43,7 @@ def tidy_labels(labels: LabelsLike | None, draws: Mapping[str, np.ndarray]) -> L
 
 
 def axis_labels(name: str, shape: tuple[int, ...], labels: LabelsLike) -> list[list[str | int]]:
-    """Coordinates of each axis: the labels, or 0, 1, 2 ... where there are none."""
+    """Return the coordinates of each axis: its labels, or 0, 1, 2 ... without labels."""
     axes = labels.get(name, (None,) * len(shape))
     return [
         list(range(n)) if axis is None else list(axis) for n, axis in zip(shape, axes, strict=True)

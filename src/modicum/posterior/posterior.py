@@ -1,4 +1,4 @@
-"""The result of a run: draws, what they cost, and how far they can be trusted."""
+"""The result of a run: draws, their cost, and reasons to doubt them."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Posterior"]
 
-MOST_COLUMNS = 8  # whose effects a report shows
-MOST_ROWS_PER_LEVEL = 2_000_000  # beyond which a report does not fit levels by themselves
+MOST_COLUMNS = 8  # columns whose effects a report shows
+MOST_SHRINKAGE_ROWS = 2_000_000  # beyond this, a report does not compute unpooled effects
 
 
 @dataclass(repr=False, eq=False)
 class Posterior(OutcomesMixin, ChecksMixin):
     """Draws from a posterior, with their signs or weights, their cost and their warnings.
 
-    Every estimate respects the signs of a signed sampler and importance weights.
+    Every estimate uses the importance weights, or the signs of a signed sampler.
 
     Parameters
     ----------
     draws
-        Name to array (chain, draw, *shape).
+        Arrays (chain, draw, *shape) by parameter name.
     stats
-        Name to array (chain, draw), by ArviZ's names: ``acceptance_rate``, ``diverging`` ...
+        Arrays (chain, draw) under ArviZ's names: ``acceptance_rate``, ``diverging`` ...
     ledger
         Count of the row evaluations.
     labels
-        Name to one sequence of labels (or ``None``) for each axis of its shape.
+        By parameter name, one sequence of labels (or ``None``) for each axis of its shape.
     weights
-        Sign or importance weight of each draw (chain, draw); ``None``: all equal.
+        Sign or importance weight of each draw (chain, draw); ``None`` if all are equal.
     warnings
         The reasons to doubt these draws, each a `ModicumWarning`; they print as sentences.
     tuning
@@ -71,16 +71,16 @@ class Posterior(OutcomesMixin, ChecksMixin):
     settings
         Method, seed, number of rows, wall time, versions.
     predictor
-        From draws and a batch of rows to expected outcomes; see `predict`. It is saved with the
-        posterior where it has a ``to_dict`` method.
+        Function of draws and a batch of rows that returns expected outcomes; see `predict`. It is
+        saved with the posterior if it has a ``to_dict`` method.
     fit_rows
-        Names, levels, reference levels and fingerprint of the rows of the fit, which other rows
-        are compared with; ``None``: rows are taken as they are.
+        Names, levels, reference levels and fingerprint of the rows of the fit, with which other
+        rows are compared; with ``None``, rows are taken as they are.
     rows
-        The rows of the fit themselves, which checks and effects are computed from; not saved, but
+        The rows of the fit, from which checks and effects are computed. They are not saved, but
         `load` takes them.
     table
-        The table that `mo.fit` made them of; not saved either.
+        The table from which `mo.fit` made the rows; not saved either.
 
     Examples
     --------
@@ -100,12 +100,12 @@ class Posterior(OutcomesMixin, ChecksMixin):
     def summary(self, names: Sequence[str] | str | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate every scalar: mean, sd, interval, Monte Carlo error, ESS, R-hat.
 
-        The interval is equal-tailed with posterior probability `prob`; its two columns bear the
-        names of their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
-        `ess_bulk`, `ess_tail` and `r_hat` are of the ratio estimate (delta method, batch means),
-        and ``attrs`` holds the mean weight and the weights' own R-hat. Where chains share starts
-        (`superchains` of `mo.sample`), there is a column `nested_r_hat`. Effects of groups come
-        last; `names` asks for parameters, or lines, of one's own choice.
+        The interval is equal-tailed with posterior probability `prob`; its two columns are named
+        after their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
+        `ess_bulk`, `ess_tail` and `r_hat` are those of the ratio estimate (delta method, batch
+        means), and ``attrs`` holds the mean weight and the R-hat of the weights. If chains share
+        starting points (`superchains` of `mo.sample`), there is a column `nested_r_hat`. Effects of
+        groups come last; `names` selects parameters (``"beta"``) or single lines (``"beta[age]"``).
         """
         return summarise(self, names, prob, self.settings.get("superchains"))
 
@@ -114,21 +114,21 @@ class Posterior(OutcomesMixin, ChecksMixin):
         statistic: Statistic,
         at: Sequence[float] | None = None,
     ) -> pd.DataFrame:
-        """Follow a statistic of the chains, taken as independent realisations, along the run.
+        """Follow a statistic across chains, taken as independent realisations, along the run.
 
         Parameters
         ----------
         statistic
-            From the chains' current draws, name to array (chain, *shape), to a number or a dict
-            of numbers.
+            Function of the chains' current draws, arrays (chain, *shape) by name, that returns a
+            number or a dict of numbers.
         at
             Passes over the rows at which to evaluate it, counted for each chain from its start;
-            by default 50 moments from the first draw to the last.
+            by default 50 points from the first draw to the last.
 
         Returns
         -------
         DataFrame
-            Indexed by passes; the column ``value``, or one for each entry of the dict.
+            Indexed by passes; a column ``value``, or one for each entry of the dict.
 
         Examples
         --------
@@ -149,16 +149,16 @@ class Posterior(OutcomesMixin, ChecksMixin):
     def to_datatree(self, sample: int = 500, random_seed: int = 0) -> xr.DataTree:
         """Convert to an ArviZ DataTree, with dimensions named and labelled.
 
-        Groups: `posterior`, `sample_stats`; where the model is known `log_prior`, and `prior` if
-        it can be drawn from; where the rows are at hand, of a random sample of them,
-        `observed_data`, `log_likelihood`, `posterior_predictive` and `prior_predictive`.
+        The groups are `posterior` and `sample_stats`; if the model is known, `log_prior`, and
+        `prior` if it can be sampled; and if the posterior holds its rows, for a random sample of
+        them, `observed_data`, `log_likelihood`, `posterior_predictive` and `prior_predictive`.
 
         Parameters
         ----------
         sample
-            Rows of the sample; 0: posterior and statistics alone, which takes no time.
+            Number of rows to sample; with 0, only `posterior` and `sample_stats`, which is instant.
         random_seed
-            Of the sample, and of what is drawn.
+            Seed of the sample of rows, and of the predictive draws.
         """
         whole_number("sample", sample, 0)
         tree = to_datatree(self, self.settings, self.warnings)
@@ -167,9 +167,9 @@ class Posterior(OutcomesMixin, ChecksMixin):
         return tree
 
     def to_netcdf(self, path: str | os.PathLike[str], sample: int = 500) -> None:
-        """Write the DataTree to a netCDF file, which ArviZ reads; see `to_datatree`.
+        """Write the DataTree of `to_datatree` to a netCDF file, which ArviZ reads.
 
-        It needs h5netcdf or netCDF4.
+        This needs h5netcdf or netCDF4.
         """
         require_writable(path)
         engine = netcdf_engine()
@@ -184,30 +184,29 @@ class Posterior(OutcomesMixin, ChecksMixin):
         prob: float = 0.9,
         data: RowsLike | None = None,
     ) -> Path:
-        """Write a page that says what was fitted, whether to trust it, and what it says.
+        """Write an HTML report: what was fitted, whether to trust it, and the estimates.
 
-        One HTML file that loads nothing: the model, data and priors, diagnostics with traffic
-        lights, coefficients, effects, what columns do, calibration, cost against full data,
-        warnings in words, and how to run it again. A posterior that was loaded from a file without
-        its rows lacks what needs them, and says so, unless `data` has them.
+        The report is one self-contained file with the model, data and priors, diagnostics with
+        traffic lights, coefficients, effects of groups and columns, calibration, the cost compared
+        with full data, the warnings, and code to run the fit again. Sections that need the rows say
+        so if the posterior was loaded without them and `data` is not given.
 
         Parameters
         ----------
         path
             The file to write.
         title
-            Its heading; the formula, or the model, by default.
+            Heading of the report; by default the formula or the model.
         prob
             Posterior probability of the intervals.
         data
-            Rows or a table with outcomes, for the predictive check and for what columns do, and
-            for effects that were integrated out, if they are those of the fit; None: those of the
-            fit.
+            Rows or a table with outcomes, for the predictive check and the effects of columns and,
+            if they are the rows of the fit, for integrated effects; the rows of the fit by default.
 
         Returns
         -------
         Path
-            Where it is.
+            The file written.
         """
         check_interval(prob)
         require_writable(path)
@@ -221,8 +220,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
         model = predictor.model if isinstance(predictor, ModelPredictor) else None
         name = model_name(model)
         check: PredictiveCheck | str = (
-            "The rows of the fit are not at hand, so this is not known, nor what each column does; "
-            "post.report(path, data=...) takes the rows, or their table."
+            "This check and the effects of columns need the rows of the fit, which this posterior "
+            "does not hold; give the rows or their table: post.report(path, data=...)."
         )
         columns: dict[str, pd.DataFrame | str] = {}
         if model is not None and (self.rows is not None or data is not None):
@@ -261,7 +260,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
     def _groups_to_report(
         self, model: BaseModel, prob: float, data: RowsLike | None
     ) -> dict[str, GroupEffects | str]:
-        """Effects of every group, or why they are not known."""
+        """Return the effects of every group, or a sentence that says why they are unknown."""
         groups: dict[str, GroupEffects | str] = {}
         rows, why = self.rows, "no rows were given"
         if rows is None and data is not None and group_names(model):
@@ -273,8 +272,8 @@ class Posterior(OutcomesMixin, ChecksMixin):
             if rows is None and isinstance(model, IntegratedEffects) and group == model.group:
                 groups[group] = (
                     f"These effects were integrated out and are drawn from the rows of the fit, "
-                    f"which a file does not keep ({why}); post.report(path, data=...) takes the "
-                    "rows, or their table."
+                    f"which a file does not keep ({why}); give the rows or their table: "
+                    "post.report(path, data=...)."
                 )
                 continue
             table = self.effects(group, rows=rows, prob=prob)
@@ -284,15 +283,15 @@ class Posterior(OutcomesMixin, ChecksMixin):
     def _shrinkages(
         self, model: BaseModel, group: str, table: pd.DataFrame, rows: Rows | None
     ) -> dict[str, Shrinkage]:
-        """How far each effect of a group is pulled, where there are rows to tell, and not many."""
-        if rows is None or len(rows) > MOST_ROWS_PER_LEVEL:
+        """Return the shrinkage of each effect of a group, if there are rows and not too many."""
+        if rows is None or len(rows) > MOST_SHRINKAGE_ROWS:
             return {}
         names = [name for term in terms_of(model, group) for name in term.sd_names]
         fit = self.fit()
         return {name: shrinkage(self, fit, rows, group, name, table) for name in names}
 
     def _columns_to_report(self, data: RowsLike | None) -> list[str]:
-        """Columns as a user knows them, the first few; groups have a section of their own."""
+        """Return the first few columns, as the user named them; groups have their own section."""
         encoding = None if self.fit_rows is None else self.fit_rows.encoding
         if encoding is not None:
             grouped = {name for group in encoding.groupings for name in group.columns}
@@ -311,14 +310,14 @@ class Posterior(OutcomesMixin, ChecksMixin):
         return posterior_box(self, repr(self), self.warnings)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to one file, whole or not at all; nothing in it is executable.
+        """Save atomically to one file, which holds no executable code.
 
         Raises
         ------
         ResourceError
-            If the disk is full; a file that was there before is unchanged.
+            If the disk is full; an existing file is left unchanged.
         SettingError
-            If the file cannot be written: its folder does not exist, say.
+            If the file cannot be written, for instance because its folder does not exist.
         """
         contents = Contents(
             self.draws, self.stats, self.weights, self.labels, self.ledger, self.warnings,
@@ -333,17 +332,17 @@ class Posterior(OutcomesMixin, ChecksMixin):
         model: BaseModel | None = None,
         data: RowsLike | None = None,
     ) -> Posterior:
-        """Load what `save` saved; a damaged or foreign file is a `DataError`.
+        """Load a posterior that `save` wrote; any other file, or a damaged one, is a `DataError`.
 
         Parameters
         ----------
         path
             The file.
         model
-            The model, where it is one of your own: a file keeps Modicum's models only.
+            The model, if it is a custom one: a file keeps only Modicum's own models.
         data
             The rows of the fit, or their table, which a file does not keep: checks, comparisons,
-            reports and effects that were integrated out need them. Others are refused.
+            reports and integrated effects need them. Other rows are refused.
         """
         contents = load(path)
         values = dict(vars(contents))
@@ -360,7 +359,7 @@ class Posterior(OutcomesMixin, ChecksMixin):
         return post
 
     def _take_rows(self, data: RowsLike) -> None:
-        """Hold rows that the file did not keep, if they are those of the fit."""
+        """Attach rows, after checking that they are the rows of the fit."""
         purpose = "a posterior that holds its rows"
         rows = rows_of_fit(data, self.fit_rows, purpose)
         number = self.ledger.rows if self.ledger.unit == "row" else None
@@ -369,22 +368,22 @@ class Posterior(OutcomesMixin, ChecksMixin):
         self.table = None if isinstance(data, Rows) else data
 
     def _take_model(self, model: BaseModel) -> None:
-        """Predict by a model that the file did not keep, if its parameters are those drawn."""
+        """Attach a custom model, after checking that it has the parameters of the draws."""
         if not isinstance(model, BaseModel):
             raise SettingError(
                 f"model must be a model such as mo.Model(...), not {type(model).__name__}."
             )
         if self.predictor_spec is not None:
-            raise SettingError("the file keeps the model of this posterior: leave `model` out.")
+            raise SettingError("the file holds the model of this posterior: leave `model` out.")
         if isinstance(model, Model):
             kinds = {} if self.fit_rows is None else self.fit_rows.schema.kinds
             model = model.of_draws({name: x.shape[2:] for name, x in self.draws.items()}, kinds)
         self.predictor = ModelPredictor(model)
 
-    if not TYPE_CHECKING:  # which should go on finding misspelt names
+    if not TYPE_CHECKING:  # so that type checkers still find misspelt names
 
         def __getattr__(self, name: str) -> None:
-            """Refuse an attribute that is not there; of other libraries' names, say what is."""
+            """Raise an error that translates names used by other libraries."""
             raise AttributeError(name_elsewhere(name), name=name, obj=self)
 
     def __repr__(self) -> str:

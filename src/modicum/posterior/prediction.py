@@ -1,4 +1,4 @@
-"""Prediction for rows, many or few: a chunk of rows at a time, a subset of the draws."""
+"""Predict rows a chunk at a time, from a subset of the draws, in bounded memory."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["Prediction", "Predictor", "in_pieces", "joined", "predict"]
 
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
-"""From draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
+"""Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
 
 CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
-FIRST_ROWS = 1024  # until the first outcome has shown how wide they are
+FIRST_ROWS = 1024  # rows of the first piece, whose outcomes show how many numbers a row has
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The expected outcome of each row, and how uncertain the posterior leaves it.
+    """The expected outcome of each row, with its posterior uncertainty.
 
     The interval is that of the expected outcome (a probability, a mean), not of a new
     observation.
@@ -43,9 +43,9 @@ class Prediction:
     draws
         Posterior draws used.
     classes
-        Names of the classes whose chances are predicted; empty: 0, 1, ...
+        Names of the classes whose probabilities are predicted; if empty, they are 0, 1, ...
     index
-        That of the pandas frame that was predicted, which `to_frame` takes over.
+        Index of the pandas frame that was predicted, for `to_frame`.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Prediction:
         return len(self.mean)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Mean and ends of the interval by name; with several classes those of each."""
+        """Return mean and ends of the interval by name, for each class if there are several."""
         ends = {"mean": self.mean, "lower": self.lower, "upper": self.upper}
         if self.mean.ndim == 1:
             return ends
@@ -85,14 +85,14 @@ class Prediction:
         }
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a data frame of one line per row, with the index of the frame predicted."""
+        """Return a data frame with one line per row, indexed like the frame that was predicted."""
         import pandas as pd
 
         return pd.DataFrame(self.columns(), index=self.index)
 
 
 def joined(parts: Sequence[tuple[np.ndarray, Prediction]]) -> Prediction:
-    """Predictions of parts of a table, each with the numbers of its rows, in the table's order."""
+    """Join predictions of parts of a table, each with its row numbers, in the table's order."""
     ids = np.concatenate([row_ids for row_ids, _ in parts])
     order, first = np.argsort(ids), parts[0][1]
     mean, lower, upper = (
@@ -141,7 +141,7 @@ def in_pieces(
             piece = {k: v[start : start + step] for k, v in batch.items()}
             start += step
             outcome = evaluate(piece)
-            # an outcome of several classes is wider than one number per row
+            # outcomes of several classes have more than one number per row
             step = max(1, most // max(1, int(np.prod(outcome.shape[2:], dtype=int))))
             yield piece, outcome
 
@@ -155,7 +155,7 @@ def _mean_and_ends(outcome: np.ndarray, weights: np.ndarray, ends: list[float]) 
 
 
 def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
-    """Warn if predictions are not numbers: from draws, weights or rows that overflow."""
+    """Warn if predictions are not finite, because of the draws, their weights or the rows."""
     bad = ~np.isfinite(mean).reshape(len(mean), -1).all(axis=1)
     if not bad.any():
         return

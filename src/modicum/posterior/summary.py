@@ -1,4 +1,4 @@
-"""Tables of a posterior: its scalars with error and diagnostics, or a statistic along the run."""
+"""Tables of a posterior: scalars with errors and diagnostics, or a statistic along the run."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Statistic", "diagnose", "learning_curve", "percent", "summarise"]
 
 Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
-"""From the chains' current draws, name to array (chain, *shape), to a number or some by name."""
-EFFECTS = "|"  # in names such as "1|ward": effects of groups, thousands perhaps, come last
-CURVE_POINTS = 50  # of a curve, where none are asked for
+"""Maps the chains' current draws, arrays (chain, *shape) by name, to one number or a dict."""
+EFFECTS = "|"  # marks effects of groups, such as "1|ward"; they may be thousands, and come last
+CURVE_POINTS = 50  # default number of points of a learning curve
 
 
 def summarise(
@@ -37,7 +37,7 @@ def summarise(
 ) -> pd.DataFrame:
     """Tabulate mean, sd, an equal-tailed interval, Monte Carlo error, ESS and R-hat.
 
-    Where chains share starts, nested R-hat stands beside it.
+    With `superchains`, chains that share a starting point, nested R-hat is added.
     """
     import pandas as pd
 
@@ -69,9 +69,9 @@ def summarise(
 def diagnose(
     x: np.ndarray, weights: np.ndarray | None, superchains: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Measure each scalar of x: its Monte Carlo error, effective sample sizes and R-hat.
+    """Compute Monte Carlo error, effective sample sizes and R-hat of each scalar of x.
 
-    With signs or weights these are of the ratio estimate: by the delta method, not by ArviZ.
+    With signs or weights these are those of the ratio estimate: by the delta method, not ArviZ.
     """
     if weights is None:
         compared = x
@@ -95,7 +95,7 @@ def diagnose(
 
 
 def percent(level: float) -> str:
-    """Write a probability as a column's name.
+    """Format a probability as a column name.
 
     Examples
     --------
@@ -115,13 +115,13 @@ def learning_curve(
     moments = _evenly_spread(spent) if at is None else np.asarray(at, dtype=float)
     if moments.ndim != 1 or not np.isfinite(moments).all():
         raise SettingError(f"`at` must be a sequence of finite numbers of passes, not {at!r}.")
-    # The last draw each chain had made by then.
+    # The last draw each chain had made by each moment.
     draws = np.stack([np.searchsorted(s, moments + 1e-9, side="right") - 1 for s in spent], axis=1)
     early = draws.min(axis=1) < 0
     if early.any():
         raise SettingError(
-            f"no draw was made by {moments[early].max():g} passes: the first comes after "
-            f"{spent[:, 0].max():.3g}."
+            f"no draw was made by {moments[early].max():g} passes: `at` must start at "
+            f"{spent[:, 0].max():.3g} or later."
         )
     chains = np.arange(source.chains)
     values = [
@@ -132,15 +132,18 @@ def learning_curve(
 
 
 def _passes(source: Draws, warmup_rows: float) -> np.ndarray:
-    """Passes over the rows each chain had taken by each of its draws, (chain, draw)."""
+    """Return the passes over the rows that each chain had made by each draw, (chain, draw)."""
     if "rows_touched" not in source.stats:
-        raise SettingError("this posterior does not say how many rows each draw touched.")
+        raise SettingError(
+            "a learning curve needs the number of rows each draw touched (stats['rows_touched']), "
+            "which this posterior does not have."
+        )
     touched = np.cumsum(source.stats["rows_touched"], axis=1, dtype=float)
     return (touched + warmup_rows) / source.ledger.rows
 
 
 def _evenly_spread(spent: np.ndarray) -> np.ndarray:
-    """Some of the moments at which draws were made, evenly spread."""
+    """Return the passes at evenly spread draws."""
     number = spent.shape[1]
     places = np.unique(np.linspace(0, number - 1, min(CURVE_POINTS, number)).astype(int))
     return np.asarray(spent.max(axis=0)[places])

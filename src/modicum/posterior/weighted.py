@@ -1,13 +1,13 @@
 """Moments, quantiles and errors of draws that carry signs or importance weights.
 
-One machinery for both: whether ``w`` is the sign of a block-Poisson likelihood estimate
+Both are handled alike: whether ``w`` is the sign of a block-Poisson likelihood estimate
 (HMC-ECS, section 5) or an importance weight, the estimate of an expectation is the ratio
 
     I = sum_j w_j psi_j / sum_j w_j                                                  (eq. 5.3)
 
 and its error is that of the average of ``zeta_j = w_j (psi_j - I) / wbar`` (delta method).
-Arrays are (chain, draw, *shape), weights (chain, draw). Where the weights add up to nothing or
-less, everything is ``nan``: signs that cancel say nothing about the posterior.
+Arrays are (chain, draw, *shape), weights (chain, draw). If the sum of the weights is not positive,
+everything is ``nan``: signs that cancel say nothing about the posterior.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 
 def normalised(weights: Floats) -> Floats:
-    """Scale weights to sum to one, or ``nan`` where their sum is not positive."""
+    """Scale weights to sum to one; return ``nan`` if their sum is not positive."""
     total = weights.sum()
     return weights / total if total > 0 else np.full_like(weights, np.nan)
 
@@ -51,24 +51,24 @@ def weighted_mean(x: Floats, weights: Floats) -> Floats:
 
 
 def weighted_variance(x: Floats, weights: Floats) -> Floats:
-    """Estimate the posterior variance; signs can make it negative, which is then ``nan``."""
+    """Estimate the posterior variance; where signs make it negative, return ``nan``."""
     variance = weighted_mean((x - weighted_mean(x, weights)) ** 2, weights)
     return np.where(variance >= 0, variance, np.nan)
 
 
 def weighted_covariance(x: Floats, weights: Floats) -> Floats:
-    """Covariance matrix of the flattened scalars of x."""
+    """Estimate the covariance matrix of the flattened scalars of x."""
     flat = x.reshape(*x.shape[:2], -1)
     centred = flat - weighted_mean(flat, weights)
     return np.asarray(np.einsum("cd,cdi,cdj->ij", normalised(weights), centred, centred))
 
 
 def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
-    """Quantiles q of each scalar, of shape (*q.shape, *shape).
+    """Estimate the quantiles q of each scalar, of shape (*q.shape, *shape).
 
     The distribution function is the running sum of the normalised weights over the sorted
-    values. Signs make it fall in places: isotonic regression gives the nearest function that does
-    not, and the smallest value where it reaches q is returned.
+    values. Where signs make it decrease, isotonic regression gives the nearest function that does
+    not. The quantile is the smallest value at which the function reaches q.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
         if (share < 0).any():
             climb = _isotonic(climb)
         for i, level in enumerate(levels.reshape(-1)):
-            # the tolerance is the rounding of the running sum: a median must not slip by one draw
+            # tolerance for rounding in the running sum: a median must not slip by one draw
             at = np.argmax(climb >= min(level, 1.0) - 1e-10, axis=0)
             quantiles[i] = np.take_along_axis(values, at[None], axis=0)[0]
     return quantiles.reshape((*levels.shape, *x.shape[2:]))
@@ -101,32 +101,32 @@ def _isotonic(climb: Floats) -> Floats:
 
 
 def influence(x: Floats, weights: Floats) -> Floats:
-    """Give zeta, whose average has the error of `weighted_mean`."""
+    """Return zeta, whose average has the error of `weighted_mean`."""
     mean = weighted_mean(x, weights)
     w = normalised(weights) * weights.size
     return np.asarray(w.reshape((*w.shape, *[1] * mean.ndim)) * (x - mean))
 
 
 def weighted_mcse(x: Floats, weights: Floats) -> Floats:
-    """Monte Carlo standard error of `weighted_mean`: delta method and batch means."""
+    """Estimate the Monte Carlo error of `weighted_mean` by the delta method and batch means."""
     return np.sqrt(np.asarray(batch_means_variance(influence(x, weights))) / weights.size)
 
 
 def weighted_ess(x: Floats, weights: Floats) -> Floats:
-    """Independent draws from the posterior that would leave the same error in the mean."""
+    """Return the number of independent posterior draws with the same error in the mean."""
     with np.errstate(all="ignore"):
         size = weighted_variance(x, weights) / weighted_mcse(x, weights) ** 2
     return np.where(np.isfinite(size), size, np.nan)
 
 
 def weighted_ess_tail(x: Floats, weights: Floats, prob: float = 0.9) -> Floats:
-    """Smaller effective sample size of the two ends of the central interval of size `prob`."""
+    """Return the smaller of the effective sample sizes of the two ends of the `prob` interval."""
     ends = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
     below = [weighted_ess((x <= end).astype(float), weights) for end in ends]
     return np.asarray(np.fmin(*below))
 
 
 def kish_share(weights: Floats) -> float:
-    """Kish's effective share ``(sum w)^2 / (R sum w^2)``: 1 for equal weights, 1/R for one."""
+    """Return Kish's effective share ``(sum w)^2 / (R sum w^2)``: 1 if equal, 1/R if one counts."""
     with np.errstate(all="ignore"):
         return float(weights.sum() ** 2 / (weights.size * (weights**2).sum()))

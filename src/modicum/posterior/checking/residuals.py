@@ -30,9 +30,9 @@ ROUNDING = 1e-13  # of the log-likelihood of a row: a residual that is smaller i
 def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) -> np.ndarray:
     """Root mean square over draws of the residual of each of up to `number` random rows."""
     source, fit, rows = subject
-    require_finite(source.draws, "a picture of residuals")
+    require_finite(source.draws, "a plot of residuals")
     every, (weights,) = thinned(source, source.chains * source.num_draws)
-    require_positive_sum(weights, "a picture of residuals")
+    require_positive_sum(weights, "a plot of residuals")
     target, points = flat_points(fit, rows, every)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean
