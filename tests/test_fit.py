@@ -128,7 +128,7 @@ def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Pos
     assert post.score(frame.drop(columns="count")).log_density != post.score(frame).log_density
     reordered = frame[sorted(frame.columns)]
     assert "correction" in post.correct(reordered, progressbar=False).tuning
-    with pytest.raises(mo.DataError, match="hold other values"):
+    with pytest.raises(mo.DataError, match="hold different values"):
         post.correct(frame.assign(base=0.0), progressbar=False)
 
 

@@ -188,7 +188,7 @@ def test_intraclass_correlations(post, table):
     assert probit["all groups"] == pytest.approx(0.5 / 1.5)
     ordinal = intraclass(source, mo.models.Ordinal(groups=terms), None, 0.9)["mean"]
     assert ordinal["all groups"] == pytest.approx(0.5 / (0.5 + np.pi**2 / 3))
-    with pytest.raises(mo.SettingError, match="is not settled"):
+    with pytest.raises(mo.SettingError, match="has no established variance"):
         intraclass(source, mo.models.Gamma(groups=terms), rows, 0.9)
     with pytest.raises(mo.SettingError, match="this model has none"):
         intraclass(source, mo.models.Logistic(), rows, 0.9)

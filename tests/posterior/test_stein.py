@@ -82,5 +82,5 @@ def test_refusals():
         posterior().stein_discrepancy(TARGET.rows, draws=1)
     with pytest.raises(mo.SettingError, match="subsample must be a whole number"):
         measure(posterior(), subsample=0)
-    with pytest.raises(mo.SettingError, match="never move"):
+    with pytest.raises(mo.SettingError, match="the same value in all draws"):
         measure(posterior(scale=0.0))

@@ -113,10 +113,10 @@ def test_other_reference_and_unseen_levels_are_refused(post):
     [
         (TABLE.rename(columns={"age": "years"}), {}, r"lack 1 column .*'age'.* have .*'years'"),
         (TABLE.drop(columns="dose"), {}, r"lack 1 column of the fit \('dose'\)"),
-        (TABLE.assign(extra=1.0), {}, r"have 1 column the fit had not \('extra'\)"),
+        (TABLE.assign(extra=1.0), {}, r"have 1 column the fit did not \('extra'\)"),
         (TABLE.drop(columns="carrier"), {"categorical": []}, r"lack 3 columns"),
         (TABLE.assign(carrier=1.0), {"categorical": []}, r"'carrier' was categorical in the fit"),
-        (TABLE.assign(o=1.0), {"offset": "o"}, r"have an offset and those of the fit had none"),
+        (TABLE.assign(o=1.0), {"offset": "o"}, r"have an offset and the rows of the fit had none"),
     ],
 )
 def test_other_columns_are_named(post, table, settings, sentence):
@@ -366,8 +366,8 @@ def test_the_rows_of_the_fit_are_taken(post, tmp_path):
     ("rows", "sentence"),
     [
         (coded(TABLE[["dose", "carrier", "age", "late"]]), "columns in another order"),
-        (coded(TABLE.assign(dose=TABLE["dose"] + 1)), "hold other values"),
-        (coded(TABLE.assign(late=1 - TABLE["late"])), "hold other values"),
+        (coded(TABLE.assign(dose=TABLE["dose"] + 1)), "hold different values"),
+        (coded(TABLE.assign(late=1 - TABLE["late"])), "hold different values"),
         (coded(TABLE.rename(columns={"age": "years"}).assign(dose=0.0)), "lack 1 column"),
         (coded(TABLE, dtype="float32"), "held as float32"),
         (coded(TABLE, categorical={"carrier": "UA"}), r"lack 1 column .*'carrier\[UA\]'"),

@@ -1,4 +1,4 @@
-"""The rows of a fit as its posterior remembers them, and other rows brought into their layout."""
+"""What a posterior knows of the rows of its fit, and bringing other rows into their layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = (
     "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TextFiles"
 )
-SHOWN = 5  # names listed in a sentence; more of them are counted
+SHOWN = 5  # names listed in an error; the others are counted
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class FitRows:
     schema
         Names, shapes, levels and reference levels.
     hashed
-        Hash of the rows; or the rows themselves, which are hashed when somebody asks.
+        Hash of the rows; or the rows themselves, which are then hashed on demand.
     dtype
-        Type the rows were held in: networks read bytes on another scale than numbers.
+        Data type of the rows: networks scale bytes differently from floats.
     """
 
     schema: RowsSchema
@@ -61,7 +61,7 @@ class FitRows:
 
     @classmethod
     def of(cls, rows: Rows, keep: bool = False) -> FitRows:
-        """Describe `rows`; with `keep` they are held, and hashed when somebody asks."""
+        """Describe `rows`; with `keep`, hold them and compute their hash on demand."""
         return cls(rows.schema, rows if keep else rows.fingerprint(), rows.dtype.name)
 
     @property
@@ -71,45 +71,45 @@ class FitRows:
 
     @cached_property
     def encoding(self) -> FormulaEncoding | None:
-        """How the rows were made of a table by a formula; None where they were not."""
+        """How a formula made the rows from a table; None if they were made otherwise."""
         origin = self.schema.origin
         return None if origin is None else FormulaEncoding.from_dict(origin)
 
     def to_dict(self) -> dict[str, object]:
-        """As plain values, for a file."""
+        """Return plain values, for a file."""
         texts = {"fingerprint": self.fingerprint, "dtype": self.dtype}
         return {**texts, "schema": self.schema.to_dict()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> FitRows:
-        """Undo `to_dict`; a `DataError` for what it did not write."""
+        """Undo `to_dict`; raise a `DataError` for anything else."""
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
             raise DataError("the saved description of the rows is damaged.")
         fit_rows = cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
-        fit_rows.encoding  # noqa: B018 - what a formula may not compute is refused now
+        fit_rows.encoding  # noqa: B018 - refuse forbidden formulas now
         return fit_rows
 
 
 @dataclass(frozen=True)
 class AlignedRows:
-    """Rows whose fields and columns are those of a fit, chunk by chunk.
+    """Rows that are read, chunk by chunk, with the fields and columns of a fit.
 
     Parameters
     ----------
     rows
-        The rows themselves.
+        The rows.
     fields
-        The fields the fit knows.
+        The fields of `rows` that the fit knows.
     columns
-        For each column of the fit its place in `rows`, -1 for a level that does not occur there;
-        None where they are the same.
+        For each column of the fit its index in `rows`, -1 for a level that does not occur there;
+        None if the columns are the same.
     coding
-        What the codes of `rows` mean, where they are to become columns; None where there are none,
-        or the fit has the same.
+        Coding by which codes of `rows` are expanded into columns; None if there are no codes, or
+        the fit has the same ones.
     dtype
-        "uint8" where the fit's rows were bytes and these are not, a floating type where it is the
-        other way round, None otherwise.
+        "uint8" if the fit's rows were bytes and these are not, a floating type in the opposite
+        case, None otherwise.
     """
 
     rows: Rows
@@ -122,7 +122,7 @@ class AlignedRows:
         return len(self.rows)
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """All rows in order, `size` at a time."""
+        """Yield all rows in order, `size` at a time."""
         start = 0
         for chunk in self.rows.chunks(size):
             batch = {name: chunk[name] for name in self.fields if name in chunk}
@@ -143,8 +143,8 @@ class AlignedRows:
                 row = int(np.argwhere(bad)[0][0])
                 raise DataError(
                     f"the rows of the fit were bytes (uint8), but the field {name!r} holds "
-                    f"{part[bad][0]:g} in row {start + row}; give whole numbers from 0 to 255, "
-                    "scaled as they were for the fit."
+                    f"{part[bad][0]:g} in row {start + row}; give integers from 0 to 255, on the "
+                    "scale of the fit's rows."
                 )
         return part.astype(self.dtype)
 
@@ -156,25 +156,25 @@ def aligned(
     newlevels: NewLevels = "refuse",
     new_groups: bool = False,
 ) -> AlignedRows:
-    """Bring `rows` into the layout of the rows of the fit, or refuse them in a sentence.
+    """Bring `rows` into the layout of the rows of the fit, or refuse them.
 
-    Columns with names go by name; arrays without names are taken in the fit's order. A table is
-    encoded as the fit's rows were, with its outcome if that is asked for, and without its groups
-    where these are new. Where nothing is known of the fit's rows (None), rows are taken unchanged.
+    Named columns are matched by name; unnamed arrays are taken in the fit's order. A table is
+    encoded as the fit's rows were, with its outcome if `outcome`, and without its groups if
+    `new_groups`. If nothing is known of the fit's rows (None), rows are taken unchanged.
     """
     if fit is not None and fit.encoding is not None and is_tabular(rows):
         encoding = replace(fit.encoding, groupings=()) if new_groups else fit.encoding
         rows = encode_table(encoding, rows, outcome=outcome, newlevels=newlevels)
     elif newlevels != "refuse":
         raise SettingError(
-            "newlevels is for tables given to a posterior of mo.fit: these rows are encoded "
-            "already, or the fit had no formula; leave it out."
+            "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
+            "already encoded, or the fit had no formula; leave it out."
         )
     elif is_table(rows):
         if fit is None:
             raise SettingError(
-                "this posterior does not know the columns of its rows: make rows of the table with "
-                "mo.Rows.from_table."
+                "this posterior does not know the columns of its rows, so that it cannot encode a "
+                "table: make rows with mo.Rows.from_table."
             )
         rows = Rows.from_table_like(rows, fit.schema, outcome)
     named = isinstance(rows, Rows)
@@ -188,7 +188,7 @@ def aligned(
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
-    # Groups, which are not columns, may be left out: rows are then of new ones.
+    # Groups are not columns and may be left out: the rows then belong to new groups.
     factors = () if ours.coding is None else ours.coding.fields
     coded_alike = theirs.coding == ours.coding and all(
         theirs.levels.get(name) == ours.levels.get(name) for name in factors
@@ -205,14 +205,14 @@ def aligned(
     common = tuple(name for name in their_fields if name in {*ours.fields, "x", "y", "weight"})
     if not common:
         raise DataError(
-            f"the rows hold {_listed(list(theirs.fields))}, and those of the fit "
+            f"the rows have the fields {_listed(list(theirs.fields))}, and the rows of the fit had "
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
     return AlignedRows(rows, common, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
 
 
 def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
-    """Return the rows a posterior was sampled with, made of their table where it is one."""
+    """Return the rows a posterior was sampled with; if `rows` is a table, encode it."""
     if isinstance(rows, Rows):
         return rows
     if fit is not None and fit.encoding is None and is_table(rows):
@@ -231,7 +231,7 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
     if field is None or backend.fingerprint() == fit.fingerprint:
         return backend
     codes = whole_field(backend, field)
-    ordered = backend.subset(np.argsort(codes, kind="stable"))  # as a store is
+    ordered = backend.subset(np.argsort(codes, kind="stable"))  # the order of rows in a store
     return ordered if ordered.fingerprint() == fit.fingerprint else backend
 
 
@@ -246,7 +246,7 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
         return
     theirs, ours = rows.schema, fit.schema
     if rows.dtype.name != fit.dtype:
-        fault = f"are held as {rows.dtype.name}, and those of the fit were {fit.dtype}"
+        fault = f"are {rows.dtype.name}, and the rows of the fit were {fit.dtype}"
     elif theirs.columns != ours.columns and set(theirs.columns) == set(ours.columns):
         fault = "have their columns in another order"
     elif theirs.columns != ours.columns:
@@ -254,9 +254,9 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
     elif (theirs.coding is None) != (ours.coding is None):
         forms = ("columns of zeros and ones", "codes")
         this_form, other_form = forms if theirs.coding is None else forms[::-1]
-        fault = f"hold levels as {this_form}, and those of the fit held them as {other_form}"
+        fault = f"hold levels as {this_form}, and the rows of the fit held them as {other_form}"
     else:
-        fault = "hold other values"
+        fault = "hold different values"
     raise DataError(
         f"these are not the rows the posterior was sampled with: they {fault}; {purpose} needs "
         "the same rows."
@@ -264,7 +264,7 @@ def require_rows_of_fit(rows: Rows, fit: FitRows | None, number: int | None, pur
 
 
 def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
-    """Make rows of arrays, with the checks of all rows: lengths, text, missing values.
+    """Make rows from a dict of arrays, which checks lengths, types and missing values.
 
     Factors, under "codes" or their own names, have the levels of the fit.
     """
@@ -290,26 +290,27 @@ def _other_dtype(theirs: str, ours: str) -> str | None:
 
 
 def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:
-    """Refuse an offset left out, or added: it would change every prediction."""
+    """Refuse a missing or an extra offset, which would change every prediction."""
     if "offset" in ours.fields and "offset" not in theirs.fields:
         raise DataError(
-            "the rows of the fit had an offset and these have none; give the field 'offset', zeros "
-            "for none."
+            "the rows of the fit had an offset and these have none; add the field 'offset' (zeros "
+            "for no offset)."
         )
     if "offset" in theirs.fields and "offset" not in ours.fields:
         raise DataError(
-            "these rows have an offset and those of the fit had none; leave the field 'offset' out."
+            "these rows have an offset and the rows of the fit had none; leave out the field "
+            "'offset'."
         )
 
 
 def _check_columns(theirs: RowsSchema, ours: RowsSchema) -> None:
-    """Columns without names stand for those of a fit to codes if there are as many."""
+    """Refuse unnamed columns unless there are as many as in the fit, levels of factors included."""
     x = theirs.fields.get("x")
     if x is not None and x != (len(ours.columns),):
         raise DataError(
             f"x has {_count(x[0], 'column') if x else 'no columns'}, but the fit had "
             f"{len(ours.columns)} ({_listed(ours.columns)}), some of them for levels of factors; "
-            "give the factors, as codes={...}, or all columns."
+            "give the factors as codes={...}, or give all columns."
         )
 
 
@@ -330,7 +331,7 @@ def _check_shape(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
 
 
 def _columns_by_name(theirs: RowsSchema, ours: RowsSchema) -> np.ndarray | None:
-    """Place of each column of the fit in these rows; None where they are the same."""
+    """Return the index of each column of the fit in these rows; None if they are the same."""
     absent: set[str] = set()
     for name, levels in theirs.levels.items():
         if name in ours.levels:
@@ -360,7 +361,7 @@ def _check_levels(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
     if unseen:
         raise DataError(
             f"column {name!r} holds {_listed(unseen)}, which the rows of the fit did not; leave "
-            "such rows out, or fit again with rows that have them."
+            "such rows out, or fit again with rows that have these levels."
         )
     reference, other = ours.reference[name], theirs.reference[name]
     if other != reference:
@@ -372,14 +373,14 @@ def _check_levels(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
 
 
 def _differing(theirs: Sequence[str], ours: Sequence[str]) -> str:
-    """What one set of columns lacks of the other, and has besides."""
+    """Say which of our columns theirs lack, and which they add."""
     lacking = [c for c in ours if c not in set(theirs)]
     extra = [c for c in theirs if c not in set(ours)]
     parts = []
     if lacking:
         parts.append(f"lack {_count(len(lacking), 'column')} of the fit ({_listed(lacking)})")
     if extra:
-        parts.append(f"have {_count(len(extra), 'column')} the fit had not ({_listed(extra)})")
+        parts.append(f"have {_count(len(extra), 'column')} the fit did not ({_listed(extra)})")
     return " and ".join(parts)
 
 

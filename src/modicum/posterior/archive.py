@@ -1,7 +1,7 @@
-"""One zip file of plain ``.npy`` arrays and a JSON page, no pickles: what results are saved as.
+"""The file format of saved results: one zip file of ``.npy`` arrays and a JSON page, no pickles.
 
-A file may come from anyone. Members are stored, not deflated, so none can be larger than the file
-itself; an array's header must agree with the size of its member before memory is set aside; and
+Files are not trusted. Members are stored, not deflated, so none can be larger than the file
+itself; an array's header must agree with the size of its member before memory is allocated; and
 anything that `write` would not have written is a `DataError`.
 """
 
@@ -25,22 +25,22 @@ from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
 
-DEEPEST = 100  # values within values; `write` writes a handful
+DEEPEST = 100  # levels of nesting allowed; `write` uses a handful
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Format:
-    """What a kind of file is called, and its version.
+    """Name and version of a kind of file.
 
     Attributes
     ----------
     name, version
-        As the page has them.
+        Format name and version, as written on the page.
     page
-        The member that is the page.
+        Name of the member that is the page.
     thing
-        What the file is, with its article.
+        What the file holds, with its article, for error messages.
     """
 
     name: str
@@ -55,10 +55,10 @@ def write(
     parts: Mapping[str, object],
     plain: Mapping[str, Json],
 ) -> None:
-    """Write to a file beside `path` first, so that a crash leaves no half-written file.
+    """Write atomically, through a temporary file next to `path`.
 
     A full disk is a `ResourceError`, a folder that does not exist a `SettingError`. `parts` may
-    hold arrays anywhere; `plain` is JSON already.
+    contain arrays at any depth; `plain` is JSON already.
     """
     require_writable(path)
     target = Path(path)
@@ -88,7 +88,7 @@ def read(
     parts: tuple[str, ...],
     make: Callable[[dict[str, Any], dict[str, Json]], T],
 ) -> T:
-    """Read what `write` wrote: what `make` makes of the parts, and of the whole page."""
+    """Read a file that `write` wrote; return ``make(decoded parts, whole page)``."""
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             page = _page(archive, kind, os.fstat(file.fileno()).st_size)
@@ -101,8 +101,8 @@ def read(
     except IsADirectoryError:
         raise DataError(f"{path} is a folder: name {kind.thing}, which is one file.") from None
     except PermissionError:
-        raise DataError(f"{path} may not be read: ask for the permission.") from None
-    except Exception as error:  # any other means that `write` did not write this
+        raise DataError(f"{path} cannot be read: check its permissions.") from None
+    except Exception as error:  # any other error means that `write` did not write this file
         reason = str(error).rstrip(".") or type(error).__name__
         raise DataError(
             f"{path} is not {kind.thing} saved by Modicum, or it is damaged ({reason})."
@@ -110,7 +110,7 @@ def read(
 
 
 class _VersionError(Exception):
-    """The file is of another version: it says so, and what to do."""
+    """The file has another version; the message says which, and what to do."""
 
 
 def _page(archive: zipfile.ZipFile, kind: Format, size: int) -> dict[str, Json]:
@@ -135,7 +135,7 @@ def _page(archive: zipfile.ZipFile, kind: Format, size: int) -> dict[str, Json]:
 
 
 def _encode(value: object, arrays: list[np.ndarray]) -> Json:
-    """Turn a value into JSON; arrays go aside, and what neither can hold becomes its repr."""
+    """Turn a value into JSON; collect arrays in `arrays`, and write other objects as their repr."""
     if isinstance(value, dict):
         return {"dict": [[str(k), _encode(v, arrays)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
@@ -158,7 +158,7 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
     if isinstance(value, list) or depth > DEEPEST:
         raise ValueError("its page is not laid out as Modicum does")
     if isinstance(value, str):
-        value.encode()  # half a surrogate pair cannot be written anywhere
+        value.encode()  # refuse lone surrogates, which cannot be written anywhere
     if not isinstance(value, dict):
         return value
     ((kind, inside),) = value.items()
@@ -180,7 +180,7 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
 
 
 def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read a member whose header says as many bytes as there are: nothing else gets memory."""
+    """Read an array, after checking that its header agrees with the size of its member."""
     with archive.open(name) as member:
         version = np.lib.format.read_magic(member)
         readers = {

@@ -1,4 +1,4 @@
-"""Rows to predict of which some are in groups of the fit, and others are not."""
+"""Split rows to predict by whether the fit had their groups."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["parts_by_known_groups"]
 
 @dataclass(frozen=True)
 class _Lenient(Grouping):
-    """A factor that notes in which rows it does not know the level, and gives them the first."""
+    """A factor that gives unknown levels the first code, and records in which rows they are."""
 
     unknown: dict[int, np.ndarray] = field(default_factory=dict, compare=False)
 
     def codes(self, columns: BatchColumns) -> np.ndarray:
         """Return the code of each row of a chunk."""
         places = self.places(columns)
-        if len(places):  # by the first row's number: a file may be read again from its beginning
+        if len(places):  # keyed by first row, since a file may be read more than once
             self.unknown[columns.row(0)] = places < 0
         return np.maximum(places, 0).astype(code_type(len(self.levels)))
 
@@ -35,14 +35,14 @@ class _Lenient(Grouping):
 def parts_by_known_groups(
     table: RowsLike, fit: FitRows | None, newlevels: NewLevels
 ) -> Iterator[tuple[np.ndarray, AlignedRows]]:
-    """Yield rows that know the same factors' groups together: their numbers, and the rows.
+    """Yield row numbers and rows, one part for each set of factors whose group the fit had.
 
-    Fields of the factors whose groups the fit did not have are left out.
+    A part leaves out the fields of the factors whose groups the fit did not have.
     """
     if fit is None or fit.encoding is None or not is_tabular(table):
         raise SettingError(
-            "groups='any' looks for the groups of the fit in a table, and is for tables given to a "
-            "posterior of mo.fit; predict rows of known groups and of new ones in turn."
+            "groups='any' needs a table, and a posterior of mo.fit; otherwise predict rows of "
+            "known groups and rows of new groups separately."
         )
     lenient = [_Lenient(g.columns, g.levels) for g in fit.encoding.groupings]
     encoding = replace(fit.encoding, groupings=tuple(lenient))

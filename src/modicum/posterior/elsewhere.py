@@ -1,4 +1,4 @@
-"""What other libraries call the questions one asks of a posterior."""
+"""Translate attributes that other libraries' posteriors have into Modicum's."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ ELSEWHERE = {
 
 
 def name_elsewhere(name: str) -> str:
-    """Return the sentence about an attribute that a posterior does not have."""
+    """Return the error about a missing attribute, with Modicum's name for it if there is one."""
     hint = f": use {ELSEWHERE[name]}" if name in ELSEWHERE else ""
     return f"a posterior has no attribute {name!r}{hint}."

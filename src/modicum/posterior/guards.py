@@ -26,7 +26,7 @@ LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
 EACH_ITS_MODE = "leave a single mode: the chains sit in different ones, however many the draws"
 FEWEST_DRAWS = 20  # per chain; with fewer, R-hat and ESS say nothing
-MOST_CHAINS, MOST_SCALARS = 64, 500  # evenly spaced ones stand for the rest: a guard must be quick
+MOST_CHAINS, MOST_SCALARS = 64, 500  # of more, evenly spaced ones are checked, to be quick
 
 
 class Warnings(list[ModicumWarning]):
@@ -57,11 +57,11 @@ def convergence_warnings(
     superchains: int | None = None,
     mixing: bool = True,
 ) -> list[ModicumWarning]:
-    """List what is wrong with the draws, the gravest first; empty if nothing is.
+    """List what is wrong with the draws, the gravest problem first.
 
-    Checked are values that are not finite, chains that stand still, signs that cancel or weights
-    that degenerate, divergences, acceptance, tree depth, R-hat and effective sample size. Short
-    runs are not blamed for being short: the limits of R-hat and ESS widen to what a good
+    The checks are for values that are not finite, chains that stand still, signs that cancel or
+    weights that degenerate, divergences, acceptance, tree depth, R-hat and effective sample size.
+    Short runs are not blamed for being short: the limits of R-hat and ESS widen to what a good
     chain of that length would reach.
 
     Parameters
@@ -71,13 +71,13 @@ def convergence_warnings(
     target_accept
         The acceptance rate that was aimed at.
     modes_apart
-        Whether the chains are known to sit in different modes, which more draws do not mend.
+        Whether the chains are known to sit in different modes, which more draws do not cure.
     superchains
-        Groups of chains that began at one point each: nested R-hat shows whether short chains have
-        forgotten it.
+        Number of groups of chains that share a starting point: nested R-hat shows whether short
+        chains have forgotten it.
     mixing
-        Whether R-hat and effective sample size are looked at: for independent draws they have
-        nothing to find.
+        Whether to check R-hat and effective sample size, which say nothing about independent
+        draws.
 
     Examples
     --------
@@ -97,14 +97,14 @@ def convergence_warnings(
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
         doubts += _signs_and_weights(weights, mixing)
-        usable = bool(weights.sum() > 0)  # else every estimate is nan, as was said
+        usable = bool(weights.sum() > 0)  # else every estimate is nan, and a warning says why
         if weights.min() == weights.max() > 0:
-            weights = None  # they all count alike
+            weights = None  # equal weights are no weights
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
     if usable and not frozen and mixing:
         tidied = tidy_labels(labels, arrays)
-        doubts += _remembering(arrays, weights, tidied, superchains)
-        doubts += _disagreement(arrays, weights, tidied, modes_apart)
+        doubts += _check_nested_r_hat(arrays, weights, tidied, superchains)
+        doubts += _check_r_hat_and_ess(arrays, weights, tidied, modes_apart)
     return doubts
 
 
@@ -161,7 +161,7 @@ def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
 
 
 def _longest_rest(moved: np.ndarray) -> int:
-    """Longest run of equal draws."""
+    """Return the length of the longest run of equal draws."""
     at = np.flatnonzero(np.concatenate([[True], moved, [True]]))
     return int(np.diff(at).max())
 
@@ -174,7 +174,7 @@ def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning
             ModicumWarning(
                 "not-finite",
                 f"{int(bad.sum())} of {weights.size} signs or weights are not finite (the first is "
-                f"that of draw {draw} of chain {chain}), and every estimate with them",
+                f"that of draw {draw} of chain {chain}), so that every estimate is nan",
                 "rescale the columns of the rows or use more rows per step",
                 weights=int(bad.sum()),
             )
@@ -196,9 +196,9 @@ def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning
 
 def _cancelling_signs(weights: np.ndarray) -> list[ModicumWarning]:
     mean = float(weights.mean())
-    # its error as an average of its own: signs enter every estimate through this divisor
+    # the error of this mean matters by itself, since every estimate is divided by the mean
     error = float(weighted_mcse(weights, np.ones_like(weights)))
-    if np.isnan(error):  # too few draws for batches: as if they were independent
+    if np.isnan(error):  # too few draws for batch means: treat them as independent
         error = float(weights.std() / np.sqrt(weights.size))
     if not mean > 0 or mean < 5 * error:
         sentence = (
@@ -220,7 +220,7 @@ def _uneven_weights(weights: np.ndarray) -> list[ModicumWarning]:
     sentence = (
         "all importance weights are zero"
         if np.isnan(share)
-        else f"the importance weights rest on {share:.1%} of the draws"
+        else f"the importance weights are concentrated on {share:.1%} of the draws"
     )
     remedy = "use more rows per step, so that the draws come nearer to the posterior"
     return [ModicumWarning("weights-uneven", sentence, remedy, share=share)]
@@ -257,13 +257,13 @@ def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWa
 
 
 def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]:
-    """Look at the chain with the lowest rate; to NumPy a NaN is the lowest."""
+    """Check the chain with the lowest acceptance rate; `argmin` takes NaN as the lowest."""
     worst = int(rates.argmin())
     rate = float(rates[worst])
-    if rate >= 0.625 * target_accept:  # a half of the usual 0.8
+    if rate >= 0.625 * target_accept:  # 0.5 for the usual target of 0.8
         return []
     if np.isnan(rate):
-        sentence = f"chain {worst} met proposals whose acceptance rate is not a number"
+        sentence = f"chain {worst} made proposals whose acceptance rate is NaN"
         remedy = "rescale the columns of the rows or use a proper prior"
     else:
         sentence = f"chain {worst} accepted only {rate:.0%} of its proposals"
@@ -272,7 +272,7 @@ def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]
 
 
 def _flat(draws: dict[str, np.ndarray], labels: Labels) -> tuple[list[str], np.ndarray]:
-    """Names of all scalars, and their draws side by side, (chain, draw, scalar)."""
+    """Return the names of all scalars, and their draws (chain, draw, scalar)."""
     names: list[str] = []
     values = []
     for name, x in draws.items():
@@ -281,13 +281,13 @@ def _flat(draws: dict[str, np.ndarray], labels: Labels) -> tuple[list[str], np.n
     return names, np.concatenate(values, axis=2)
 
 
-def _remembering(
+def _check_nested_r_hat(
     draws: dict[str, np.ndarray],
     weights: np.ndarray | None,
     labels: Labels,
     superchains: int | None,
 ) -> list[ModicumWarning]:
-    """Whether chains that began at one point are still nearer to each other than to the rest."""
+    """Check whether chains with one starting point remain closer to each other than to others."""
     names, flat = _flat(draws, labels)
     chains, number = flat.shape[:2]
     if superchains is None or not names:
@@ -303,8 +303,8 @@ def _remembering(
     return [
         ModicumWarning(
             "nested-r-hat",
-            f"chains still remember where they began: nested R-hat of {superchains} superchains is "
-            f"{ratios[worst]:.2f} for {names[scalars[worst]]} (limit {limit:.2f})",
+            f"chains still remember their starting points: nested R-hat of {superchains} "
+            f"superchains is {ratios[worst]:.2f} for {names[scalars[worst]]} (limit {limit:.2f})",
             "tune longer, or draw more",
             nested_r_hat=ratios[worst],
             limit=limit,
@@ -312,13 +312,13 @@ def _remembering(
     ]
 
 
-def _disagreement(
+def _check_r_hat_and_ess(
     draws: dict[str, np.ndarray],
     weights: np.ndarray | None,
     labels: Labels,
     modes_apart: bool,
 ) -> list[ModicumWarning]:
-    """R-hat and effective sample size of the worst parameter."""
+    """Check R-hat and effective sample size of the worst scalar."""
     names, flat = _flat(draws, labels)
     chains, number = flat.shape[:2]
     if number < FEWEST_DRAWS or not names:
@@ -336,8 +336,8 @@ def _disagreement(
     limit = largest_r_hat(len(part), number, len(scalars))
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
-        return [_unmeasured(names[scalars[int(unknown.argmax())]], weights is not None)]
-    sizes = np.where(np.isnan(sizes), np.inf, sizes)  # chains apart have no ESS: R-hat says it
+        return [_unmeasured_warning(names[scalars[int(unknown.argmax())]], weights is not None)]
+    sizes = np.where(np.isnan(sizes), np.inf, sizes)  # no ESS if chains are apart: R-hat warns
     doubts = []
     worst = int(ratios.argmax())
     if ratios[worst] > limit:
@@ -367,7 +367,7 @@ def _disagreement(
     return doubts
 
 
-def _unmeasured(name: str, weighted: bool) -> ModicumWarning:
+def _unmeasured_warning(name: str, weighted: bool) -> ModicumWarning:
     return ModicumWarning(
         "not-finite",
         f"neither R-hat nor ESS can be computed for {name}"
@@ -379,7 +379,7 @@ def _unmeasured(name: str, weighted: bool) -> ModicumWarning:
 
 
 def smallest_ess(total: int) -> float:
-    """Limit of ESS: 400, or a quarter of the draws, or less where there are below a thousand.
+    """Return the limit of ESS: 400, or a quarter of the draws, or less below a thousand draws.
 
     An ESS estimated from a few hundred draws is noise, and the worst of many parameters more so.
     """
@@ -387,13 +387,13 @@ def smallest_ess(total: int) -> float:
 
 
 def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
-    """Limit of R-hat that a good chain of this length keeps, and never below 1.01.
+    """Return the limit of R-hat that a good chain of this length keeps, at least 1.01.
 
     R-hat squared is about 1 + F / n for half chains worth n independent draws, where
     (2 chains - 1) F is chi-squared: in short runs 1.01 would be exceeded by chance. A good chain
-    is one with an inefficiency factor of two, as the papers' HMC has.
+    is one with an inefficiency factor of two, like HMC in the papers.
     """
-    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats takes long to import
+    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats is slow to import
 
     freedom = 2 * chains - 1
     by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
@@ -401,7 +401,7 @@ def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
 
 
 def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int) -> float:
-    """Limit of nested R-hat that good chains of this length keep, and never below 1.01.
+    """Return the limit of nested R-hat that good chains of this length keep, at least 1.01.
 
     Nested R-hat squared is about 1 + F / n for superchains worth n independent draws, where
     (superchains - 1) F is chi-squared; a good chain has an inefficiency factor of two.

@@ -1,4 +1,4 @@
-"""The methods of a posterior about outcomes: predictions, draws, what a column or group does."""
+"""Methods of a posterior about outcomes: predictions, scores, effects of columns and groups."""
 
 from __future__ import annotations
 
@@ -62,43 +62,46 @@ class OutcomesMixin(FittedDraws):
         rows
             Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
             or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
-            were: columns in any order, others are left alone; or a dict of arrays such
+            were, with columns in any order and extra columns ignored; or a dict of arrays such
             as ``{"x": X}`` with the columns in the fit's order.
         draws
             Posterior draws to use.
         prob
             Posterior probability of the equal-tailed interval of the expected outcome.
         newlevels
-            What becomes of a level that the fit did not have, in a table given to a posterior of
-            `mo.fit`: "refuse" it, or take it for the "reference" level.
+            How to treat a level that the fit did not have, in a table given to a posterior of
+            `mo.fit`: "refuse" it, or treat it as the "reference" level.
         groups
-            Of a model with groups: "known" takes the effects of the rows' own groups, which must
-            be among those of the fit, "new" averages over the groups there may be, and "any", for
-            a table, does the one for groups of the fit and the other for those it did not have.
-            None: known where the rows say which group they are in, else new.
+            For a model with groups: "known" uses the effects of the rows' own groups, which the fit
+            must have had; "new" averages over the distribution of groups; "any", for a table, is
+            "known" for rows of groups that the fit had and "new" for the others. By default
+            "known" if the rows name their groups, else "new".
         """
         if groups not in (None, "new", "known", "any"):
             raise SettingError(f"groups must be 'known', 'new' or 'any', not {groups!r}.")
         predictor = self.restore_predictor()
         if predictor is None:
             raise SettingError(
-                "This posterior cannot predict because it has no model: it was made without one, "
-                "or its file, which keeps no model of one's own, was loaded without it; use "
+                "this posterior cannot predict because it has no model: it was made without one, "
+                "or loaded from a file, which does not keep a custom model; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
         if groups == "any":
             parts = parts_by_known_groups(rows, self.fit_rows, newlevels)
             predicted = joined(
-                [(ids, self._predicted(predictor, part, draws, prob, None)) for ids, part in parts]
+                [
+                    (ids, self._predict_rows(predictor, part, draws, prob, None))
+                    for ids, part in parts
+                ]
             )
         else:
             new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
-            predicted = self._predicted(predictor, new, draws, prob, groups)
+            predicted = self._predict_rows(predictor, new, draws, prob, groups)
         is_frame = library(rows) == "pandas" and is_table(rows)
         index = getattr(rows, "index", None) if is_frame else None
         return replace(predicted, classes=self.class_names(), index=index)
 
-    def _predicted(
+    def _predict_rows(
         self,
         predictor: Predictor,
         new: AlignedRows,
@@ -113,21 +116,21 @@ class OutcomesMixin(FittedDraws):
         return predict(self, predictor, new, draws, prob)
 
     def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
-        """Score predictions of outcomes that were seen: accuracy and log predictive density.
+        """Score predictions against observed outcomes: accuracy and log predictive density.
 
-        Both are given for the averaged prediction of the draws of all chains, and for draws by
-        themselves, chain by chain. Rows count by their `weight`, if they have one, and draws by
-        their signs or weights.
+        Both are given for the average prediction of all draws, and for single draws, averaged by
+        chain. Rows are weighted by their `weight`, if they have one, and draws by their signs or
+        weights.
 
         Parameters
         ----------
         rows
             Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
             or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
-            were: columns in any order, others are left alone; or a dict of arrays such
+            were, with columns in any order and extra columns ignored; or a dict of arrays such
             as ``{"x": X, "y": y}`` with the columns in the fit's order.
         draws
-            Posterior draws to use, evenly spaced: as many of each chain, and at least one.
+            Posterior draws to use, evenly spaced: equally many of each chain, and at least one.
         newlevels
             As in `predict`.
         """
@@ -135,7 +138,7 @@ class OutcomesMixin(FittedDraws):
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
                 "this posterior cannot score outcomes because it has no model: it was made without "
-                "one, or its file, which keeps no model of one's own, was loaded without it; use "
+                "one, or loaded from a file, which does not keep a custom model; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
         return score(self, predictor, aligned(rows, self.fit_rows, True, newlevels), draws)
@@ -153,28 +156,28 @@ class OutcomesMixin(FittedDraws):
     ) -> np.ndarray:
         """Draw outcomes from the posterior predictive distribution.
 
-        Where `predict` says what outcome to expect, with the uncertainty of that expectation, this
-        draws outcomes themselves, noise included. Rows are visited a chunk at a time.
+        While `predict` gives the expected outcome and its uncertainty, this draws outcomes
+        themselves, including noise. Rows are visited a chunk at a time.
 
         Parameters
         ----------
         data
-            Rows or a table, as `predict` takes them; None: the rows of the fit.
+            Rows or a table, as `predict` takes them; the rows of the fit by default.
         draws
-            Outcomes per row, each from a posterior draw of its own.
+            Outcomes per row, each from a different posterior draw.
         random_seed
-            Of the outcomes.
+            Seed of the outcomes.
         newlevels, groups
-            As in `predict`; every row of a new group is of a group of its own.
+            As in `predict`; with new groups, every row is in a different group.
         prior
             Whether to draw the parameters from their prior instead (prior predictive).
         out
-            A .npy file to write the outcomes to, for more than memory holds; it is mapped.
+            A .npy file to write the outcomes to and map into memory, if they exceed memory.
 
         Returns
         -------
         ndarray
-            Outcomes (draws, rows), in the numbers that the rows hold.
+            Outcomes (draws, rows), coded as in the rows.
 
         Examples
         --------
@@ -203,9 +206,9 @@ class OutcomesMixin(FittedDraws):
         random_seed: int = 0,
         groups: Literal["known", "new"] | None = None,
     ) -> pd.DataFrame:
-        """Say what a column does to the expected outcome, all other columns being as they are.
+        """Tabulate the expected outcome as a column varies, all other columns being as they are.
 
-        The column is set to each value in turn, in all rows of a sample, and predictions are
+        The column is set to one value at a time in all rows of a sample, and predictions are
         averaged. After `mo.fit` it is a column of the table, so that splines, interactions and
         levels follow.
 
@@ -214,10 +217,10 @@ class OutcomesMixin(FittedDraws):
         column
             A column of the table, of x, or a factor.
         data
-            Rows or a table to average over; None: those of the fit.
+            Rows or a table to average over; the rows of the fit by default.
         at
-            Values to set, or one; None: levels, few values, or a grid of twenty between the 1st and
-            the 99th percentile.
+            Value or values to set; by default the levels of a factor, all values if they are few,
+            or a grid of twenty from the 1st to the 99th percentile.
         slope
             Whether to give marginal effects instead: derivatives with respect to the column,
             averaged over the rows as they are, or with the column at each value of `at`.
@@ -226,16 +229,16 @@ class OutcomesMixin(FittedDraws):
         prob
             Posterior probability of the equal-tailed interval.
         subsample
-            The most rows to average over; random ones of more.
+            The most rows to average over; if there are more, a random sample of them.
         random_seed
-            Of the rows.
+            Seed of the sample of rows.
         groups
             As in `predict`.
 
         Returns
         -------
         DataFrame
-            By value: `mean`, `sd` and the ends of the interval. `mo.plots.effect` draws it.
+            By value: `mean`, `sd` and the ends of the interval. `mo.plots.effect` plots it.
 
         Examples
         --------
@@ -274,10 +277,10 @@ class OutcomesMixin(FittedDraws):
         column
             As in `marginal`.
         between
-            Two values or more: each is compared with the first. None: levels with the reference
-            level, and numbers with themselves plus one.
+            Two values or more; each is compared with the first. By default, each level is compared
+            with the reference level, and a number plus one with the number itself.
         data
-            Rows or a table to average over; None: those of the fit.
+            Rows or a table to average over; the rows of the fit by default.
         comparison
             "difference", "ratio" or "odds ratio" of the average predictions.
         draws, prob, subsample, random_seed, groups
@@ -290,7 +293,7 @@ class OutcomesMixin(FittedDraws):
         """
         if isinstance(between, str):
             raise SettingError(
-                f"between takes a list of values, as in between=[{between!r}, ...], not one text."
+                f"between must be a list of values, such as [{between!r}, ...], not one string."
             )
         check_interval(prob)
         if comparison == "odds ratio":
@@ -310,29 +313,29 @@ class OutcomesMixin(FittedDraws):
         draws: int = 200,
         prob: float = 0.9,
     ) -> pd.DataFrame:
-        """Tabulate the effects of groups: mean, sd, interval, and rows of each.
+        """Tabulate the effects of groups: mean, sd, interval, and number of rows.
 
-        Effects that were integrated out are drawn now, given draws of everything else, from the
-        rows of the groups asked for.
+        Effects that were integrated out are drawn now, given draws of all other parameters, from
+        the rows of the requested groups.
 
         Parameters
         ----------
         group
             The field the rows are grouped by.
         levels
-            Groups to tabulate, by their values; None: all.
+            Groups to tabulate, by their values; all by default.
         rows
-            The rows the posterior was sampled with, or the table they were made of; needed for
-            integrated effects where it was loaded from a file without them.
+            The rows the posterior was sampled with, or their table; needed for integrated effects
+            if the posterior was loaded from a file without its rows.
         draws
-            Posterior draws to use for integrated effects, evenly spaced; explicit ones use all.
+            Posterior draws to use for integrated effects, evenly spaced; explicit effects use all.
         prob
             Posterior probability of the equal-tailed interval.
 
         Returns
         -------
         DataFrame
-            Indexed by level; by level and effect where a group has several.
+            Indexed by level, or by level and effect if a group has several.
 
         Examples
         --------
@@ -347,33 +350,34 @@ class OutcomesMixin(FittedDraws):
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
         ['mean', 'sd', '5%', '95%', 'rows']
         """
-        fit_rows = self._own_or(rows, "a table of effects")
+        fit_rows = self._given_or_held(rows, "a table of effects")
         return effects(self, self.fit(), fit_rows, group, levels, draws, prob)
 
-    def _own_or(self, rows: RowsLike | None, purpose: str) -> Rows | None:
-        """Return the rows of the fit: those given, or those held."""
+    def _given_or_held(self, rows: RowsLike | None, purpose: str) -> Rows | None:
+        """Return the rows of the fit: the given ones, or by default those the posterior holds."""
         return self.rows if rows is None else rows_of_fit(rows, self.fit_rows, purpose)
 
     def icc(self, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
-        """Tabulate intraclass correlations: how much of the variation is between groups.
+        """Tabulate intraclass correlations: the share of the variance that is between groups.
 
-        On the scale of the predictor, given the common columns: the variance of a group's effects
-        over that of all groups and of a row's own noise, which is pi^2/3 for the logit (of ordered
-        classes too), 1 for the probit, the square of a Gaussian's scale, and log(1 + 1/mean) for
-        Poisson counts. Where slopes vary, their part is averaged over the rows.
+        On the scale of the linear predictor, given the common columns, this is the variance of a
+        group's effects divided by the sum of the variances of all groups' effects and of a row's
+        noise. The noise has variance pi^2/3 for the logit (of ordered classes too), 1 for the
+        probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. If slopes
+        vary by group, their variance is averaged over the rows.
 
         Parameters
         ----------
         rows
-            The rows the posterior was sampled with, or the table they were made of; needed for
-            slopes and counts where it was loaded from a file without them.
+            The rows the posterior was sampled with, or their table; needed for varying slopes and
+            counts if the posterior was loaded from a file without its rows.
         prob
             Posterior probability of the equal-tailed interval.
 
         Returns
         -------
         DataFrame
-            One line per group, and one for all of them where there are several.
+            One line per grouping factor, and one for all of them if there are several.
 
         Examples
         --------
@@ -387,5 +391,5 @@ class OutcomesMixin(FittedDraws):
         >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
         True
         """
-        fit_rows = self._own_or(rows, "an intraclass correlation")
+        fit_rows = self._given_or_held(rows, "an intraclass correlation")
         return intraclass(self, self.fit().model, fit_rows, prob)

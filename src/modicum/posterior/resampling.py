@@ -1,4 +1,4 @@
-"""Equally weighted draws from weighted ones: each as often as its weight says."""
+"""Resample weighted draws into equally weighted ones."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ def require_positive(weights: np.ndarray | None, purpose: str) -> None:
     """Refuse draws with negative signs, which cannot be repeated a negative number of times."""
     if weights is not None and not (weights >= 0).all():
         raise SettingError(
-            f"{purpose} takes draws one by one, and these carry signs, of which "
-            f"{np.sum(~(weights >= 0)):,} are negative, so that only averages mean anything: "
-            "post.summary, predict, marginal, contrast, loo and ppc use the signs; for draws that "
-            'count alike sample with another method, such as method="hmc-ecs".'
+            f"{purpose} uses draws one by one, but {np.sum(~(weights >= 0)):,} of these draws have "
+            "negative signs, so that only averages are meaningful: use post.summary, predict, "
+            "marginal, contrast, loo or ppc, which account for the signs; or, for equally weighted "
+            'draws, sample with another method, such as method="hmc-ecs".'
         )
 
 
 def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
-    """Refuse draws whose signs cancel, so that no average of them means anything."""
+    """Refuse draws whose signs cancel, so that their averages are meaningless."""
     if not weights.sum() > 0:
         raise SettingError(
-            f"{purpose} averages over draws, and the signs of these cancel, so that no average "
-            "says anything about the posterior; sample with signs that cancel less (a larger "
-            'subsample), or with another method, such as method="hmc-ecs".'
+            f"{purpose} averages over draws, and the signs of these draws cancel, so that their "
+            "averages say nothing about the posterior; sample with a larger subsample, so that "
+            'fewer signs are negative, or with another method, such as method="hmc-ecs".'
         )
 
 
 def equal_places(
     weights: np.ndarray | None, total: int, number: int, seed: int, purpose: str
 ) -> np.ndarray:
-    """Places of draws, ascending: evenly spaced, or by weights (systematic resampling).
+    """Choose `number` of `total` draws and return their indices, ascending.
 
-    Of `total` draws with weights (total,), or None, which count alike, `number` are taken; a draw
-    comes up as often as its weight says, but for rounding.
+    Draws with equal weights, or None, are chosen evenly spaced. Others, with `weights` (total,),
+    are chosen in proportion to their weights, up to rounding (systematic resampling).
     """
     require_positive(weights, purpose)
     if weights is None or np.ptp(weights) == 0:

@@ -1,4 +1,4 @@
-"""How well draws predict outcomes that were seen: accuracy and log predictive density."""
+"""Score predictions against observed outcomes: accuracy and log predictive density."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ __all__ = ["Score", "score"]
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """How well a posterior predicts outcomes, as one average and draw by draw.
+    """How well a posterior predicts outcomes, for the average prediction and for single draws.
 
-    Averaging the predictions of all draws, then scoring, is the Bayesian prediction; scoring
-    every draw by itself, then averaging, is what one draw is worth, and is never better in log
-    density.
+    The Bayesian prediction averages the predictions of all draws, and is scored as a whole. The
+    average score of single draws shows the worth of one draw; its log density is never better.
 
     Parameters
     ----------
     accuracy, log_density
-        Of the averaged prediction (over draws and chains): the share of rows whose most probable
-        class is the right one (``nan`` where outcomes are not classes), and the mean over rows of
-        the log predictive density.
+        Scores of the average prediction over draws and chains: the share of rows whose most
+        probable class is the observed one (``nan`` if outcomes are not classes), and the mean over
+        rows of the log predictive density.
     single_accuracy, single_log_density
-        Averages over all draws of what each draw scores by itself.
+        Scores of single draws, averaged over all draws.
     accuracy_by_chain, log_density_by_chain
-        The same, over the draws of each chain.
+        Scores of single draws, averaged over the draws of each chain.
     rows, draws
         Rows scored, and posterior draws used.
     """
@@ -83,7 +82,7 @@ def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: in
 
 
 class _Total:
-    """Sums over rows of what draws score, together and one by one."""
+    """Running sums over rows of the scores of the average prediction and of single draws."""
 
     def __init__(self, model: BaseModel, weights: np.ndarray) -> None:
         self.model, self.weights = model, weights
@@ -102,7 +101,7 @@ class _Total:
         if isinstance(self.model, LinearPredictorModel):
             self.model.check_fields(piece, self.rows)
         mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
-        density = np.where(mass > 0, density, 0.0)  # a row that counts nothing, not 0 times inf
+        density = np.where(mass > 0, density, 0.0)  # a row of weight 0 adds 0, not 0 times inf
         self.mass, self.rows = self.mass + mass.sum(), self.rows + len(y)
         self.densities += density @ mass
         self.density += float(self._log_mean(density) @ mass)
@@ -116,7 +115,7 @@ class _Total:
     def _check_outcomes(self, y: np.ndarray, classes: int | None) -> None:
         """Refuse outcomes the model gives no density to, naming the first such row."""
         if classes is not None:
-            bad, support = class_fault(y, classes)  # those there were in the fit
+            bad, support = class_fault(y, classes)
         elif isinstance(self.model, LinearPredictorModel):
             bad, support = self.model.outcome_fault(y)
         else:
@@ -129,7 +128,7 @@ class _Total:
             )
 
     def _log_mean(self, density: np.ndarray) -> np.ndarray:
-        """Log of the weighted mean of densities, by row."""
+        """Return the log of the weighted mean density of each row."""
         top = density.max(axis=0)
         top = np.where(np.isfinite(top), top, 0.0)
         mean = self.share @ np.exp(density - top)
@@ -138,7 +137,7 @@ class _Total:
             return np.asarray(np.log(mean) + top)
 
     def score(self) -> Score:
-        """Averages over rows, draws and chains."""
+        """Average over rows, draws and chains."""
         self._warn()
         if not self.classes:
             self.right, self.rights = np.nan, self.rights * np.nan
@@ -149,7 +148,7 @@ class _Total:
         return Score(*together, accuracy, density, accuracies, densities, *counts)
 
     def _warn(self) -> None:
-        """Warn if the average is NaN; minus infinity is an outcome that was ruled out."""
+        """Warn if the average is NaN; minus infinity means that an outcome was ruled out."""
         if self.cancelled:
             warn(
                 ModicumWarning(
@@ -163,7 +162,7 @@ class _Total:
         elif np.isnan(self.density) or np.isnan(self.densities).any():
             bad = int(np.isnan(self.densities).sum())
             reason = (
-                f"that of {bad} of {self.densities.size} draws is not"
+                f"{bad} of {self.densities.size} draws give NaN"
                 if bad
                 else "the weights of the draws do not add up to more than 0"
             )
@@ -177,7 +176,7 @@ class _Total:
             )
 
     def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
-        """Averages of what draws score by themselves: over all of them, and by chain."""
+        """Average the scores of single draws, over all draws and by chain."""
         by_draw = scores.reshape(self.weights.shape) / self.mass
         pairs = zip(by_draw, self.weights, strict=True)
         by_chain = [weighted_mean(values[None], weights[None]) for values, weights in pairs]

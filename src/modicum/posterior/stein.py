@@ -24,20 +24,20 @@ PURPOSE = "a Stein discrepancy"
 
 @dataclass(frozen=True)
 class SteinDiscrepancy:
-    """How far draws are from the posterior, by their scores.
+    """How far draws are from the posterior, judged by the gradients of its log-density.
 
     Attributes
     ----------
     squared
-        The squared discrepancy without bias (U-statistic): about zero, of either sign, for draws
-        of the posterior.
+        The unbiased squared discrepancy (U-statistic): about zero, of either sign, for exact
+        draws.
     value
-        The discrepancy (V-statistic), which for n independent exact draws is about `floor`; nan
-        where scores were estimated from a subsample, whose noise would count as discrepancy.
+        The discrepancy (V-statistic), about `floor` for independent exact draws; nan if scores
+        were estimated from a subsample, whose noise would count as discrepancy.
     floor
-        What `value` would be for as many independent draws of the posterior; nan likewise.
+        What `value` would be for as many independent exact draws; nan when `value` is.
     draws, subsample
-        Draws used, and rows for the score of each; None: all rows.
+        Number of draws used, and of rows per score; None for all rows.
     """
 
     squared: float
@@ -56,8 +56,8 @@ def stein_discrepancy(
     random_seed: int,
     progressbar: bool,
 ) -> SteinDiscrepancy:
-    """Measure draws by their scores; see `Posterior.stein_discrepancy`."""
-    whole_number("draws", draws, 2)  # they are compared with each other
+    """Compute the Stein discrepancy; see `Posterior.stein_discrepancy`."""
+    whole_number("draws", draws, 2)  # draws are compared with each other
     whole_number("random_seed", random_seed, 0)
     if subsample is not None:
         whole_number("subsample", subsample)
@@ -69,13 +69,15 @@ def stein_discrepancy(
         raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
     if not weights.sum() > 0:
         raise SettingError(
-            f"{PURPOSE} needs weights that add up to more than 0, and those of these draws do not: "
-            "their signs cancel."
+            f"{PURPOSE} needs draws whose weights have a positive sum, and here the signs cancel."
         )
     subsample = None if subsample is None or subsample >= len(rows) else subsample
     target, points = flat_points(fit, rows, subset)
     if not finite_and_moving(points[None]).all():
-        raise SettingError("some parameters never move; there is no discrepancy to measure.")
+        raise SettingError(
+            "some parameters have the same value in all draws, so there is no discrepancy to "
+            "measure; sample again, or fix these parameters in the model."
+        )
     sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
     scores = log_posterior_scores(sums, points, subsample, random_seed)
     if not np.isfinite(scores).all():

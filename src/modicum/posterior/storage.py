@@ -1,4 +1,4 @@
-"""A posterior on disk: one zip file of plain ``.npy`` arrays and a JSON page, no pickles."""
+"""Save and load a posterior: one zip file of ``.npy`` arrays and a JSON page, no pickles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIND = archive.Format(FORMAT, VERSION, PAGE, "a posterior")
 
 @dataclass(frozen=True)
 class Contents:
-    """What a posterior's file holds.
+    """The contents of a posterior's file.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Contents:
     predictor
         Description of the predictor, or None.
     fit_rows
-        What is remembered of the rows of the fit, or None.
+        Description of the rows of the fit, or None.
     """
 
     draws: dict[str, np.ndarray]
@@ -51,7 +51,7 @@ _PLAIN = ("draws", "stats", "weights", "labels", "tuning", "settings", "predicto
 
 
 def save(contents: Contents, path: str | os.PathLike[str]) -> None:
-    """Write to a file beside `path` first, so that a crash leaves no half-written posterior."""
+    """Write a posterior atomically, through a temporary file next to `path`."""
     fit = contents.fit_rows
     plain = {
         "warnings": [doubt.to_dict() for doubt in contents.warnings],
@@ -62,7 +62,7 @@ def save(contents: Contents, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Contents:
-    """Read what `save` wrote."""
+    """Read a posterior that `save` wrote."""
     return archive.read(path, KIND, _PLAIN, _contents)
 
 
@@ -78,7 +78,7 @@ def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
 
 
 def _check_types(parts: Mapping[str, object]) -> None:
-    """Refuse parts that are not what a posterior is made of."""
+    """Refuse parts that do not have the types of a posterior's fields."""
     for name in ("draws", "stats", "labels", "tuning", "settings"):
         if not isinstance(parts[name], dict):
             raise TypeError(f"its {name} are not listed by name")

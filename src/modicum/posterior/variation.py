@@ -1,9 +1,9 @@
-"""How much of the variation is between groups: intraclass correlations.
+"""Intraclass correlations: the share of the variance that is between groups.
 
-On the scale of the linear predictor, given the common columns: the variance of a group's effects
-over that of all groups' effects and of a row's own noise (Nakagawa, Johnson and Schielzeth 2017,
-the "adjusted ICC"). Where slopes vary, what their effects add is averaged over the rows (Johnson
-2014).
+On the scale of the linear predictor, given the common columns, this is the variance of a group's
+effects divided by the sum of the variances of all groups' effects and of a row's noise (the
+"adjusted ICC" of Nakagawa, Johnson and Schielzeth 2017). If slopes vary by group, the variance of
+their effects is averaged over the rows (Johnson 2014).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["intraclass"]
 
 CHUNK = 65_536
-# Of the latent variable that a binary outcome is the sign of, or that cutpoints make classes of.
+# Variance of the latent variable whose sign, or whose interval between cutpoints, is the outcome.
 LATENT = {"logit": np.pi**2 / 3, "probit": 1.0, "cloglog": np.pi**2 / 6}
 
 
@@ -50,10 +50,10 @@ def intraclass(source: Draws, model: object, rows: Rows | None, prob: float) -> 
     if isinstance(model, IntegratedEffects):
         terms = [model.term, *terms]  # in the order of the draws
     if not terms:
-        raise SettingError("an intraclass correlation is of groups, and this model has none.")
+        raise SettingError("an intraclass correlation needs groups, and this model has none.")
     assert isinstance(family, LinearPredictorModel)
-    between = _between(source, terms, rows)
-    within = _residual(family, source, rows)
+    between = _group_variances(source, terms, rows)
+    within = _noise_variance(family, source, rows)
     total = sum(between.values()) + within
     shares = {name: part / total for name, part in between.items()}
     if len(shares) > 1:
@@ -65,8 +65,10 @@ def intraclass(source: Draws, model: object, rows: Rows | None, prob: float) -> 
     return pd.DataFrame(tabulated(x, weights, prob), index=index, columns=columns)
 
 
-def _between(source: Draws, terms: Sequence[GroupTerm], rows: Rows | None) -> dict[str, np.ndarray]:
-    """Variance that the effects of each factor add to a predictor, (chain, draw)."""
+def _group_variances(
+    source: Draws, terms: Sequence[GroupTerm], rows: Rows | None
+) -> dict[str, np.ndarray]:
+    """Return the variance that the effects of each factor add to a predictor, (chain, draw)."""
     sds = source.draws["group_sd"]
     correlations = source.draws.get("group_cor")
     parts: dict[str, np.ndarray] = {}
@@ -88,19 +90,19 @@ def _between(source: Draws, terms: Sequence[GroupTerm], rows: Rows | None) -> di
 
 
 def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
-    """Mean over the rows of z z', z what a row multiplies the effects with."""
+    """Return the mean over the rows of z z', where z is a row's vector of effect columns."""
     if not term.has_slopes:
         return np.ones((1, 1))
     total = np.zeros((len(term.effects),) * 2)
-    rows = _needed(rows, "slopes vary by group")
+    rows = _require_rows(rows, "slopes vary by group")
     for chunk in rows.chunks(CHUNK):
         z = effect_columns(term, rows, chunk["x"])
         total += z.T @ z
     return total / len(rows)
 
 
-def _residual(family: LinearPredictorModel, source: Draws, rows: Rows | None) -> np.ndarray:
-    """Variance of a row's own noise on the scale of the predictor, (chain, draw) or one number."""
+def _noise_variance(family: LinearPredictorModel, source: Draws, rows: Rows | None) -> np.ndarray:
+    """Return a row's noise variance on the predictor's scale, (chain, draw) or one number."""
     for kinds, link in (((Logistic, Ordinal), "logit"), (Probit, "probit"), (Cloglog, "cloglog")):
         if isinstance(family, kinds):
             return np.asarray(LATENT[link])
@@ -111,11 +113,11 @@ def _residual(family: LinearPredictorModel, source: Draws, rows: Rows | None) ->
         return np.asarray(scale**2)
     if isinstance(family, Poisson | NegativeBinomial):
         more = source.draws["overdispersion"] if isinstance(family, NegativeBinomial) else 0.0
-        mean = _mean_outcome(_needed(rows, "the noise of counts depends on their mean"))
+        mean = _mean_outcome(_require_rows(rows, "the noise of counts depends on their mean"))
         return np.asarray(np.log1p(1 / mean + more))  # of the lognormal with this mean and variance
     raise SettingError(
-        f"how much a row of {type(family).__name__} varies on the scale of its predictor is not "
-        "settled, so that there is no intraclass correlation; compare the group_sd themselves."
+        f"the noise of {type(family).__name__} has no established variance on the scale of the "
+        "linear predictor, so that there is no intraclass correlation; compare group_sd instead."
     )
 
 
@@ -127,10 +129,10 @@ def _mean_outcome(rows: Rows) -> float:
     return total / weight
 
 
-def _needed(rows: Rows | None, why: str) -> Rows:
+def _require_rows(rows: Rows | None, why: str) -> Rows:
     if rows is None:
         raise SettingError(
-            f"{why}, so that the rows of the fit are needed, which a file does not keep; give "
-            "them, or their table, as rows=..."
+            f"{why}, so that the rows of the fit are needed, which a file does not keep; give the "
+            "rows, or their table, as rows=..."
         )
     return rows
