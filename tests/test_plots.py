@@ -76,7 +76,7 @@ def test_cost_draws_passes_beside_those_of_all_rows(post):
     ax = plots.cost({"this": post})
     assert [round(bar.get_width(), 6) for bar in ax.patches] == [3.0, 5.0]
     assert "8 passes; HMC on all rows: 10,000" in ax.texts[0].get_text()
-    with pytest.raises(mo.SettingError, match="no posterior"):
+    with pytest.raises(mo.SettingError, match="at least one posterior"):
         plots.cost({})
 
 
@@ -100,7 +100,7 @@ def test_rows_that_matter_come_first_in_the_picture_of_residuals():
     assert held[19] > 99
     quadratic = mo.models.Gaussian(scale=1.0, intercept=False, prior_scale=1.0)
     post.predictor = mo.models.prediction.ModelPredictor(quadratic)
-    with pytest.raises(mo.SettingError, match="no row has a residual"):
+    with pytest.raises(mo.SettingError, match="all residuals are zero"):
         plots.residual_weights(post)
 
 

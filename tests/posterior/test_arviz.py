@@ -183,7 +183,7 @@ def test_weights_become_repetition(post):
         tree = weighted.to_datatree(sample=20)
     assert "posterior_predictive" in tree.children
     weighted.weights = np.where(weights > 0.2, 1.0, -1.0)
-    with pytest.raises(SettingError, match="carry signs"):
+    with pytest.raises(SettingError, match="negative signs"):
         weighted.sensitivity()
     assert post.resample() is post
 

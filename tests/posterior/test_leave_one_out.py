@@ -181,7 +181,7 @@ def test_signs_of_draws_count():
     ignored = mo.Posterior(draws, {}, mo.Ledger(rows=N), **about)
     assert abs(ignored.loo().elpd - EXACT.sum()) > 1.0
     signed.weights = -sign
-    with pytest.raises(SettingError, match="the signs of these cancel"):
+    with pytest.raises(SettingError, match="the signs of these draws cancel"):
         signed.loo()
 
 
@@ -230,7 +230,7 @@ def test_rows_that_decide_much_are_named():
 
 def test_what_cannot_be_left_out_is_refused(post):
     signed = posterior(weights=lambda z: np.where(z[..., 0] > CONJUGATE.mean[0] + 0.1, 1.0, -1.0))
-    with pytest.raises(SettingError, match="signs of these cancel"):
+    with pytest.raises(SettingError, match="signs of these draws cancel"):
         signed.loo()
     with pytest.raises(DataError, match="not the rows"):
         post.loo(gaussian_rows(N, 3, seed=9))
@@ -478,7 +478,7 @@ def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp
     pd.testing.assert_frame_equal(found, expected, atol=1e-8)
     for fit in fits.values():
         fit.table = None
-    with pytest.raises(DataError, match=r"matched by the table .* mo.compare\(posteriors, table\)"):
+    with pytest.raises(DataError, match=r"give the table .* mo.compare\(posteriors, table\)"):
         mo.compare(fits)
     with pytest.warns(ModicumWarning, match="in row 150, "):
         by_table = mo.compare(fits, table)

@@ -166,5 +166,5 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
         post.predict(new)
     with pytest.raises(mo.DataError, match="missing value in row 3"):  # numbered as in the table
         post.predict(new.assign(x=[0, 0, 0, None]), groups="any")
-    with pytest.raises(mo.SettingError, match=r"is for tables given to a posterior of mo\.fit"):
+    with pytest.raises(mo.SettingError, match=r"needs a table, and a posterior of mo\.fit"):
         post.predict(rows, groups="any")

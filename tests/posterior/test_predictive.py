@@ -71,7 +71,7 @@ def test_weighted_draws_come_up_by_their_weights():
     share = (equal_draws(post, 1800, 0, "drawing")["a"] < 100).mean()
     assert share == pytest.approx(0.5, abs=0.002)
     post.weights = np.where(x < 100, -1.0, 1.0)
-    with pytest.raises(SettingError, match="carry signs"):
+    with pytest.raises(SettingError, match="negative signs"):
         equal_draws(post, 10, 0, "drawing outcomes")
 
 
@@ -88,7 +88,7 @@ def test_a_check_averages_with_signs():
     spread = np.sqrt(0.25 / table["rows"])
     assert (np.abs(table["observed"] - table["predicted"]) < 4.5 * spread).all()
     assert (np.abs(ignored["observed"] - ignored["predicted"]) > 4.5 * spread).any()
-    with pytest.raises(SettingError, match="only averages mean anything"):
+    with pytest.raises(SettingError, match="only averages are meaningful"):
         post.predictive(draws=10)
     post.weights = -sign
     with pytest.raises(SettingError, match="signs of these cancel"):

@@ -178,7 +178,7 @@ def test_two_levels_are_contrasted_as_a_list():
     table = pd.DataFrame({"g": ["a", "b"] * 30, "y": Y})
     settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
     post = mo.fit("y ~ g", table, **settings)
-    with pytest.raises(mo.SettingError, match=r"a list of values, as in between=\['a', \.\.\.\]"):
+    with pytest.raises(mo.SettingError, match=r"a list of values, such as \['a', \.\.\.\]"):
         post.contrast("g", "a", "b")
     assert len(post.contrast("g", ["a", "b"])) == 1
 

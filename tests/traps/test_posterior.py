@@ -369,7 +369,7 @@ def test_the_rows_of_the_fit_are_taken(post, tmp_path):
         (coded(TABLE.assign(dose=TABLE["dose"] + 1)), "hold different values"),
         (coded(TABLE.assign(late=1 - TABLE["late"])), "hold different values"),
         (coded(TABLE.rename(columns={"age": "years"}).assign(dose=0.0)), "lack 1 column"),
-        (coded(TABLE, dtype="float32"), "held as float32"),
+        (coded(TABLE, dtype="float32"), "are float32"),
         (coded(TABLE, categorical={"carrier": "UA"}), r"lack 1 column .*'carrier\[UA\]'"),
         (coded(TABLE[:500]), "600 rows, but 500"),
         (coded(TABLE, dense=True), "hold levels as columns of zeros and ones"),
@@ -436,7 +436,7 @@ def test_predictions_that_are_not_numbers_are_warned_of():
     post.draws["beta"][:, ::2] = np.nan
     with pytest.warns(mo.ModicumWarning, match="600 of 600 rows are not finite"):
         post.predict(ROWS)
-    with pytest.warns(mo.ModicumWarning, match="30 of 60 draws is not"):
+    with pytest.warns(mo.ModicumWarning, match="30 of 60 draws give NaN"):
         post.score(ROWS)
     cancelled = posterior()
     cancelled.weights = np.where(np.arange(60).reshape(2, 30) % 2, 1.0, -1.0)
@@ -459,7 +459,7 @@ def test_odd_numbers_of_draws(value):
             post.predict(ROWS, prob=prob)
         with pytest.raises(mo.SettingError, match="between 0 and 1"):
             post.summary(prob=prob)
-    with pytest.raises(mo.SettingError, match="levels from 0 to 1"):
+    with pytest.raises(mo.SettingError, match="levels must be between 0 and 1"):
         post.quantile("beta", [0.5, np.nan])
 
 

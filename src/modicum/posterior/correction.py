@@ -1,4 +1,4 @@
-"""Exactness afterwards: importance weights from one pass over all rows."""
+"""Correct the draws of a subsampling method by importance weights from one pass over all rows."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = [
     "require_correctable",
 ]
 
-FEWEST = 25  # draws of which a fifth are the tail that a Pareto distribution is fitted to
-WORST_TAIL = 0.7  # Pareto k above which importance weights are not to be trusted
+FEWEST = 25  # draws needed: a Pareto distribution is fitted to the largest fifth of the weights
+WORST_TAIL = 0.7  # Pareto k above which importance weights cannot be trusted
 
 
 class Correction(NamedTuple):
-    """Draws that were kept, their weights, and what these say of the draws.
+    """The draws that were kept, their weights, and what the weights say about the draws.
 
     Attributes
     ----------
     draws, stats
-        Evenly spaced draws of each chain; `stats` has their `log_weight` besides.
+        Evenly spaced draws of each chain; `stats` also has their `log_weight`.
     weights
         Pareto-smoothed importance weights (chain, draw), the largest 1.
     ledger
-        The posterior's, with the pass that was made.
+        The ledger of the posterior, with this pass added.
     report
         Pareto k, variance of the log-weights, effective share, largest shift, verdict.
     warning
@@ -55,7 +55,7 @@ class Correction(NamedTuple):
 def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) -> Correction:
     """Weight draws by posterior over sampled density; see `Posterior.correct`.
 
-    They are draws that `require_correctable` accepts.
+    `require_correctable` must have accepted the draws.
     """
     whole_number("draws", draws)
     number = source.ledger.rows if source.ledger.unit == "row" else None
@@ -66,7 +66,7 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
     require_finite(subset | {"lp": stats["lp"]}, "a correction")
     ledger = Ledger.from_dict(source.ledger.to_dict())
     log_weights = exact_log_posterior(ledger, fit, rows, subset, progressbar) - stats["lp"]
-    if source.weights is not None:  # to the density that `lp` is of
+    if source.weights is not None:  # weights with respect to the density in `lp`
         with np.errstate(divide="ignore"):
             log_weights = log_weights + np.log(source.weights[:, ::every])
     _require_weights(log_weights)
@@ -88,19 +88,19 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
 
 
 def require_correctable(source: Draws) -> None:
-    """Refuse draws whose log-density is not known, that have signs, or that are corrected."""
+    """Refuse draws without a recorded log-density, with signs, or corrected before."""
     has_density = "lp" in source.stats and "log_weight" not in source.stats
     if not has_density or (source.weights is not None and (source.weights < 0).any()):
         raise SettingError(
-            "only draws without signs of a method that records the log-density it sampled (`lp` in "
-            "stats) can be corrected, once."
+            "these draws cannot be corrected: that needs draws without negative signs, not yet "
+            "corrected, of a method that records the log-density it sampled (`lp` in stats)."
         )
 
 
 def exact_log_posterior(
     ledger: Ledger, fit: Fit, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
 ) -> np.ndarray:
-    """Log-posterior of all rows at each kept draw, (chain, draw), by one pass."""
+    """Return the log-posterior of all rows at each draw, (chain, draw), in one pass."""
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
     target, points = flat_points(fit, rows, flat)
@@ -111,7 +111,7 @@ def exact_log_posterior(
 
 
 def _require_weights(log_weights: np.ndarray) -> None:
-    """Refuse log-weights that weigh nothing; minus infinity is an impossible draw, of weight 0."""
+    """Refuse log-weights that are NaN, inf or all -inf (-inf alone is an impossible draw)."""
     bad = np.isnan(log_weights) | (log_weights == np.inf)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]
@@ -130,14 +130,14 @@ def _require_weights(log_weights: np.ndarray) -> None:
 def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
     from arviz_stats.base import array_stats
 
-    # a weight below e^-700 of the largest is 0, be its logarithm minus infinity or not
+    # a weight below e^-700 of the largest is as good as 0; -inf is clipped too
     centred = np.maximum(log_weights - log_weights.max(), -700.0)
     if np.ptp(centred) < 1e-10:
         return centred, 0.0
     if centred.size < FEWEST:
         raise SettingError(
-            f"{centred.size} draws are too few to be corrected, since nothing can be said of the "
-            f"tail of their weights; {FEWEST} or more are needed: sample more."
+            f"{centred.size} draws are too few to be corrected, since they do not show the tail of "
+            f"their weights; sample at least {FEWEST}."
         )
     smoothed, tail = array_stats.psislw(-centred.reshape(-1))  # it expects minus log-weights
     return np.asarray(smoothed).reshape(log_weights.shape), float(tail)
@@ -146,13 +146,13 @@ def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
 def _report(
     draws: dict[str, np.ndarray], weights: np.ndarray, log_weights: np.ndarray, tail: float
 ) -> dict[str, float | str]:
-    """How far the uncorrected draws were off, in posterior standard deviations."""
+    """Report how far the uncorrected draws were off, in posterior standard deviations."""
     worst, worst_name = 0.0, ""
     for name, x in draws.items():
         values = np.asarray(x, dtype=float)
         sd = np.maximum(np.sqrt(weighted_variance(values, weights)), 1e-300)
         shift = np.abs(weighted_mean(values, weights) - values.mean(axis=(0, 1))) / sd
-        shift = np.where(finite_and_moving(values), shift, 0.0)  # of a constant, rounding only
+        shift = np.where(finite_and_moving(values), shift, 0.0)  # constants shift by rounding only
         if not np.isfinite(shift).all():
             raise SettingError(
                 f"the weighted draws of {name} have no finite mean and sd, so there is nothing to "
@@ -161,7 +161,7 @@ def _report(
         if shift.size and shift.max() > worst:
             worst, worst_name = float(shift.max()), name
     share = kish_share(weights)
-    # What reweighting alone moves a mean by, were there nothing to correct:
+    # How far reweighting would move a mean by chance if there were nothing to correct:
     by_chance = max(0.01, 4 * np.sqrt(max(1 / share - 1, 0.0) / log_weights.size))
     verdict = (
         f"the sampled draws were right to within {by_chance:.2g} posterior sd, the noise of this "

@@ -1,4 +1,4 @@
-"""A posterior as an ArviZ DataTree: plots, comparisons and netCDF come with it."""
+"""Convert a posterior to an ArviZ DataTree, for ArviZ's plots and comparisons and for netCDF."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ __all__ = [
     "weight_name",
 ]
 
-MOST_DRAWS = 4_000  # of which groups by rows are made
+MOST_DRAWS = 4_000  # used for groups with a row dimension
 PRIOR_DRAWS = 1_000
-LARGEST_WHOLE = 2.0**53  # up to which floating numbers tell whole numbers apart
+LARGEST_WHOLE = 2.0**53  # up to this, floats represent every integer
 ROW = "row"  # the dimension of sampled rows
 
 
 @dataclass
 class SampledGroups:
-    """What further groups of a DataTree are made of; None: there is no such group.
+    """Arrays for the further groups of a DataTree; None for a group that there is not.
 
     Attributes
     ----------
     draws
-        Those that groups by rows are made of: every so many of each chain.
+        Every `every`-th draw of each chain, for groups with a row dimension.
     every
-        How many.
+        Thinning interval of `draws`.
     outcome
-        The field of the rows that holds them.
+        The field of the rows that holds the outcomes.
     row_ids
-        Numbers of the rows of the sample.
+        Indices of the sampled rows.
     observed
-        Their outcomes.
+        Outcomes of the sampled rows.
     log_prior
-        (chain, draw).
+        Log prior density (chain, draw).
     log_likelihood, posterior_predictive
-        (chain x draw, row).
+        Log-likelihoods and drawn outcomes of the sampled rows (chain x draw, row).
     prior, prior_predictive
         Draws of the prior, and outcomes of the same rows (draw, row).
     """
@@ -78,12 +78,12 @@ class SampledGroups:
 
 
 def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups:
-    """Compute what the model and the rows of the fit allow, of `sample` random rows."""
+    """Compute the groups that the model and the rows allow, for `sample` random rows."""
     fit = source.fit()
     every = max(1, -(-source.chains * source.num_draws // MOST_DRAWS))
     thinned_draws = {name: x[:, ::every] for name, x in source.draws.items()}
     groups = SampledGroups(thinned_draws, every)
-    with suppress(SettingError):  # priors in units of data that the model has not met
+    with suppress(SettingError):  # priors scaled by data that the model has not seen
         groups.log_prior = log_priors(fit.model, thinned_draws)
     shapes = {name: x.shape[2:] for name, x in source.draws.items()}
     with suppress(SettingError):  # a flat prior, say, cannot be drawn from
@@ -98,7 +98,7 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     groups.outcome = field
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in thinned_draws.items()}
     predictor = ModelPredictor(fit.model)
-    if not isinstance(fit.model, IntegratedEffects):  # there, groups have likelihoods, not rows
+    if not isinstance(fit.model, IntegratedEffects):  # whose likelihoods are of groups, not rows
         groups.log_likelihood = density_array(predictor, flat, sampled)
     with suppress(SettingError):  # a model that draws no outcomes
         sampled, groups_known = with_groups(sampled, fit.model, None)
@@ -114,7 +114,7 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
 
 
 def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
-    """Add the groups that there are to a tree of `to_datatree`."""
+    """Add the computed groups to a tree of `to_datatree`."""
     import xarray as xr
 
     chains, number = next(iter(groups.draws.values())).shape[:2]
@@ -153,7 +153,7 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
 
 
 def _as_whole_numbers(groups: SampledGroups) -> SampledGroups:
-    """Outcomes that are whole numbers as integers: ArviZ tells counts by their type."""
+    """Convert integer-valued outcomes to integers: ArviZ recognises counts by their type."""
     kinds = ("observed", "posterior_predictive", "prior_predictive")
     outcomes = {kind: x for kind in kinds if (x := getattr(groups, kind)) is not None}
     are_whole = all(
@@ -165,7 +165,7 @@ def _as_whole_numbers(groups: SampledGroups) -> SampledGroups:
 
 
 def netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:
-    """What writes netCDF files, or say what is missing for it."""
+    """Return the installed netCDF library, or say what to install."""
     from importlib.util import find_spec
 
     if find_spec("h5netcdf") and find_spec("h5py"):
@@ -216,7 +216,7 @@ def to_datatree(
 
 
 def weight_name(weights: np.ndarray) -> str:
-    """Tell signs from importance weights."""
+    """Return "sign" for weights that are all 1 or -1, else "weight"."""
     return "sign" if np.isin(weights, (-1.0, 1.0)).all() else "weight"
 
 

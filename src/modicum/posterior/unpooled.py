@@ -1,8 +1,8 @@
-"""What the rows of a level say of its effect by themselves, without the other levels.
+"""Unpooled effects: estimates from the rows of one level, without the other levels.
 
-The effect u that maximises sum_i f(y_i, eta_i + z_i u) over the rows of the level, all else at its
-posterior mean: where a model without pooling would put it. Levels whose outcomes are all alike
-have none that is finite.
+The unpooled effect is the u that maximises sum_i f(y_i, eta_i + z_i u) over the rows of the level,
+with all other parameters at their posterior means. It is infinite for levels whose outcomes are
+all equal.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["Shrinkage", "one_effect", "shrinkage", "unpooled_effects"]
 
 CHUNK = 65_536
-MOST_LEVELS = 400  # whose own rows are looked at
-WIDEST = 1.6  # what is drawn of their own estimates, in multiples of the largest posterior mean
+MOST_LEVELS = 400  # levels whose unpooled effects are computed
+WIDEST = 1.6  # limit of a plot, in multiples of the largest posterior mean
 
 
 class Shrinkage(NamedTuple):
-    """How far effects are pulled from what the rows of each level say.
+    """Effects of levels beside their unpooled estimates.
 
     Attributes
     ----------
     table
         One effect of some levels, as `Posterior.effects` tabulates it.
     unpooled
-        The effects that fit the levels' own rows best; infinite where none does.
+        The effects that best fit the rows of their own level; infinite if none does.
     sd
         Standard deviation of the effects in the population, the median of its draws.
     """
@@ -51,7 +51,7 @@ class Shrinkage(NamedTuple):
     sd: float
 
     def limits(self, prob: float) -> tuple[float, float]:
-        """Where effects of new levels lie with probability `prob`, and where a picture ends."""
+        """Return the bound of new levels' effects with probability `prob`, and a plot's limit."""
         from scipy.special import ndtri
 
         wide = float(ndtri((1 + prob) / 2)) * self.sd
@@ -61,9 +61,9 @@ class Shrinkage(NamedTuple):
 def shrinkage(
     source: Draws, fit: Fit, rows: Rows, group: str, effect: str, effects: pd.DataFrame
 ) -> Shrinkage:
-    """Lay effects beside what the levels' own rows say; of many levels, from few rows to many.
+    """Compute unpooled effects of a group's levels; of many levels, a choice from few rows to many.
 
-    `effects` are those of a group, as `Posterior.effects` tabulates them with the rows of each.
+    `effects` is the table of `Posterior.effects`, with the number of rows of each level.
     """
     names = [name for term in terms_of(fit.model, group) for name in term.sd_names]
     table = one_effect(effects, effect)
@@ -81,7 +81,7 @@ def shrinkage(
 
 
 def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The lines of one effect, where levels have several."""
+    """Return the lines of one effect, if levels have several."""
     if table.index.nlevels == 1:
         return table
     return table[table.index.get_level_values("effect") == name].droplevel("effect")
@@ -98,18 +98,19 @@ def unpooled_effects(
     pooled: np.ndarray,
     sd: float,
 ) -> np.ndarray:
-    """The effects of some levels that fit their own rows best; infinite where none does.
+    """Return the effects of some levels that best fit their own rows; infinite if none does.
 
     Parameters
     ----------
     source, fit, rows
-        The draws, what was fitted, and to which rows.
+        The draws, the model, and the rows of the fit.
     group, effect
-        The factor, and which of its effects, as `Posterior.effects` calls them.
+        The factor, and which of its effects, named as in `Posterior.effects`.
     levels
         Levels of the factor.
     pooled
-        Posterior means of all their effects, (levels, effects): where the others are held.
+        Posterior means of all effects of these levels, (levels, effects), at which the other
+        effects are held.
     sd
         Standard deviation of the effects in the population, the unit of steps.
     """
@@ -119,7 +120,7 @@ def unpooled_effects(
     assert isinstance(family, LinearPredictorModel)
     terms = terms_of(model, group)
     k = [name for term in terms for name in term.sd_names].index(effect)
-    batch, which = _rows_of(rows, group, _codes(model, rows, group, levels))
+    batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
     weights = source.weights
     named = {
         name: weighted_mean(x, np.ones(x.shape[:2]) if weights is None else weights)
@@ -128,7 +129,7 @@ def unpooled_effects(
     predictors = np.array(family.predictor_vector(model.restore(named), batch))
     x = np.asarray(batch.get("x", np.empty((len(which), 0))))
     z = np.column_stack([effect_columns(term, rows, x) for term in terms])
-    if integrated:  # the predictors know nothing of them
+    if integrated:  # the predictors do not include the effects
         others = pooled * (np.arange(pooled.shape[1]) != k)
         predictors[:, 0] += np.sum(z * others[which], axis=1)
     else:
@@ -138,8 +139,8 @@ def unpooled_effects(
     return np.asarray(level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
 
 
-def _codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
-    """What rows hold for these levels: codes, or numbers of the rows' own."""
+def _level_codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
+    """Return the values of the group field that stand for these levels."""
     if isinstance(model, IntegratedEffects) and group == model.group:
         groups = model.units(rows)
         names, values = group_levels(groups), groups.index.values
@@ -150,8 +151,8 @@ def _codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> n
     return np.array([place[str(level)] for level in levels])
 
 
-def _rows_of(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarray]:
-    """The rows whose factor has one of these codes, and which of them each has."""
+def _rows_with_codes(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarray]:
+    """Return the rows whose factor has one of these codes, and the index of each row's code."""
     order = np.argsort(codes)
     parts: list[dict[str, np.ndarray]] = []
     for chunk in rows.chunks(CHUNK):

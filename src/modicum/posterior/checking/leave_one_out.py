@@ -1,22 +1,22 @@
-"""Leave-one-out cross-validation without refitting, from a few thousand rows left out.
+"""Leave-one-out cross-validation without refitting, from a few thousand of the rows.
 
 With r_s = 1 / p(y_i | theta_s), Pareto-smoothed and normalised, the log predictive density of row i
 given all others is
 
     e_i = log sum_s r_s p(y_i | theta_s)                          (Vehtari, Gelman and Gabry 2017)
 
-Its sum over all rows needs no array of draws x rows: one pass gives an approximation a_i of every
-e_i from a few draws, and m rows, drawn with probabilities q_i in proportion to what a_i may miss,
-give the rest (difference estimator; Magnusson, Andersen, Jonasson and Vehtari 2019, 2020):
+The sum over all rows needs no array of draws x rows: one pass gives an approximation a_i of every
+e_i from a few draws, and m rows, drawn with probabilities q_i in proportion to the likely error of
+a_i, correct the sum (difference estimator; Magnusson, Andersen, Jonasson and Vehtari 2019, 2020):
 
     elpd = sum_i a_i + (1/m) sum_j (e_j - a_j) / q_j.
 
-Draws that carry signs s (eq. 5.3 of the HMC-ECS paper) enter both sums with them: e_i is then the
-log of sum_s s r_s p(y_i | theta_s) / sum_s s r_s.
+Signs s of draws (eq. 5.3 of the HMC-ECS paper) enter numerator and denominator: e_i is then the log
+of sum_s s r_s p(y_i | theta_s) / sum_s s r_s.
 
-What a row's a_i misses grows with the variance of its log-likelihood over the draws, which is about
-its share of the effective number of parameters. Where effects are integrated out, what is left out
-is a group.
+The error of a_i grows with the variance of the row's log-likelihood over the draws, which is about
+the row's share of the effective number of parameters. If effects are integrated out, the unit left
+out is a group.
 """
 
 from __future__ import annotations
@@ -47,38 +47,38 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaveOneOut", "leave_one_out"]
 
-EXACT = 4_000  # rows up to which each is left out
-SAMPLED = 2_000  # rows drawn where there are more
-FEW_POINTS = 64  # draws by which every row is approximated
-FEWEST = 100  # draws of whose weights a tail can be seen
-DOUBTFUL = 0.5  # Pareto k from which it is asked whose tail it is
-ALIKE = 0.9  # effective share of the draws by their weights, above which these are nearly even
-MOST_SCALARS = 200  # parameters whose effective sample size is looked at
+EXACT = 4_000  # up to this many rows, each is left out
+SAMPLED = 2_000  # rows drawn if there are more
+FEW_POINTS = 64  # draws from which every row is approximated
+FEWEST = 100  # draws needed to see the tail of their weights
+DOUBTFUL = 0.5  # Pareto k above which a row's tail is told apart from that of the draws' weights
+ALIKE = 0.9  # effective share of the draws above which their weights are nearly even
+MOST_SCALARS = 200  # scalars whose effective sample size is averaged
 
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What leaving rows out says of one model.
+    """Leave-one-out results of one model.
 
     Attributes
     ----------
     sample
         The rows that were left out.
     weight
-        How many rows each of all rows stands for.
+        Frequency weight of every row.
     approximate
-        What is known of every row, approximately.
+        Approximation for every row.
     elpd, lpd, pareto_k
-        Of the rows of the sample: log predictive density with the row left out and with it, and
-        the tail of its weights.
+        For the rows of the sample: log predictive density with the row left out and with it, and
+        Pareto k of its weights.
     draws
-        Posterior draws used.
+        Number of posterior draws used.
     unit
         What was left out: "row" or "group".
     called
-        What the rows of the sample are called: their numbers in the table, or names of groups.
+        Names of the rows of the sample: their indices in the table, or names of groups.
     matched
-        Whether bad rows were left out by points of their own, as far as that could be done.
+        Whether moment matching was tried for rows with a bad Pareto k.
     """
 
     sample: RowSample
@@ -94,11 +94,11 @@ class LeaveOneOut:
 
     @property
     def good_k(self) -> float:
-        """Pareto k up to which so many draws tell what leaving a row out does."""
+        """Largest reliable Pareto k for this number of draws."""
         return min(1 - 1 / float(np.log10(self.draws)), 0.7)
 
     def total(self, power: int = 1, other: LeaveOneOut | None = None) -> Estimate:
-        """Sum over all rows of elpd_i (less that of another model) to this power."""
+        """Estimate the sum over all rows of elpd_i (minus that of another model) to a power."""
         ids, near, left_out = self.sample.row_ids, self.approximate.elpd, self.elpd
         near = near.astype(float)
         if other is not None:
@@ -108,14 +108,14 @@ class LeaveOneOut:
         return Estimate(float(self.weight @ near**power) + estimate.value, estimate.variance)
 
     def error(self, other: LeaveOneOut | None = None) -> float:
-        """Standard error of the sum (or difference) as an estimate for new rows."""
+        """Return the standard error of the sum (or difference) as an estimate for new rows."""
         total, squares = self.total(1, other), self.total(2, other).value
         n = float(self.weight.sum())
-        # the square of the estimated sum is too large by the sum's own variance
+        # subtract the variance by which the squared estimate exceeds the squared sum on average
         return float(np.sqrt(max(squares - (total.value**2 - total.variance) / n, 0.0)))
 
     def result(self) -> ELPDData:
-        """As ArviZ writes it; `elpd_i` and `pareto_k` are of the rows left out."""
+        """Return ArviZ's ELPDData; `elpd_i` and `pareto_k` are those of the rows left out."""
         from arviz_stats import utils
         from xarray import DataArray
 
@@ -140,27 +140,27 @@ class LeaveOneOut:
                 "loo_subsample_observations": ids,
                 "elpd_loo_approx": DataArray(self.approximate.elpd, dims=[self.unit]),
             }
-        if not hasattr(utils, "ELPDDataLOO"):  # before 1.0 there was one class for all
+        if not hasattr(utils, "ELPDDataLOO"):  # arviz_stats before 1.0 has one class for all
             return utils.ELPDData(kind="loo", **fields)
         kind = utils.ELPDDataLOO if times is None else utils.ELPDDataLOOSubsample
         return kind(**fields)
 
     def _parameters(self) -> float:
-        """Effective number of parameters: what the rows' own presence adds."""
+        """Return the effective number of parameters: the sum of lpd_i - elpd_i."""
         ids = self.sample.row_ids
         added = self.approximate.lpd.astype(float) - self.approximate.elpd
         rest = self.sample.total(self.weight[ids] * (self.lpd - self.elpd - added[ids]))
         return float(self.weight @ added) + rest.value
 
     def warn(self, name: str = "") -> ModicumWarning | None:
-        """Say so where the draws do not tell what a row's absence would do."""
+        """Warn if Pareto k is too large for some rows, so that they are not left out reliably."""
         bad = self.pareto_k > self.good_k
         if not bad.any():
             return None
         worst = int(np.argmax(self.pareto_k))
         of = f" of {name!r}" if name else ""
         more = "" if self.good_k >= 0.7 else "draw more, "
-        match = "" if self.matched else "ask for moment_match=True, which evaluates them anew, "
+        match = "" if self.matched else "use moment_match=True, which evaluates new points, "
         return warn(
             ModicumWarning(
                 "left-out-uncertain",
@@ -181,16 +181,16 @@ class LeaveOneOut:
 
 
 class _Prepared(NamedTuple):
-    """A subject as flat points of a target over units."""
+    """A subject's draws as flat points, with its target and the units to leave out."""
 
     target: Target
     units: Rows
     points: np.ndarray
     log_weight: np.ndarray
-    sign: np.ndarray  # of each draw; 1 but for signed samplers
+    sign: np.ndarray  # of each draw; 1 except for signed samplers
     efficiency: float  # effective over actual draws
     ledger: Ledger
-    numbers: np.ndarray | None  # of each row in the table, where its rows have others
+    numbers: np.ndarray | None  # index of each row in the table; None if in the table's order
 
     @property
     def grouped(self) -> bool:
@@ -198,13 +198,13 @@ class _Prepared(NamedTuple):
         return isinstance(self.units, GroupedRows)
 
     def places(self, row_ids: np.ndarray) -> np.ndarray:
-        """Where rows, by their rank in the table, are among the units."""
+        """Return the indices among the units of rows given by their rank in the table."""
         if self.grouped or self.numbers is None:
             return row_ids
         return np.argsort(self.numbers)[row_ids]
 
     def called(self, row_ids: np.ndarray) -> np.ndarray:
-        """What rows are called in the table, by their rank there; groups by their names."""
+        """Return the table indices of rows given by their rank; for groups, their names."""
         if isinstance(self.units, GroupedRows):
             return group_levels(self.units)[row_ids]
         return row_ids if self.numbers is None else np.sort(self.numbers)[row_ids]
@@ -219,37 +219,37 @@ def leave_one_out(
     moment_match: bool = False,
     numbers: Sequence[np.ndarray | None] | None = None,
 ) -> list[LeaveOneOut]:
-    """Leave out the same rows of all subjects, whose rows are the same; see `Posterior.loo`.
+    """Leave the same rows out of all subjects, which share their rows; see `Posterior.loo`.
 
-    Rows may lie in other orders: `numbers` are those of each subject's rows in a table; None: in
-    the table's own.
+    Orders may differ: `numbers` holds the table index of each subject's rows, or None for a subject
+    in the table's order.
     """
     whole_number("draws", draws, FEWEST)
     if subsample is not None:
         whole_number("subsample", subsample, 2)
     engine = LocalEngine(progressbar=progressbar)
     prepared = [
-        _prepare(subject, draws, engine, of_table)
-        for subject, of_table in zip(subjects, numbers or [None] * len(subjects), strict=True)
+        _prepare(subject, draws, engine, its_numbers)
+        for subject, its_numbers in zip(subjects, numbers or [None] * len(subjects), strict=True)
     ]
     counts = {(len(model.units), model.grouped) for model in prepared}
     assert len(counts) == 1, "the caller compares like with like"
     number = len(prepared[0].units)
     weight = _weights(prepared[0])
     if number <= (EXACT if subsample is None else subsample):
-        near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # nothing is left to approximate
+        near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # no approximation is needed
         sample = RowSample.of_all(number)
     else:
         near = [_approximation(model, engine) for model in prepared]
         size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
         sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
     results = [
-        _left_out(model, sample, weight, part) for model, part in zip(prepared, near, strict=True)
+        _leave_out(model, sample, weight, part) for model, part in zip(prepared, near, strict=True)
     ]
     if not moment_match:
         return results
     return [
-        _mended(left_out, model, engine, random_seed)
+        _moment_matched(left_out, model, engine, random_seed)
         for left_out, model in zip(results, prepared, strict=True)
     ]
 
@@ -264,8 +264,8 @@ def _prepare(
     require_positive_sum(weights, "leaving rows out")
     if counts.sum() < FEWEST:
         raise SettingError(
-            f"{too_few(int(counts.sum()), 'draw')} to leave rows out by, since nothing "
-            f"can be said of the tail of their weights; {FEWEST} or more are needed: sample more."
+            f"{too_few(int(counts.sum()), 'draw')} to leave rows out, since they do not show the "
+            f"tail of their weights; sample at least {FEWEST}."
         )
     subset = {name: x[counts] for name, x in subset.items()}
     target, points = flat_points(fit, rows, subset)
@@ -277,7 +277,7 @@ def _prepare(
 
 
 def _efficiency(source: Draws, count: int) -> float:
-    """Effective over actual draws, on average over parameters, as in ArviZ."""
+    """Return effective over actual draws, averaged over parameters as in ArviZ."""
     from arviz_stats.base import array_stats
 
     if source.chains == 1 or source.num_draws < 4:
@@ -292,7 +292,7 @@ def _efficiency(source: Draws, count: int) -> float:
 
 
 def _weights(subject: _Prepared) -> np.ndarray:
-    """How many rows each unit stands for."""
+    """Return the frequency weight of each unit."""
     units = subject.units
     if subject.grouped or "weight" not in units.fields:
         return np.ones(len(units))
@@ -301,10 +301,10 @@ def _weights(subject: _Prepared) -> np.ndarray:
 
 
 def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
-    """By a few draws, moved so that their mean is that of all draws.
+    """Approximate every row from a few draws, shifted so that their mean is that of all draws.
 
-    Else a row's log-likelihood would be off by its slope times what their means differ, which is
-    larger by far than the curvature that leaving the row out is about.
+    Without the shift, a row's log-likelihood would be off by its gradient times the difference of
+    the means, which is far larger than the curvature that determines the effect of leaving it out.
     """
     spaced = evenly_spaced(len(subject.points), FEW_POINTS)
     points, log_weight = subject.points[spaced], subject.log_weight[spaced]
@@ -320,10 +320,10 @@ def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.nd
     return np.average(points, axis=0, weights=sign * np.exp(log_weight - log_weight.max()))
 
 
-def _left_out(
+def _leave_out(
     subject: _Prepared, sample: RowSample, weight: np.ndarray, near: LeftOut
 ) -> LeaveOneOut:
-    """PSIS-LOO of the rows of the sample, a piece at a time."""
+    """Run PSIS-LOO on the rows of the sample, a piece at a time."""
     parts, first = [], 0
     unit, called = "group" if subject.grouped else "row", subject.called(sample.row_ids)
     places = subject.places(sample.row_ids)
@@ -339,10 +339,10 @@ def _left_out(
     return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit, called)
 
 
-def _mended(
+def _moment_matched(
     left_out: LeaveOneOut, subject: _Prepared, engine: LocalEngine, seed: int
 ) -> LeaveOneOut:
-    """With the worst rows left out by points of their own, where these reach them."""
+    """Leave out the worst rows with new points, and keep the results whose Pareto k is good."""
     worst = np.argsort(-left_out.pareto_k)[:MOST_UNITS]
     bad = np.sort(worst[left_out.pareto_k[worst] > left_out.good_k])
     if not len(bad):
@@ -359,29 +359,29 @@ def _mended(
 
 
 def _require_numbers(values: np.ndarray, unit: str, called: np.ndarray) -> None:
-    """Refuse rows that some draw gives no density: leaving them out cannot be weighed."""
+    """Refuse rows whose log-likelihood is not finite at some draw."""
     bad = ~np.isfinite(values).all(axis=0)
     if bad.any():
         raise SettingError(
             f"the log-likelihood of {unit} {called[np.argmax(bad)]} is not finite at some of the "
-            f"draws, so that the {unit} cannot be left out by weighing them; rescale the columns "
-            f"of the rows, or use a family under which the {unit} is possible."
+            f"draws, so that the {unit} cannot be left out; rescale the columns of the rows, or "
+            f"use a family under which the {unit} is possible."
         )
 
 
 def _require_signs(elpd: np.ndarray, lpd: np.ndarray, unit: str, called: np.ndarray) -> None:
-    """Refuse rows whose signed sums are not positive: their logarithm says nothing."""
+    """Refuse rows whose signed sums are not positive and have no logarithm."""
     bad = ~np.isfinite(elpd + lpd)
     if bad.any():
         raise SettingError(
-            f"the signs of the draws cancel where {unit} {called[np.argmax(bad)]} is left out, so "
-            "that its predictive density would be negative; sample more, or with signs that cancel "
-            "less (a larger subsample)."
+            f"the signs of the draws cancel when {unit} {called[np.argmax(bad)]} is left out, so "
+            "that its predictive density would be negative; sample more, or with a larger "
+            "subsample, so that fewer signs are negative."
         )
 
 
 def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.ndarray:
-    """elpd, lpd and Pareto k of each row (3, rows), of log-likelihoods (draws, rows)."""
+    """Return elpd, lpd and Pareto k (3, rows) from log-likelihoods (draws, rows)."""
     from arviz_stats.base import array_stats
 
     log_weight, sign = subject.log_weight, subject.sign
@@ -394,26 +394,26 @@ def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.n
         smoothed[~flat], pareto_k[~flat] = smoothed_rest
     doubtful = pareto_k > DOUBTFUL
     if doubtful.any() and _count_nearly_alike(log_weight):
-        # The draws' own weights were smoothed and judged when they were made. However even, they
-        # have a tail, whose index would be that of every row; a row's own is that of its ratio.
-        _, of_row = array_stats.psislw((share * values).T[doubtful], r_eff=subject.efficiency)
-        pareto_k[doubtful] = np.minimum(pareto_k[doubtful], of_row)
+        # The draws' weights were smoothed and judged when they were computed. Even if nearly equal
+        # they have a tail, whose k would show in every row; use k of the row's own ratio instead.
+        _, row_k = array_stats.psislw((share * values).T[doubtful], r_eff=subject.efficiency)
+        pareto_k[doubtful] = np.minimum(pareto_k[doubtful], row_k)
     elpd = _log_average(values.T, smoothed, sign)
     lpd = _log_average(values.T, log_weight, sign)
     return np.stack([elpd, lpd, pareto_k])
 
 
 def _count_nearly_alike(log_weight: np.ndarray) -> bool:
-    """Whether draws have weights, and these are nearly even."""
+    """Return whether the draws have weights that are nearly, but not exactly, equal."""
     weight = np.exp(log_weight - log_weight.max())
     return np.ptp(log_weight) > 0 and weight.sum() ** 2 > ALIKE * len(weight) * (weight @ weight)
 
 
 def _log_average(values: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
-    """Log of the signed weighted average of exp(values) over draws, the last axis."""
+    """Return the log of the signed weighted average of exp(values) over draws, the last axis."""
     from scipy.special import logsumexp
 
-    with np.errstate(invalid="ignore"):  # the log of a negative sum is nan, which is looked for
+    with np.errstate(invalid="ignore"):  # the log of a negative sum is nan, and refused later
         above = logsumexp(log_weight + values, axis=-1, b=sign)
         below = logsumexp(log_weight, axis=-1, b=sign)
     return np.asarray(above - below)

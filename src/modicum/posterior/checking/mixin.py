@@ -1,4 +1,4 @@
-"""The methods of a posterior that check the model, the prior and the draws."""
+"""Methods of a posterior that check the model, the prior and the draws."""
 
 from __future__ import annotations
 
@@ -50,37 +50,37 @@ class ChecksMixin(FittedDraws):
         random_seed: int = 0,
         prior: bool = False,
     ) -> PredictiveCheck:
-        """Lay outcomes that were seen beside outcomes that the model draws.
+        """Check the model by comparing observed outcomes with outcomes that it predicts.
 
-        Outcomes of 0 and 1 are checked for calibration, in bins of their predicted probability;
-        counts by how often each occurs, zeros included (a rootogram); numbers by their distribution
-        function. With `by`, mean outcomes are compared in bins of a column instead, whether the
-        model knows that column or not. A row whose `weight` is a whole number is drawn as often;
-        other weights weigh its one outcome.
+        Binary outcomes are checked for calibration, in bins of their predicted probability; counts
+        by how often each occurs, zeros included (a rootogram); other numbers by their distribution
+        function. With `by`, mean outcomes are compared in bins of a column instead, whether or not
+        the model uses that column. A row with an integer `weight` k gets k predicted outcomes; any
+        other weight multiplies a single one.
 
         Parameters
         ----------
         data
-            Rows or a table with outcomes; None: those of the fit.
+            Rows or a table with outcomes; the rows of the fit by default.
         by
-            A column of the rows, or of the table, to look for residuals by.
+            A column of the rows, or of the table, by which to bin residuals.
         draws
-            Predictive draws.
+            Number of predictive draws.
         bins
-            Bins of rows.
+            Number of bins.
         prob
             Probability of the intervals.
         subsample
-            The most rows to check, each as often as it counts; random ones of more.
+            The most rows to check, repeated by their weights; if there are more, a random sample.
         random_seed
-            Of rows and outcomes.
+            Seed of the sample of rows and of the outcomes.
         prior
             Whether to draw the parameters from their prior instead.
 
         Returns
         -------
         PredictiveCheck
-            With a `table` of numbers, and `plot()`.
+            Has a `table` of the numbers, and `plot()`.
         """
         check_interval(prob)
         whole_number("bins", bins, 2)
@@ -101,28 +101,28 @@ class ChecksMixin(FittedDraws):
         )
 
     def _table_with(self, column: str, most: int, seed: int) -> RowsLike | None:
-        """Random rows of the table of the fit, for a column that its rows do not hold.
+        """Return random rows of the fit's table if only the table, not the rows, has the column.
 
-        Rows need not be in the table's order, nor as many: a store of groups is sorted, and rows
-        with missing values may have been left out.
+        The rows cannot be matched with the table by position: a store of groups is sorted, and
+        rows with missing values may have been left out.
         """
         encoding = self.fit_rows.encoding if self.fit_rows is not None else None
         if self.rows is None or encoding is None or holds_column(self.rows, column):
             return None
         if not is_tabular(self.table) or column not in source_of(self.table).names:
-            return None  # refused where the column is looked for
+            return None  # `column_values` raises the error
         needed = dict.fromkeys([*encoding.needed(outcome=True), column])
         return table_sample(self.table, list(needed), most, seed)
 
     def _require_outcomes(self, rows: AlignedRows) -> None:
-        """Refuse rows without the outcomes that a check is of."""
+        """Refuse rows without outcomes."""
         field = self.fit().model.outcome_field
         if field in rows.fields:
             return
         if self.rows is not None and field not in self.rows.fields:
             raise SettingError(
-                f"which field holds the outcomes is not known: the rows of the fit hold "
-                f"{', '.join(sorted(self.rows.fields))}; say so with mo.Model(outcome=...)."
+                f"it is not known which field holds the outcomes: the rows of the fit have "
+                f"{', '.join(sorted(self.rows.fields))}; name it with mo.Model(outcome=...)."
             )
         raise SettingError(f"a check needs outcomes: give rows with the field {field!r}.")
 
@@ -138,37 +138,37 @@ class ChecksMixin(FittedDraws):
         """Estimate how well the model predicts rows it has not seen, without fitting again.
 
         Pareto-smoothed importance sampling leaves each row out (Vehtari, Gelman and Gabry 2017).
-        Of many rows, a pass approximates every one from a few draws, and `subsample` rows, drawn by
-        how much the approximation may miss, make up for it (difference estimator; Magnusson and
-        others 2019), so that no array of draws x rows is held. Rows of a model with effects of
-        groups are left out given the effects of the others; where effects were integrated out,
-        whole groups are left out.
+        If there are many rows, one pass approximates every row from a few draws, and `subsample`
+        rows, drawn in proportion to the likely error of the approximation, correct it (difference
+        estimator; Magnusson and others 2019), so that no array of draws x rows is held. In a model
+        with explicit effects of groups, single rows are left out; if effects were integrated out,
+        whole groups are.
 
         Parameters
         ----------
         data
-            The rows the posterior was sampled with, or the table they were made of; others are
-            refused. None: those the posterior still holds.
+            The rows the posterior was sampled with, or their table; other rows are refused. By
+            default the rows that the posterior holds.
         subsample
-            Rows to draw, with replacement. None: all rows up to 4,000, and 2,000 of more.
+            Rows to draw, with replacement; by default all rows up to 4,000, and 2,000 of more.
         draws
             The most posterior draws to use, evenly spaced.
         random_seed
-            Of the rows that are drawn.
+            Seed of the subsample.
         progressbar
             Whether to show progress on a long pass.
         moment_match
-            Whether rows that move the posterior too far to be left out by weighing its draws
-            (Pareto k too large) are left out by points of their own, at which all rows are
-            evaluated: a few passes, and 1,000 evaluations per row, for each of the 20 worst.
+            Whether to leave out rows whose Pareto k is too large, because they move the posterior
+            beyond the reach of its draws, with new points at which all rows are evaluated: a few
+            passes, and 1,000 evaluations per row, for each of the 20 worst rows.
 
         Returns
         -------
         arviz_stats.utils.ELPDData
             `elpd`; `se`, its standard error as an estimate for new data; `p`, the effective number
-            of parameters; `subsampling_se`, the part of the error that drawing rows causes; and
-            `elpd_i` and `pareto_k` of the rows that were left out, by their numbers in the table
-            (from 0), or of groups by their names.
+            of parameters; `subsampling_se`, the part of the error due to subsampling; and `elpd_i`
+            and `pareto_k` of the rows that were left out, by their index in the table (from 0), or
+            of groups by their names.
 
         Examples
         --------
@@ -199,25 +199,25 @@ class ChecksMixin(FittedDraws):
         random_seed: int = 0,
         progressbar: bool = True,
     ) -> Evidence:
-        """Integrate the likelihood over the prior: how probable the rows were, by this model.
+        """Estimate the log evidence (marginal likelihood): the likelihood averaged over the prior.
 
         The difference of two models' log evidences is the log of their Bayes factor. It depends on
-        the priors even where the posteriors do not, and for a model of one's own it is right if
-        `log_prior` and `log_likelihood` include their constants.
+        the priors even if the posteriors do not. For a custom model it is correct only if
+        `log_prior` and `log_likelihood` include their normalising constants.
 
         All rows are evaluated at `points` draws of the normal distribution with the posterior's
-        mean and covariance, in one pass, and the importance weights are Pareto-smoothed. Where
-        their tail is too heavy, bridge sampling with the posterior's draws follows, in one more.
+        mean and covariance, in one pass, and the importance weights are Pareto-smoothed. If their
+        tail is too heavy, bridge sampling with the posterior's draws follows, in another pass.
 
         Parameters
         ----------
         data
-            The rows the posterior was sampled with, or the table they were made of; others are
-            refused. None: those the posterior still holds.
+            The rows the posterior was sampled with, or their table; other rows are refused. By
+            default the rows that the posterior holds.
         points
-            Points to evaluate all rows at.
+            Number of points at which to evaluate all rows.
         random_seed
-            Of the points.
+            Seed of the points.
         progressbar
             Whether to show progress on a long pass.
 
@@ -230,32 +230,32 @@ class ChecksMixin(FittedDraws):
         return log_evidence(subject, points, random_seed, progressbar)
 
     def sensitivity(self, data: RowsLike | None = None, progressbar: bool = True) -> pd.DataFrame:
-        """Say how much prior and likelihood each decide, by raising either to a power.
+        """Measure how sensitive the posterior is to prior and likelihood, by power-scaling each.
 
-        Effects of groups belong to the model: the prior is that of all else, their standard
-        deviations included. Draws with weights are resampled by them.
+        Effects of groups count as part of the model: the prior is that of all other parameters,
+        standard deviations of effects included. Weighted draws are resampled first.
 
         Parameters
         ----------
         data
-            The rows of the fit, or their table: for a pass at all draws. None: the log-density
-            that the chain recorded is used, which costs nothing; methods that record none need
-            the rows.
+            The rows of the fit, or their table, for a pass that evaluates the log-density at all
+            draws. By default the log-density that the chain recorded is used, at no cost; methods
+            that record none need the rows.
         progressbar
             Whether to show progress on that pass.
 
         Returns
         -------
         DataFrame
-            Of each scalar: sensitivity to the `prior` and to the `likelihood`, and ArviZ's
-            `diagnosis`. Above 0.05 something matters: a prior sensitivity alone says that the
-            prior is strong, or the data weak; both say that prior and data may disagree.
+            For each scalar its sensitivity to the `prior` and to the `likelihood`, and ArviZ's
+            `diagnosis`. Values above 0.05 matter: sensitivity to the prior alone means that the
+            prior is strong or the data are weak; to both, that prior and data may disagree.
 
         Examples
         --------
         >>> import numpy as np, modicum as mo
         >>> rng = np.random.default_rng(1)
-        >>> draws = rng.normal(0, 1, size=(2, 500, 1))  # of the prior: the data said nothing
+        >>> draws = rng.normal(0, 1, size=(2, 500, 1))  # the prior: the data are uninformative
         >>> log_density = -0.5 * draws[..., 0] ** 2
         >>> post = mo.Posterior({"beta": draws}, {"lp": log_density}, mo.Ledger(rows=1))
         >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False)
@@ -284,8 +284,8 @@ class ChecksMixin(FittedDraws):
         """Measure how far the draws are from the posterior, without a reference to compare with.
 
         The kernel Stein discrepancy (Gorham and Mackey 2017) needs the gradient of the
-        log-posterior at each draw. From all rows that is one pass with `draws` gradients per row;
-        from a subsample it is one pass for control variates, and `subsample` rows per draw.
+        log-posterior at each draw. From all rows this takes one pass with `draws` gradients per
+        row; from a subsample, one pass for control variates and `subsample` rows per draw.
 
         Parameters
         ----------
@@ -294,9 +294,9 @@ class ChecksMixin(FittedDraws):
         draws
             The most draws to use, evenly spaced.
         subsample
-            Rows for the gradient at each draw; None: all.
+            Rows for the gradient at each draw; all by default.
         random_seed
-            Of the subsamples.
+            Seed of the subsamples.
         progressbar
             Whether to show progress on a long pass.
         """
@@ -335,16 +335,16 @@ class ChecksMixin(FittedDraws):
         )
 
     def resample(self, random_seed: int = 0) -> Self:
-        """Turn weights into repetition: as many draws, which count alike.
+        """Resample weighted draws into as many equally weighted ones.
 
-        Each draw comes up as often as its weight says, but for rounding (systematic resampling),
-        so that what knows nothing of weights, such as ArviZ, says the right thing. Draws that count
-        alike already are returned as they are; those with negative signs are refused.
+        Each draw is repeated in proportion to its weight, up to rounding (systematic resampling),
+        so that software that ignores weights, such as ArviZ, gives correct results. Equally
+        weighted draws are returned unchanged; draws with negative signs are refused.
 
         Parameters
         ----------
         random_seed
-            Of where the resampling starts.
+            Seed of the starting point of the resampling.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Outcomes drawn from the posterior predictive distribution, a chunk of rows at a time."""
+"""Draw outcomes from the posterior predictive distribution, a chunk of rows at a time."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = [
     "outcomes",
 ]
 
-MOST_BYTES = 4 * 2**30  # of drawn outcomes that are held in memory
+MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
 
 
 class OutcomeDraws(NamedTuple):
-    """What outcomes are drawn from: draws, and the model they are of."""
+    """Parameter draws and the model, from which outcomes are drawn."""
 
     draws: dict[str, np.ndarray]  # (draws, *shape)
     predictor: ModelPredictor
     effects: KnownEffects | None = None
-    signs: np.ndarray | None = None  # of the draws; None: they count alike
+    signs: np.ndarray | None = None  # of the draws; None if they are equally weighted
 
     @property
     def number(self) -> int:
@@ -58,9 +58,9 @@ def outcome_draws(
     prior: bool,
     averaged: bool = False,
 ) -> tuple[OutcomeDraws, AlignedRows]:
-    """What outcomes are drawn from, and the rows with their groups if those count.
+    """Return what to draw outcomes from, and the rows, with their groups unless these are new.
 
-    Draws count alike, unless outcomes will be averaged, which signs are for.
+    The draws are equally weighted, except that signs are kept if outcomes will be `averaged`.
     """
     whole_number("draws", draws)
     fit = source.fit()
@@ -84,7 +84,7 @@ def outcome_draws(
 
 
 def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
-    """Draws that count alike, evenly spaced; by their weights where these differ."""
+    """Return equally weighted draws: evenly spaced, or resampled if their weights differ."""
     require_finite(source.draws, purpose)
     total = source.chains * source.num_draws
     weights = source.weights.reshape(-1) if source.weights is not None else None
@@ -95,7 +95,7 @@ def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str
 def outcomes(
     source: OutcomeDraws, rows: AlignedRows, seed: int
 ) -> Iterator[tuple[Batch, np.ndarray]]:
-    """Batches of rows in order, and an outcome per draw and row (draws, rows)."""
+    """Yield batches of rows in order, each with an outcome per draw and row (draws, rows)."""
     model = source.predictor.model
     family = model.family if isinstance(model, IntegratedEffects) else model
     rng = generator(seed, Stream.OUTCOMES)
@@ -103,13 +103,13 @@ def outcomes(
         has_classes = type(model).decide is not BaseModel.decide
         if model.simulates or not has_classes:
             return _simulated(source, rows, rng)
-        return in_pieces(rows, source.number, lambda batch: _of_classes(rng, source, batch))
+        return in_pieces(rows, source.number, lambda batch: _draw_classes(rng, source, batch))
     _require_fields(family, rows)
 
     def draw(batch: Batch) -> np.ndarray:
         effects_known = source.effects is not None
         eta, spread = source.predictor.predictors(source.draws, batch, effects_known)
-        eta = np.array(eta)  # of JAX's, which cannot be written to
+        eta = np.array(eta)  # a copy, since JAX arrays are read-only
         if source.effects is not None:
             eta[..., 0] += effect_shift(source.effects.model, source.effects.of_rows(batch), batch)
         if spread.any():
@@ -122,7 +122,7 @@ def outcomes(
 def _simulated(
     source: OutcomeDraws, rows: AlignedRows, rng: np.random.Generator
 ) -> Iterator[tuple[Batch, np.ndarray]]:
-    """Outcomes of a model of one's own: a key per draw, and of it one per row."""
+    """Yield outcomes of a custom model: each draw has a random key, split into one per row."""
     words = rng.integers(0, 2**32, size=(source.number, 2), dtype=np.uint32)
     first = 0
 
@@ -136,17 +136,17 @@ def _simulated(
 
 
 def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
-    """Refuse rows without what an outcome depends on: the trials of a binomial."""
+    """Refuse rows that lack a field outcomes depend on, such as the trials of a binomial."""
     for name in family.outcome_fields:
         if name not in ("y", "event") and name not in rows.fields:
             raise DataError(
                 f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
-                "rows do not have; give it."
+                "rows lack; add it."
             )
 
 
-def _of_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) -> np.ndarray:
-    """Classes drawn by their probabilities."""
+def _draw_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) -> np.ndarray:
+    """Draw classes according to their probabilities."""
     expected = source.predictor(source.draws, batch)
     uniform = rng.random(expected.shape[:2])
     if expected.ndim == 2:
@@ -157,7 +157,7 @@ def _of_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) ->
 def outcome_array(
     source: OutcomeDraws, rows: AlignedRows, seed: int, out: str | os.PathLike[str] | None
 ) -> np.ndarray:
-    """All outcomes (draws, rows, ...), in memory or in a .npy file."""
+    """Return all outcomes (draws, rows, ...), in memory or mapped to a .npy file."""
     filled, first = None, 0
     _refuse_many((source.number, len(rows)), out)
     for _, drawn in outcomes(source, rows, seed):
@@ -165,7 +165,7 @@ def outcome_array(
             filled = _array((source.number, len(rows), *drawn.shape[2:]), out)
         filled[:, first : first + drawn.shape[1]] = drawn
         first += drawn.shape[1]
-    assert filled is not None, "there is a row at least"
+    assert filled is not None, "there is at least one row"
     return filled
 
 
@@ -179,7 +179,7 @@ def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.nda
 
 
 def _refuse_many(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> None:
-    """Refuse more numbers than memory should hold."""
+    """Refuse arrays that are too large for memory."""
     number = prod(shape)
     if out is None and 8 * number > MOST_BYTES:
         raise SettingError(
@@ -191,7 +191,7 @@ def _refuse_many(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> 
 def density_array(
     predictor: ModelPredictor, draws: dict[str, np.ndarray], rows: AlignedRows
 ) -> np.ndarray:
-    """Log-densities of outcomes that were seen, (draws, rows)."""
+    """Return the log-densities of observed outcomes, (draws, rows)."""
     number = len(next(iter(draws.values())))
     parts = in_pieces(rows, number, lambda batch: predictor.outcome(draws, batch)[1])
     return np.concatenate([part for _, part in parts], axis=1)

@@ -1,4 +1,4 @@
-"""Normalising constants by points of a normal distribution that lies where a posterior does."""
+"""Normalising constants by importance sampling from a normal fitted to the posterior."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from modicum.passes.prior import prior_hessian
 
 __all__ = ["Evidence", "NormalProposal", "average", "log_joint"]
 
-NOISY = 0.5  # variance of the log-weights that a covariance of few draws may cause
+NOISY = 0.5  # variance of log-weights, due to few draws, above which a covariance is not used
 
 
 class Evidence(NamedTuple):
@@ -22,7 +22,7 @@ class Evidence(NamedTuple):
     value
         Log of the marginal likelihood of the rows.
     error
-        Its standard error, from the points it was computed at.
+        Monte Carlo standard error of `value`.
     """
 
     value: float
@@ -30,7 +30,7 @@ class Evidence(NamedTuple):
 
 
 class NormalProposal(NamedTuple):
-    """A normal distribution by its mean and the lower factor of its covariance."""
+    """A normal distribution, given by its mean and the lower factor of its covariance."""
 
     mean: np.ndarray
     factor: np.ndarray
@@ -39,10 +39,10 @@ class NormalProposal(NamedTuple):
     def fitted(
         cls, sums: Sums, draws: np.ndarray, weights: np.ndarray, purpose: str
     ) -> NormalProposal:
-        """About the draws' mean, of their covariance, or where that is noisy of the curvature.
+        """Fit a normal with the draws' mean, and their covariance or, if noisy, the curvature.
 
-        A covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N. It
-        is a proposal, which need not be exact: signs are left aside.
+        The covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N.
+        Signs are ignored, since a proposal need not be exact.
         """
         weights = np.abs(weights)
         mean = np.average(draws, axis=0, weights=weights)
@@ -54,30 +54,30 @@ class NormalProposal(NamedTuple):
             precision = -(hessian + prior_hessian(sums.target, mean))
             try:
                 return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
-            except np.linalg.LinAlgError:  # not concave there: the draws know better
+            except np.linalg.LinAlgError:  # not concave at the mean: use the draws' covariance
                 pass
         return cls(mean, np.linalg.cholesky(cov))
 
     def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
-        """Draw in pairs about the mean, which reduces the variance."""
+        """Draw antithetic pairs about the mean, which reduces the variance."""
         half = rng.normal(size=(-(-number // 2), len(self.mean)))
         return self.mean + np.concatenate([half, -half])[:number] @ self.factor.T
 
     def log_density(self, points: np.ndarray) -> np.ndarray:
-        """Log-density of the proposal at each point."""
+        """Return the log-density of the proposal at each point."""
         z = np.linalg.solve(self.factor, (points - self.mean).T)
         scale = np.linalg.slogdet(self.factor)[1] + 0.5 * len(self.mean) * np.log(2 * np.pi)
         return -0.5 * np.sum(z**2, axis=0) - scale
 
 
 def log_joint(sums: Sums, points: np.ndarray, purpose: str) -> np.ndarray:
-    """Log of likelihood times prior at each point, by one pass over the rows."""
+    """Return the log of likelihood times prior at each point, in one pass over the rows."""
     values = sums.values(points, purpose) + sums.target.log_priors(points)
-    return np.where(np.isnan(values), -np.inf, values)  # the model overflows there
+    return np.where(np.isnan(values), -np.inf, values)  # NaN where the model overflows
 
 
 def average(log_ratio: np.ndarray) -> tuple[Evidence, float]:
-    """Log of the average of smoothed weights, with its error, and the tail of the weights."""
+    """Return the log of the average of smoothed weights, with its error, and their Pareto k."""
     from arviz_stats.base import array_stats
 
     top = log_ratio.max()
@@ -85,7 +85,7 @@ def average(log_ratio: np.ndarray) -> tuple[Evidence, float]:
     if np.ptp(centred) < 1e-10:
         return Evidence(float(top), 0.0), 0.0
     smoothed, tail = array_stats.psislw(-centred)
-    # they come normalised: the smallest, which is in no tail, says by how much
+    # psislw normalises; the smallest weight, which is not smoothed, shows by how much
     lowest = int(np.argmin(centred))
     log_total = centred[lowest] - smoothed[lowest]
     share = np.exp(smoothed) * len(smoothed)

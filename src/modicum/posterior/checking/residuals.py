@@ -1,9 +1,9 @@
-"""How unevenly rows matter: what a quadratic about the posterior's mean misses of each row.
+"""Residuals of rows: the part of a log-likelihood that a quadratic about the mean misses.
 
 A subsample estimates the sum over rows of l_k(theta) - q_k(theta), with q_k the second-order Taylor
-expansion of the row's log-likelihood. Its error is small where rows are drawn in proportion to the
-size of their own residuals, and large where a few rows that hold most of them are drawn as seldom
-as all others. The expansion along delta = theta - mean is by central differences: with f(s) the
+expansion of the row's log-likelihood. Its error is small if rows are drawn in proportion to the
+size of their residuals, and large if a few rows hold most of the residuals but are drawn as rarely
+as all others. The expansion along delta = theta - mean uses central differences: with f(s) the
 row's log-likelihood at mean + s delta,
 
     q = f(0) + [f(e) - f(-e)] / 2e + [f(e) + f(-e) - 2 f(0)] / 2e^2.
@@ -23,12 +23,12 @@ from modicum.posterior.resampling import require_positive_sum
 
 __all__ = ["residual_sizes"]
 
-STEP = 0.1  # e: residuals are right to within e^2, and rounding is 1e-16 / e^2
-ROUNDING = 1e-13  # of the log-likelihood of a row: a residual that is smaller is none
+STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
+ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
 
 
 def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) -> np.ndarray:
-    """Root mean square over draws of the residual of each of up to `number` random rows."""
+    """Return the root mean square residual over draws, of up to `number` random rows."""
     source, fit, rows = subject
     require_finite(source.draws, "a plot of residuals")
     every, (weights,) = thinned(source, source.chains * source.num_draws)

@@ -1,4 +1,4 @@
-"""Rows drawn with known probabilities, and sums over all rows of what is known of these."""
+"""Sample rows with known probabilities, and estimate sums over all rows from the sample."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from modicum.random import Stream, generator
 
 __all__ = ["Estimate", "RowSample"]
 
-EVEN = 0.1  # share of the sample that is drawn without regard to the approximation
+EVEN = 0.1  # share of the sample that is drawn uniformly
 
 
 class Estimate(NamedTuple):
-    """A sum over all rows, and the variance that drawing rows leaves in it."""
+    """An estimated sum over all rows, and its variance due to sampling rows."""
 
     value: float
     variance: float
@@ -23,16 +23,16 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class RowSample:
-    """Rows drawn with replacement, each once, or all rows.
+    """Distinct rows that were drawn with replacement, or all rows.
 
     Attributes
     ----------
     row_ids
-        Numbers of the rows (or groups), ascending, in the order that all models share.
+        Indices of the rows (or groups), ascending, in the order that all models share.
     times
-        How often each was drawn; None: these are all rows.
+        How often each was drawn; None if the sample is all rows.
     probability
-        Of each in one draw.
+        Probability of each row in one draw.
     """
 
     row_ids: np.ndarray
@@ -41,12 +41,12 @@ class RowSample:
 
     @classmethod
     def of_all(cls, number: int) -> RowSample:
-        """All rows, none of them by chance."""
+        """Return the sample that is all rows."""
         return cls(np.arange(number), None, np.ones(number))
 
     @classmethod
     def drawn(cls, size: np.ndarray, number: int, seed: int) -> RowSample:
-        """Draw rows by their `size`, some without regard to it."""
+        """Draw rows with probability proportional to `size`, and a few uniformly."""
         total = size.sum(dtype=float)
         even = EVEN if total > 0 else 1.0
         share = even / len(size) + (1 - even) * size.astype(float) / (total or 1.0)
@@ -57,7 +57,7 @@ class RowSample:
         return cls(row_ids, times, share[row_ids] / edges[-1])
 
     def total(self, rest: np.ndarray) -> Estimate:
-        """The sum of `rest` over all rows, of its values at those of the sample."""
+        """Estimate the sum of `rest` over all rows from its values at the sample."""
         if self.times is None:
             return Estimate(float(rest.sum()), 0.0)
         m = int(self.times.sum())
