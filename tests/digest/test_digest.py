@@ -393,7 +393,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     with pytest.raises(mo.DataError, match=r"'z' in row 0.*leaving rows out needs the same rows"):
         post.loo(trips.assign(ward="z"))
     again = replace(post, rows=None, table=None)  # as a fit of the digest is
-    with pytest.raises(mo.SettingError, match="made of a digest or loaded from a file"):
+    with pytest.raises(mo.SettingError, match="made from a digest or loaded from a file"):
         again.marginal("dose")
     assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
 

@@ -383,13 +383,13 @@ def test_weights_of_models_are_those_of_arviz(two, method):
 
 def test_stacking_mixes_models_that_each_predict_some_rows():
     """Of densities known by hand: the best mixture is half and half."""
-    from modicum.posterior.checking.model_weights import _stacked
+    from modicum.posterior.checking.model_weights import _stacking_weights
 
     rows = np.log(np.r_[np.tile([[0.9, 0.1]], (50, 1)), np.tile([[0.1, 0.9]], (50, 1))])
-    np.testing.assert_allclose(_stacked(rows, np.ones(100)), 0.5, atol=1e-4)
+    np.testing.assert_allclose(_stacking_weights(rows, np.ones(100)), 0.5, atol=1e-4)
     mass = np.r_[np.full(50, 3.0), np.ones(50)]  # then 0.1 + 0.8 w is 3/4
     share = (0.75 - 0.1) / 0.8
-    np.testing.assert_allclose(_stacked(rows, mass), [share, 1 - share], atol=1e-3)
+    np.testing.assert_allclose(_stacking_weights(rows, mass), [share, 1 - share], atol=1e-3)
 
 
 def test_what_cannot_be_compared_is_refused(post):

@@ -111,7 +111,7 @@ def test_factors_of_arrays_are_set_by_their_levels():
     assert list(post.marginal("ward").index) == ["a", "b", "c"]
     with pytest.raises(SettingError, match="have no slope"):
         post.marginal("ward", slope=True)
-    with pytest.raises(SettingError, match="'d' is no level of 'ward'"):
+    with pytest.raises(SettingError, match="'d' is not a level of 'ward'"):
         post.contrast("ward", ["a", "d"])
 
 
@@ -219,18 +219,18 @@ def test_what_cannot_be_asked_is_refused(logistic):
     assert list(logistic.marginal("dose", at=1.5).index) == [1.5]
     with pytest.raises(SettingError, match="comparison must be"):
         logistic.contrast("dose", [1, 2], comparison="odds")
-    with pytest.raises(SettingError, match="slopes are known"):
+    with pytest.raises(SettingError, match="slopes can be taken"):
         logistic.marginal("dose", slope=True, at=[99.0])
-    with pytest.raises(SettingError, match="slopes are known at numbers, not at 'high'"):
+    with pytest.raises(SettingError, match="slopes can be taken at numbers, not at 'high'"):
         logistic.marginal("dose", slope=True, at="high")
     bare = mo.Posterior(logistic.draws, {}, logistic.ledger, predictor=logistic.predictor)
     with pytest.raises(SettingError, match="needs rows to average over"):
         bare.marginal("dose")
-    with pytest.raises(SettingError, match="an odds ratio is one of probabilities"):
+    with pytest.raises(SettingError, match="an odds ratio needs probabilities"):
         made(mo.models.Gaussian(scale=1.0), ROWS).contrast("dose", comparison="odds ratio")
     with pytest.raises(SettingError, match="Poisson expects no probabilities"):  # though below 1
         made(mo.models.Poisson(), ROWS).contrast("dose", comparison="odds ratio")
-    with pytest.raises(SettingError, match="one draw says nothing of uncertainty"):
+    with pytest.raises(SettingError, match="one draw shows no uncertainty"):
         logistic.marginal("dose", draws=1)
 
 

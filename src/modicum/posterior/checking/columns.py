@@ -1,4 +1,4 @@
-"""Columns as a user knows them: of the rows, or of the table that the rows were made of."""
+"""Sample rows and read columns, from the rows or from the table they were made from."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["column_values", "counted_rows", "holds_column", "random_rows", "table_sample"]
 
-CHUNK = 1 << 18  # rows that are read at a time
-MOST_COLOURS = 10**9  # from which NumPy draws without replacement
+CHUNK = 1 << 18  # rows read at a time
+MOST_COLOURS = 10**9  # NumPy's limit for draws without replacement
 
 
 def random_rows(number: int, most: int, seed: int) -> np.ndarray:
-    """Numbers of up to `most` of `number` rows, in random order."""
+    """Return the indices of up to `most` of `number` rows, in random order."""
     rng = generator(seed, Stream.CHECKED_ROWS)
     if number <= most:
         return rng.permutation(number)
@@ -32,10 +32,10 @@ def random_rows(number: int, most: int, seed: int) -> np.ndarray:
 
 
 def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of up to `most` rows, in random order, and what the outcome of each counts for.
+    """Return the indices of up to `most` rows, in random order, and the weight of each outcome.
 
-    A row that counts k times has k outcomes, whose sum varies less than k times one of them: it
-    comes up k times. Weights that are not whole numbers weigh a single outcome.
+    A row with an integer weight k stands for k outcomes, whose sum varies less than k times one
+    outcome: its index is repeated k times. Fractional weights multiply a single outcome.
     """
     ids = random_rows(len(rows), most, seed)
     if "weight" not in rows.fields:
@@ -45,25 +45,25 @@ def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarr
         return ids, weight
     counts, total = weight.astype(np.int64), int(weight.sum())
     if total == 0:
-        raise DataError("all of these rows have the weight 0: none of them counts.")
+        raise DataError("all of these rows have weight 0: at least one needs a positive weight.")
     rng = generator(seed, Stream.COUNTED_ROWS)
     if most < total < MOST_COLOURS:
         counts = rng.multivariate_hypergeometric(counts, most, method="marginals")
-    elif most < total:  # of so many, hardly any would come up twice
+    elif most < total:  # so many that sampling with replacement hardly ever repeats an outcome
         counts = rng.multinomial(most, weight / total)
     repeated = rng.permutation(np.repeat(ids, counts))
     return repeated, np.ones(len(repeated))
 
 
 def holds_column(rows: Rows, name: str) -> bool:
-    """Whether the rows themselves hold the values of a column, as numbers or as levels."""
+    """Return whether the rows hold the values of a column, as numbers or as levels."""
     if name in rows.levels and name in rows.fields:
         return True
     return _place(rows, name) is not None or rows.fields.get(name) == ()
 
 
 def _place(rows: Rows, name: str) -> int | None:
-    """Where in the field x a column of numbers is."""
+    """Return the index of a numeric column in the field x, or None."""
     if name not in rows.columns or "x" not in rows.fields:
         return None
     place = rows.columns.index(name)
@@ -72,9 +72,9 @@ def _place(rows: Rows, name: str) -> int | None:
 
 
 def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
-    """The values of a column at these rows, of which a table is in the same order.
+    """Return the values of a column at these rows: numbers, or levels as strings.
 
-    They are numbers, or levels as text.
+    A table must be in the order of the rows.
     """
     subset = rows.subset(row_ids)
     batch = subset.slice(0, len(subset))
@@ -89,10 +89,10 @@ def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> 
         fields = [field for field in batch if batch[field].ndim == 1]
         columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
         raise SettingError(f"there is no column {name!r}: {names_like(name, columns)}")
-    return _of_table(table, name, len(rows), row_ids)
+    return _table_values(table, name, len(rows), row_ids)
 
 
-def _of_table(table: object, name: str, number: int, row_ids: np.ndarray) -> np.ndarray:
+def _table_values(table: object, name: str, number: int, row_ids: np.ndarray) -> np.ndarray:
     source = source_of(table)
     if name not in source.names:
         raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
@@ -100,14 +100,14 @@ def _of_table(table: object, name: str, number: int, row_ids: np.ndarray) -> np.
     values = np.concatenate(parts)
     if len(values) != number:
         raise DataError(
-            f"the table has {len(values):,} rows and {number:,} were fitted, since those with "
-            "missing values were left out; give the table without them."
+            f"the table has {len(values):,} rows and {number:,} were fitted, since rows with "
+            "missing values were dropped; give the table without these rows."
         )
     return values[row_ids]
 
 
 def _plain(column: pa.Array) -> np.ndarray:
-    """An Arrow column as numbers, or as text."""
+    """Convert an Arrow column to numbers, or to strings."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -118,7 +118,7 @@ def _plain(column: pa.Array) -> np.ndarray:
 
 
 def _complete(table: pa.Table) -> pa.Table:
-    """Rows without missing values: neither null nor NaN, which polars and Parquet tell apart."""
+    """Drop rows with missing values: nulls and NaN, which polars and Parquet tell apart."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -130,7 +130,7 @@ def _complete(table: pa.Table) -> pa.Table:
 
 
 def table_sample(table: object, columns: Sequence[str], most: int, seed: int) -> pa.Table:
-    """Up to `most` random rows of a table, complete in these columns, in one reading."""
+    """Return up to `most` random rows of a table, complete in these columns, in one reading."""
     import pyarrow as pa
 
     source = source_of(table)
@@ -143,7 +143,7 @@ def table_sample(table: object, columns: Sequence[str], most: int, seed: int) ->
         complete = _complete(pa.Table.from_batches([batch]).select(list(columns)))
         joined = complete if sample is None else pa.concat_tables([sample, complete])
         keys = np.concatenate([keys, rng.random(len(complete))])
-        if len(keys) > most:  # those with the smallest keys are a random sample of all so far
+        if len(keys) > most:  # rows with the smallest keys are a random sample of all so far
             chosen = np.sort(np.argpartition(keys, most - 1)[:most])
             joined, keys = joined.take(chosen), keys[chosen]
         sample = joined

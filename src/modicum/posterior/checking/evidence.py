@@ -1,12 +1,12 @@
-"""The evidence, or marginal likelihood: how probable the data were before they were seen.
+"""The evidence, or marginal likelihood: the probability of the data under the model.
 
     p(y) = integral p(y | theta) p(theta) dtheta
 
 The posterior of many rows is nearly normal. With g the normal of the draws' mean and covariance,
 the average of p(y | theta) p(theta) / g(theta) over draws of g estimates the integral, with all
-rows at all points in one pass. Weights are Pareto-smoothed; where their tail is too heavy for an
-average, the bridge (Meng and Wong 1996) uses posterior draws as well: with q the product of
-likelihood and prior, N1 posterior draws and N2 of g,
+rows at all points in one pass. Weights are Pareto-smoothed; if their tail is too heavy for an
+average, bridge sampling (Meng and Wong 1996) uses posterior draws as well: with q the product of
+likelihood and prior, N1 posterior draws and N2 draws of g,
 
     r = [1/N2 sum_g q / (s1 q + s2 r g)] / [1/N1 sum_post g / (s1 q + s2 r g)],
 
@@ -34,9 +34,9 @@ from modicum.random import Stream, generator
 
 __all__ = ["Evidence", "log_evidence"]
 
-FEWEST = 100  # points of which the tail of weights can be seen
-STEPS = 1_000  # of the bridge's iteration at most
-CLOSE = 1e-10  # relative change at which it has ended
+FEWEST = 100  # points needed to see the tail of their weights
+STEPS = 1_000  # most iterations of bridge sampling
+CLOSE = 1e-10  # relative change at which the iteration stops
 UNCERTAIN = 0.5  # error above which two models can hardly be told apart
 
 
@@ -47,8 +47,8 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     require_finite(source.draws, "the evidence")
     if fit.model.has_flat_prior:
         raise SettingError(
-            "the evidence is an average over the prior, and a flat prior has none; give every "
-            "parameter a proper prior (mo.priors.Normal ...)."
+            "the evidence is an average over the prior, which is not defined for a flat prior; "
+            "give every parameter a proper prior (mo.priors.Normal ...)."
         )
     total = source.chains * source.num_draws
     subset, weights = thinned(source, total)
@@ -69,19 +69,19 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     if tail <= WORST_TAIL:
         return averaged
     half = draws[bridge]
-    of_draws = (
+    draws_ratio = (
         log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(fit.model)
     )
-    bridged = _bridged(of_draws, weights[0][bridge], log_ratio)
-    _doubt(bridged, tail)
+    bridged = _bridge_sampling(draws_ratio, weights[0][bridge], log_ratio)
+    _warn_if_uncertain(bridged, tail)
     return bridged
 
 
 def _require_enough(target: Target, total: int) -> None:
     if target.size > DENSE_LIMIT:
         raise SettingError(
-            f"the evidence of {target.size:,} parameters is out of reach of a normal proposal; "
-            "compare by leaving rows out (mo.compare), or integrate effects out."
+            f"{target.size:,} parameters are too many to compute the evidence with a normal "
+            "proposal; compare by leaving rows out (mo.compare), or integrate effects out."
         )
     if total < max(FEWEST, 4 * target.size):
         raise SettingError(
@@ -91,7 +91,7 @@ def _require_enough(target: Target, total: int) -> None:
 
 
 def _log_constant(model: BaseModel) -> float:
-    """What LKJ densities lack to integrate to one, which no chain needs to know."""
+    """Return the log normalising constant of LKJ priors, which sampling omits."""
     exponents = []
     if isinstance(model, IntegratedEffects) and model.covariance.pairs:
         exponents.append(partial_exponents(model.effects, model.concentration))
@@ -102,8 +102,8 @@ def _log_constant(model: BaseModel) -> float:
     return -sum(float(np.sum((2 * a - 1) * np.log(2) + betaln(a, a))) for a in exponents)
 
 
-def _bridged(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:
-    """The bridge's fixed point from log q/g at posterior draws and at those of the proposal."""
+def _bridge_sampling(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:
+    """Iterate to the fixed point, from log q/g at draws of the posterior and of the proposal."""
     weights = weights / weights.sum()
     size, number = 1 / np.sum(weights**2), len(proposal)
     s1, s2 = size / (size + number), number / (size + number)
@@ -128,11 +128,11 @@ def _bridged(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -
 
 
 def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
-    """1 / (s1 + s2 exp(log_rest)), that is q / (s1 q + s2 r g)."""
+    """Return 1 / (s1 + s2 exp(log_rest)), that is q / (s1 q + s2 r g)."""
     return np.asarray(np.exp(-np.logaddexp(np.log(s1), np.log(s2) + log_rest)))
 
 
-def _doubt(evidence: Evidence, tail: float) -> None:
+def _warn_if_uncertain(evidence: Evidence, tail: float) -> None:
     if evidence.error <= UNCERTAIN and np.isfinite(evidence.value):
         return
     warn(

@@ -1,7 +1,7 @@
-"""What a column does: average predictions, slopes and contrasts, with the posterior's uncertainty.
+"""Effects of a column: average predictions, slopes and contrasts, with posterior uncertainty.
 
-One column of the rows is set, the others stay (g-computation): with f the expected
-outcome, what is averaged over the rows i of a sample, draw by draw, is
+One column of the rows is set and the others stay as they are (g-computation): with f the expected
+outcome, the quantity averaged over the rows i of a sample, for each draw, is
 
     f(x_i with the column at v)                                    the average prediction at v,
     [f(x_i + h) - f(x_i - h)] / 2h                                 the average marginal effect,
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Expected", "averages", "contrast", "marginal", "require_chances"]
 
 Expected = Callable[[Batch], np.ndarray]
-"""From a batch of rows to expected outcomes (draws, rows, ...)."""
+"""Maps a batch of rows to expected outcomes (draws, rows, ...)."""
 Comparison = Literal["difference", "ratio", "odds ratio"]
-GRID = 20  # values of a column of numbers
-FEW_VALUES = 25  # up to so many values, each is looked at
+GRID = 20  # points in the grid of a numeric column
+FEW_VALUES = 25  # up to this many distinct values, each is used instead of a grid
 MOST_LEVELS = 200
-STEP = 1e-4  # of the range of a column, for slopes
+STEP = 1e-4  # step of slopes, as a fraction of the column's range
 
 
 def marginal(
@@ -56,17 +56,18 @@ def marginal(
     values, levels = rows.values(name), rows.levels(name)
     at = None if at is None else _listed(at)
     if at == []:
-        raise SettingError("at=[] asks for no value; name one or more, or leave it out.")
+        raise SettingError("at=[] is empty: give at least one value, or leave it out.")
     if slope and levels:
         raise SettingError(
-            f"{name!r} holds levels, which have no slope; compare them by post.contrast({name!r})."
+            f"{name!r} holds levels, which have no slope; compare levels with "
+            f"post.contrast({name!r})."
         )
     if slope:
         labels: list[Level] = [name] if at is None else at
         points = [None] if at is None else at
         estimates = [_slope(rows, expected, name, values, point) for point in points]
     else:
-        labels = at if at is not None else _grid(name, values, levels)
+        labels = at if at is not None else _default_values(name, values, levels)
         _require_levels(name, labels, levels)
         estimates = [
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels
@@ -92,12 +93,12 @@ def contrast(
         )
     between = None if between is None else _listed(between)
     if between is not None and len(between) < 2:
-        raise SettingError("a contrast is between two values or more, the first of them the base.")
+        raise SettingError("a contrast needs two values or more; the first of them is the base.")
     if between is None and not levels:
         base = _average(rows.setting(name, values), expected)
         others = {"+1": _average(rows.setting(name, values + 1), expected)}
     else:
-        chosen = between if between is not None else _all(name, levels)
+        chosen = between if between is not None else _all_levels(name, levels)
         _require_levels(name, chosen, levels)
         base, *rest = (
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
@@ -110,13 +111,13 @@ def contrast(
 
 
 def require_chances(model: BaseModel) -> None:
-    """Refuse odds of what is not a probability: counts and other numbers, however small."""
+    """Refuse odds ratios for models whose expected outcomes are not probabilities."""
     family = model.family if isinstance(model, IntegratedEffects) else model
     if not isinstance(family, LinearPredictorModel) or isinstance(family, Binomial | Beta):
         return
     if type(family).decide is BaseModel.decide:
         raise SettingError(
-            f"an odds ratio is one of probabilities, and {type(family).__name__} expects no "
+            f"an odds ratio needs probabilities, and {type(family).__name__} does not predict "
             "probabilities; use 'difference' or 'ratio'."
         )
 
@@ -130,7 +131,7 @@ def averages(
     seed: int,
     groups: Literal["known", "new"] | None,
 ) -> tuple[Population, Expected, np.ndarray]:
-    """Rows to average over, what to average, and the weights of the draws."""
+    """Return the rows to average over, the function to average, and the weights of the draws."""
     whole_number("draws", draws)
     whole_number("subsample", subsample)
     fit = source.fit()
@@ -142,13 +143,14 @@ def averages(
     averaged = population(table, rows, source.fit_rows, subsample, seed)
     subset, weights = thinned(source, draws)
     if weights.size < 2:
-        raise SettingError("one draw says nothing of uncertainty: use two draws or more.")
+        raise SettingError("one draw shows no uncertainty: use at least two draws.")
     grouped_rows, groups_known = with_groups(averaged.as_it_is, fit.model, groups)
     predictor: Predictor = ModelPredictor(fit.model)
     if groups_known and isinstance(fit.model, IntegratedEffects):
         if column == fit.model.group:
             raise SettingError(
-                f"the effects of {column!r} are tabulated by post.effects({column!r})."
+                f"{column!r} is a grouping factor whose effects were integrated out: tabulate them "
+                f"with post.effects({column!r})."
             )
         predictor = known_groups(source, fit, source.rows_of_fit(), grouped_rows, draws)
     left_out = set(averaged.as_it_is.fields) - set(grouped_rows.fields)
@@ -161,7 +163,7 @@ def averages(
 
 
 def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
-    """Average over rows, by their frequency weights, of each draw's expected outcome."""
+    """Average each draw's expected outcome over rows, with their frequency weights."""
     total, mass = np.zeros(()), 0.0
     for batch in batches:
         outcome = expected(batch)
@@ -174,18 +176,18 @@ def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
 def _slope(
     rows: Population, expected: Expected, name: str, values: np.ndarray, at: Level | None
 ) -> np.ndarray:
-    """Central differences within the range of the column: splines have no more than that."""
+    """Average central differences, within the column's range since splines end there."""
     low, high = float(values.min()), float(values.max())
     if not high > low:
         raise SettingError(f"{name!r} is {low:g} in all rows, so that it has no slope.")
     if isinstance(at, str):
-        raise SettingError(f"{name!r} holds numbers: slopes are known at numbers, not at {at!r}.")
+        raise SettingError(f"{name!r} is numeric: slopes can be taken at numbers, not at {at!r}.")
     step = STEP * (high - low)
     centre = values if at is None else _constant(float(at), len(rows))
     below, above = np.maximum(centre - step, low), np.minimum(centre + step, high)
     if np.any(above <= below):
         raise SettingError(
-            f"slopes are known for values of {name!r} from {low:g} to {high:g}, not at {at}."
+            f"slopes can be taken for values of {name!r} from {low:g} to {high:g}, not at {at}."
         )
     total, mass = np.zeros(()), 0.0
     pairs = zip(rows.setting(name, above), rows.setting(name, below), strict=True)
@@ -199,10 +201,10 @@ def _slope(
     return np.asarray(total / mass)
 
 
-def _grid(name: str, values: np.ndarray, levels: tuple[Level, ...]) -> list[Level]:
-    """Levels, a few values, or a grid between the ends of most values."""
+def _default_values(name: str, values: np.ndarray, levels: tuple[Level, ...]) -> list[Level]:
+    """Return all levels, all values if they are few, or a grid between outer percentiles."""
     if levels:
-        return _all(name, levels)
+        return _all_levels(name, levels)
     distinct = np.unique(values)
     if len(distinct) <= FEW_VALUES:
         return list(distinct.tolist())
@@ -210,11 +212,11 @@ def _grid(name: str, values: np.ndarray, levels: tuple[Level, ...]) -> list[Leve
     return list(np.linspace(low, high, GRID).tolist())
 
 
-def _all(name: str, levels: tuple[Level, ...]) -> list[Level]:
+def _all_levels(name: str, levels: tuple[Level, ...]) -> list[Level]:
     if len(levels) > MOST_LEVELS:
         raise SettingError(
-            f"{name!r} has {len(levels):,} levels; name those to look at, the base of a contrast "
-            "first."
+            f"{name!r} has {len(levels):,} levels: name the ones to use (for a contrast, the base "
+            "first)."
         )
     return list(levels)
 
@@ -223,12 +225,12 @@ def _require_levels(name: str, chosen: list[Level], levels: tuple[Level, ...]) -
     unknown = [value for value in chosen if levels and value not in levels]
     if unknown:
         raise SettingError(
-            f"{unknown[0]!r} is no level of {name!r}: {names_like(unknown[0], levels)}"
+            f"{unknown[0]!r} is not a level of {name!r}: {names_like(unknown[0], levels)}"
         )
 
 
 def _listed(values: Any) -> list[Level]:  # as a user wrote them
-    """The values asked for; one by itself is a list of one."""
+    """Return the values as a list; a single value becomes a list of one."""
     return [values] if isinstance(values, str) or np.ndim(values) == 0 else list(values)
 
 
@@ -245,8 +247,8 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
         return other / base
     if ((base < 0) | (base > 1) | (other < 0) | (other > 1)).any():
         raise SettingError(
-            "an odds ratio is one of probabilities, and these expected outcomes are none; use "
-            "'difference' or 'ratio'."
+            "an odds ratio needs probabilities, and these expected outcomes are not between 0 and "
+            "1; use 'difference' or 'ratio'."
         )
     return np.asarray(other / (1 - other) / (base / (1 - base)))
 
@@ -259,7 +261,7 @@ def _table(
     prob: float,
     classes: Sequence[str],
 ) -> pd.DataFrame:
-    """Mean, sd and interval of (draws, values), or of (draws, values, classes)."""
+    """Tabulate mean, sd and interval of (draws, values), or of (draws, values, classes)."""
     import pandas as pd
 
     ends = [(1 - prob) / 2, (1 + prob) / 2]

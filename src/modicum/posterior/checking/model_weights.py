@@ -1,12 +1,12 @@
-"""How much each of several models should count: stacking and pseudo-Bayesian averages.
+"""Weights for averaging models: stacking and pseudo-Bayesian model averaging.
 
 Stacking (Yao, Vehtari, Simpson and Gelman 2018) takes the weights w >= 0 of sum one that maximise
 
     sum_i log sum_k w_k exp(elpd_ik),
 
-how well a mixture of the models predicts rows that were left out. Of rows that were drawn, the sum
-over all rows is the difference estimator's, as that of elpd is. Pseudo-BMA weighs by exp(elpd);
-with the Bayesian bootstrap, by its average over what elpd might have been with other rows.
+the log score of a mixture of the models on rows that were left out. If rows were subsampled, the
+sum over all rows is the difference estimator, as for elpd. Pseudo-BMA weights are proportional to
+exp(elpd); with the Bayesian bootstrap, they are averaged over bootstrap replicates of elpd.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ BOOTSTRAPS = 1_000
 
 
 def require_weighting(method: object) -> None:
-    """Refuse what is not a way of weighing models."""
+    """Refuse an unknown method of weighting models."""
     if method not in METHODS:
         raise SettingError(
-            f"models are weighed by method='stacking', 'bb-pseudo-bma' or 'pseudo-bma', not "
-            f"{method!r}."
+            f"method must be 'stacking', 'bb-pseudo-bma' or 'pseudo-bma', not {method!r}."
         )
 
 
 def model_weights(models: Sequence[LeaveOneOut], method: Weighting, seed: int) -> np.ndarray:
-    """Weights of models of the same rows, left out alike; they sum to one."""
+    """Return weights, which sum to one, of models with the same rows left out."""
     if method == "stacking":
-        return _stacked(*_terms(models))
+        return _stacking_weights(*_terms(models))
     totals = np.array([left_out.total().value for left_out in models])
     if method == "pseudo-bma":
         return np.asarray(softmax(totals))
@@ -50,7 +49,7 @@ def model_weights(models: Sequence[LeaveOneOut], method: Weighting, seed: int) -
         drawn = rng.standard_gamma(np.broadcast_to(mass, (BOOTSTRAPS, len(mass))))
         shares = drawn / drawn.sum(axis=1, keepdims=True)
         return np.asarray(softmax(mass.sum() * shares @ rows, axis=1).mean(axis=0))
-    # of many rows the bootstrap's sums are normal, and only their differences count
+    # with many rows the bootstrap sums are normal, and only their differences matter
     gaps = np.array([[models[0].total(1, other).value] for other in models[1:]]).reshape(-1)
     drawn = rng.multivariate_normal(-gaps, _covariance(models), size=BOOTSTRAPS)
     first = np.zeros((BOOTSTRAPS, 1))
@@ -58,7 +57,7 @@ def model_weights(models: Sequence[LeaveOneOut], method: Weighting, seed: int) -
 
 
 def _covariance(models: Sequence[LeaveOneOut]) -> np.ndarray:
-    """Of the differences of all models but the first from it, by variances of differences."""
+    """Return the covariance of elpd differences from the first model, from pairwise variances."""
     count = len(models)
     squares = np.zeros((count, count))
     for i in range(count):
@@ -70,7 +69,7 @@ def _covariance(models: Sequence[LeaveOneOut]) -> np.ndarray:
 
 
 def _terms(models: Sequence[LeaveOneOut]) -> tuple[np.ndarray, np.ndarray]:
-    """elpd (terms, models), and how much each term counts in a sum over all rows."""
+    """Return elpd (terms, models), and the weight of each term in a sum over all rows."""
     sample, weight = models[0].sample, models[0].weight
     left_out = np.stack([model.elpd for model in models], axis=1)
     if sample.times is None:
@@ -81,7 +80,7 @@ def _terms(models: Sequence[LeaveOneOut]) -> tuple[np.ndarray, np.ndarray]:
     return rows, np.concatenate([weight, mass, -mass])
 
 
-def _stacked(rows: np.ndarray, mass: np.ndarray) -> np.ndarray:
+def _stacking_weights(rows: np.ndarray, mass: np.ndarray) -> np.ndarray:
     from scipy.optimize import minimize
 
     count = rows.shape[1]

@@ -1,14 +1,13 @@
-"""Rows that cannot be left out by weighing the posterior's draws, left out by points of their own.
+"""Leave out rows whose removal moves the posterior beyond the reach of its draws.
 
-Where one row moves the posterior far, its draws do not reach where the posterior without that row
-lies, and no weights can help. Newton's method goes there, from the mode with the row,
-in a few passes; and the row's predictive density is the ratio of two normalising constants, Z with
-the row and Z_i without it,
+No weights help if the draws do not cover the posterior without the row. Newton's method finds that
+posterior's mode, from the mode with the row, in a few passes; and the row's predictive density is
+the ratio of two normalising constants, Z with the row and Z_i without it,
 
     log p(y_i | y_-i) = log Z - log Z_i,
 
-each an average of importance weights at points of a normal about its own posterior, with all rows
-evaluated at all points in one pass. Their Pareto k says whether the normals fit. (Paananen,
+each an average of importance weights at points of a normal fitted to its posterior, with all rows
+evaluated at all points in one pass. Pareto k shows whether the normals fit. (Paananen,
 Piironen, Bürkner and Vehtari 2021 move the draws until their moments match, in passes per row.)
 """
 
@@ -29,15 +28,15 @@ from modicum.random import Stream, generator
 __all__ = ["MOST_UNITS", "WORST_TAIL", "LeftOutAnew", "leave_out_anew"]
 
 POINTS = 1_000  # at which all rows are evaluated, per row that is left out
-WORST_TAIL = 1 - 1 / np.log10(POINTS)  # Pareto k up to which so many points tell
-MOST_UNITS = 20  # rows that are left out so; where there are more, the model is at fault
-STEPS = 50  # of Newton's method at most, halved ones included
-CLOSE = 1e-3  # length of a step, in posterior standard deviations, at which it has ended
-ROUNDING = 1e-12  # relative, of a log-density: a smaller fall is none
+WORST_TAIL = 1 - 1 / np.log10(POINTS)  # largest reliable Pareto k for this number of points
+MOST_UNITS = 20  # rows left out this way; if more need it, the model is at fault
+STEPS = 50  # most Newton steps, including halved ones
+CLOSE = 1e-3  # Newton's method stops at a step this long, in posterior standard deviations
+ROUNDING = 1e-12  # relative decrease of a log-density that counts as rounding
 
 
 class LeftOutAnew(NamedTuple):
-    """Log predictive density of some rows, each left out, and the tail of their weights."""
+    """Log predictive density of rows that were left out, and Pareto k of their weights."""
 
     elpd: np.ndarray
     pareto_k: np.ndarray
@@ -50,19 +49,19 @@ def leave_out_anew(
     share: np.ndarray,
     random_seed: int,
 ) -> LeftOutAnew:
-    """Leave out these rows (or groups), of which `share` is to go; infinite k: it cannot be done.
+    """Leave out a `share` of each of these rows (or groups); k is infinite where that fails.
 
-    `mean` is the posterior's.
+    `mean` is the posterior mean.
     """
     result = LeftOutAnew(np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf))
     if len(mean) > DENSE_LIMIT:
         return result
     units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
-    about = _expanded(sums, mean).normal()
+    about = _expand(sums, mean).normal()
     if about is None:
         return result
     rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
-    without = [(k, _without(sums, about.mean, *unit)) for k, unit in enumerate(units)]
+    without = [(k, _normal_without(sums, about.mean, *unit)) for k, unit in enumerate(units)]
     placed = [(k, normal) for k, normal in without if normal is not None]
     normals = [about, *(normal for _, normal in placed)]
     drawn = np.stack([normal.draw(rng, POINTS) for normal in normals])
@@ -70,15 +69,15 @@ def leave_out_anew(
     log_ratio -= [normal.log_density(at) for normal, at in zip(normals, drawn, strict=True)]
     for (k, _), points, ratio in zip(placed, drawn[1:], log_ratio[1:], strict=True):
         row, part = units[k]
-        above, tail = average(log_ratio[0] + (1 - part) * _own_values(sums, row, drawn[0]))
-        below, tail_below = average(ratio - part * _own_values(sums, row, points))
+        above, tail = average(log_ratio[0] + (1 - part) * _row_values(sums, row, drawn[0]))
+        below, tail_below = average(ratio - part * _row_values(sums, row, points))
         result.elpd[k] = above.value - below.value
         result.pareto_k[k] = max(tail, tail_below)
     return result
 
 
 class _Expansion(NamedTuple):
-    """A log-density about a point: its value and gradient there, and minus its Hessian."""
+    """A log-density expanded about a point: value, gradient and negative Hessian."""
 
     value: float
     centre: np.ndarray
@@ -86,7 +85,7 @@ class _Expansion(NamedTuple):
     precision: np.ndarray
 
     def normal(self) -> NormalProposal | None:
-        """The normal with this log-density; None where it has none."""
+        """Return the normal with this log-density; None if the precision is not positive."""
         if not np.isfinite(self.precision).all():
             return None
         try:
@@ -96,8 +95,8 @@ class _Expansion(NamedTuple):
         return NormalProposal(self.centre + factor @ (factor.T @ self.slope), factor)
 
 
-def _without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalProposal | None:
-    """The normal about the posterior without a row; None where nothing holds it together then."""
+def _normal_without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalProposal | None:
+    """Return the normal at the mode of the posterior without a row; None if there is no mode."""
     alone = sums.rows.subset(np.array([row]))
     weight = share
     if "weight" in alone.fields:
@@ -106,9 +105,9 @@ def _without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalPro
     best, base, step = -np.inf, start, np.zeros_like(start)
     for _ in range(STEPS):
         at = base + step
-        with_row, removed = _expanded(sums, at), own.hessian(at, "leave-one-out")
+        with_row, removed = _expand(sums, at), own.hessian(at, "leave-one-out")
         value = with_row.value - weight * removed[0]
-        if not value >= best - ROUNDING * abs(best):  # too far: go half as far
+        if not value >= best - ROUNDING * abs(best):  # overshot: halve the step
             step = step / 2
             continue
         slope = with_row.slope - weight * removed[1]
@@ -121,13 +120,13 @@ def _without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalPro
     return None
 
 
-def _expanded(sums: Sums, at: np.ndarray) -> _Expansion:
+def _expand(sums: Sums, at: np.ndarray) -> _Expansion:
     value, slope, hessian = sums.hessian(at, "leave-one-out")
     prior, prior_uphill = prior_slope(sums.target, at)
     precision = -(hessian + prior_hessian(sums.target, at))
     return _Expansion(value + prior, at, slope + prior_uphill, precision)
 
 
-def _own_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:
+def _row_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:
     (values,) = log_likelihoods(sums.target, sums.rows, np.array([row]), points)
     return values[:, 0]

@@ -1,7 +1,7 @@
-"""Rows as they are, and as they would be with another value of one column.
+"""Rows in which one column can be set to other values.
 
-Of a formula that is a column of its table, so that splines, interactions and contrasts follow; of
-arrays it is a column of x, or a factor.
+After a formula this is a column of its table, so that splines, interactions and contrasts follow;
+for arrays it is a column of x, or a factor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayPopulation", "Population", "TablePopulation", "population"]
 
-CHUNK = 20_000  # rows that are encoded at a time
+CHUNK = 20_000  # rows per batch
 
 
 class Population(Protocol):
@@ -36,13 +36,13 @@ class Population(Protocol):
         """Number of rows."""
 
     def values(self, name: str) -> np.ndarray:
-        """Values of a column, numbers or levels; a `SettingError` where there is none."""
+        """Return the values of a column, numbers or levels; a `SettingError` if there is none."""
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Levels of a factor, in the fit's order; empty for numbers."""
+        """Return the levels of a factor, in the fit's order; empty for numbers."""
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """The rows with these values of a column, one per row, a chunk at a time."""
+        """Yield the rows with a column set to these values, one per row, a chunk at a time."""
 
     @property
     def as_it_is(self) -> AlignedRows:
@@ -51,7 +51,7 @@ class Population(Protocol):
 
 @dataclass(frozen=True)
 class TablePopulation:
-    """A sample of the table of a formula."""
+    """A sample of the table that a formula was applied to."""
 
     table: pa.Table
     encoding: FormulaEncoding
@@ -60,14 +60,14 @@ class TablePopulation:
         return len(self.table)
 
     def values(self, name: str) -> np.ndarray:
-        """Of a column that the formula reads."""
+        """Return the values of a column that the formula reads."""
         columns = self.encoding.needed(outcome=False)
         if name not in columns or name not in self.table.column_names:
             raise SettingError(f"the formula reads no column {name!r}: {names_like(name, columns)}")
         return np.array(self.table.column(name).to_pylist())
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Those of a factor that is the column itself, or those that occur."""
+        """Return the levels of the fit if the column itself is a factor, else those that occur."""
         for factor in self.encoding.factors:
             call = Expression(factor.expression)
             inner = call if call.categorical is None else call.categorical.inner
@@ -81,7 +81,7 @@ class TablePopulation:
         return tuple(np.unique(self.values(name)).tolist())
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """The table with these values, encoded anew."""
+        """Encode the table with a column set to these values."""
         import pyarrow as pa
 
         place = self.table.column_names.index(name)
@@ -93,16 +93,16 @@ class TablePopulation:
             column = pa.array(plain)
         try:
             encoded = self._encoded(self.table.set_column(place, name, column))
-        except DataError as fault:  # a spline ends before the values asked for, say
+        except DataError as fault:  # for instance, values outside the range of a spline
             raise DataError(
-                f"{name!r} cannot be set to these values; name others (at=[...] or between=[...]): "
+                f"{name!r} cannot be set to these values; use others (at=[...] or between=[...]): "
                 f"{fault}"
             ) from fault
         return encoded.chunks(CHUNK)
 
     @property
     def as_it_is(self) -> AlignedRows:
-        """Encoded, as the rows of the fit were."""
+        """The rows, encoded as those of the fit were."""
         return self._encoded(self.table)
 
     def _encoded(self, table: pa.Table) -> AlignedRows:
@@ -113,16 +113,16 @@ class TablePopulation:
 
 @dataclass(frozen=True)
 class ArrayPopulation:
-    """A sample of rows, in the layout of the fit's.
+    """A sample of rows, in the layout of the fit.
 
     Parameters
     ----------
     as_it_is
         The rows.
     places
-        Where in x each column of numbers is.
+        Index in x of each numeric column.
     factors
-        Levels of the fields that are codes.
+        Levels of each field that holds codes.
     """
 
     as_it_is: AlignedRows
@@ -131,7 +131,7 @@ class ArrayPopulation:
 
     @classmethod
     def of(cls, rows: AlignedRows, fit: FitRows | None) -> ArrayPopulation:
-        """Find out where the columns are."""
+        """Locate the columns of the rows."""
         source = rows.rows
         if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
             assert fit is not None
@@ -144,14 +144,14 @@ class ArrayPopulation:
         return len(self.as_it_is)
 
     def _batch(self, name: str) -> Batch:
-        """All of them; a sentence where there is no such column."""
+        """Return all rows; refuse a column that they do not have."""
         if name not in self.places and name not in self.factors:
             columns = [*self.places, *self.factors]
             raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
         return dict(next(self.as_it_is.chunks(len(self))))
 
     def values(self, name: str) -> np.ndarray:
-        """Of a column of x, or a factor."""
+        """Return the values of a column of x, or of a factor."""
         batch = self._batch(name)
         if name in self.places:
             return np.asarray(batch["x"][:, self.places[name]], float)
@@ -159,11 +159,11 @@ class ArrayPopulation:
         return np.asarray(levels[batch[name].astype(int)])
 
     def levels(self, name: str) -> tuple[Level, ...]:
-        """Levels of a factor."""
+        """Return the levels of a factor; empty for numbers."""
         return self.factors.get(name, ())
 
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """With other numbers, or codes."""
+        """Yield the rows with a column of x, or the codes of a factor, set to these values."""
         batch = self._batch(name)
         if name in self.places:
             batch["x"] = np.array(batch["x"], float)
@@ -179,13 +179,13 @@ class ArrayPopulation:
 def population(
     data: object, rows: AlignedRows | None, fit: FitRows | None, most: int, seed: int
 ) -> Population:
-    """Up to `most` random rows: of a table where the fit had a formula, else of `rows`."""
+    """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`."""
     encoding = None if fit is None else fit.encoding
     if fit is not None and encoding is not None:
         if data is None:
             raise SettingError(
-                "this needs the table that the formula was applied to, and this posterior, made of "
-                "a digest or loaded from a file, does not hold it; give it as `data`."
+                "this needs the table that the formula was applied to, which this posterior, made "
+                "from a digest or loaded from a file, does not hold; give it as `data`."
             )
         source, needed = source_of(data), encoding.needed(outcome=True)
         if any(name not in source.names for name in needed):
@@ -194,7 +194,7 @@ def population(
     if rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
-            "file, does not hold its own; give them, or their table."
+            "file, does not hold any; give rows, or a table, as `data`."
         )
     ids = np.sort(random_rows(len(rows), most, seed))
     return ArrayPopulation.of(replace(rows, rows=rows.rows.subset(ids)), fit)

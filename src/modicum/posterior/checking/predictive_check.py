@@ -1,7 +1,7 @@
-"""Predictive checks: outcomes that were seen beside outcomes that the model draws.
+"""Predictive checks: compare observed outcomes with outcomes drawn from the model.
 
-Every check adds up a few numbers per draw as rows pass by: sums of outcomes in bins of the rows,
-or how many outcomes fall into each bin of their values.
+Every check accumulates a few numbers per draw over batches of rows: sums of outcomes in bins of the
+rows, or counts of outcomes in bins of their values.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["Kind", "PredictiveCheck", "predictive_check"]
 
 Kind = Literal["calibration", "classes", "counts", "ecdf", "residuals"]
-MOST_COUNTS = 30  # counts that have a bar of their own
+MOST_COUNTS = 30  # bars of a rootogram; larger counts share bars
 GRID = 60  # points of a distribution function
-FEW_VALUES = 12  # up to so many values of a column, each is a bin
+FEW_VALUES = 12  # up to this many distinct values of a column, each is a bin
 
 
 @dataclass(frozen=True, eq=False)
 class PredictiveCheck:
-    """Outcomes that were seen, beside those that the model draws.
+    """Observed outcomes, compared with outcomes drawn from the model.
 
     Attributes
     ----------
@@ -44,14 +44,14 @@ class PredictiveCheck:
         often each occurs), "counts" (how often each occurs: a rootogram), "ecdf" (the distribution
         function of numbers), or "residuals" (means in bins of a column).
     table
-        One line per bin: `observed`, `predicted` (the mean over draws), the interval `lower` to
-        `upper` in which the model expects what is observed, and, of bins of rows, `rows`. By a
-        column, `at` is where the bin lies; outcomes that are classes have a line per bin and
-        `class`, for the share of the class in the bin.
+        One line per bin: `observed`, `predicted` (the mean over draws), the interval from `lower`
+        to `upper` in which the model expects the observed value, and, for bins of rows, `rows`. For
+        bins of a column, `at` is the bin's value; for outcomes that are classes there is a line
+        per bin and `class`, with the share of the class in the bin.
     name
-        Of the column that rows are binned by; empty where they are not.
+        The column by which rows are binned; empty if there is none.
     rows, draws, prob
-        Rows checked, predictive draws of each, and the probability of the intervals.
+        Number of rows and of predictive draws, and the probability of the intervals.
     """
 
     kind: Kind
@@ -76,7 +76,7 @@ class PredictiveCheck:
         )
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw it: what was seen in black, what the model expects in blue."""
+        """Plot the check: observed values in black, what the model expects in blue."""
         ax = new_axes(ax)
         draw = {
             "calibration": self._plot_calibration,
@@ -137,11 +137,11 @@ class PredictiveCheck:
         if not numeric:
             every_nth = max(1, len(x) // 20)
             ax.set_xticks(x[::every_nth], [str(v) for v in table["at"][::every_nth]], rotation=60)
-        ax.set(xlabel=self.name, ylabel="mean outcome less predicted")
+        ax.set(xlabel=self.name, ylabel="mean outcome minus predicted")
         ax.legend(frameon=False)
 
     def _plot_shares(self, ax: Axes) -> None:
-        """Observed less predicted share of each class, with the interval about it."""
+        """Plot the observed minus the predicted share of each class, with its interval."""
         bins = list(dict.fromkeys(self.table["at"]))
         numeric = self.table["at"].dtype.kind == "f"
         for k, (name, bars) in enumerate(self.table.groupby("class")):
@@ -154,7 +154,7 @@ class PredictiveCheck:
         if not numeric:
             few = max(1, len(bins) // 20)
             ax.set_xticks(range(0, len(bins), few), [str(v) for v in bins[::few]], rotation=60)
-        ax.set(xlabel=self.name, ylabel="share of rows less predicted")
+        ax.set(xlabel=self.name, ylabel="share of rows minus predicted")
         ax.legend(frameon=False)
 
 
@@ -170,7 +170,7 @@ def predictive_check(
 ) -> PredictiveCheck:
     """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`.
 
-    `mass` is what the outcome of each counts for.
+    `mass` is the weight of each row's outcome.
     """
     model = source.predictor.model
     _require_draws(source.number, prob)
@@ -178,7 +178,7 @@ def predictive_check(
     y = np.asarray(fields[model.outcome_field], float)
     _require_comparable(y, fields)
     counter: _Means | _Values
-    natural = _kind(model, source, rows, y)
+    natural = _natural_kind(model, source, rows, y)
     kind: Kind = natural if by is None else "residuals"
     if by is not None:
         places, at = _bins(by[1], bins)
@@ -201,38 +201,38 @@ def predictive_check(
     if "rows" in table:
         table = table[table["rows"] > 0]
     if natural == "classes":
-        table = _called(table, class_names)
+        table = _with_class_names(table, class_names)
     name = "" if by is None else by[0]
     return PredictiveCheck(kind, table, name, len(rows.rows), source.number, prob)
 
 
 def _require_draws(number: int, prob: float) -> None:
-    """Refuse fewer draws than an interval has ends to be found among."""
+    """Refuse too few draws to estimate the ends of an interval."""
     fewest = ceil(1 / (1 - prob) - 1e-9)
     if number < fewest:
         raise SettingError(
-            f"intervals of {prob:.0%} need {fewest} predictive draws or more, and there "
+            f"intervals of {prob:.0%} need at least {fewest} predictive draws, and there "
             f"{'is' if number == 1 else 'are'} {number}."
         )
 
 
 def _require_comparable(y: np.ndarray, fields: Batch) -> None:
-    """Refuse outcomes of several numbers, and times of which some are censored."""
+    """Refuse vector outcomes, and survival times of which some are censored."""
     if y.ndim > 1:
         raise SettingError(
-            f"outcomes of these rows have the shape {y.shape[1:]} each, and a check is of one "
-            "number per row; compare them with post.predictive(...) by hand."
+            f"each outcome of these rows has the shape {y.shape[1:]}, and a check needs one number "
+            "per row; compare the outcomes with post.predictive(...) yourself."
         )
     if "event" in fields and not np.all(fields["event"] == 1):
         raise DataError(
-            "some of these times are censored, and outcomes are drawn to their end, so that the "
-            "two cannot be laid side by side; rows whose event was seen are shorter than average, "
-            "so leave none out, but compare post.predictive(...) with a Kaplan-Meier curve."
+            "some of these times are censored, but predicted times are not, so that the two cannot "
+            "be compared; do not leave out the censored rows, since observed events are earlier "
+            "than average, but compare post.predictive(...) with a Kaplan-Meier curve."
         )
 
 
-def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """The table of classes with their names, where they have some."""
+def _with_class_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Replace class numbers in the table by their names, if there are any."""
     if not names:
         return table
     if "class" in table:
@@ -243,10 +243,10 @@ def _called(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return table.set_axis(pd.Index(called, name=table.index.name))
 
 
-def _kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
-    """What fits these outcomes: decided by what the model predicts, and by the outcomes."""
+def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
+    """Choose the kind of check from the model's predictions and the outcomes."""
     family = model.family if isinstance(model, IntegratedEffects) else model
-    expected = _expected(source, rows)
+    expected = _first_expected(source, rows)
     if expected is not None and family.decide(expected) is not None:
         return "classes" if expected.ndim == 3 else "calibration"
     _, drawn = next(outcomes(source, rows, 0))
@@ -258,19 +258,19 @@ def _kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarr
     return "counts" if are_whole and y.min() >= 0 else "ecdf"
 
 
-def _expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | None:
-    """Expected outcomes of two rows by one draw; None where the model has none."""
+def _first_expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | None:
+    """Return the expected outcomes of two rows by one draw; None if the model has none."""
     first = next(iter(rows.chunks(2)))
     try:
         return source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
     except SettingError:
-        if source.predictor.model.simulates:  # a model of one's own need not predict
+        if source.predictor.model.simulates:  # a custom model need not predict
             return None
         raise
 
 
 def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
-    """Values that bins of outcomes begin at; those of the last have no end."""
+    """Return the lower ends of the bins of outcomes; the last bin has no upper end."""
     if kind == "ecdf":
         return np.unique(np.quantile(y, np.linspace(0, 1, GRID)))
     top = int(y.max()) + 1
@@ -282,7 +282,7 @@ def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
 
 
 def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """The bin of each value, and what the bins are called: levels, or means of numbers."""
+    """Return the bin of each value, and the label of each bin: a level, or a mean."""
     levels, places = np.unique(values, return_inverse=True)
     if values.dtype.kind not in "fiu" or len(levels) <= FEW_VALUES:
         return places, levels.astype(float) if values.dtype.kind in "fiu" else levels
@@ -294,7 +294,7 @@ def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Probabilities:
-    """Bins of rows by their predicted probability; the first rows, a random few, set the edges."""
+    """Bins rows by predicted probability; the first batch, a random one, sets the edges."""
 
     def __init__(self, source: OutcomeDraws, bins: int) -> None:
         self.source, self.bins = source, bins
@@ -308,15 +308,15 @@ class _Probabilities:
         return np.searchsorted(self.edges, chance, side="right")
 
     def chances(self, batch: Batch) -> np.ndarray:
-        """Mean probability of a one, of each row."""
+        """Return the mean probability of a one for each row."""
         chance = np.asarray(self.source.predictor(self.source.draws, batch))
         return np.asarray(np.average(chance, axis=0, weights=self.source.signs))
 
 
 class _Means:
-    """Sums of outcomes in bins of rows: those seen, and those of each draw.
+    """Sums of outcomes in bins of rows, for the observed outcomes and for each draw.
 
-    Of classes, rows of each class are counted instead, since numbers of classes have no mean.
+    For classes, rows of each class are counted instead, since class numbers have no mean.
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class _Means:
     def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
         if self.classes is None:
             return np.bincount(place, mass * outcome, minlength=self.bins)
-        is_class = outcome < self.classes  # a class that was never seen is in no line
+        is_class = outcome < self.classes  # classes that were never observed are not tabulated
         cell = place[is_class] * self.classes + outcome[is_class].astype(int)
         return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
 
@@ -361,7 +361,7 @@ class _Means:
 
 
 class _Values:
-    """How many outcomes fall into each bin of their values."""
+    """Counts of outcomes in bins of their values."""
 
     def __init__(self, edges: np.ndarray, side: Literal["left", "right"]) -> None:
         self.edges, self.side = edges, side
@@ -377,13 +377,13 @@ class _Values:
         self.drawn = part if self.drawn is None else self.drawn + part
 
     def _counted(self, values: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        # edges below a value: "right" counts one that it equals, and bins begin with their edges
+        # bin = number of edges below the value; "right" also counts an edge equal to it
         places = np.searchsorted(self.edges, values, side=self.side)
         return np.bincount(places, mass, minlength=len(self.edges) + 1)
 
     def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
         assert self.drawn is not None
-        if kind == "ecdf":  # values up to each edge, itself included
+        if kind == "ecdf":  # values up to and including each edge
             total = self.seen.sum()
             seen, drawn = (np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.seen, self.drawn))
             return _frame(seen, drawn, prob, self.edges, signs)

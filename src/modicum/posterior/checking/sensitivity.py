@@ -1,10 +1,10 @@
-"""How much prior and likelihood each decide: the posterior with either raised to a power.
+"""Sensitivity of the posterior to prior and likelihood, by power-scaling each of them.
 
-With the prior to the power alpha, draws get weights p(theta)^(alpha - 1): no new run, and no row,
-is needed. How far distributions move as alpha goes from 0.99 to 1.01 is their sensitivity
-(Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's. Of a model with effects
-of groups, the prior is that of common coefficients, standard deviations and correlations: the
-distribution of the effects given these is a part of the model.
+With the prior raised to the power alpha, draws get weights p(theta)^(alpha - 1), without a new run
+or any row. The sensitivity is how far distributions move as alpha goes from 0.99 to 1.01
+(Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's. In a model with effects
+of groups, the prior is that of common coefficients, standard deviations and correlations; the
+distribution of the effects given these counts as part of the model.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["sensitivity"]
 
-FEWEST = 100  # draws
+FEWEST = 100  # draws needed to see the tail of their weights
 
 
 def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> pd.DataFrame:
     """Tabulate both sensitivities of every scalar; see `Posterior.sensitivity`.
 
-    The draws count alike; `log_posterior` (chain, draw) is that of all rows, up to a constant.
+    The draws must be equally weighted; `log_posterior` (chain, draw) is that of all rows, up to a
+    constant.
     """
     from arviz_base import from_dict
     from arviz_stats import psense_summary
@@ -39,11 +40,11 @@ def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> p
     require_finite(source.draws, "a sensitivity")
     if source.chains * source.num_draws < FEWEST:
         raise SettingError(
-            f"{too_few(source.chains * source.num_draws, 'draw')} to be weighed by prior or "
-            f"likelihood, since nothing can be said of the tail of their weights; {FEWEST} or more "
-            "are needed: sample more."
+            f"{too_few(source.chains * source.num_draws, 'draw')} to be reweighted by prior or "
+            f"likelihood, since they do not show the tail of their weights; sample at least "
+            f"{FEWEST}."
         )
-    assert not source.weighted, "the caller makes draws count alike"
+    assert not source.weighted, "the caller resamples weighted draws"
     log_likelihood = log_posterior - log_priors(model, source.draws)
     prior = log_priors(model, source.draws, effects=False)
     dims: dict[str, list[str]] = {}
@@ -59,9 +60,9 @@ def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> p
     }
     tree = from_dict(groups, dims=dims, coords=coords)
     log = logging.getLogger("arviz_stats.psense")
-    before, log.disabled = log.disabled, True  # the table says it
+    before, log.disabled = log.disabled, True  # the table shows what would be logged
     try:
-        with np.errstate(all="ignore"):  # of a likelihood that says nothing, which is constant
+        with np.errstate(all="ignore"):  # an uninformative likelihood is constant
             return psense_summary(tree)
     finally:
         log.disabled = before
