@@ -268,5 +268,5 @@ def test_two_observed_sites_are_sampled_and_not_drawn():
     post = made(of, rows, {"m": np.zeros((1, 10))})
     with pytest.raises(SettingError, match="observes 2 sites"):
         post.predictive()
-    with pytest.raises(SettingError, match="which field holds the outcomes is not known"):
+    with pytest.raises(SettingError, match="not known which field holds the outcomes"):
         post.ppc()

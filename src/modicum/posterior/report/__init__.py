@@ -1,4 +1,4 @@
-"""A fit on one page: what was fitted, whether to trust it, and what it says."""
+"""The HTML report: what was fitted, whether to trust it, and the estimates."""
 
 from modicum.posterior.report.page import GroupEffects, Reported, report_page
 

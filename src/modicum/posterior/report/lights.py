@@ -1,4 +1,4 @@
-"""Diagnostics as traffic lights: a figure, whether it is good, and what it means."""
+"""Diagnostics as traffic lights: a number, whether it is good, and what it means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Light", "lights", "overall", "predictive_light"]
 
 Level = Literal["good", "doubtful", "bad"]
 BAD_R_HAT = 1.05
-MOST_DIVERGING = 0.01  # share of draws
+MOST_DIVERGING = 0.01  # share of divergent draws above which the light is red
 
 
 class Light(NamedTuple):
@@ -38,8 +38,8 @@ def lights(
     settings: Mapping[str, object],
     warnings: Sequence[ModicumWarning],
 ) -> list[Light]:
-    """The diagnostics of a run of `shape` (chains, draws), the most important first."""
-    all_lights = [*_of_summary(summary, *shape)]
+    """Return the diagnostics of a run of `shape` (chains, draws), the most important first."""
+    all_lights = [*_summary_lights(summary, *shape)]
     if "diverging" in stats and stats["diverging"].size:
         share = float(np.mean(stats["diverging"]))
         all_lights.append(
@@ -47,7 +47,7 @@ def lights(
                 "divergences",
                 f"{int(np.sum(stats['diverging'])):,} draws",
                 _level(share, 0.0, MOST_DIVERGING),
-                "trajectories that went astray; there should be none",
+                "trajectories that diverged; there should be none",
             )
         )
     bias = tuning.get("bias_bound")
@@ -63,25 +63,25 @@ def lights(
             )
         )
     if settings.get("complete") is False:
-        all_lights.append(Light("run", "stopped early", "doubtful", "the draws so far are shown"))
+        all_lights.append(Light("run", "stopped early", "doubtful", "only the draws so far"))
     count = len(warnings)
     all_lights.append(
         Light(
             "warnings",
             f"{count:,}",
             "good" if count == 0 else "doubtful",
-            "reasons to doubt the run, in words below" if count else "no reason to doubt the run",
+            "reasons to doubt the run, listed below" if count else "no reason to doubt the run",
         )
     )
     return all_lights
 
 
-def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
-    """R-hat and effective sample sizes of the worst scalar, by the limits that warnings have."""
+def _summary_lights(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
+    """Judge R-hat and ESS of the worst scalar, by the limits of the warnings."""
     finite = summary[np.isfinite(summary["r_hat"])]
     if not len(finite):
-        unknown = "too few draws to tell whether the chains have settled"
-        return [Light("R-hat", "not known", "bad", unknown)]
+        unknown = "too few draws to tell whether the chains have converged"
+        return [Light("R-hat", "unknown", "bad", unknown)]
     agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
     worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
     all_lights = [
@@ -102,14 +102,15 @@ def _of_summary(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
             needed_ess = smallest_ess(chains * draws)
             level = _level(-smallest, -needed_ess, -needed_ess / 4)
             meaning = (
-                f"as many independent draws would give {of} as precise (worst: {sizes.idxmin()})"
+                f"number of independent draws that would give equally precise {of} "
+                f"(worst: {sizes.idxmin()})"
             )
             all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
     return all_lights
 
 
 def predictive_light(check: PredictiveCheck | str) -> list[Light]:
-    """What simulated outcomes say about the model, where there are observed ones."""
+    """Judge the predictive check, if there is one."""
     if isinstance(check, str):
         return []
     share = 1 - check.prob
@@ -129,10 +130,10 @@ def _level(value: float, good: float, bad: float) -> Level:
 
 
 def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
-    """One light for all, and what it says."""
+    """Return the worst light, and a verdict."""
     levels = {light.level for light in all_lights}
     if "bad" in levels:
-        return "bad", "Do not use this fit before the red lights below are understood."
+        return "bad", "Do not use this fit until the red lights below are understood."
     if "doubtful" in levels:
         return "doubtful", "Usable with care: see the yellow lights and the warnings below."
-    return "good", "Found no reason to doubt this fit."
+    return "good", "No reason to doubt this fit was found."

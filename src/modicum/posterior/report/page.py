@@ -1,4 +1,4 @@
-"""The report as one HTML page, which loads nothing from elsewhere."""
+"""The report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupEffects", "Reported", "report_page"]
 
-MOST_LINES = 60  # of a table or a picture
+MOST_LINES = 60  # of a table or a chart
 WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -37,7 +37,7 @@ class GroupEffects:
     table
         As `Posterior.effects` tabulates them.
     shrinkage
-        How far each effect is pulled from what the levels' own rows say, where that is known.
+        By name of the effect, its unpooled estimates, if they were computed.
     """
 
     table: pd.DataFrame
@@ -46,24 +46,26 @@ class GroupEffects:
 
 @dataclass
 class Reported:
-    """What a report shows, computed beforehand.
+    """The contents of a report.
 
     Attributes
     ----------
-    title, summary, stats, tuning, settings, warnings, ledger, fit_rows
-        Of the posterior.
+    title
+        Heading of the page.
+    summary, stats, tuning, settings, warnings, ledger, fit_rows
+        As in the posterior; `summary` is the table.
     model
         The model's name.
     chains, draws
-        How many.
+        Number of chains, and of draws per chain.
     code
         Code that repeats the fit.
     check
-        Calibration, or why there is none.
+        The predictive check, or why there is none.
     columns
         Average predictions by column, or why there are none.
     groups
-        Effects of groups, or why they are not known.
+        Effects by grouping factor, or why there are none.
     prob
         Posterior probability of the intervals.
     """
@@ -87,7 +89,7 @@ class Reported:
 
 
 def report_page(report: Reported) -> str:
-    """The page, as one HTML document."""
+    """Return the page as one HTML document."""
     shape = (report.chains, report.draws)
     traffic_lights = lights(
         report.summary, shape, report.stats, report.tuning, report.settings, report.warnings
@@ -127,7 +129,7 @@ def _section(title: str, *parts: object) -> Markup:
 
 
 def _light(level: str) -> Markup:
-    """A light that its word tells apart too, not its colour alone."""
+    """Return a traffic light that a word tells apart as well as its colour."""
     return tag("span", WORDS[level], class_=f"light {level}")
 
 
@@ -164,13 +166,13 @@ def _fitted(report: Reported) -> Markup:
     classes = settings.get("outcome_levels")
     if isinstance(classes, Mapping):
         pairs.append(("outcomes", ", ".join(f"{name} is {code}" for name, code in classes.items())))
-    method = settings.get("method", "draws made elsewhere")
+    method = settings.get("method", "draws from another program")
     pairs.append(("method", f"{method}: {report.chains} chains of {report.draws:,} draws"))
     return _facts(pairs)
 
 
 def _other_fields(fit_rows: FitRows) -> list[tuple[str, object]]:
-    """What the model reads of a row beside columns and outcome: an offset, weights, trials."""
+    """Return the other fields that the model reads, such as offset, weight or trials."""
     if fit_rows.encoding is not None:
         fields = fit_rows.encoding.fields.items()
         return [(name, tag("code", " + ".join(made_of))) for name, made_of in fields]
@@ -213,7 +215,7 @@ def _coefficients(report: Reported) -> list[Markup]:
     picture = forest(list(first.index), Band.of(first, low, "mean", high))
     parts = [unit, picture]
     if len(rest) > len(first):
-        parts.append(tag("p", f"The first {len(first)} of {len(rest):,} are shown.", class_="note"))
+        parts.append(tag("p", f"These are the first {len(first)} of {len(rest):,}.", class_="note"))
     columns = ["mean", "sd", low, high, "ess_bulk", "r_hat"]
     lines = [
         [name, *(f"{line[c]:.3g}" for c in columns[:4]), f"{line['ess_bulk']:,.0f}",
@@ -225,7 +227,7 @@ def _coefficients(report: Reported) -> list[Markup]:
 
 
 def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Markup]:
-    """Effects in order, the largest and smallest of many; and how far they are pulled."""
+    """Show effects sorted by mean (of many, the largest and smallest), and their shrinkage."""
     import pandas as pd
 
     if isinstance(effects, str):
@@ -249,7 +251,7 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
     ]
     if pictures:
         words = (
-            "Filled: the effects above. Hollow: what the rows of each level say by themselves "
+            "Filled: the effects above. Hollow: estimates from the rows of each level alone "
             "(triangles: beyond the edge). The fewer rows a level has, the more it borrows from "
             f"the others. Grey: where {prob:.0%} of levels that are not in the data would lie."
         )
@@ -258,7 +260,7 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
 
 
 def _label(level: object) -> str:
-    """A level, or a level and the effect or class of it."""
+    """Format a level, or a level with its effect or class."""
     if isinstance(level, tuple):
         return ", ".join(map(_label, level))
     return f"{level:.3g}" if isinstance(level, float) else str(level)
@@ -266,8 +268,8 @@ def _label(level: object) -> str:
 
 def _columns(report: Reported) -> list[Markup]:
     intro = (
-        "Average predictions: the column is set to each value in turn, in rows of the data that "
-        "are otherwise left as they are."
+        "Average predictions: the column is set to one value at a time in all rows, which are "
+        "otherwise left as they are."
     )
     parts = [tag("p", intro, class_="note")]
     for name, effect in report.columns.items():
@@ -279,7 +281,7 @@ def _columns(report: Reported) -> list[Markup]:
 
 
 def _by_class(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The table, or one for each class of the outcome."""
+    """Split the table by class of the outcome, if it has classes."""
     if table.index.nlevels == 1:
         return [("", table)]
     classes = table.index.get_level_values(-1)
@@ -311,8 +313,8 @@ def _check(check: PredictiveCheck | str) -> list[Markup]:
     expected = 1 - check.prob
     marks = "Points" if check.kind in ("calibration", "ecdf") else "Bars"
     words = (
-        f"{marks}: what was observed in {check.rows:,} rows. Blue: what the model expects, with "
-        f"{check.prob:.0%} intervals. {check.outside:.0%} of the bins lie outside theirs; "
+        f"{marks}: observed in {check.rows:,} rows. Blue: what the model expects, with "
+        f"{check.prob:.0%} intervals. {check.outside:.0%} of the bins lie outside their intervals; "
         f"{expected:.0%} would by chance."
     )
     return [tag("p", words, class_="note"), tag("figure", picture)]
@@ -337,7 +339,7 @@ def _cost(report: Reported) -> list[Markup]:
 def _priors(report: Reported) -> Markup:
     priors = report.tuning.get("priors")
     if not isinstance(priors, Mapping) or not priors:
-        return tag("p", "The model does not say what its priors are.", class_="note")
+        return tag("p", "The priors of this model were not recorded.", class_="note")
     items = list(priors.items())
     lines = [[name, prior] for name, prior in items[:MOST_LINES]]
     body = _wide(table(["parameter", "prior"], lines))

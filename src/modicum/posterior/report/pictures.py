@@ -1,4 +1,4 @@
-"""Pictures of the report: figures in HTML and SVG whose colours and widths follow the page's."""
+"""Charts of the report, in HTML and SVG whose colours and widths follow the page."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Band", "band_chart", "bar_chart", "forest", "shrinkage_chart"]
 
-WIDTH, HEIGHT = 340, 230  # of a chart on a phone, where it is not scaled down
+WIDTH, HEIGHT = 340, 230  # of a chart on a phone, where it is shown unscaled
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 36
 TICKS = 4
 
 
 class Band(NamedTuple):
-    """Intervals, and what is in their middle."""
+    """Intervals and their centres."""
 
     low: np.ndarray
     middle: np.ndarray
@@ -29,16 +29,16 @@ class Band(NamedTuple):
 
     @classmethod
     def of(cls, frame: pd.DataFrame, low: str, middle: str, high: str) -> Band:
-        """Three columns of a table."""
+        """Take the band from three columns of a table."""
         return cls(*(frame[name].to_numpy(float) for name in (low, middle, high)))
 
 
 def forest(labels: Sequence[object], band: Band) -> Markup:
-    """Intervals one below the other, and a line at zero."""
+    """Draw intervals one below the other, with a line at zero."""
     low, middle, high = band
     finite = np.isfinite(low) & np.isfinite(high)
     if not finite.any():
-        return tag("p", "There is nothing finite to draw.")
+        return tag("p", "There are no finite intervals to draw.")
     ends = [min(float(low[finite].min()), 0.0), max(float(high[finite].max()), 0.0)]
     room = 0.02 * (ends[1] - ends[0] or 1.0)
     start, span = ends[0] - room, ends[1] - ends[0] + 2 * room
@@ -81,7 +81,7 @@ class _Frame:
     def drawn(
         self, marks: Sequence[Markup], across: str, up: str, x_ticks: Sequence[tuple[float, str]]
     ) -> Markup:
-        """The chart: what it shows, between axes with ticks and titles."""
+        """Return the chart: marks between axes with ticks and titles."""
         parts = []
         for value in _ticks(*self.y):
             _, y = self.at(self.x[0], value)
@@ -110,7 +110,7 @@ def band_chart(
     up: str,
     observed: np.ndarray | None = None,
 ) -> Markup:
-    """A line with a band around it, and points for what was observed."""
+    """Draw a line with a band around it, and points for observed values."""
     low, middle, high = band
     every = [*low, *high, *middle, *([] if observed is None else observed)]
     frame = _Frame(list(x), every)
@@ -133,7 +133,7 @@ def bar_chart(
     across: str,
     up: str,
 ) -> Markup:
-    """Bars for what was observed, and on them intervals for what was expected."""
+    """Draw bars for observed values, and on them intervals for expected values."""
     at = np.arange(len(labels), dtype=float)
     frame = _Frame([-0.6, len(labels) - 0.4], [0.0, *observed, *band.high])
     marks = []
@@ -154,7 +154,7 @@ def bar_chart(
 
 
 def shrinkage_chart(drawn: Shrinkage, group: str, prob: float) -> Markup:
-    """Effects by the rows of their level, with lines from what these rows say by themselves."""
+    """Draw effects by the number of rows of their level, with lines from unpooled estimates."""
     wide, edge = drawn.limits(prob)
     sizes = drawn.table["rows"].to_numpy(float)
     x = np.log10(np.maximum(sizes, 1.0))
@@ -181,7 +181,7 @@ def shrinkage_chart(drawn: Shrinkage, group: str, prob: float) -> Markup:
 
 
 def _powers(low: float, high: float) -> list[tuple[float, str]]:
-    """Round numbers along an axis of logarithms, whose ends are `low` and `high`."""
+    """Return ticks at round numbers on a log10 axis from `low` to `high`."""
     steps = (1,) if high - low > 2 else (1, 3) if high - low > 1 else (1, 2, 3, 5, 7)
     decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
     values = [step * 10.0**power for power in decades for step in steps]
@@ -195,7 +195,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, a few of them."""
+    """Return a few round numbers from `low` to `high`."""
     step = 10.0 ** np.floor(np.log10((high - low) / TICKS))
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (k * step) <= TICKS + 1)
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))

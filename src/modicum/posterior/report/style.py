@@ -1,4 +1,4 @@
-"""How the report looks: light and dark, on a desk and on a phone."""
+"""Style sheet of the report: light and dark, for screens, phones and print."""
 
 __all__ = ["CSS"]
 

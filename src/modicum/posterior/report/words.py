@@ -1,4 +1,4 @@
-"""The name of a fit, the code that repeats it, and what a notebook shows of it."""
+"""The name of a fit, the code that repeats it, and its box in a notebook."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from modicum.posterior.summary import summarise
 
 __all__ = ["code_for", "model_name", "posterior_box"]
 
-SHOWN = 12  # scalars that a notebook shows
+SHOWN = 12  # scalars shown in a notebook
 
 
 def model_name(model: BaseModel | None) -> str:
-    """The name of a model."""
+    """Return the name of a model."""
     if model is None:
-        return "a model that is not known"
+        return "an unknown model"
     if isinstance(model, IntegratedEffects):
         return f"{model_name(model.family)}, with effects of {model.group} integrated out"
     return type(model).__name__
@@ -31,9 +31,9 @@ def code_for(
     chains: int,
     draws: int,
 ) -> str:
-    """Python code that repeats the fit on the same data; priors and settings are listed apart.
+    """Return Python code that repeats the fit on the same data, without priors and settings.
 
-    `fields` are those that the formula's encoding makes beside the outcome.
+    `fields` are those that the formula's encoding adds to the outcome.
     """
     names = {kind.__name__: name for name, kind in FAMILIES.items()}
     first = model.split(",")[0]
@@ -58,7 +58,7 @@ def code_for(
 
 
 def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning]) -> str:
-    """A posterior in a notebook: its first scalars, and its warnings."""
+    """Return what a notebook shows of a posterior: its first scalars, and its warnings."""
     frame = summarise(source, _first_names(source), 0.9).head(SHOWN)
     lines = [
         (name, *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
@@ -73,7 +73,7 @@ def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning])
 
 
 def _first_names(source: Draws) -> list[str]:
-    """Parameters with enough scalars to show; effects of groups come last."""
+    """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
     ordered = sorted(source.draws, key=lambda name: "|" in name)
     names: list[str] = []
     count = 0
