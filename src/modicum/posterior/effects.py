@@ -29,6 +29,7 @@ from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
 from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.fitted import Fit, flat_points
 from modicum.posterior.prediction import Predictor
+from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -173,7 +174,7 @@ def _frame(
     """Return a frame with one line per level, or per level and effect if there are several."""
     import pandas as pd
 
-    columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
+    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
     levels = np.asarray(levels.tolist()) if _are_whole_numbers(levels) else levels
     index: pd.Index[Any] = pd.Index(levels, name=group)
     if len(effect_names) > 1:

@@ -28,6 +28,7 @@ from modicum.models.families import (
 from modicum.models.groups.terms import effect_columns
 from modicum.posterior.draws import Draws, check_interval
 from modicum.posterior.effects import tabulated
+from modicum.posterior.summary import percent
 from modicum.rows import Rows
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def intraclass(source: Draws, model: object, rows: Rows | None, prob: float) -> 
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
     weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
-    columns = ["mean", "sd", *(f"{100 * end:g}%" for end in ((1 - prob) / 2, (1 + prob) / 2))]
+    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
     index = pd.Index(list(shares), name="group")
     return pd.DataFrame(tabulated(x, weights, prob), index=index, columns=columns)
 

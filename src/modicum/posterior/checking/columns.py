@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["column_values", "counted_rows", "holds_column", "random_rows", "table_sample"]
 
-CHUNK = 1 << 18  # rows read at a time
 MOST_COLOURS = 10**9  # NumPy's limit for draws without replacement
 
 

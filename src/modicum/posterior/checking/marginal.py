@@ -24,6 +24,7 @@ from modicum.posterior.draws import thinned
 from modicum.posterior.effects import known_groups, with_groups
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import Predictor
+from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows.checks import names_like
 from modicum.rows.description import Level
@@ -273,5 +274,5 @@ def _table(
     if estimates.ndim == 3:
         class_labels = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
         index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])
-    titles = ["mean", "sd", *(f"{100 * end:g}%" for end in ends)]
+    titles = ["mean", "sd", *map(percent, ends)]
     return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)
