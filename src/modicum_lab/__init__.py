@@ -1,5 +1,5 @@
-"""The laboratory: what is built on Modicum's public names alone.
+"""The laboratory: programs built on Modicum's public API only.
 
-`papers` reproduces the experiments of the two papers, `bench` times Modicum beside its peers, and
-`demo` fits real flights.
+`papers` reproduces the experiments of the two papers, `bench` compares Modicum's speed with other
+libraries, and `demo` fits a model to real flights.
 """

@@ -1,4 +1,4 @@
-"""Tables as Markdown, with as many figures as a reader wants."""
+"""Markdown tables, with numbers rounded to significant digits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["shown", "table_lines"]
 
 
 def shown(value: object, figures: int = 4) -> str:
-    """Return a cell as text, with as many figures as a reader wants.
+    """Return a cell as text, with numbers rounded to `figures` significant digits.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def shown(value: object, figures: int = 4) -> str:
 def table_lines(
     columns: Sequence[str], rows: Iterable[Iterable[object]], figures: int = 4
 ) -> list[str]:
-    """Lines of a Markdown table.
+    """Return the lines of a Markdown table.
 
     Examples
     --------

@@ -1,17 +1,17 @@
-"""What the right answer is, and whether a contender has it.
+"""Reference posteriors, and whether a contender agrees with them.
 
-The real tables have long runs of full-data HMC (`modicum_lab.papers.references`). For tables made
-on the spot, independent draws of the normal approximation at the mode, N(t*, V), are weighted by
-posterior over approximation, both exact, by one sweep over all rows. As the approximation's own
+The real tables have long runs of full-data HMC (`modicum_lab.papers.references`). For simulated
+tables, independent draws of the normal approximation at the mode, N(t*, V), are weighted by
+posterior over approximation, both exact, in one pass over all rows. As the approximation's
 moments are known, only the difference is estimated,
 
     E[t] = t* + E_N[(w - 1)(t - t*)],      E[w] = 1,
 
 whose Monte Carlo error falls with n: a few hundred draws are enough. This is not a Markov chain,
-and shares no code with HMC-ECS but the passes. Draws come in pairs, t* + Lz and t* - Lz.
+and shares only the passes over rows with HMC-ECS. Draws come in pairs, t* + Lz and t* - Lz.
 
-A contender's error counts only beyond what Monte Carlo explains. With k scalars looked at, the
-largest of k normal errors is compared with the quantile that only one right contender in a
+A contender's error counts only beyond Monte Carlo error: the largest of the errors of k scalars is
+compared with the quantile of the largest of k normal errors that only one correct contender in a
 thousand exceeds.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
     "parameters_at",
 ]
 
-CELLS = 5e8  # rows times draws: half a minute or so of one core
+CELLS = 5e8  # rows times draws: about half a minute of one core
 UNEVEN = 1.0  # standard deviation of the log-weights beyond which the reference is doubtful
 
 
@@ -66,12 +66,12 @@ class KeptReference:
     source: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types only."""
+        """Return plain types, ready for JSON."""
         return asdict(self)
 
     @property
     def largest_error(self) -> float:
-        """Of a mean, in posterior standard deviations."""
+        """Largest Monte Carlo error of a mean, in posterior standard deviations."""
         return float(max(self.mean_error))
 
 
@@ -85,7 +85,7 @@ def of_table(name: str) -> KeptReference:
 
 
 def by_importance(model: BaseModel, rows: Rows, draws: int | None = None) -> KeptReference:
-    """Weight draws of the normal approximation by all rows; see above."""
+    """Weight draws of the normal approximation by all rows; see the module's docstring."""
     posterior = LogPosterior(model, rows)
     mode = posterior.mode()
     pairs = (draws or int(np.clip(CELLS / len(rows), 128, 8_192))) // 2
@@ -98,10 +98,10 @@ def by_importance(model: BaseModel, rows: Rows, draws: int | None = None) -> Kep
 
 
 def parameters_at(posterior: LogPosterior, mode: Mode) -> tuple[np.ndarray, np.ndarray]:
-    """The mode and its factor L in reported parameters, coefficients first, intercept last.
+    """Return the mode and its factor L in reported parameters, coefficients first, intercept last.
 
-    These depend linearly on the model's own coordinates, so that the mode and the ends of the
-    columns of L say all.
+    These depend linearly on the model's coordinates, so that the images of the mode and of the mode
+    plus each column of L determine both.
     """
     ends = np.vstack([mode.point, mode.point + mode.factor.T])
     flat = flat_scalars(posterior.named(ends))
@@ -111,10 +111,10 @@ def parameters_at(posterior: LogPosterior, mode: Mode) -> tuple[np.ndarray, np.n
 def _estimated(
     point: np.ndarray, factor: np.ndarray, z: np.ndarray, log_weight: np.ndarray
 ) -> KeptReference:
-    """Moments of t = point + factor z under the weights, with their errors."""
+    """Estimate the moments of t = point + factor z under the weights, with their errors."""
     weight = np.exp(log_weight)
     weight /= weight.mean()
-    away = (z @ factor.T) / np.sqrt(np.sum(factor**2, axis=1))  # in the approximation's own sd
+    away = (z @ factor.T) / np.sqrt(np.sum(factor**2, axis=1))  # in sd of the approximation
     shift, shift_error = _difference(weight, away)
     second, second_error = _difference(weight, away**2)
     variance = 1 + second - shift**2
@@ -137,7 +137,7 @@ def _plain(
 
 
 def _difference(weight: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean of (w - 1) v and its error; the two draws of a pair are one observation."""
+    """Return the mean of (w - 1) v and its error; the two draws of a pair are one observation."""
     products = (weight - 1)[:, None] * values
     estimate = products.mean(0)
     influence = products - (weight - 1)[:, None] * estimate - estimate  # weights sum to n
@@ -148,9 +148,9 @@ def _difference(weight: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.
 Mark = Literal["right", "too few draws", "slightly off", "wrong"]
 MARKS: tuple[Mark, ...] = get_args(Mark)  # from the best to the worst
 MEAN, SD = 0.1, 0.07  # posterior sd, and share of it: beyond them an answer is wrong
-FEW = 300  # effective draws below which an error of a quarter posterior sd would go unseen
+FEW = 300  # effective draws below which an error of a quarter posterior sd would go unnoticed
 CHANCE = 1e-3
-UNSURE = 3.0  # of few draws the effective number is itself a guess: their errors count from here
+UNSURE = 3.0  # factor on the error bounds of few draws, whose effective number is uncertain
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def judge(run: RunResult, reference: KeptReference) -> Judgement:
 
 
 def judge_all(runs: Sequence[RunResult], reference: KeptReference) -> Judgement:
-    """Medians of the errors, and the commonest mark; the worse one of two as common."""
+    """Return the median errors and the most common mark; the worse one if two are as common."""
     judgements = [judge(run, reference) for run in runs]
     counts = Counter(judgement.mark for judgement in judgements)
     mark = max(counts, key=lambda name: (counts[name], MARKS.index(name)))
@@ -199,7 +199,7 @@ def judge_all(runs: Sequence[RunResult], reference: KeptReference) -> Judgement:
 
 
 def _quantile(number: int) -> float:
-    """Bound that the largest of `number` standard normal errors exceeds once in a thousand."""
+    """Return the bound that the largest of `number` normal errors exceeds once in a thousand."""
     from scipy.special import ndtri
 
     return float(-ndtri(CHANCE / (2 * number)))

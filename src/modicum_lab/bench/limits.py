@@ -1,4 +1,4 @@
-"""The ratios that must hold, from what one run measured."""
+"""Ratios that must hold, computed from the measurements of one run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMORY = 2.0  # GB
 
 @dataclass(frozen=True)
 class Limit:
-    """One ratio: what was measured, and what it must be at least or at most.
+    """One ratio: its measured value, and its lower or upper limit.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Limit:
 
 
 def limits_of(results: Sequence[Measurements]) -> list[Limit]:
-    """All ratios that these results speak about."""
+    """Return all ratios that can be computed from these results."""
     measured = {(m.problem, m.contender): m for m in results if m.runs and m.chains is None}
     return [*_against_numpyro(measured), *_flat(measured), *_disk(measured)]
 
@@ -53,7 +53,7 @@ Known = dict[tuple[str, str], Measurements]
 
 
 def _against_numpyro(measured: Known) -> list[Limit]:
-    """On a million rows, or on the largest size both ran at."""
+    """Compare with NumPyro on a million rows, or on the largest size that both ran."""
     for problem in (HEADLINE, *reversed(SIZES)):
         peers = [measured[problem, name] for name in PEERS if (problem, name) in measured]
         if (problem, OURS) in measured and peers:
@@ -68,7 +68,7 @@ def _against_numpyro(measured: Known) -> list[Limit]:
         where += "; the limit is for a million rows"
     brought = measured.get((problem, BROUGHT))
     also = ["", ""]
-    if brought is not None:  # what a user gains who brings the Hessian as well as the mode
+    if brought is not None:  # compare also with NumPyro given the Hessian as well as the mode
         ratios = (
             ours.middle("rate") / brought.middle("rate"),
             brought.middle("cold") / ours.middle("cold"),
@@ -92,7 +92,7 @@ def _flat(measured: Known) -> list[Limit]:
 
 
 def _disk(measured: Known) -> list[Limit]:
-    """From disk over from memory at the largest size; the huge table against a tenth of it."""
+    """Compare disk with memory at the largest size; the huge table with a tenth in memory."""
     pairs = [(size, size) for size in SIZES] + [("plain-10m", "plain-100m")]
     pairs = [(a, b) for a, b in pairs if (a, OURS) in measured and (b, STORE) in measured]
     if not pairs:
@@ -109,7 +109,7 @@ def _disk(measured: Known) -> list[Limit]:
 
 
 def limits_table(limits: Sequence[Limit]) -> Table:
-    """Limit by limit, with how far off one is that does not hold."""
+    """Tabulate the limits, and by how much a limit is missed."""
     rows: list[Sequence[Any]] = [
         [
             limit.what,

@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, memory, system, versions."""
+"""Describe the machine of a measurement: processor, memory, system, versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro",
 
 
 def describe_machine() -> dict[str, Any]:
-    """Plain types only, ready for JSON."""
+    """Return a description of this machine in plain types, ready for JSON."""
     import jax
 
     device = jax.devices()[0]
@@ -34,7 +34,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def in_words(machine: dict[str, Any]) -> str:
-    """One sentence of it.
+    """Return the description as one sentence.
 
     Examples
     --------
@@ -52,19 +52,19 @@ def in_words(machine: dict[str, Any]) -> str:
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def total_bytes() -> int:
-    """Memory of the machine."""
+    """Return the memory of the machine in bytes."""
     return _sysconf("SC_PHYS_PAGES")
 
 
 def free_bytes() -> int:
-    """Free memory: of the accelerator, where there is one, else of the machine."""
+    """Return the free memory of the accelerator if there is one, else of the machine."""
     import jax
 
     statistics = jax.local_devices()[0].memory_stats() or {}

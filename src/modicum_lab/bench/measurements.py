@@ -1,4 +1,4 @@
-"""All runs of a contender on a problem: each in a fresh process, contenders in turn."""
+"""All runs of a contender on a problem, each in a fresh process; contenders alternate."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Measurements:
 
     problem: str
     contender: str
-    chains: int | None = None  # where their number is what is studied
+    chains: int | None = None  # set only where the number of chains is varied
     runs: list[RunResult] = field(default_factory=list)
     reason: str | None = None
 
     def middle(self, quantity: str) -> float:
-        """Median of a property of the runs."""
+        """Return the median of a property of the runs."""
         return float(median(getattr(run, quantity) for run in self.runs))
 
     def spread(self, quantity: str) -> float:
-        """(Largest - least) / median of the runs; nan of a single one."""
+        """Return (largest - least) / median of the runs; nan for a single run."""
         values = [getattr(run, quantity) for run in self.runs]
         return (max(values) - min(values)) / median(values) if len(values) > 1 else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types only."""
+        """Return plain types, ready for JSON."""
         return asdict(self)
 
     @classmethod
@@ -49,10 +49,10 @@ class Measurements:
 
 
 def run_child(folder: str, name: str, budget: dict[str, Any]) -> dict[str, Any]:
-    """Run a contender here, in a process of its own; the clock starts after imports and loading."""
+    """Run a contender in this fresh process; the clock starts after imports and loading."""
     import warnings
 
-    import arviz_stats.base  # noqa: F401 - two seconds that are no contender's
+    import arviz_stats.base  # noqa: F401 - takes two seconds, which no contender is charged
     import jax
 
     from modicum_lab.bench.problems import ProblemData
@@ -82,7 +82,7 @@ def in_turns(
     say: Say,
     chains: int | None = None,
 ) -> list[Measurements]:
-    """Run all contenders, one after the other, then all again, as many times as each is to run."""
+    """Run all contenders one after the other, and repeat the whole round as often as planned."""
     measured = [Measurements(problem, contender.name, chains) for contender in contenders]
     turn = 0
     while waiting := [m for m in measured if m.reason is None and len(m.runs) == turn]:
@@ -97,7 +97,7 @@ def _run(folder: Path, measurements: Measurements, budget: Budget, turn: int, sa
     name = measurements.contender
     title = CONTENDERS[name].title
     own = asdict(budget) | {"seed": budget.seed + turn}
-    limit = 600 + 20 * budget.seconds  # a peer that hangs must not take the others with it
+    limit = 600 + 20 * budget.seconds  # a peer that hangs must not stop the others
     try:
         answer = in_process(__name__, "run_child", str(folder), name, own, timeout=limit)
     except ChildError as fault:

@@ -1,4 +1,4 @@
-"""Three pictures: effective draws per second against n, error against time, memory against n."""
+"""Three plots: effective draws per second against n, error against time, memory against n."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ COLOURS = {
 
 
 class Dot(NamedTuple):
-    """A contender on a problem: seconds of its cold start, largest error of a mean, its mark."""
+    """A contender on a problem: seconds of its cold start, largest error of a mean, mark."""
 
     seconds: float
     error: float
     mark: Mark
 
 
-LEAST, MOST = 1e-4, 1e3  # errors beyond are drawn here: some run away by powers of ten
+LEAST, MOST = 1e-4, 1e3  # errors are clipped to this range: some diverge by powers of ten
 MARKS: dict[Mark, dict[str, Any]] = {
     "wrong": {"marker": "X", "markersize": 10},
     "too few draws": {"marker": "o", "fillstyle": "none", "markeredgewidth": 1.6},
@@ -56,7 +56,7 @@ MARKS: dict[Mark, dict[str, Any]] = {
 
 
 def write_pictures(results: Results, out: Path) -> list[str]:
-    """Write each as PNG and SVG; return the names, none where matplotlib is not installed."""
+    """Write each plot as PNG and SVG; return the names, or none if matplotlib is missing."""
     drawn: dict[str, Callable[[Results], MatplotlibFigure]] = {
         "esspersecond": _rates,
         "error-against-time": _errors,
@@ -76,7 +76,7 @@ def write_pictures(results: Results, out: Path) -> list[str]:
 
 
 def _rates(results: Results) -> MatplotlibFigure:
-    """Samplers only: independent draws of an approximation are as many as one likes."""
+    """Plot samplers only: an approximation can draw as many independent draws as needed."""
     names = [name for name in CONTENDERS if name not in ("laplace", "statsmodels")]
     ax = _against_rows(results, names, lambda m: m.middle("rate"))
     ax.set_ylabel("effective draws per second")
@@ -99,7 +99,7 @@ def _memory(results: Results) -> MatplotlibFigure:
 def _against_rows(
     results: Results, names: Sequence[str], value: Callable[[Measurements], float]
 ) -> Axes:
-    """One line per contender over the HIGGS-shaped sizes."""
+    """Plot one line per contender over the HIGGS-shaped sizes."""
     ax = new_axes(size=(8.5, 4.8))
     for name in names:
         points = sorted(
@@ -116,7 +116,7 @@ def _against_rows(
 
 
 def _errors(results: Results) -> MatplotlibFigure:
-    """Largest error of a mean against the cold start, one panel per problem with several."""
+    """Plot largest error of a mean against cold start, for problems with several contenders."""
     dots = {name: _dots(results, name) for name in results.references}
     names = [name for name, here in dots.items() if len(here) > 1] or list(dots)[:1]
     columns = min(4, max(1, len(names)))
@@ -146,7 +146,7 @@ def _errors(results: Results) -> MatplotlibFigure:
 
 
 def _draw_dots(ax: Axes, dots: dict[str, Dot]) -> None:
-    """A dot per contender, a cross if it is wrong, a ring if there is too little to tell."""
+    """Draw a dot per contender, a cross if it is wrong, a ring if there are too few draws."""
     for contender, (seconds, error, mark) in dots.items():
         style = MARKS.get(mark, {"marker": "o"})
         height = min(max(error, LEAST), MOST)
@@ -157,7 +157,7 @@ def _draw_dots(ax: Axes, dots: dict[str, Dot]) -> None:
 
 
 def _key(figure: Figure, names: Sequence[str]) -> None:
-    """A legend of the contenders, below all panels."""
+    """Add a legend of the contenders below all panels."""
     from matplotlib.lines import Line2D
 
     dots = [Line2D([], [], linestyle="", marker="o", color=COLOURS[name]) for name in names]
@@ -169,7 +169,7 @@ def _key(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _dots(results: Results, problem: str) -> dict[str, Dot]:
-    """Contender to its dot; none where the problem has no reference."""
+    """Return the dots by contender; none if the problem has no reference."""
     return {
         m.contender: _dot(results, m)
         for m in results.measured

@@ -1,6 +1,6 @@
 """The problems: each gives rows, a model and a reference posterior, written to a folder.
 
-Contenders run in processes of their own and read the folder: plain arrays (`x.npy`, `y.npy`,
+Contenders run in separate processes and read the folder: plain arrays (`x.npy`, `y.npy`,
 `offset.npy`), a row store (`store`), `problem.json` and `reference.json`.
 """
 
@@ -26,7 +26,7 @@ from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table, p
 
 __all__ = ["PROBLEMS", "ModeRun", "Problem", "ProblemData", "find_problem"]
 
-NEAR = 0.01  # posterior sd: a mode near enough to start at and to set a scale by
+NEAR = 0.01  # distance from the mode, in posterior sd, that is good enough for start and scale
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Problem:
     Attributes
     ----------
     name
-        What `--problem` calls it.
+        Name for `--problem`.
     title
-        What it is, in a few words.
+        A short description.
     build
-        Makes the data set; a `DataError` where its data are not here.
+        Function that makes the data set; a `DataError` if its data are not available.
     table
-        Name of the kept reference posterior; None where one is made on the spot.
+        Name of the stored reference posterior; None if it is computed when needed.
     on_disk
-        Made as a row store only: too large for memory, and without a reference.
+        Whether to make a row store only: too large for memory, and without a reference.
     rows
-        How many, where it is on disk.
+        Number of rows, if it is on disk.
     """
 
     name: str
@@ -157,7 +157,7 @@ def find_problem(name: str) -> Problem:
 
 @dataclass(frozen=True)
 class ModeRun:
-    """The posterior mode, the factor L of the inverse Hessian there, and what it cost to find.
+    """The posterior mode, the factor L of the inverse Hessian there, and the cost of finding it.
 
     Coefficients first, the intercept last.
     """
@@ -169,7 +169,7 @@ class ModeRun:
 
     @property
     def covariance(self) -> np.ndarray:
-        """Inverse of minus the Hessian."""
+        """Inverse of the negative Hessian."""
         return np.asarray(self.factor @ self.factor.T)
 
 
@@ -197,7 +197,7 @@ class ProblemData:
 
     @cached_property
     def offset(self) -> np.ndarray | None:
-        """Known part of the linear predictor, where there is one."""
+        """Known part of the linear predictor, if there is one."""
         path = self.folder / "offset.npy"
         return np.asarray(np.load(path)) if path.exists() else None
 
@@ -226,12 +226,12 @@ class ProblemData:
         return np.append(coefficients, self.description["intercept_scale"]).astype(np.float64)
 
     def load(self) -> None:
-        """Read the arrays now, so that no contender's clock runs meanwhile."""
+        """Read the arrays now, so that loading is not timed."""
         if (self.folder / "x.npy").exists():
             _ = self.rows
 
     def find_mode(self, within: float = NEAR) -> ModeRun:
-        """Find the mode as Modicum does: peers that need one brought are charged for this."""
+        """Find the mode by Modicum's search; its cost is charged to peers that need a mode."""
         started = time.perf_counter()
         posterior = LogPosterior(self.model, self.rows)
         point, factor = parameters_at(posterior, posterior.mode(within=within))

@@ -1,4 +1,4 @@
-"""A call in a fresh interpreter, cold and with its own memory, and how much memory code takes."""
+"""Run a function in a fresh interpreter, and measure the memory that code takes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ChildError", "Peak", "anonymous_memory", "in_process"]
 
 
 class ChildError(RuntimeError):
-    """The call ended without an answer; the message is the last thing it said."""
+    """The call returned nothing; the message is the last line of its error output."""
 
 
 def in_process(module: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
-    """Return what `module.function(*arguments)` returns in a fresh interpreter, by way of JSON.
+    """Call `module.function(*arguments)` in a fresh interpreter; return its result through JSON.
 
     Examples
     --------
@@ -55,13 +55,13 @@ def _serve() -> None:
     print(json.dumps(answer))
 
 
-EVERY = 0.01  # seconds
+EVERY = 0.01  # seconds between two readings of the memory
 
 
 def anonymous_memory() -> int:
-    """Bytes of this process that no file backs: the file cache is the system's to give and take.
+    """Return the bytes of this process that no file backs: the system can drop the file cache.
 
-    On systems other than Linux, all resident bytes.
+    On systems other than Linux, return all resident bytes.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -71,14 +71,14 @@ def anonymous_memory() -> int:
     try:
         import psutil
     except ImportError:
-        import resource  # the peak so far, which is what is asked for in the end
+        import resource  # its value is the peak so far, which serves the purpose
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(psutil.Process().memory_info().rss)
 
 
 class Peak:
-    """The most anonymous memory while a block runs, and how long the block took.
+    """Measure peak anonymous memory and time of a block of code.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The report of a run: tables as Markdown, everything as JSON, and pictures."""
+"""The report of a run: Markdown tables, JSON with everything, and plots."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEGEND = (
 
 
 def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
-    """The whole report."""
+    """Return the whole report as Markdown."""
     budget = results.budget
     parts = [
         "# Benchmarks",
@@ -67,13 +67,13 @@ def markdown(results: Results, pictures: Sequence[str] = ()) -> str:
 
 
 def _several(results: Results) -> list[str]:
-    """Problems with more than one contender; the others are for the scaling tables."""
+    """Return the problems with several contenders; the others are for the scaling tables."""
     counts = Counter(m.problem for m in results.measured if m.chains is None)
     return [name for name in results.problems if counts[name] > 1]
 
 
 def _problem(name: str, results: Results) -> Table:
-    """One line per contender."""
+    """Tabulate one problem, with one line per contender."""
     about, kept = results.problems[name], results.references.get(name)
     here = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
     here.sort(key=lambda m: list(CONTENDERS).index(m.contender))
@@ -81,7 +81,7 @@ def _problem(name: str, results: Results) -> Table:
     table = Table(about["title"], COLUMNS)
     table.rows = [_line(m, ours, kept) for m in here]
     table.note = f"Data: {about['rows']:,} rows, d = {about['size']}; {about['description']}. "
-    table.note += "No reference: all rows are too many." if kept is None else _source(kept)
+    table.note += "No reference: too many rows." if kept is None else _source(kept)
     return table
 
 
@@ -102,7 +102,7 @@ def _line(m: Measurements, ours: Measurements | None, kept: KeptReference | None
 
 
 def _scaling(results: Results) -> list[Table]:
-    """Modicum's default as n, d and the number of chains grow."""
+    """Tabulate Modicum's default as n, d and the number of chains grow."""
     columns = ["rows", "d", "chains", "microseconds per iteration", "ESS per second",
                f"s to {EFFECTIVE:,} effective draws", "memory, GB"]  # fmt: skip
     ours = [m for m in results.measured if m.contender == OURS and m.runs]
@@ -136,13 +136,13 @@ def _left_out(results: Results) -> list[str]:
 
 
 def to_json(results: Results) -> str:
-    """Everything measured, for later comparison."""
+    """Return all measurements as JSON, for later comparison."""
     limits = [asdict(limit) for limit in limits_of(results.measured)]
     return json.dumps(_rounded(asdict(results) | {"limits": limits})) + "\n"
 
 
 def _rounded(value: object) -> object:
-    """Seven digits of every float: more than was measured, and half the bytes."""
+    """Round every float to seven digits, which halves the file and loses no information."""
     if isinstance(value, dict):
         return {name: _rounded(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -160,7 +160,7 @@ def from_json(text: str) -> Results:
 
 
 def write_report(results: Results, out: Path, name: str = "bench") -> Path:
-    """Write NAME.md, NAME.json and the pictures to a folder; return the path of the page."""
+    """Write NAME.md, NAME.json and the plots to a folder; return the path of the page."""
     from modicum_lab.bench.pictures import write_pictures
 
     out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One run of a contender: what it may spend, and its moments, draws, seconds, rows and memory."""
+"""One run of a contender: its budget, and its moments, draws, seconds, rows and memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import ArrayLike
 
 __all__ = ["EFFECTIVE", "Budget", "Infeasible", "RunResult", "flat_scalars", "from_draws"]
 
-EFFECTIVE = 1_000  # effective draws the cold start goes to
+EFFECTIVE = 1_000  # effective draws that a cold start is timed to
 
 
 class Infeasible(Exception):  # noqa: N818 - not an error: a sentence for the report
-    """A contender that cannot sensibly run here; the message says what it would take."""
+    """A contender cannot sensibly run here; the message says what it would take."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Budget:
     Attributes
     ----------
     seconds
-        Of sampling, after warm-up, for contenders that sample until time is up.
+        Sampling time after warm-up, for contenders that sample until time is up.
     draws
         The most draws per chain.
     chains
         Chains of Modicum, one per core by default.
     cores
-        Cores there are.
+        Number of available cores.
     seed
-        Another for each repeat.
+        Random seed, a different one for each repeat.
     """
 
     seconds: float = 20.0
@@ -50,23 +50,23 @@ class RunResult:
     Attributes
     ----------
     mean, sd
-        Of every scalar, coefficients first.
+        Mean and sd of every scalar, coefficients first.
     ess, ess_square
         Effective draws for the mean, and for the square of the distance from it, of every scalar.
     before, sampling
         Seconds from the start to the first kept draw (mode, compilation, warm-up), and from
         there to the end.
     rows_before, rows_sampling
-        Row evaluations in either.
+        Row evaluations in these two phases.
     draws
-        Kept, in all chains.
+        Number of kept draws, in all chains.
     credit
-        By how much a single chain could be multiplied at most on cores it left idle: a peer that
-        runs one chain is credited with perfect copies of it.
+        Number of copies of a single chain that the cores could have run at best: a peer that runs
+        one chain is credited with perfect copies of it.
     memory
-        Peak bytes that no file backs, the data included where they are held in memory.
+        Peak bytes that no file backs, including data held in memory.
     known_moments
-        Whether mean and sd are known and not averages of draws: they have no Monte Carlo error.
+        Whether mean and sd are known exactly, without Monte Carlo error, not averages of draws.
     notes
         What a reader must know.
     """
@@ -122,7 +122,7 @@ class RunResult:
 
 
 def flat_scalars(named: Mapping[str, np.ndarray]) -> np.ndarray:
-    """All scalars of a regression side by side, (..., d): coefficients first, the intercept last.
+    """Return all scalars of a regression, (..., d): coefficients first, the intercept last.
 
     Examples
     --------
@@ -149,5 +149,5 @@ def from_draws(draws: np.ndarray, **costs: Any) -> RunResult:
 
 
 def _numbers(values: ArrayLike) -> list[float]:
-    """One effective draw where nothing can be said: a chain that stands still."""
+    """Return effective draws, with 1 where they are undefined because a chain stands still."""
     return np.nan_to_num(np.asarray(values, np.float64), nan=1.0).tolist()

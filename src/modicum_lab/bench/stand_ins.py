@@ -1,4 +1,4 @@
-"""Tables made up on the spot: the shape of a real one, for machines that have no data."""
+"""Simulated tables in the shape of real ones, for machines without the data."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from modicum.rows import Rows, ingest
 __all__ = ["census_shaped", "plain", "plain_blocks", "plain_store", "spline_shaped"]
 
 BLOCK = 1_000_000
-CENSUS = 199_523  # rows of the table that its stand-in has the shape of
+CENSUS = 199_523  # rows of the real table
 
 
 def plain_blocks(n: int, columns: int, seed: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Normal columns and outcomes of a logistic regression, a million rows at a time."""
+    """Yield normal columns and outcomes of a logistic regression, a million rows at a time."""
     truth, *blocks = np.random.default_rng(seed).spawn(1 + -(-n // BLOCK))
-    # the log-odds spread over the same range however many columns there are
+    # the log-odds have the same spread for any number of columns
     beta = (1.6 / np.sqrt(columns) * truth.standard_normal(columns)).astype(np.float32)
     for number, rng in enumerate(blocks):
         count = min(BLOCK, n - number * BLOCK)
@@ -30,7 +30,7 @@ def plain_blocks(n: int, columns: int, seed: int = 1) -> Iterator[tuple[np.ndarr
 
 
 def plain(n: int, columns: int = 28) -> Dataset:
-    """`n` rows of normal columns, in memory."""
+    """Return `n` rows of normal columns, in memory."""
     x, y = np.empty((n, columns), np.float32), np.empty(n, np.float32)
     for number, (block, outcomes) in enumerate(plain_blocks(n, columns)):
         part = slice(number * BLOCK, number * BLOCK + len(outcomes))
@@ -39,7 +39,7 @@ def plain(n: int, columns: int = 28) -> Dataset:
 
 
 def plain_store(n: int, folder: Path, columns: int = 28) -> Path:
-    """Write the same rows as a row store, without ever holding them; return its path."""
+    """Write the rows of `plain` as a row store, without holding them all; return its path."""
     import pyarrow as pa
 
     raw, names = folder / "raw.arrow", [f"x{j}" for j in range(columns)]
@@ -54,7 +54,7 @@ def plain_store(n: int, folder: Path, columns: int = 28) -> Path:
 
 
 def spline_shaped(n: int, seed: int = 1) -> Dataset:
-    """`n` rows of ten spline functions of each of eight normal columns: d = 81."""
+    """Return `n` rows of ten spline functions of each of eight normal columns: d = 81."""
     rng = np.random.default_rng(seed)
     parts = [splines(rng.standard_normal(n), 11) for _ in range(8)]
     x = np.concatenate(parts, axis=1)
@@ -64,10 +64,10 @@ def spline_shaped(n: int, seed: int = 1) -> Dataset:
 
 
 def census_shaped(n: int = CENSUS, seed: int = 0) -> Dataset:
-    """`n` rows of five numbers and seven factors whose last levels are rare: about 120 columns.
+    """Return `n` rows of five numbers and seven factors with rare levels: about 120 columns.
 
-    One outcome in about twenty, and levels that hold a handful of rows, all alike: the table that
-    asks most of a subsample.
+    About one outcome in twenty is positive, and some levels have a handful of rows with equal
+    outcomes: the hardest table for a subsample.
     """
     rng = np.random.default_rng(seed)
     numbers = rng.standard_normal((n, 5))
@@ -80,7 +80,7 @@ def census_shaped(n: int = CENSUS, seed: int = 0) -> Dataset:
         parts.append((code[:, None] == np.arange(1, levels)) * 1.0)
         beta.append(0.7 * rng.standard_normal(levels - 1))
     x = np.concatenate(parts, axis=1)
-    x = x[:, x.any(axis=0)].astype(np.float32)  # levels that no row has are none
+    x = x[:, x.any(axis=0)].astype(np.float32)  # drop levels without rows
     eta = np.concatenate(parts, axis=1) @ np.concatenate(beta)
     y = rng.random(n) < 1 / (1 + np.exp(3.6 + eta.mean() - eta))
     return _dataset("census-shaped", Rows(x=x, y=y), "a made-up table of rare levels")

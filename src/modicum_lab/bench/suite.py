@@ -1,4 +1,4 @@
-"""The order of the day: which contenders compete on which problem, and how often."""
+"""Plan and run the suite: which contenders run on which problem, and how often."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ QUICK = {
 }
 HUGE = {"plain-10m": ("modicum",), "plain-100m": ("modicum-store",)}
 CHAINS = (1, 2, 4, 8)
-SLOW = 30.0  # seconds: what takes longer is repeated only where a limit depends on it
+SLOW = 30.0  # seconds; slower contenders are repeated only if a limit depends on them
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Problems with their contenders, how often, and with how much time.
+    """Problems with their contenders, the number of repeats, and the budget.
 
     Attributes
     ----------
     contests
-        Problem to contenders.
+        Contenders by problem.
     budget, repeats
-        Of each.
+        Budget of each run, and number of runs.
     chains
         Numbers of chains to run Modicum with on the headline problem.
     """
@@ -63,7 +63,7 @@ class Plan:
 
 @dataclass
 class Results:
-    """Everything a run measured, ready for JSON."""
+    """All measurements of the suite, ready for JSON."""
 
     machine: dict[str, Any]
     budget: dict[str, Any]
@@ -87,7 +87,7 @@ def plan(
     repeats: int | None = None,
     huge: bool = False,
 ) -> Plan:
-    """The plan that was asked for; Modicum's default runs on every problem, to compare with."""
+    """Return the requested plan; Modicum's default runs on every problem, for comparison."""
     for name in peers:
         find_contender(name)
     contests = dict(QUICK if quick else FULL) | (HUGE if huge else {})
@@ -109,9 +109,9 @@ def plan(
 
 
 def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
-    """Run it problem by problem; data are made in a temporary folder and removed again.
+    """Run the plan problem by problem; data are made in a temporary folder and removed again.
 
-    Ctrl-C ends it with the problems that are done.
+    After Ctrl-C it returns the problems that are finished.
     """
     results = Results(describe_machine(), vars(todo.budget).copy())
     absent = {
@@ -139,7 +139,7 @@ def _problem(
     results: Results,
     say: Callable[[str], None],
 ) -> None:
-    """Make one problem, and let its contenders compete."""
+    """Make one problem, and run its contenders."""
     with tempfile.TemporaryDirectory(prefix="modicum-bench-") as folder:
         try:
             kept = PROBLEMS[name].write(Path(folder))

@@ -1,4 +1,4 @@
-"""A table of figures, and how it is shown."""
+"""Tables of measurements, and interleaved timing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Table", "interleaved", "verdict"]
 
 @dataclass
 class Table:
-    """One table: one row per measurement, and a sentence or two below it.
+    """One table: one row per measurement, and a note below it.
 
     Examples
     --------
@@ -34,7 +34,7 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """The table as Markdown."""
+        """Return the table as Markdown."""
         lines = [f"### {self.title}", "", *table_lines(self.columns, self.rows, figures=3)]
         return "\n".join([*lines, *(["", self.note] if self.note else []), ""])
 
@@ -45,7 +45,7 @@ def verdict(value: float, limit: float) -> str:
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each function; they take turns, so that a busy moment hits all."""
+    """Return the median seconds of each function; runs alternate, so that load affects all."""
     for function in functions.values():
         function()  # compile, fill caches
     times: dict[str, list[float]] = {name: [] for name in functions}

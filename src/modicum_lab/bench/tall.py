@@ -1,8 +1,8 @@
 """A made-up table of any height: ten numbers, five factors, a rare outcome; made a block at a time.
 
-Every block has a seed of its own, so that the rows are the same whether they are wanted as arrays,
-as Parquet files, all at once or some at a time. Outcomes of the first rows follow another
-intercept than those of the others: they are the rows that, once removed, move the posterior.
+Every block has its own seed, so that the rows are the same as arrays or as Parquet files, all at
+once or in parts. Outcomes of the first rows have a different intercept from the others, so that
+removing these rows moves the posterior.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["FACTORS", "LEVELS", "NUMBERS", "arrays", "blocks", "rows", "write_pa
 
 FACTORS, NUMBERS, LEVELS = 5, 10, 12
 BLOCK = 250_000  # rows
-OTHERS, SHIFT = 10_000, 0.8  # rows at the beginning that are unlike the others, and by how much
+OTHERS, SHIFT = 10_000, 0.8  # first rows with a different intercept, and the difference
 NUMBER_NAMES = [f"x{j}" for j in range(NUMBERS)]
 FACTOR_NAMES = [f"g{k}" for k in range(FACTORS)]
 
 
 def blocks(n: int) -> Iterator[dict[str, np.ndarray]]:
-    """The rows, a block at a time: numbers x, codes of the factors g0, g1, ..., and outcomes y."""
+    """Yield the rows in blocks: numbers x, codes of the factors g0, g1, ..., and outcomes y."""
     slopes = np.random.default_rng(0).normal(scale=0.2, size=NUMBERS).astype(np.float32)
     effects = np.random.default_rng(1).normal(scale=0.3, size=(FACTORS, LEVELS))
     for first in range(0, n, BLOCK):
@@ -38,7 +38,7 @@ def blocks(n: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def arrays(n: int) -> dict[str, np.ndarray]:
-    """All rows at once.
+    """Return all rows at once, as arrays.
 
     Examples
     --------
@@ -57,14 +57,14 @@ def arrays(n: int) -> dict[str, np.ndarray]:
 
 
 def rows(n: int) -> Rows:
-    """The same as rows in memory, with factors as codes."""
+    """Return all rows as `Rows` in memory, with factors as codes."""
     fields = arrays(n)
     codes = {name: fields[name] for name in FACTOR_NAMES}
     return Rows(x=fields["x"], y=fields["y"], codes=codes, columns=NUMBER_NAMES)
 
 
 def write_parquet(folder: Path, n: int, part_rows: int = 40 * BLOCK) -> int:
-    """The same as Parquet files, with levels as text; returns their bytes."""
+    """Write the rows as Parquet files, with levels as text; return their bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

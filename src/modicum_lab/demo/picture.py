@@ -1,4 +1,4 @@
-"""The demo as a picture: who is late, when, where to, and whether the model can be believed."""
+"""The demo's plot: who is late, when, where to, and whether the model can be trusted."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw"]
 
-DATA = "#222222"  # what was observed; the method's colour is for what was inferred
-SHOWN = 8  # destinations at either end
+DATA = "#222222"  # colour of observations; estimates have the method's colour
+SHOWN = 8  # destinations shown at either end
 
 
 def draw(

@@ -1,4 +1,4 @@
-"""The experiments of the two papers, each by one function: `modicum reproduce`."""
+"""The experiments of the two papers, one function each, for `modicum reproduce`."""
 
 from modicum_lab.papers.experiments import (
     EXPERIMENTS,

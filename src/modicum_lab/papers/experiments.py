@@ -1,6 +1,6 @@
-"""What an experiment is: a function from a scale and a seed to tables and figures.
+"""Experiments: functions from a scale and a seed to tables and figures.
 
-Adding one is writing one function in a module of the paper's folder, where it is found:
+To add one, write a function in a module of the paper's folder, where it is found:
 
     @experiment("ewsg", "figure-1a", "KL divergence against data passes")
     def figure_1a(scale: Scale, seed: int) -> Result: ...
@@ -35,14 +35,13 @@ __all__ = [
 ]
 
 Scale = Literal["smoke", "laptop", "gpu", "paper"]
-"""A few seconds, to see that it runs; minutes on two cores; minutes on one GPU; the size of the
-paper."""
+"""A smoke test of seconds; minutes on two cores; minutes on one GPU; the size of the paper."""
 
 T = TypeVar("T")
 
 
 def sized(sizes: Mapping[Scale, T], scale: Scale) -> T:
-    """Return the size for a scale; `gpu` is the paper's size where it has none of its own.
+    """Return the size for a scale; without an entry, `gpu` has the paper's size.
 
     Examples
     --------
@@ -59,15 +58,15 @@ class Table:
     Attributes
     ----------
     name
-        Of its files, such as "table-1".
+        Name of its files, such as "table-1".
     columns
         Headings; by convention those with the paper's printed figures end in "(paper)".
     rows
-        One sequence per row, numbers or text; None where there is nothing to say.
+        One sequence per row, numbers or text; None for an empty cell.
     note
         What a reader must know: stand-in data, where and why figures differ from the paper's.
     stand_in
-        Whether the data are not the paper's but made to be like them; the title says so.
+        Whether the data are simulated to resemble the paper's; the title says so.
 
     Examples
     --------
@@ -83,17 +82,17 @@ class Table:
 
     @property
     def title(self) -> str:
-        """What stands above it."""
+        """Title of the table."""
         words = self.name.replace("-", " ").capitalize()
         return f"{words}, stand-in rows" if self.stand_in else words
 
 
 Claim = tuple[str, object, object, bool | None]
-"""What is claimed, what came out here, what the paper says, and whether they agree."""
+"""A claim, our result, what the paper says, and whether they agree."""
 
 
 def claims(rows: Sequence[Claim], note: str = "") -> Table:
-    """Return what the paper says in words, beside what came out here.
+    """Return a table of what the paper says in words, beside our results.
 
     Examples
     --------
@@ -112,11 +111,11 @@ class Figure:
     Attributes
     ----------
     name
-        Of its files.
+        Name of its files.
     draw
-        Makes the matplotlib figure; called once, when it is written.
+        Function that returns the matplotlib figure; called once, when the figure is written.
     caption
-        What is to be seen.
+        What the figure shows.
     """
 
     name: str
@@ -131,15 +130,15 @@ class Result:
     Attributes
     ----------
     tables, figures
-        What is to be written.
+        Tables and figures to write.
     settings
         Data, methods and their settings, in words and numbers.
     ledger
         Row evaluations by method.
     notes
-        Sentences for the page: what differs from the paper, and why as far as it is known.
+        Sentences for the page: what differs from the paper, and why if that is known.
     doubts
-        Method to the warning about its draws that is part of the finding, and among the notes.
+        By method, the warning about its draws that is part of the finding, and among the notes.
     """
 
     tables: list[Table] = field(default_factory=list)
@@ -161,7 +160,7 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, dict[str, Experiment]] = {"hmc-ecs": {}, "ewsg": {}}
-"""Paper, then name, to experiment; filled when the papers' modules are imported."""
+"""Experiments by paper and name; filled when the papers' modules are imported."""
 
 
 def experiment(

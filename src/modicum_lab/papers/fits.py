@@ -1,4 +1,4 @@
-"""Contenders on one data set: what each is run with, and what is measured of its draws."""
+"""Contenders on one data set: their settings, and the measures of their draws."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Contender:
     Attributes
     ----------
     label
-        Name in tables and pictures.
+        Name in tables and plots.
     method
         The method with its settings.
     draws, tune, thin
         As for `mo.sample`.
     colour
-        Name in `plots.METHOD_COLOURS`, or a colour; that of the method by default.
+        Name in `plots.METHOD_COLOURS`, or a colour; by default the method's.
     training
-        Whether the cost counts from the first pass over the rows (the papers' HMC-ECS), or from
+        Whether the cost counts from the first pass over the rows (the papers' HMC-ECS) or from
         the end of warm-up (their stochastic gradients).
     """
 
@@ -58,7 +58,7 @@ class Contender:
     training: bool = True
 
     def run(self, data: Dataset, chains: int, seed: int) -> Fit:
-        """Sample; warnings are kept with the posterior."""
+        """Sample without showing warnings; the posterior keeps them."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ModicumWarning)
             post = sample(
@@ -77,7 +77,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Length:
-    """Iterations of a chain's warm-up, its draws, and the rows that are passed over."""
+    """Length of a run: warm-up iterations, draws, and rows of the data."""
 
     tune: int
     draws: int
@@ -86,14 +86,14 @@ class Length:
 
 @dataclass
 class Fit:
-    """A contender's posterior, and what the papers measure of it, scalar by scalar."""
+    """A contender's posterior, and the papers' measures of each scalar."""
 
     contender: Contender
     post: Posterior
 
     @property
     def label(self) -> str:
-        """Name in tables and pictures."""
+        """Name in tables and plots."""
         return self.contender.label
 
     @property
@@ -126,7 +126,7 @@ class Fit:
 
     @cached_property
     def inefficiency(self) -> np.ndarray:
-        """IF of each scalar; of s (psi - mean) where draws have signs (eq. 5.4)."""
+        """IF of each scalar; with signs, that of s (psi - mean) (eq. 5.4)."""
         return np.asarray(inefficiency(self.weights[..., None] * (self.draws - self.mean)))
 
     @property
@@ -135,14 +135,14 @@ class Fit:
         return float(np.mean(self.weights > 0))
 
     def stat(self, name: str) -> float | None:
-        """Mean of a statistic over the draws, where the method records it."""
+        """Return the mean of a statistic over the draws, or None if it is not recorded."""
         return float(self.post.stats[name].mean()) if name in self.post.stats else None
 
     def evaluations(self, training: bool, length: Length | None = None) -> float:
-        """Row evaluations of one chain after warm-up, or with warm-up and all preparations.
+        """Return the row evaluations of one chain, with `training` also warm-up and preparations.
 
-        Those of a run of another `length` are computed from what an iteration and the preparations
-        took in this one.
+        For a run of another `length` they are extrapolated from the cost of an iteration and of the
+        preparations in this run.
         """
         counts, chains, run = self.post.ledger.by_purpose, self.post.chains, self.contender
         as_long = Length(run.tune, run.draws, self.post.ledger.rows)
@@ -151,36 +151,36 @@ class Fit:
         if not training:
             return own
         warm = counts.get("warm-up", 0) / chains * (length.tune / run.tune if run.tune else 1)
-        burn_in = counts.get("burn-in", 0) / chains  # the paper's schedule has a length of its own
+        burn_in = counts.get("burn-in", 0) / chains  # the paper's schedule has a fixed length
         return own + warm + burn_in + self.preparations(length.rows)
 
     @property
     def passes(self) -> float:
-        """Evaluations for the mode, the design, anchors: what grows with n, over n."""
+        """Evaluations, divided by n, for preparations that grow with n: mode, design, anchors."""
         others = ("sampling", "warm-up", "burn-in", "pilot")
         counts = self.post.ledger.by_purpose
         return sum(n for name, n in counts.items() if name not in others) / self.post.ledger.rows
 
     def preparations(self, rows: int) -> float:
-        """Evaluations before the first iteration where there are so many rows."""
-        pilot = self.post.ledger.by_purpose.get("pilot", 0)  # as many whatever n is
+        """Return the evaluations before the first iteration, for this number of rows."""
+        pilot = self.post.ledger.by_purpose.get("pilot", 0)  # does not depend on n
         return self.passes * rows + pilot
 
     def computational_time(
         self, training: bool | None = None, length: Length | None = None
     ) -> np.ndarray:
-        """CT of each scalar (eqs. 3.2, 5.4), of this run or one of another length."""
+        """Return CT of each scalar (eqs. 3.2, 5.4), for this run or one of another length."""
         counted = self.contender.training if training is None else training
         cost = self.evaluations(counted, length)
         return np.asarray(computational_time(self.inefficiency, cost, self.weights.mean()))
 
     def off(self, truth: Fit) -> np.ndarray:
-        """Error of each mean, in posterior standard deviations."""
+        """Return the error of each mean, in posterior standard deviations."""
         return np.asarray(np.abs(self.mean - truth.mean) / truth.sd)
 
 
 def settings_of(data: Dataset, fits: Sequence[Fit], chains: int) -> dict[str, Any]:
-    """Data and settings for the record."""
+    """Return data and settings for the record."""
     return {
         "data": data.description,
         "rows": len(data.rows),
@@ -204,15 +204,15 @@ STAND_INS = ("higgs_shaped", "bankruptcy_shaped")
 
 
 def made_from(data: Dataset, *tables: Table) -> list[Table]:
-    """Tables whose titles say so where their rows are a stand-in."""
+    """Mark tables as stand-ins, in their titles, if the data are a stand-in."""
     return [replace(table, stand_in=data.name in STAND_INS) for table in tables]
 
 
 def ledger_of(fits: Sequence[Fit]) -> dict[str, int]:
-    """Row evaluations of all chains, by method."""
+    """Return the row evaluations of all chains, by method."""
     return {fit.label: fit.post.ledger.evaluations for fit in fits}
 
 
 def warnings_of(fits: Sequence[Fit]) -> list[str]:
-    """What the methods themselves said about their draws."""
+    """Return the warnings of all methods about their draws."""
     return [f"{fit.label} warned: {text}" for fit in fits for text in fit.post.warnings]

@@ -1,4 +1,4 @@
-"""All experiments of a folder on one page: HTML that needs no other file, or a page of the docs."""
+"""Show all experiments of a folder on one page: self-contained HTML, or a page of the docs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def write_page(out: Path) -> Path:
 
 
 def records_of(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Folder and record of every experiment under `folder`, in the order of their names."""
+    """Return folder and record of every experiment under `folder`, sorted by name."""
     paths = sorted(folder.glob(f"*/{RECORD}"))
     return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
@@ -79,8 +79,8 @@ def _contents(papers: dict[str, list[tuple[Path, dict[str, Any]]]]) -> str:
         for _, r in records
     )
     lead = (
-        "Tables hold the paper's printed figures (shaded) beside ours; beside this page lie the "
-        "same tables as CSV and Markdown and the figures as PNG and SVG."
+        "Tables show the paper's printed figures (shaded) beside ours; the folder of this page has "
+        "the same tables as CSV and Markdown, and the figures as PNG and SVG."
     )
     return f"<p>{lead}</p><nav><ul>{items}</ul></nav>"
 
@@ -131,7 +131,7 @@ def _table(folder: Path, table: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text of a CSV cell, its numbers shortened."""
+    """Return the text of a CSV cell, with numbers rounded."""
     for kind in (int, float):
         try:
             return shown(kind(text))
@@ -172,7 +172,7 @@ def write_gallery(out: Path, folder: Path) -> Path:
 
 
 def _where(record: dict[str, Any]) -> str:
-    """The machine, as far as the record names it."""
+    """Return the machine that the record names, or its backend."""
     return str(record.get("machine") or f"a {record['versions']['backend'].upper()}")
 
 

@@ -1,4 +1,4 @@
-"""The files an experiment leaves: tables, figures, and a record of how they came about.
+"""The files an experiment writes: tables, figures, and a record of how they were made.
 
 OUT/PAPER/EXPERIMENT holds TABLE.csv and TABLE.md, FIGURE.png and FIGURE.svg, and settings.json.
 """
@@ -28,7 +28,7 @@ def write_result(
 ) -> Path:
     """Write the result of an experiment in place of an earlier one; return the folder."""
     folder = out / experiment.paper / experiment.name
-    shutil.rmtree(folder, ignore_errors=True)  # the tables of an earlier version are not ours
+    shutil.rmtree(folder, ignore_errors=True)  # remove tables of earlier versions
     folder.mkdir(parents=True)
     for table in result.tables:
         _write_table(table, folder)
@@ -47,7 +47,7 @@ def write_result(
 
 
 def write_failure(experiment: Experiment, out: Path, scale: Scale, seed: int, error: str) -> None:
-    """Record why an experiment could not be run; what it found before, if anything, stays."""
+    """Record why an experiment could not be run; earlier results are kept."""
     folder = out / experiment.paper / experiment.name
     if (folder / RECORD).is_file() and "error" not in json.loads((folder / RECORD).read_text()):
         return
@@ -97,7 +97,7 @@ def _header(experiment: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
 
 
 def _machine(machine: dict[str, Any]) -> str:
-    """The accelerator, or the processor and the cores at hand."""
+    """Return the name of the accelerator, or the processor and the available cores."""
     kind, _, name = machine["device"].partition(": ")
     return name if kind != "cpu" else f"{machine['cores']} cores of {machine['processor']}"
 
@@ -108,5 +108,5 @@ def _write_record(record: dict[str, Any], folder: Path) -> None:
 
 
 def _plain(value: object) -> object:
-    """NumPy's numbers and arrays as plain values, and anything else as text."""
+    """Convert NumPy numbers and arrays to plain values, and anything else to text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

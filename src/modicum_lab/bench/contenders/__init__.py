@@ -1,7 +1,7 @@
 """The contenders: one small function per sampler, from (problem, budget) to its result.
 
-Peers run at settings their own documentation would choose, and are given what a careful user would
-bring, at its price: the mode to start at, and where it says so the Hessian there.
+Peers run with the settings their documentation recommends, and get what a careful user would
+provide, at its cost: the mode to start at and, where stated, the Hessian there.
 """
 
 # in the order of the tables

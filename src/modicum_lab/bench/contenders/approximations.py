@@ -1,6 +1,6 @@
-"""Normal approximations: fast, and as right as the posterior is normal.
+"""Normal approximations: fast, and as accurate as the posterior is normal.
 
-Their draws are independent and so count in full; what they are worth is in the error columns.
+Their draws are independent and so count in full; the error columns show how good they are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from modicum_lab.bench.contenders.base import contender
 from modicum_lab.bench.problems import ProblemData
 from modicum_lab.bench.runs import EFFECTIVE, Budget, RunResult
 
-EXACTLY = 1e-6  # posterior sd: as near to the mode as Modicum's own search goes
+EXACTLY = 1e-6  # posterior sd: the tolerance of Modicum's own search for the mode
 
 
 @contender("laplace", "Laplace approximation", "modicum")
 def laplace(problem: ProblemData, budget: Budget) -> RunResult:
-    """Mode and Hessian, found as Modicum does; there is no sampler to forgive a near miss."""
+    """Modicum's mode and Hessian; found precisely, since no sampler makes up for an error."""
     mode = problem.find_mode(within=EXACTLY)
     return _normal(mode.point, mode.covariance, mode.seconds, mode.rows, budget)
 
@@ -44,7 +44,7 @@ def glm(problem: ProblemData, budget: Budget) -> RunResult:
 
 @contextmanager
 def _collecting() -> Iterator[None]:
-    """Collect garbage all the time: each iteration of IRLS leaves a gigabyte of it in cycles."""
+    """Collect garbage continually: each iteration of IRLS leaves a gigabyte in reference cycles."""
     done = threading.Event()
 
     def collect() -> None:
@@ -63,7 +63,7 @@ def _collecting() -> Iterator[None]:
 def _normal(
     point: np.ndarray, covariance: np.ndarray, seconds: float, rows: int, budget: Budget
 ) -> RunResult:
-    """Time a thousand draws; the moments themselves are known."""
+    """Time a thousand draws; the moments are known exactly."""
     started = time.perf_counter()
     factor = _factor(covariance)
     _ = point + np.random.default_rng(budget.seed).standard_normal((EFFECTIVE, len(point))) @ factor
@@ -83,7 +83,7 @@ def _normal(
 
 
 def _factor(covariance: np.ndarray) -> np.ndarray:
-    """R with R'R the covariance, which may be singular: of collinear columns, say."""
+    """Return R with R'R the covariance, which may be singular, as with collinear columns."""
     try:
         return np.linalg.cholesky(covariance).T
     except np.linalg.LinAlgError:

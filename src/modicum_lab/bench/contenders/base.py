@@ -1,4 +1,4 @@
-"""What a contender is, and how one is looked up by name."""
+"""Contenders, and how they are looked up by name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Contender:
     Attributes
     ----------
     name
-        What `--peer` calls it.
+        Name for `--peer`.
     title
-        What tables call it.
+        Name in tables.
     run
-        From a problem and a budget to the result of a run.
+        Function of a problem and a budget that returns the result of a run.
     package
-        What must be installed.
+        Package that must be installed.
     copies
         About how many copies of the table in float64 it holds at its peak.
     """
@@ -45,13 +45,13 @@ class Contender:
         return self.name.startswith("modicum")
 
     def missing(self) -> str | None:
-        """Say so in a sentence where its package is not installed."""
+        """Return a sentence if its package is not installed."""
         if find_spec(self.package) is not None:
             return None
         return f"{self.title}: {self.package} is not installed (pip install 'modicum[bench]')."
 
     def too_large(self, rows: int, size: int, free: int) -> str | None:
-        """Say so where it would need more memory than there is."""
+        """Return a sentence if it would need more memory than is free."""
         needed = 8 * self.copies * rows * size
         if needed < 0.8 * free:
             return None
@@ -61,7 +61,7 @@ class Contender:
 
 
 CONTENDERS: dict[str, Contender] = {}
-"""Name to contender, in the order of the tables; filled by the modules beside this one."""
+"""Contenders by name, in the order of the tables; filled by the modules of this folder."""
 
 
 def contender(name: str, title: str, package: str, copies: float = 1.0) -> Callable[[Run], Run]:

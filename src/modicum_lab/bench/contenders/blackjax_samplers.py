@@ -1,8 +1,8 @@
 """BlackJAX: NUTS on all rows, SGLD and SGHMC with control variates.
 
-All move in z, t = mode + L z, where the posterior is about standard normal and step sizes have a
-meaning: a careful user of BlackJAX would see to that. BlackJAX leaves the loop to its user: it gets
-a compiled scan with the batch drawn inside.
+All move in z, t = mode + L z, where the posterior is about standard normal and step sizes are
+meaningful, as a careful user of BlackJAX would arrange. BlackJAX leaves the loop to its user: here
+it is a compiled scan with the batch drawn inside.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK, WHOLE_CHUNK = 500, 10
 
 @contender("blackjax-nuts", "BlackJAX NUTS, all rows", "blackjax", 3.0)
 def nuts(problem: ProblemData, budget: Budget) -> RunResult:
-    """Step size and diagonal mass matrix by its window adaptation."""
+    """NUTS with step size and diagonal mass matrix by BlackJAX's window adaptation."""
     import blackjax
     import jax
 
@@ -72,7 +72,7 @@ def nuts(problem: ProblemData, budget: Budget) -> RunResult:
 
 @contender("blackjax-sgld", "BlackJAX SGLD, control variates", "blackjax", 3.0)
 def sgld(problem: ProblemData, budget: Budget) -> RunResult:
-    """A fresh batch per step; one position in ten is kept."""
+    """SGLD with a fresh batch per step; one position in ten is kept."""
     import blackjax
 
     def make(gradient: Any) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ def sgld(problem: ProblemData, budget: Budget) -> RunResult:
 
 @contender("blackjax-sghmc", "BlackJAX SGHMC, control variates", "blackjax", 3.0)
 def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
-    """Its ready-made sampler: ten steps with one batch, then a fresh momentum."""
+    """BlackJAX's ready-made SGHMC: ten steps with one batch, then a fresh momentum."""
     import blackjax
 
     def make(gradient: Any) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def _stochastic(
     thin: int,
     inner: int,
 ) -> RunResult:
-    """A scan of `thin` steps per kept position, each with a fresh batch of uniform rows."""
+    """Run a scan of `thin` steps per kept position, each with a fresh batch of uniform rows."""
     import jax
     import jax.numpy as jnp
     from blackjax.sgmcmc import gradients
@@ -122,7 +122,7 @@ def _stochastic(
         setting_up = time.perf_counter() - started
 
         def gradient(z: Any, batch: Any) -> Any:
-            # as blackjax's control_variates, whose sum over all rows would be compiled in
+            # like blackjax's control_variates, which would compile the sum over all rows in
             return whole + estimate(z, batch) - estimate(centre, batch)
 
         step = make(gradient)
@@ -147,7 +147,7 @@ def _stochastic(
 
 
 def _result(scan: Scan, mode: ModeRun, before: float, rows_before: int, rows: int) -> RunResult:
-    """Back to the parameters."""
+    """Return the result in parameters, from draws in z."""
     return from_draws(
         mode.point + scan.draws @ mode.factor.T,
         before=mode.seconds + before + scan.before,

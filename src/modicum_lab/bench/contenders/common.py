@@ -1,4 +1,4 @@
-"""What contenders share: a log-density of plain arrays, how many draws will fit, and the loop.
+"""What contenders share: a log-density of plain arrays, a forecast of draws, and the loop.
 
 One compiled scan of a few iterations is called until time is up. The same scan serves warm-up and
 sampling, so that a peer compiles once and its sampling phase holds no compilation.
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 TREE = 7  # gradients of a NUTS draw in coordinates where the posterior is standard normal
-TUNE = (40, 200)  # warm-up: at least, and at most
+TUNE = (40, 200)  # least and most warm-up iterations
 
 
 def log_likelihoods(poisson: bool) -> Callable[..., jax.Array]:
-    """Log-likelihood of each row, up to a constant, as a user would write it."""
+    """Return the log-likelihood of each row, up to a constant, as a user would write it."""
 
     def per_row(t: jax.Array, x: jax.Array, y: jax.Array, offset: jax.Array) -> jax.Array:
         eta = x @ t[:-1] + t[-1] + offset
@@ -46,19 +46,19 @@ def log_likelihoods(poisson: bool) -> Callable[..., jax.Array]:
 
 
 def log_prior(problem: ProblemData) -> Callable[[jax.Array], jax.Array]:
-    """Independent normal priors, up to a constant."""
+    """Return the log-density of independent normal priors, up to a constant."""
     scale = jnp.asarray(problem.prior)
     return lambda t: -0.5 * jnp.sum((t / scale) ** 2)
 
 
 def arrays(problem: ProblemData) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x, y and offset on the device in float64: products of mixed types are slow."""
+    """Return x, y and offset on the device in float64: products of mixed types are slow."""
     offset = np.zeros(len(problem)) if problem.offset is None else problem.offset
     return tuple(jnp.asarray(a, jnp.float64) for a in (problem.x, problem.y, offset))  # type: ignore[return-value]
 
 
 def whitened(problem: ProblemData, mode: ModeRun) -> Callable[..., jax.Array]:
-    """Log-posterior of all rows as a function of z, t = mode + L z."""
+    """Return the log-posterior of all rows as a function of z, t = mode + L z."""
     per_row, prior = log_likelihoods(problem.poisson), log_prior(problem)
     point, factor = jnp.asarray(mode.point), jnp.asarray(mode.factor)
 
@@ -70,12 +70,12 @@ def whitened(problem: ProblemData, mode: ModeRun) -> Callable[..., jax.Array]:
 
 
 def forecast(seconds: float, budget: Budget) -> tuple[int, int]:
-    """Warm-up and draws that fit the budget, from the seconds of a gradient over all rows.
+    """Return the warm-up and draws that fit the budget, from the seconds of a full gradient.
 
     Raises
     ------
     Infeasible
-        Where not even the shortest warm-up fits.
+        If not even the shortest warm-up fits.
 
     Examples
     --------
@@ -106,12 +106,12 @@ def gradient_seconds(problem: ProblemData, mode: ModeRun) -> float:
         return (time.perf_counter() - started) / 3
 
 
-PATIENCE = 120.0  # seconds that compiling and warm-up may take, besides four times the budget
+PATIENCE = 120.0  # seconds for compilation and warm-up, on top of four times the budget
 
 
 @dataclass
 class Scan:
-    """The result of a loop: draws (1, draw, d), gradients of each phase, and what the phases took.
+    """The result of a loop: draws (1, draw, d), and gradients and seconds of each phase.
 
     Attributes
     ----------
@@ -120,9 +120,9 @@ class Scan:
     before, sampling
         Seconds of compilation and warm-up, and of sampling.
     gradients_before, gradients
-        In either.
+        Gradients evaluated in these two phases.
     credit
-        Perfect copies of the chain that idle cores could have run beside it, itself included.
+        Number of perfect copies of the chain that the cores could have run, itself included.
     """
 
     draws: np.ndarray
@@ -142,7 +142,7 @@ def scan_until(
 ) -> Scan:
     """Call ``chunk(state, *data) -> state, (positions, gradients)`` until time or draws run out.
 
-    `tune` is how many iterations are not kept, to be dropped in whole calls.
+    `tune` is the number of warm-up iterations, which are dropped in whole calls.
     """
     started = time.perf_counter()
     compiled = jax.jit(chunk).lower(state, *data).compile()

@@ -12,7 +12,7 @@ from modicum_lab.bench.contenders.common import forecast
 from modicum_lab.bench.problems import ProblemData
 from modicum_lab.bench.runs import Budget, RunResult, flat_scalars, from_draws
 
-TUNE = 300  # whitened at the mode, chains need little; NumPyro's HMCECS gets as many
+TUNE = 300  # chains are whitened at the mode and need little; NumPyro's HMCECS gets as many
 
 
 @contender("modicum", "Modicum HMC-ECS, defaults", "modicum")
@@ -23,28 +23,28 @@ def hmc_ecs(problem: ProblemData, budget: Budget) -> RunResult:
 
 @contender("modicum-store", "Modicum HMC-ECS, rows on disk", "modicum", 0.0)
 def from_store(problem: ProblemData, budget: Budget) -> RunResult:
-    """The default method, rows fetched from a row store however few they are."""
-    everything_fetched = HMCECS(memory_limit=0)  # a small store would be read into memory
+    """The default method, with all rows fetched from a row store."""
+    everything_fetched = HMCECS(memory_limit=0)  # else a small store is read into memory
     return _sample(problem, problem.store(), everything_fetched, budget)
 
 
 @contender("modicum-signed", "Modicum HMC-ECS, signed", "modicum")
 def signed(problem: ProblemData, budget: Budget) -> RunResult:
-    """The exact version."""
+    """The exact, signed method."""
     return _sample(problem, problem.rows, SignedHMCECS(), budget)
 
 
 @contender("modicum-sghmc", "Modicum SGHMC, control variates", "modicum")
 def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
-    """Stochastic gradients, step size by itself; one position in ten is kept."""
+    """Stochastic gradients with an automatic step size; one position in ten is kept."""
     return _sample(problem, problem.rows, SGHMCCV(), budget, thin=10)
 
 
 @contender("modicum-nuts", "Modicum NUTS, all rows", "modicum", 2.0)
 def nuts(problem: ProblemData, budget: Budget) -> RunResult:
-    """Every row for every gradient; as many draws as fit."""
+    """NUTS, with every row for every gradient, and as many draws as fit."""
     tune, draws = forecast(_pass_seconds(problem), budget)
-    per_chain = max(10, min(draws, budget.draws))  # chains run beside each other
+    per_chain = max(10, min(draws, budget.draws))  # chains run in parallel
     return _sample(problem, problem.rows, NUTS(), budget, tune=tune, draws=per_chain)
 
 
@@ -95,7 +95,7 @@ def _sample(
 
 
 def _weighted(post: Posterior, costs: dict[str, Any]) -> RunResult:
-    """Draws with signs: the summary respects them."""
+    """Return the result of signed draws, from the summary, which uses the signs."""
     table = post.summary()
     order = [*(name for name in table.index if name != "intercept"), "intercept"]
     table = table.loc[order]
@@ -111,6 +111,6 @@ def _weighted(post: Posterior, costs: dict[str, Any]) -> RunResult:
 
 
 def _subsample(post: Posterior) -> list[str]:
-    """The subsample it chose for itself."""
+    """Return a note on the subsample that was chosen."""
     choice: Any = post.tuning.get("subsample")
     return [f"m = {choice['value']:,}"] if isinstance(choice, dict) else []

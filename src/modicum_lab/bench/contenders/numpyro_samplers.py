@@ -16,37 +16,37 @@ from modicum_lab.bench.contenders.common import arrays, forecast, gradient_secon
 from modicum_lab.bench.problems import ModeRun, ProblemData
 from modicum_lab.bench.runs import Budget, RunResult, from_draws
 
-TUNE = 300  # as many as Modicum gets
+TUNE = 300  # as many as Modicum
 CHUNK, WHOLE_CHUNK = 50, 10
 
 
 @contender("numpyro-ecs-200", "NumPyro HMCECS, m = 200", "numpyro", 8.0)
 def ecs_200(problem: ProblemData, budget: Budget) -> RunResult:
-    """NUTS inside, Taylor proxy of degree 2 about the mode, 100 blocks."""
+    """HMCECS around NUTS, with 200 rows, a second-order Taylor proxy at the mode, 100 blocks."""
     return _ecs(problem, budget, 200)
 
 
 @contender("numpyro-ecs-1300", "NumPyro HMCECS, m = 1,300", "numpyro", 8.0)
 def ecs_1300(problem: ProblemData, budget: Budget) -> RunResult:
-    """The same with the subsample of the HMC-ECS paper."""
+    """Like `ecs_200`, with the subsample of the HMC-ECS paper."""
     return _ecs(problem, budget, 1_300)
 
 
 @contender("numpyro-ecs-hessian", "NumPyro HMCECS, m = 200, Hessian as mass", "numpyro", 8.0)
 def ecs_hessian(problem: ProblemData, budget: Budget) -> RunResult:
-    """The same as with 200 rows, and the Hessian brought with the mode as mass matrix."""
+    """Like `ecs_200`, with the Hessian at the mode as mass matrix."""
     return _ecs(problem, budget, 200, hessian=True)
 
 
 @contender("numpyro-ecs-default", "NumPyro HMCECS, no proxy", "numpyro", 2.0)
 def ecs_default(problem: ProblemData, budget: Budget) -> RunResult:
-    """Its defaults: no proxy and one block."""
+    """HMCECS by its defaults: no proxy and one block."""
     return _ecs(problem, budget, 1_300, proxy=False)
 
 
 @contender("numpyro-nuts", "NumPyro NUTS, all rows", "numpyro", 3.0)
 def nuts(problem: ProblemData, budget: Budget) -> RunResult:
-    """Started at the mode, with the Hessian there as mass matrix."""
+    """NUTS, started at the mode with the Hessian there as mass matrix."""
     import numpyro
     from numpyro.infer import NUTS
 
@@ -75,13 +75,13 @@ def _ecs(
 
 
 def _mass(mode: ModeRun) -> dict[str, Any]:
-    """The best mass matrix there is, known with the mode: estimating it could only be worse."""
+    """Return the mass matrix found with the mode: an estimate in warm-up could only be worse."""
     fixed = {"inverse_mass_matrix": mode.covariance, "adapt_mass_matrix": False}
     return {"dense_mass": True, **fixed}
 
 
 def _model(problem: ProblemData, m: int | None) -> Any:
-    """The regression as a user would write it."""
+    """Return the regression as a user would write it."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -110,7 +110,7 @@ def _run_kernel(
     length: int,
     m: int | None = None,
 ) -> RunResult:
-    """Start at the mode; warm up; draw."""
+    """Start at the mode, warm up, and draw."""
     import jax
 
     data = arrays(problem)
@@ -129,7 +129,7 @@ def _run_kernel(
         return jax.lax.scan(iteration, state, None, length=length)
 
     scan = scan_until(chunk, state, data, tune, budget)
-    rows, extra = (len(problem), 0) if m is None else (m, 2)  # a refresh is two evaluations more
+    rows, extra = (len(problem), 0) if m is None else (m, 2)  # a refresh adds two evaluations
     passes = 0 if m is None else len(problem)  # the proxy's sums
     draws = scan.draws.shape[1]
     return from_draws(

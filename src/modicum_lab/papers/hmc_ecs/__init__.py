@@ -1,1 +1,1 @@
-"""Experiments of the HMC-ECS paper; a module that is put here is found by `modicum reproduce`."""
+"""Experiments of the HMC-ECS paper; `modicum reproduce` finds every module in this folder."""

@@ -80,12 +80,12 @@ SIZES: dict[Scale, Size] = {  # both experiments share their runs, full HMC amon
     "paper": Size(BANKRUPTCY_ROWS, 4, 2_000, 1_000),
 }
 BINS = 100
-COVARIATE = "profit_to_assets"  # the nearest to the paper's earnings ratio
+COVARIATE = "profit_to_assets"  # the closest to the paper's earnings ratio
 
 
 @lru_cache(maxsize=16)
 def _fit(contender: Contender, size: Size, seed: int) -> Fit:
-    """A contender's run, shared by both experiments."""
+    """Run a contender; both experiments share the result."""
     return contender.run(bankruptcy_rows(size.rows, seed), size.chains, seed)
 
 
@@ -148,7 +148,7 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
 
 
 def _claims(fits: dict[str, Fit], truth: Fit, rows: Rows) -> Table:
-    """What section 6.6 says of the figures."""
+    """Compare what section 6.6 says about the figures with our results."""
     where = "Figures 4 and 5"
     texts = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED)]
     if "SG-HMC, L = 60" in fits:
@@ -206,10 +206,10 @@ def _draw_prediction(fits: list[Fit], rows: Rows) -> MatplotlibFigure:
 
 
 def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Rows by group of the ratio, (group, row), and the frequency of bankruptcy in each.
+    """Return row indices by group of the ratio, (group, row), and each group's bankruptcy rate.
 
-    Spline functions are what is at hand; their mean place along the knots orders the rows as the
-    ratio itself does.
+    The rows hold spline functions of the ratio; their mean position along the knots orders the rows
+    like the ratio itself.
     """
     everything = rows.slice(0, len(rows))
     mine = [k for k, name in enumerate(rows.columns) if name.startswith(COVARIATE)]
@@ -220,12 +220,12 @@ def _groups(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _predicted(fit: Fit, rows: Rows, order: np.ndarray) -> np.ndarray:
-    """Quantiles .05, mean and .95 over draws of the mean probability in each group."""
+    """Return the .05 quantile, mean and .95 quantile over draws of each group's probability."""
     theta = fit.draws.reshape(-1, fit.draws.shape[2])
     theta = theta[:: max(1, len(theta) // 200)]
     lines = []
     for group in order:
-        firms = group[:: max(1, len(group) // 500)]  # firms enough for the mean of a group
+        firms = group[:: max(1, len(group) // 500)]  # enough firms for the mean of a group
         x = rows.take(np.sort(firms))["x"]
         chance = 1 / (1 + np.exp(-(x @ theta[:, :-1].T + theta[:, -1])))
         mean = chance.mean(axis=0)

@@ -90,7 +90,7 @@ HIGGS = Problem(
     },
 )  # fmt: skip
 
-SIZES: dict[Scale, Size] = {  # full HMC is run too: a fortieth of the rows is what a laptop bears
+SIZES: dict[Scale, Size] = {  # full HMC is run too: a laptop can afford a fortieth of the rows
     "smoke": Size(20_000, 2, 100, 50, to_see_that_it_runs=True),
     "laptop": Size(HIGGS_ROWS // 40, 2, 1_000, 500, 20_000),
     "paper": Size(HIGGS_ROWS, 4, 2_000, 1_000),
@@ -99,12 +99,12 @@ SIZES: dict[Scale, Size] = {  # full HMC is run too: a fortieth of the rows is w
 
 @lru_cache(maxsize=16)
 def higgs_fit(contender: Contender, size: Size, seed: int) -> Fit:
-    """A contender's run, shared by the experiments on HIGGS."""
+    """Run a contender; the experiments on HIGGS share the result."""
     return contender.run(higgs_rows(size.rows, seed), size.chains, seed)
 
 
 def higgs_fits(size: Size, seed: int, schedule: bool) -> dict[str, Fit]:
-    """All contenders on a few rows at a time."""
+    """Run all contenders that subsample rows."""
     problem = size.part_of(HIGGS)
     return run_problem(problem, size, lambda contender: higgs_fit(contender, size, seed), schedule)
 
@@ -190,7 +190,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
 def _claims_1_3(
     fits: Mapping[str, Fit], truth: Fit, curves: Mapping[str, tuple[np.ndarray, np.ndarray]]
 ) -> Table:
-    """What section 6.5 says of the figures."""
+    """Compare what section 6.5 says about the figures with our results."""
     where = "Figures 1 and 2"
     rows = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED, "SG-HMC")]
     rows += [biased(label, fits, truth, where) for label in fits if label.startswith("SGLD")]
@@ -214,7 +214,7 @@ ROC_NOTES = [
 
 
 def roc_curves(fits: Sequence[Fit], rows: Rows) -> Mapping[str, tuple[np.ndarray, np.ndarray]]:
-    """False and true positive rates of the mean prediction, by method."""
+    """Return false and true positive rates of the mean prediction, by method."""
     y = rows.slice(0, len(rows))["y"] > 0
     grid = np.linspace(0, 1, 1_001)
     curves = {}
@@ -255,11 +255,11 @@ def _draw_roc(
     return figure
 
 
-TRAINING = 200  # iterations after which the anchor is moved again, in the paper's burn-in
+TRAINING = 200  # iterations between moves of the anchor in the paper's burn-in
 
 
-def _of_order(order: int, size: Size, seed: int) -> Fit:
-    """HMC-ECS by the paper's schedule; that of order 2 is a line of Table 1."""
+def _fit_of_order(order: int, size: Size, seed: int) -> Fit:
+    """Run HMC-ECS by the paper's schedule; the fit of order 2 is a line of Table 1."""
     fit = higgs_fit(by_schedule(HIGGS, size, order), size, seed)
     named = replace(fit.contender, label=f"order {order}", colour=ORDER_COLOURS[order])
     return Fit(named, fit.post)
@@ -267,11 +267,11 @@ def _of_order(order: int, size: Size, seed: int) -> Fit:
 
 @experiment("hmc-ecs", "figures-8-9", "HIGGS: control variates of order 0, 1 and 2")
 def figures_8_9(scale: Scale, seed: int) -> Result:
-    """Variance of lhat along the run, and accuracy, as control variates get cruder."""
+    """Figures 8 and 9: variance of lhat along the run, and accuracy, by order."""
     size = sized(SIZES, scale)
     data = higgs_rows(size.rows, seed)
     smoke = scale == "smoke"
-    orders = [_of_order(k, size, seed) for k in ((0, 1) if smoke else (0, 1, 2))]
+    orders = [_fit_of_order(k, size, seed) for k in ((0, 1) if smoke else (0, 1, 2))]
     truth, problem = higgs_fit(full_hmc(size), size, seed), size.part_of(HIGGS)
     default = [] if smoke else [higgs_fit(our_default(size), size, seed)]
     others = [rival for k in ((1,) if smoke else (0, 1, 2)) for rival in degraded(problem, size, k)]
@@ -315,7 +315,7 @@ ORDER_NOTES = [
 
 
 def variance_path(fit: Fit) -> np.ndarray:
-    """Variance of lhat at every iteration, burn-in first."""
+    """Return the variance of lhat at every iteration, burn-in first."""
     burn_in = np.asarray(fit.post.tuning["burn-in variance"])
     return np.concatenate([burn_in, fit.post.stats["variance_estimate"].mean(axis=0)])
 
@@ -341,7 +341,7 @@ PRINTED_ORDERS = {
     "SG-HMC, order 0": "more robust",
     "SG-HMC, order 1": "more robust",
 }
-"""What section 6.8 says of Figure 9, which has no numbers."""
+"""What section 6.8 says about Figure 9, which has no numbers."""
 
 
 def _draw_variance(paths: Mapping[str, np.ndarray], fits: Mapping[str, Fit]) -> MatplotlibFigure:

@@ -1,4 +1,4 @@
-"""Pictures several experiments of the HMC-ECS paper share: marginals, means and variances."""
+"""Figures that several HMC-ECS experiments share: marginals, means and variances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDER_COLOURS = {0: "#4d2c0a", 1: "#a6611a", 2: METHOD_COLOURS["hmc-ecs-uniform"
 
 
 def density(values: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Kernel density estimate at `at` that respects signs (which SciPy's refuses).
+    """Return a kernel density estimate at `at` with signed weights, which SciPy refuses.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def density(values: np.ndarray, weights: np.ndarray, at: np.ndarray) -> np.ndarr
 
 
 def some_parameters(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
-    """Four parameters at random, as in the paper, and all names."""
+    """Choose four parameters at random, as in the paper; return them and all names."""
     names = [str(name) for name in truth.post.summary().index]
     return np.sort(np.random.default_rng(seed).choice(len(names), 4, replace=False)).tolist(), names
 
@@ -47,7 +47,7 @@ def some_parameters(truth: Fit, seed: int) -> tuple[Sequence[int], list[str]]:
 def draw_marginals(
     fits: Sequence[Fit], truth: Fit, which: Sequence[int], names: Sequence[str]
 ) -> MatplotlibFigure:
-    """One line of panels per method, one column per parameter; full HMC in every panel."""
+    """Draw one row of panels per method, one column per parameter, each with full HMC."""
     figure, axes = pyplot().subplots(
         len(fits), len(which), figsize=(PANEL * len(which) + 1.2, 1.3 * len(fits) + 0.8),
         squeeze=False, layout="constrained",
@@ -69,7 +69,7 @@ def draw_marginals(
 
 
 def draw_moments(fits: Sequence[Fit], truth: Fit) -> MatplotlibFigure:
-    """Means above and variances below against those of full HMC; the diagonal is agreement."""
+    """Plot means (above) and variances (below) against full HMC; the diagonal is agreement."""
     across = min(ABREAST, len(fits))
     bands = -(-len(fits) // across)
     figure, axes = pyplot().subplots(
@@ -84,7 +84,7 @@ def draw_moments(fits: Sequence[Fit], truth: Fit) -> MatplotlibFigure:
         _against(upper, fit.mean, truth.mean, fit, truth)
         _against(lower, fit.sd**2, truth.sd**2, fit, truth)
         lower.set(xscale="log", yscale="log")
-        lower.tick_params(which="minor", labelbottom=False, labelleft=False)  # they would collide
+        lower.tick_params(which="minor", labelbottom=False, labelleft=False)  # avoid overlaps
         upper.set_title(fit.label, fontsize=8)
         lower.set_xlabel(truth.label, fontsize=8)
         if column == 0:

@@ -1,7 +1,7 @@
-"""Posteriors of the four real tables, from 64,000 draws of full-data HMC in float64 each.
+"""Reference posteriors of four real tables, from 64,000 draws of full-data HMC in float64 each.
 
-And that of the made-up table `census` (`modicum_lab.bench.stand_ins.census_shaped`). Made by
-`tests/helpers/make_references.py`.
+There is also one of the simulated table `census` (`modicum_lab.bench.stand_ins.census_shaped`).
+`tests/helpers/make_references.py` computes them.
 """
 
 from __future__ import annotations
