@@ -144,7 +144,7 @@ def test_a_sensitivity_of_one_draw_is_refused(post):
         post.ledger,
         predictor=post.predictor,
     )
-    with pytest.raises(SettingError, match=r"1 draw is too few .* 100 or more"):
+    with pytest.raises(SettingError, match=r"1 draw is too few .* at least 100"):
         one.sensitivity()
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_corrected_is_refused(problem):
     with pytest.raises(mo.SettingError, match="80 rows, but 70"):
         post.correct(other.rows, progressbar=False)
     fixed = post.correct(problem.rows, progressbar=False)
-    with pytest.raises(mo.SettingError, match="without signs"):
+    with pytest.raises(mo.SettingError, match="without negative signs"):
         fixed.correct(problem.rows, progressbar=False)
     bare = Posterior(post.draws, {}, Ledger(rows=80))
     with pytest.raises(mo.SettingError, match="log-density"):

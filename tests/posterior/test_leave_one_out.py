@@ -241,7 +241,7 @@ def test_what_cannot_be_left_out_is_refused(post):
     with pytest.raises(SettingError, match="draws must be a whole number of at least 100"):
         post.loo(draws=20)
     by_hand = mo.Posterior(post.draws, {}, post.ledger, predictor=post.predictor)
-    with pytest.raises(SettingError, match="give them, or their table"):
+    with pytest.raises(SettingError, match="give the rows, or their table"):
         by_hand.loo()
     with pytest.raises(SettingError, match="without its model"):
         mo.Posterior(post.draws, {}, post.ledger, rows=CONJUGATE.rows).loo()

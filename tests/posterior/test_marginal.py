@@ -156,7 +156,7 @@ def test_a_formula_is_asked_by_the_columns_of_its_table(by_formula):
         post.marginal("hour", table[["hour", "dose"]])
     with pytest.raises(SettingError, match="reads no column 'well'"):
         post.contrast("well")  # the outcome itself
-    with pytest.raises(DataError, match=r"name others .* is a spline from 5 to 21"):
+    with pytest.raises(DataError, match=r"use others .* is a spline from 5 to 21"):
         post.contrast("hour")  # the last hour plus one is beyond the spline
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_asked_is_refused(logistic):
         logistic.contrast("dose", [1])
     with pytest.raises(SettingError, match="two values or more"):
         logistic.contrast("dose", 1)
-    with pytest.raises(SettingError, match="no value"):
+    with pytest.raises(SettingError, match="is empty"):
         logistic.marginal("dose", at=[])
     assert list(logistic.marginal("dose", at=1.5).index) == [1.5]
     with pytest.raises(SettingError, match="comparison must be"):

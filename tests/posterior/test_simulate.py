@@ -172,7 +172,7 @@ def test_outcomes_may_be_vectors():
     assert drawn.shape == (500, 12, 2)
     np.testing.assert_allclose(drawn.mean(axis=(0, 1)), [0, 9], atol=4.5 / np.sqrt(6000))
     assert post.to_datatree()["posterior_predictive"]["y"].shape == (1, 500, 12, 2)
-    with pytest.raises(SettingError, match=r"the shape \(2,\) each"):
+    with pytest.raises(SettingError, match=r"has the shape \(2,\)"):
         post.ppc()
 
 

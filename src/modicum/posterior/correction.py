@@ -136,8 +136,8 @@ def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
         return centred, 0.0
     if centred.size < FEWEST:
         raise SettingError(
-            f"{centred.size} draws are too few to be corrected, since they do not show the tail of "
-            f"their weights; sample at least {FEWEST}."
+            f"{centred.size} draws are too few to be corrected, since the tail of their weights "
+            f"cannot be judged; sample at least {FEWEST}."
         )
     smoothed, tail = array_stats.psislw(-centred.reshape(-1))  # it expects minus log-weights
     return np.asarray(smoothed).reshape(log_weights.shape), float(tail)

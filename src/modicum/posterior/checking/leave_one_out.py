@@ -264,8 +264,8 @@ def _prepare(
     require_positive_sum(weights, "leaving rows out")
     if counts.sum() < FEWEST:
         raise SettingError(
-            f"{too_few(int(counts.sum()), 'draw')} to leave rows out, since they do not show the "
-            f"tail of their weights; sample at least {FEWEST}."
+            f"{too_few(int(counts.sum()), 'draw')} to leave rows out, since the tail of the "
+            f"weights cannot be judged; sample at least {FEWEST}."
         )
     subset = {name: x[counts] for name, x in subset.items()}
     target, points = flat_points(fit, rows, subset)

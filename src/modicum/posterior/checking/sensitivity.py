@@ -41,8 +41,7 @@ def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> p
     if source.chains * source.num_draws < FEWEST:
         raise SettingError(
             f"{too_few(source.chains * source.num_draws, 'draw')} to be reweighted by prior or "
-            f"likelihood, since they do not show the tail of their weights; sample at least "
-            f"{FEWEST}."
+            f"likelihood, since the tail of the weights cannot be judged; sample at least {FEWEST}."
         )
     assert not source.weighted, "the caller resamples weighted draws"
     log_likelihood = log_posterior - log_priors(model, source.draws)

@@ -1,4 +1,4 @@
 """Timings of Modicum's parts, for its developers: `python -m modicum_lab.bench.parts`.
 
-Modicum beside other samplers is `modicum bench` (`modicum_lab.bench`).
+To compare Modicum with other samplers, use `modicum bench` (`modicum_lab.bench`).
 """

@@ -1,4 +1,4 @@
-"""Run every module here that has a `run(quick)`, print tables, write bench-output/parts.json."""
+"""Run every module here that has `run(quick)`, print tables, write bench-output/parts.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
     tables: list[Table] = []
     for name in arguments.names or names:
         module = importlib.import_module(f"modicum_lab.bench.parts.{name}")
-        if not hasattr(module, "run"):  # `gpu` has a command line of its own
+        if not hasattr(module, "run"):  # `gpu` has its own command line
             continue
         for table in module.run(quick=arguments.quick):
             print(table.markdown(), flush=True)

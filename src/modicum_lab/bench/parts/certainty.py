@@ -1,8 +1,8 @@
 """Certainty rows and the choice of m: what they save, and how steady the choice is.
 
-Every table is sampled without certainty rows and with as many as are chosen, in one process and in
-turns; a made-up census table stands for those with many rare levels. Rows are chosen again for
-other seeds, with hardly a draw.
+Every table is sampled alternately without certainty rows and with the chosen number, in one
+process; a simulated census table represents tables with many rare levels. To see how steady the
+choice is, rows are chosen again for other seeds, with only a few draws.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEEDS = 10
 
 
 class Cost(NamedTuple):
-    """What an effective draw takes."""
+    """Cost of an effective draw."""
 
     subsample: int
     certain: int
@@ -43,7 +43,7 @@ def _problems(quick: bool) -> dict[str, Callable[[], Dataset]]:
 
 
 def sampled(data: Dataset, method: HMCECS, draws: int, seed: int = 1) -> Posterior:
-    """One run, whose warnings are kept with it."""
+    """Sample without showing warnings; the posterior keeps them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)
         return sample(
@@ -53,7 +53,7 @@ def sampled(data: Dataset, method: HMCECS, draws: int, seed: int = 1) -> Posteri
 
 
 def cost_of(post: Posterior) -> Cost:
-    """What the least effective parameter of a run cost."""
+    """Return the cost per effective draw of the parameter with the smallest ESS."""
     tuning: Any = post.tuning
     effective = float(post.summary()["ess_bulk"].min())
     return Cost(
@@ -79,7 +79,7 @@ def run(quick: bool = False) -> list[Table]:
     for name, make in _problems(quick).items():
         try:
             data = make()
-        except DataError as missing:  # no file, and nowhere to get it from
+        except DataError as missing:  # no file, and no way to download it
             saved.note = f"{name} was left out: {missing}"
             continue
         costs = {label: cost_of(sampled(data, method, draws)) for label, method in SETTINGS.items()}

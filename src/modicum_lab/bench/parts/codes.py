@@ -1,4 +1,4 @@
-"""Passes and modes of rows whose factors stay codes, beside all columns formed, tabmat and glum."""
+"""Passes and modes of rows with factors as codes, compared with dense columns, tabmat and glum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGREE = 0.02  # posterior standard deviations between the modes of two libraries
 
 @dataclass(frozen=True)
 class Case:
-    """A table with codes, and the same with all columns where that fits into memory."""
+    """A table with codes, and with dense columns if they fit into memory."""
 
     name: str
     coded: Rows
@@ -33,13 +33,13 @@ class Case:
 
     @property
     def model(self) -> Logistic | Poisson:
-        """With the prior that glum's ridge is."""
+        """Return the model, with a prior equal to glum's ridge penalty."""
         family = Logistic if self.family == "binomial" else Poisson
         return family(prior_scale=PRIOR, intercept_scale=1000.0)
 
 
 def made_up(n: int) -> Rows:
-    """A number, and five factors of 10 to 1,000 levels, some of them much more frequent."""
+    """Return rows with a number and five factors of 10 to 1,000 levels of uneven frequency."""
     rng = np.random.default_rng(1)
     codes, eta = {}, np.full(n, -1.0)
     for k in LEVELS:
@@ -52,7 +52,7 @@ def made_up(n: int) -> Rows:
 
 
 def cases(quick: bool) -> list[Case]:
-    """Two real tables where their files are here, and a made-up one."""
+    """Return two real tables, if their files are available, and a simulated one."""
     problems = []
     for name, family in (("flights", "binomial"), ("claims", "poisson")):
         loader: Callable[..., Any] = getattr(mo.datasets, name)
@@ -71,7 +71,7 @@ def cases(quick: bool) -> list[Case]:
 
 
 def split_matrix(rows: Rows) -> Any:
-    """The same columns as tabmat holds them, a column of ones first."""
+    """Return the columns as a tabmat matrix, with a column of ones first."""
     import pandas as pd
     import tabmat
 
@@ -88,7 +88,7 @@ def split_matrix(rows: Rows) -> Any:
 
 
 def in_glum(case: Case) -> Callable[[], Any]:
-    """Return the fit of glum: a ridge penalty that is the prior."""
+    """Return a function that fits by glum, with a ridge penalty equal to the prior."""
     from glum import GeneralizedLinearRegressor
 
     whole = case.coded.slice(0, len(case.coded))
@@ -109,7 +109,7 @@ def in_glum(case: Case) -> Callable[[], Any]:
 
 
 def of_columns(case: Case, coefficients: np.ndarray) -> np.ndarray:
-    """Coefficients of glum (ones, numbers, factors) in the order of the rows' columns."""
+    """Reorder coefficients of glum (ones, numbers, factors) like the rows' columns."""
     coding = case.coded.coding
     assert coding is not None
     point = np.empty(coding.size + 1)
@@ -123,7 +123,7 @@ def of_columns(case: Case, coefficients: np.ndarray) -> np.ndarray:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Time a Hessian pass and a whole mode, each beside its peers, in turns."""
+    """Time a Hessian pass and a search for the mode, alternating with their peers."""
     columns = ["table", "what", "bytes per row", "seconds", "of peer's", "limit", "kept"]
     passes = Table("A pass: gradient and Hessian, factors as codes", columns)
     modes = Table("The posterior mode, factors as codes", columns)

@@ -1,7 +1,7 @@
-"""A digest of 10^7 rows: its size, and its posteriors beside those of all rows.
+"""A digest of 10^7 rows: its size, and its posteriors compared with those of all rows.
 
-Made once, sampled, and sampled again after rows that are unlike the others were removed from it;
-each time beside a run on the rows themselves.
+The digest is made once, sampled, and sampled again after removing rows that differ from the
+others; each time it is compared with a run on the rows themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMOVED = tall.OTHERS
 
 
 def differences(ours: Posterior, theirs: Posterior) -> tuple[float, float]:
-    """The largest difference of two means, in posterior sd, and of two sds, as a share."""
+    """Return the largest difference of means, in posterior sd, and of sds, as a share."""
     sd = np.append(theirs.sd("beta"), theirs.sd("intercept"))
     means = [np.append(p.mean("beta"), p.mean("intercept")) for p in (ours, theirs)]
     other = np.append(ours.sd("beta"), ours.sd("intercept"))
@@ -79,7 +79,7 @@ def run(quick: bool = False) -> list[Table]:
 
 
 def _noise(post: Posterior) -> float:
-    """Three Monte Carlo standard errors of a difference of two means, in posterior sd."""
+    """Return three Monte Carlo errors of a difference of two means, in posterior sd."""
     return float(3 * np.sqrt(2 / post.summary()["ess_bulk"].min()))
 
 

@@ -1,17 +1,16 @@
-"""One chain to thousands on an accelerator: HMC-ECS, signed, SGHMC, and HMC on all rows beside.
+"""One chain to thousands on an accelerator: HMC-ECS, signed, SGHMC, and HMC on all rows.
 
     python -m modicum_lab.bench.parts.gpu [--rows 10500000] [--chains 1 32 1024 8192] [--draws 1000]
     python -m modicum_lab.bench.parts.gpu --methods perturbed fused --tables made-up flights
     python -m modicum_lab.bench.parts.gpu --rows 100000 --chains 1 8 --draws 200  # on a CPU
 
-HMC-ECS runs twice, iteration by iteration ("perturbed") and with a whole chain in one program
-where that can be ("fused"); the column "path" says which it was. On the flights (d = 151) these
-two run alone.
+HMC-ECS runs twice, iteration by iteration ("perturbed") and, if possible, with a whole chain in one
+program ("fused"); the column "path" says which it was. On the flights (d = 151) only these two run.
 
 Every chain's means and sds are compared with those of all chains together, and these with a
-reference that reads every row. The share of the card's limits says how far the time of an
-iteration is from what memory and arithmetic would allow: a row evaluation reads d numbers and does
-4 d + 30 operations (a product forward, one back, a link function). `make bench` leaves it out.
+reference that reads every row. The shares of the card's limits compare the time of an iteration
+with what memory and arithmetic would allow: a row evaluation reads d numbers and does 4 d + 30
+operations (a product forward, one back, a link function). `make bench` does not run this.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = ["main"]
 
 
 class Kind(NamedTuple):
-    """A method by its class, and how many iterations lie between kept positions."""
+    """A method's class, and its thinning interval."""
 
     method: Callable[..., Method]
     thin: int = 1
@@ -66,8 +65,8 @@ BOTH_PATHS = ("perturbed", "fused")
 TABLES = ("made-up", "flights")
 ALL_ROWS = "hmc, all rows"
 GOAL = 1_500_000  # effective draws per second, perturbed, with 1,024 chains or more
-MANY = 256  # chains from which their spread counts effective draws
-TOGETHER = 256  # chains whose moments are taken at once
+MANY = 256  # with at least this many chains, their spread gives the effective draws
+TOGETHER = 256  # chains whose moments are computed at once
 COLUMNS = [
     "method",
     "precision",
@@ -107,7 +106,7 @@ class Case:
     thin: int = 1
 
     def run(self, table: Dataset) -> tuple[Posterior, float]:
-        """Sample; return the posterior and the seconds in all."""
+        """Sample; return the posterior and the total seconds."""
         started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ModicumWarning)  # they are printed with the figures
@@ -127,21 +126,21 @@ class Case:
 
 
 class Moments(NamedTuple):
-    """Mean and sd of every parameter: of each chain, (chain, d), or of all together, (d,)."""
+    """Mean and sd of every parameter, by chain (chain, d) or over all chains (d,)."""
 
     mean: np.ndarray
     sd: np.ndarray
 
     @classmethod
     def of_sums(cls, first: np.ndarray, second: np.ndarray, weight: np.ndarray) -> Moments:
-        """From weighted sums of x and x^2, and the sum of the weights."""
+        """Compute moments from weighted sums of x and x^2, and the sum of the weights."""
         mean = first / weight
         with np.errstate(invalid="ignore"):  # signs can make a short chain's variance negative
             return cls(mean, np.sqrt(second / weight - mean**2))
 
 
 def moments(post: Posterior) -> tuple[Moments, Moments]:
-    """Of each chain, and of all chains together."""
+    """Return the moments of each chain, and of all chains together."""
     parts = []
     for start in range(0, post.chains, TOGETHER):
         block = slice(start, start + TOGETHER)
@@ -154,9 +153,9 @@ def moments(post: Posterior) -> tuple[Moments, Moments]:
 
 
 def effective(post: Posterior, means: np.ndarray, sd: np.ndarray) -> np.ndarray:
-    """Effective draws of all chains together, one number per parameter.
+    """Return the effective draws of all chains together, one number per parameter.
 
-    Many independent chains: Var(chain mean) = sd^2 / ESS of a chain, whatever the autocorrelation.
+    With many independent chains, Var(chain mean) = sd^2 / ESS of a chain, for any autocorrelation.
     """
     if post.chains >= MANY:
         return np.asarray(post.chains * sd**2 / means.var(0, ddof=1))
@@ -170,9 +169,9 @@ def effective(post: Posterior, means: np.ndarray, sd: np.ndarray) -> np.ndarray:
 
 
 def worst_chain(by_chain: Moments, together: Moments, ess: np.ndarray) -> tuple[float, int]:
-    """Largest distance of a chain's mean or sd from all chains', in its standard errors.
+    """Return the largest distance of a chain's mean or sd from all chains', in standard errors.
 
-    With it, how many distances were compared.
+    Also return how many distances were compared.
     """
     number = len(by_chain.mean)
     error = together.sd / np.sqrt(ess / number)
@@ -185,7 +184,7 @@ def worst_chain(by_chain: Moments, together: Moments, ess: np.ndarray) -> tuple[
 
 
 def shares(post: Posterior, seconds: float, case: Case, card: Card) -> tuple[float, float]:
-    """Least time of a draw by bytes and by operations, each over the seconds it took."""
+    """Return the least time of a draw, by bytes and by operations, over the time it took."""
     d = post.draws["beta"].shape[2] + 1
     double = case.precision == "float64"
     rows = float(post.stats["rows_touched"].mean())  # of an iteration of a chain
@@ -197,12 +196,12 @@ def shares(post: Posterior, seconds: float, case: Case, card: Card) -> tuple[flo
 
 
 def line(case: Case, table: Dataset, reference: KeptReference, card: Card) -> list[Any]:
-    """One row of the report; what a program would want to know is printed as JSON."""
+    """Return one row of the report, and print a record of it as JSON."""
     post, total = case.run(table)
     by_chain, together = moments(post)
     ess = effective(post, by_chain.mean, together.sd)
     worst, compared = worst_chain(by_chain, together, ess)
-    # the t-like tails of an estimated error are allowed for by a wider bound
+    # a wider bound allows for the t-like tails of an estimated error
     right = worst < 1.5 * -ndtri(1e-3 / (2 * compared))
     sampling = float(post.settings["sampling_seconds"])
     unit = np.array(reference.sd)
@@ -221,7 +220,7 @@ def line(case: Case, table: Dataset, reference: KeptReference, card: Card) -> li
 
 
 def _path(post: Posterior) -> str:
-    """Whether iterations were fused; "plain" where nothing is said."""
+    """Return whether iterations were fused; "plain" if that is not recorded."""
     return str(post.tuning.get("path", {}).get("value", "plain"))
 
 
@@ -244,7 +243,7 @@ def _print_record(case: Case, post: Posterior, figures: dict[str, float]) -> Non
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     arguments = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.gpu")
     arguments.add_argument("--rows", type=int, default=10_500_000)
     arguments.add_argument("--chains", type=int, nargs="+", default=[1, 32, 1024, 8192])
@@ -262,7 +261,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def cases(arguments: argparse.Namespace, table: str = "made-up") -> list[Case]:
-    """What the command line asks for, of one table."""
+    """Return the cases of one table that the command line requests."""
     own = [name for name in arguments.methods if table == "made-up" or name in BOTH_PATHS]
     subsampled = [
         Case(
@@ -281,7 +280,7 @@ def cases(arguments: argparse.Namespace, table: str = "made-up") -> list[Case]:
 
 
 def main() -> None:
-    """Run every case; print the report, and the limit where thousands of chains ran."""
+    """Run every case; print the report, and the goal if thousands of chains ran."""
     arguments = parser().parse_args()
     for name in arguments.tables:
         report(arguments, name)

@@ -1,10 +1,10 @@
-"""HMC-ECS with hundreds of dense columns: what an iteration costs, and how much of it is whitening.
+"""HMC-ECS with hundreds of dense columns: the cost of an iteration, and the share of whitening.
 
-A fresh row is whitened by d^2 multiplications, and then evaluated by 2 d of them per leapfrog step.
-Every line has an iteration with whitening by one product in float64, and one with the default (by
-blocks of a triangular factor, in float32), the median of runs in turns in one process. The cost of
-a fresh row is the difference between iterations with few and with many of them. Iterations do not
-depend on the number of rows; passes are proportional to it.
+Whitening a fresh row takes d^2 multiplications, and evaluating it 2 d per leapfrog step. Every line
+compares an iteration with whitening by one product in float64 and with the default (by blocks of a
+triangular factor, in float32), as medians of alternating runs in one process. The cost of a fresh
+row is the difference between iterations with few and with many of them. The time of an iteration
+does not depend on the number of rows; that of a pass is proportional to it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from modicum_lab.bench.tables import Table
 __all__ = ["run"]
 
 SUBSAMPLE, BLOCKS = 200, 20
-FEW, MANY = 1, 5  # blocks that are read anew, of ten rows each
-STEP = 0.24  # of 1.2 in all: five leapfrog steps
+FEW, MANY = 1, 5  # blocks refreshed per iteration, of ten rows each
+STEP = 0.24  # a trajectory of 1.2 has five leapfrog steps
 Whitening = Literal["auto", "float64"]
 
 
@@ -35,12 +35,12 @@ class Cost(NamedTuple):
 
     @property
     def share(self) -> float:
-        """What ten fresh rows are of the iteration."""
+        """Share of the iteration that ten fresh rows take."""
         return 10 * self.row / self.iteration
 
 
 def iteration(data: Dataset, whitening: Whitening, refreshes: int, draws: int) -> float:
-    """Microseconds per iteration of one chain, by the clock of sampling."""
+    """Return the microseconds per iteration of one chain, from its sampling time."""
     method = HMCECS(
         subsample=SUBSAMPLE, blocks=BLOCKS, refreshes=refreshes, step_size=STEP, certainty=0,
         whitening=whitening,
@@ -55,7 +55,7 @@ def iteration(data: Dataset, whitening: Whitening, refreshes: int, draws: int) -
 
 
 def costs(data: Dataset, draws: int, repeats: int) -> dict[Whitening, Cost]:
-    """Both ways of whitening, in turns."""
+    """Measure both ways of whitening, alternately."""
     ways: tuple[Whitening, ...] = ("float64", "auto")
     times: dict[tuple[Whitening, int], list[float]] = {}
     for _ in range(repeats):  # compilation is part of the warm-up
@@ -74,7 +74,7 @@ def costs(data: Dataset, draws: int, repeats: int) -> dict[Whitening, Cost]:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """An iteration by the number of columns."""
+    """Measure an iteration by the number of columns."""
     sizes = [300] if quick else [300, 1_000, 2_000]
     n, draws, repeats = (4_000, 128, 1) if quick else (20_000, 1_024, 3)
     table = Table(

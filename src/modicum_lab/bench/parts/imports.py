@@ -1,4 +1,4 @@
-"""What `import modicum` costs over `import jax`, in fresh interpreters."""
+"""Time of `import modicum` beyond that of `import jax`, in fresh interpreters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_co
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Import both packages in turns; compare the medians."""
+    """Import both packages alternately; compare the medians."""
     seconds: dict[str, list[float]] = {"jax": [], "modicum": []}
     for _ in range(3 if quick else 7):
         for name, times in seconds.items():  # in turns

@@ -1,6 +1,6 @@
-"""Memory and time of an ingest from Parquet and of a pass over what it wrote.
+"""Memory and time of an ingest from Parquet, and of a pass over the resulting store.
 
-Only anonymous memory counts: pages of the file cache are the system's to give and take.
+Only anonymous memory counts: the system can drop pages of the file cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def write_parquet(path: str, n: int) -> None:
 
 
 def measure(folder: str) -> list[list[float]]:
-    """In a process of its own: seconds and GB that ingest takes, and a pass."""
+    """Return seconds and GB of an ingest and of a pass; runs in a separate process."""
     with Peak() as ingesting:
         rows = ingest(f"{folder}/rows.parquet", f"{folder}/store", progressbar=False)
     posterior = LogPosterior(Logistic(prior_scale=2.5, intercept=False), rows)
@@ -46,7 +46,7 @@ def measure(folder: str) -> list[list[float]]:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Ingest a made-up file, and pass over the store."""
+    """Ingest a simulated file, and make a pass over the store."""
     n = 500_000 if quick else 10_000_000
     with tempfile.TemporaryDirectory() as folder:
         write_parquet(f"{folder}/rows.parquet", n)

@@ -1,7 +1,7 @@
-"""What an iteration of HMC-ECS costs: float32, chains per core, and rows fetched from a store.
+"""Cost of an iteration of HMC-ECS: in float32, by chains per core, and with rows from a store.
 
-Every line is wall time over iterations and chains, the median of runs in turns in one process, and
-its ratio to that of the first line.
+Every line is wall time divided by iterations and chains, as a median of alternating runs in one
+process, and its ratio to the first line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
 
 def iteration(table: Dataset, case: Case, draws: int) -> float:
-    """Microseconds per iteration of one chain, by the clock of sampling."""
+    """Return the microseconds per iteration of one chain, from its sampling time."""
     settings: dict[str, Any] = {"subsample": 200, "blocks": 20, "refreshes": 2, "step_size": 0.4}
     post = sample(
         table.model,
@@ -46,7 +46,7 @@ def iteration(table: Dataset, case: Case, draws: int) -> float:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Sample each case in turns; compare the medians with the first."""
+    """Sample the cases alternately; compare the medians with the first."""
     n, draws, repeats = (50_000, 500, 1) if quick else (10_000_000, 5_000, 3)
     table, number = plain(n), cores()
     with tempfile.TemporaryDirectory() as folder:

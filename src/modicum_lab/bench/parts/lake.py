@@ -1,9 +1,9 @@
-"""From Parquet files through three Ray workers to a posterior, beside one machine's threads.
+"""From Parquet files to a posterior with three Ray workers, compared with one machine's threads.
 
 ``python -m modicum_lab.bench.parts.lake --rows 100000000 --folder /big/disk`` makes the files,
-ingests them, samples with both engines, each in a process of its own, and says how much memory
-every process took, whether the draws are the same, and how many rows per second a pass reads. What
-was made before is used again; 10^8 rows take about 12 GB of disk.
+ingests them, samples with both engines, each in a separate process, and reports how much memory
+every process took, whether the draws are the same, and how many rows per second a pass reads.
+Files of an earlier run are reused; 10^8 rows take about 12 GB of disk.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from modicum_lab.bench.tables import Table, interleaved, verdict
 
 __all__ = ["FamilyPeak", "main", "measure", "run"]
 
-WORKERS, MEMORY, SLOWER = 3, 2.0, 1.3  # GB of a process; seconds of a pass, of Local's
-EVERY = 0.1  # seconds between two looks at the memory
+WORKERS, MEMORY, SLOWER = 3, 2.0, 1.3  # limits: GB per process, and pass time relative to Local
+EVERY = 0.1  # seconds between two readings of the memory
 OBJECTS = 200_000_000  # bytes of Ray's shared memory
 
 
 class FamilyPeak:
-    """The most resident memory of this process and of each of its descendants, during a block.
+    """Measure the peak resident memory of this process and of its descendants during a block.
 
-    Pages of files that are mapped count: it is what `top` shows. Linux only.
+    Mapped pages of files count, as in `top`. Linux only.
 
     Attributes
     ----------
     here, elsewhere
-        Bytes of this process, and of the largest of the others by what they are called.
+        Bytes of this process, and of the largest descendant of each name.
     """
 
     def __enter__(self) -> FamilyPeak:
@@ -69,14 +69,14 @@ class FamilyPeak:
 
 
 def _family(first: int) -> list[tuple[int, str, int]]:
-    """A process and its descendants: number, name, resident bytes."""
+    """Return a process and its descendants: id, name, resident bytes."""
     processes: dict[int, tuple[int, str, int]] = {}
     page = os.sysconf("SC_PAGE_SIZE")
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
             called = (folder / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the process has ended
             continue
         parent, resident = int(rest.split()[1]), int(rest.split()[21])
         kind = "Ray worker" if called.startswith("ray::Worker") else Path(called).name or name
@@ -91,12 +91,12 @@ def _family(first: int) -> list[tuple[int, str, int]]:
 
 
 def _model() -> Any:
-    """Priors in numbers: their default units would be a sweep by the driver alone."""
+    """Return a model with fixed priors: scaling them would take a pass by the driver alone."""
     return mo.models.Logistic(prior_scale=1.0, intercept_scale=10.0)
 
 
 def sampled(store: str, workers: int) -> dict[str, Any]:
-    """In a process of its own: draws of a run, as a hash, and what it took; 0 workers: `Local`."""
+    """Return a hash of a run's draws and its cost; 0 workers use `Local`. Runs in a new process."""
     engine: EngineChoice = Ray(workers=workers, object_store=OBJECTS) if workers else Local()
     rows = Rows.open(store)
     started = time.perf_counter()
@@ -120,7 +120,7 @@ def sampled(store: str, workers: int) -> dict[str, Any]:
 
 
 def passed(store: str, cores: int, repeats: int) -> dict[str, float]:
-    """In a process of its own: median seconds of a Hessian pass by each engine, in turns."""
+    """Return the median seconds of a Hessian pass by each engine; runs in a separate process."""
     rows = Rows.open(store)
     cluster = Ray(workers=cores, object_store=OBJECTS)
     engines: dict[str, EngineChoice] = {"local": Local(threads=cores), "ray": cluster}
@@ -135,7 +135,7 @@ def passed(store: str, cores: int, repeats: int) -> dict[str, float]:
 
 
 def ingested(lake: str, store: str) -> dict[str, Any]:
-    """In a process of its own: seconds and memory of an ingest."""
+    """Return seconds and memory of an ingest; runs in a separate process."""
     started = time.perf_counter()
     with FamilyPeak() as peak:
         ingest(lake, store, outcome="y", progressbar=False)
@@ -143,7 +143,7 @@ def ingested(lake: str, store: str) -> dict[str, Any]:
 
 
 def measure(n: int, folder: Path, repeats: int = 3) -> list[Table]:
-    """All of it, in a folder that has room."""
+    """Make, ingest and sample `n` rows in a folder with enough space; return the tables."""
     here = "modicum_lab.bench.parts.lake"
     lake, store = folder / f"parquet-{n}", folder / f"store-{n}"
     if not lake.exists():
@@ -192,7 +192,7 @@ def measure(n: int, folder: Path, repeats: int = 3) -> list[Table]:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Of a size that takes minutes; `main` takes any."""
+    """Run at a size that takes minutes; `main` takes any size."""
     if find_spec("ray") is None:
         return []
     with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def run(quick: bool = False) -> list[Table]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.lake")
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--folder", type=Path, required=True, help="with room for files and store")

@@ -1,15 +1,15 @@
-"""Multilevel models from a cold start, beside glmer, GPBoost and NumPyro where these are installed.
+"""Multilevel models from a cold start, compared with glmer, GPBoost and NumPyro if installed.
 
-lme4's glmer and GPBoost give a point estimate; Modicum's line is a whole posterior, by a process
-that starts with nothing compiled. Times are those of the fit; Modicum's include compiling, and so
-do those of NumPyro's NUTS. Seconds are those of a clock, which other work on the machine makes
-longer, and processor seconds, which it hardly does.
+lme4's glmer and GPBoost give a point estimate; Modicum gives a whole posterior, in a process that
+starts with nothing compiled. Times are those of the fit; those of Modicum and of NumPyro's NUTS
+include compilation. Both wall-clock seconds, which other load on the machine lengthens, and
+processor seconds, which it hardly affects, are given.
 
     python -m modicum_lab.bench.parts.multilevel --peers crossed aircraft simulated
 
-And how it grows: simulated groups of 20 rows in stores, from a thousand groups to a hundred
-thousand, whose iterations should take the same time, and whose memory should not grow with the
-rows. A million groups take much longer to write than to sample, and are a run of their own:
+A second table shows how cost grows: simulated groups of 20 rows in stores, from a thousand groups
+to a hundred thousand, whose iterations should take the same time, and whose memory should not grow
+with the rows. A million groups take much longer to write than to sample, and need a separate run:
 
     python -m modicum_lab.bench.parts.multilevel 1000 10000 100000 1000000
 """
@@ -124,7 +124,7 @@ said = {"iteration": post.settings["sampling_seconds"] / 1000, "seconds": taken,
 print(json.dumps(said))
 """
 PER_GROUP, TRUE_SD = 20, 0.5
-TOGETHER = 10_000  # groups that are simulated at a time
+TOGETHER = 10_000  # groups simulated at a time
 GROWTH = ("groups", "rows", "ms per iteration", "over the first", "groups per step", "group sd",
           "seconds", "peak memory, MB")  # fmt: skip
 
@@ -140,20 +140,20 @@ class Problem:
 
     @property
     def formula(self) -> str:
-        """Common columns, and an intercept that varies by each group, as R and Modicum write it."""
+        """Formula, as in R, with common columns and an intercept that varies by each group."""
         varying = [f"(1 | {group})" for group in self.groups]
         return "late ~ " + " + ".join([*self.common, *varying])
 
 
 def run(quick: bool = False) -> Iterator[Table]:
-    """One table per problem."""
+    """Yield one table per problem."""
     for problem in problems(quick):
         yield beside_peers(problem, quick)
     yield growth((1_000, 10_000) if quick else (1_000, 10_000, 100_000))
 
 
 def beside_peers(problem: Problem, quick: bool = False) -> Table:
-    """One line per contender that is installed."""
+    """Return a table with one line per installed contender."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lines = [
@@ -168,7 +168,7 @@ def beside_peers(problem: Problem, quick: bool = False) -> Table:
 
 
 def growth(sizes: Sequence[int]) -> Table:
-    """Groups of 20 rows each, read from stores: what an iteration and what memory takes."""
+    """Tabulate time per iteration and memory for groups of 20 rows each, read from stores."""
     lines: list[Sequence[object]] = []
     for groups in sizes:
         with tempfile.TemporaryDirectory() as name:
@@ -190,7 +190,7 @@ def growth(sizes: Sequence[int]) -> Table:
 
 
 def simulated(groups: int, folder: Path, per_group: int = PER_GROUP) -> dict[str, np.ndarray]:
-    """Logistic rows of a column, an intercept and effects of groups, in files of `folder`."""
+    """Simulate logistic rows with one column, an intercept and group effects, into `folder`."""
     rng, rows = np.random.default_rng(1), groups * per_group
     shapes = {"x": (rows, 1), "y": (rows,), "g": (rows,)}
     fields: dict[str, np.ndarray] = {
@@ -210,7 +210,7 @@ def simulated(groups: int, folder: Path, per_group: int = PER_GROUP) -> dict[str
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Crossed factors of a few levels, one factor of thousands, and what NumPyro's NUTS meets."""
+    """Yield crossed factors of few levels, a factor of thousands, and one for NumPyro's NUTS."""
     table = flights(quick)
     if table is not None:
         common = ("h", "h2", "h3", "log_distance")
@@ -224,7 +224,7 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 
 def flights(quick: bool) -> pd.DataFrame | None:
-    """Which flights from New York came in over half an hour late; None without their package."""
+    """Return flights from New York, late by over half an hour or not; None without the package."""
     try:
         table = frame("flights", download=False)
     except DataError:
@@ -242,7 +242,7 @@ def flights(quick: bool) -> pd.DataFrame | None:
 
 
 def modicum_line(problem: Problem, folder: Path, draws: int) -> Sequence[object] | None:
-    """A posterior, by a process of its own."""
+    """Return the line of Modicum's posterior, sampled in a separate process."""
     path = folder / "table.parquet"
     problem.table.to_parquet(path)
     output = _output([sys.executable, "-c", FIT, str(path), problem.formula, str(draws)])
@@ -250,7 +250,7 @@ def modicum_line(problem: Problem, folder: Path, draws: int) -> Sequence[object]
 
 
 def numpyro_line(problem: Problem, folder: Path, draws: int) -> Sequence[object] | None:
-    """NumPyro's NUTS on all rows with effects held explicitly, non-centred."""
+    """Return the line of NumPyro's NUTS on all rows, with explicit, non-centred effects."""
     if find_spec("numpyro") is None:
         return None
     path = folder / "table.parquet"
@@ -263,9 +263,9 @@ def numpyro_line(problem: Problem, folder: Path, draws: int) -> Sequence[object]
 
 
 def _sampled(name: str, output: str) -> Sequence[object]:
-    """The line of a posterior, from what its process printed."""
+    """Return the line of a posterior, from the output of its process."""
     answer = json.loads(output.splitlines()[-1])
-    # Before the first draw and after: only the draws would be more or fewer.
+    # To reach 1,000 effective draws, only the sampling time scales; the time before it is fixed.
     cpu = answer["processor"]
     to_1000 = cpu * (1 + answer["sampling"] * (1000 / answer["ess"] - 1))
     rate = answer["ess"] / (cpu * answer["sampling"])
@@ -274,7 +274,7 @@ def _sampled(name: str, output: str) -> Sequence[object]:
 
 
 def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] | None:
-    """lme4's point estimate: by Laplace's approximation (1), or by a quicker relative of it (0)."""
+    """Return lme4's point estimate, by Laplace's approximation (1) or a faster variant (0)."""
     if shutil.which("Rscript") is None:
         return None
     path, script = folder / "table.csv", folder / "glmer.R"
@@ -291,7 +291,7 @@ def glmer_line(problem: Problem, folder: Path, nodes: int) -> Sequence[object] |
 
 
 def gpboost_line(problem: Problem) -> Sequence[object] | None:
-    """GPBoost's point estimate."""
+    """Return GPBoost's point estimate."""
     if find_spec("gpboost") is None:
         return None
     import gpboost
@@ -311,7 +311,7 @@ def _shown(sds: Sequence[float]) -> str:
 
 
 def _output(command: Sequence[str], limit: int = LIMIT) -> str | None:
-    """What a process printed; None where it failed or took too many processor seconds."""
+    """Return the output of a process; None if it failed or took too many processor seconds."""
     limited = ["sh", "-c", f'ulimit -t {limit}; exec "$0" "$@"', *command]
     try:
         done = subprocess.run(limited, capture_output=True, text=True, check=True)
@@ -321,7 +321,7 @@ def _output(command: Sequence[str], limit: int = LIMIT) -> str | None:
 
 
 def main() -> None:
-    """Print how it grows with the numbers of groups named, or beside peers in those problems."""
+    """Print the growth table for the given numbers of groups, or the comparison with peers."""
     parser = argparse.ArgumentParser(prog="python -m modicum_lab.bench.parts.multilevel")
     parser.add_argument("groups", type=int, nargs="*", help="numbers of groups, of 20 rows each")
     parser.add_argument("--peers", nargs="*", default=[], help="crossed, aircraft, simulated")

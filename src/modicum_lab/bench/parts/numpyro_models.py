@@ -1,9 +1,9 @@
 """Models of NumPyro's documentation, by NumPyro's HMCECS and through `mo.from_numpyro`, in one run.
 
-The logistic regression is that of NumPyro's page on HMCECS; the negative binomial is the same with
-counts. Both libraries are given the same functions. HMCECS gets what its page gives it: the
-Taylor proxy about a point found before (here the posterior mean of Modicum's run, better than that
-of the page), ten blocks, and the page's subsample. Seconds are of sampling, without compilation.
+The logistic regression is that of NumPyro's page on HMCECS; the negative binomial is its analogue
+for counts. Both libraries sample the same functions. HMCECS has the settings of its page: a Taylor
+proxy about a given point (here the posterior mean of Modicum's run, better than the page's), ten
+blocks, and the page's subsample. Seconds are those of sampling, without compilation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def logistic(data: Any, obs: Any, subsample_size: int) -> None:
 
 
 def negative_binomial(data: Any, obs: Any, subsample_size: int) -> None:
-    """The same with counts, and a concentration."""
+    """The analogous model for counts, with a concentration."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -75,7 +75,7 @@ MODELS: dict[str, Callable[..., None]] = {
 
 
 def simulated(name: str, rows: int, columns: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Columns, the first of ones, and outcomes of the model."""
+    """Simulate columns, the first of ones, and outcomes of the model."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, columns))
     x[:, 0] = 1
@@ -86,7 +86,7 @@ def simulated(name: str, rows: int, columns: int, seed: int = 1) -> tuple[np.nda
 
 
 def by_modicum(name: str, x: np.ndarray, y: np.ndarray, draws: int, method: str) -> Outcome:
-    """Draws of the NumPyro model by a method of Modicum's; seconds without compilation."""
+    """Sample the NumPyro model by a method of Modicum; the seconds exclude compilation."""
     rows = mo.Rows(data=x, obs=y)
     model = mo.from_numpyro(MODELS[name], rows, subsample_size=SUBSAMPLE)
     settings: dict[str, Any] = {} if method == "auto" else {"tune": TUNE}
@@ -100,17 +100,17 @@ def by_modicum(name: str, x: np.ndarray, y: np.ndarray, draws: int, method: str)
             )  # fmt: skip
             seconds = time.perf_counter() - started
             chosen = str(post.settings["method"])
-            if chosen != "laplace":  # whose draws are made before any chain: all of it is timed
+            if chosen != "laplace":  # Laplace draws without a chain, so its whole run is timed
                 seconds = float(post.settings["sampling_seconds"])
                 break
     return Outcome(post.draws, seconds, chosen)
 
 
 def by_numpyro(name: str, x: np.ndarray, y: np.ndarray, draws: int, point: Draws) -> Outcome:
-    """One chain of HMCECS about `point`, by the kernel's own `init` and `sample`.
+    """Sample one chain of HMCECS about `point`, by the kernel's `init` and `sample`.
 
-    `MCMC.run` initialises the kernel whenever it is called, and HMCECS can be initialised once:
-    what was compiled could not be run a second time, to be timed.
+    `MCMC.run` initialises the kernel on every call, and HMCECS can be initialised only once, so
+    that compiled code could not be run a second time for timing.
     """
     import jax
     from numpyro.infer import HMCECS, NUTS
@@ -136,7 +136,7 @@ def by_numpyro(name: str, x: np.ndarray, y: np.ndarray, draws: int, point: Draws
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Both models by both libraries: effective draws per second of one chain."""
+    """Compare effective draws per second of one chain, for both models and libraries."""
     table = Table(
         "Models of NumPyro's documentation: effective draws per second of one chain",
         ["model", "rows", "parameters", "HMC-ECS through mo.from_numpyro", "by default", "taken",

@@ -1,7 +1,7 @@
-"""A pass (gradient and Hessian of a logistic model) against the plain NumPy expression for it.
+"""Time of a pass (gradient and Hessian of a logistic model) against plain NumPy.
 
-Beside it stands which share of the memory's bandwidth that is: the time in which all cores read the
-rows once and do next to nothing with them, over the time of the pass.
+A further column gives the share of memory bandwidth used: the time in which all cores read the
+rows once and do almost nothing with them, divided by the time of the pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLUMNS, PRIOR = 29, 2.5
 
 
 def made_up(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Columns, outcomes, and a point to evaluate at."""
+    """Simulate columns and outcomes; return them with a point to evaluate at."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((n, COLUMNS), dtype=np.float32)
     y = (rng.random(n, dtype=np.float32) < 0.3).astype(np.float32)
@@ -31,14 +31,14 @@ def made_up(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_numpy(x: np.ndarray, y: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient and Hessian as one would write them, in the data's own precision."""
+    """Return gradient and Hessian by plain NumPy, in the precision of the data."""
     p = 1 / (1 + np.exp(-(x @ beta.astype(np.float32))))
     gradient, hessian = x.T @ (y - p), -(x * (p * (1 - p))[:, None]).T @ x
     return gradient - beta / PRIOR**2, hessian - np.eye(COLUMNS) / PRIOR**2
 
 
 def read_once(x: np.ndarray) -> None:
-    """Read all of an array, by a thread per core."""
+    """Read a whole array, with one thread per core."""
     words = x.reshape(-1)[: x.size // 2 * 2].view(np.uint64)
     parts = np.array_split(words, 4 * (os.cpu_count() or 1))
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -46,7 +46,7 @@ def read_once(x: np.ndarray) -> None:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Time these in turns, after a check that they agree: fast and wrong would not count."""
+    """Check that the results agree, then time the functions alternately."""
     n = 200_000 if quick else 2_000_000
     x, y, beta = made_up(n)
     model = Logistic(prior_scale=PRIOR, intercept=False)

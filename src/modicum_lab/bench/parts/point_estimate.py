@@ -1,9 +1,9 @@
-"""A thousand effective draws beside a point estimate, glum's, from a cold start.
+"""A thousand effective draws compared with a point estimate, glum's, from a cold start.
 
-All fit the same logistic regression in fresh interpreters and take turns, with the rows in memory.
-Seconds are those of the fit: all passes, and all that is compiled. The time each library takes to
-import is in a table of its own. HMC-ECS starts twice: with nothing compiled, and in a process that
-finds the code of the first in JAX's cache on disk.
+All fit the same logistic regression alternately in fresh interpreters, with the rows in memory.
+Seconds are those of the fit, with all passes and all compilation. Import times are given
+separately. HMC-ECS starts twice: with nothing compiled, and in a process that finds the code of the
+first in JAX's cache on disk.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from modicum_lab.bench.tables import Table
 __all__ = ["run"]
 
 COLUMNS = 28
-DRAWS = 350  # in each of four chains: with some to spare beyond a thousand effective ones
+DRAWS = 350  # per chain, of four: somewhat more than needed for a thousand effective draws
 CHAIN_DRAWS, CHAIN_TUNE = 500, 300
 PRIOR_SD = 2.5
 
 
 def _arrays(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Normal columns and outcomes; made here, since other makers import what is timed."""
+    """Simulate normal columns and outcomes here, since other modules import what is timed."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((rows, COLUMNS))
     eta = x @ (1.6 / np.sqrt(COLUMNS) * rng.standard_normal(COLUMNS)) - 1
@@ -39,7 +39,7 @@ def _now() -> np.ndarray:
 
 
 def fit_point(rows: int) -> list[float]:
-    """Wall and processor seconds of importing glum, and of its maximum a posteriori estimate."""
+    """Return wall and processor seconds of importing glum, and of its MAP estimate."""
     x, y = _arrays(rows)
     started = _now()
     from glum import GeneralizedLinearRegressor
@@ -51,7 +51,7 @@ def fit_point(rows: int) -> list[float]:
 
 
 def fit_draws(rows: int) -> list[float]:
-    """The same of Modicum's draws by default, and how many effective ones these were."""
+    """Like `fit_point`, for Modicum's default draws; also return the effective draws."""
     x, y = _arrays(rows)
     started = _now()
     import modicum as mo
@@ -65,7 +65,7 @@ def fit_draws(rows: int) -> list[float]:
 
 
 def fit_chains(rows: int, cache: str) -> list[float]:
-    """The same of HMC-ECS, whose compiled code is kept in `cache`."""
+    """Like `fit_draws`, for HMC-ECS, whose compiled code is kept in `cache`."""
     x, y = _arrays(rows)
     started = _now()
     import jax
@@ -86,7 +86,7 @@ def fit_chains(rows: int, cache: str) -> list[float]:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Both, in turns, at several sizes."""
+    """Run both alternately, at several sizes."""
     fits = Table(
         "A thousand effective draws by default, and glum's point estimate, from cold starts",
         ["rows", "effective draws", "seconds", "glum's", "ratio", "processor seconds", "glum's",
@@ -108,7 +108,7 @@ def run(quick: bool = False) -> list[Table]:
 
 
 def starts(sizes: Sequence[int], turns: int) -> Table:
-    """HMC-ECS by what it finds compiled, and glum, in turns."""
+    """Compare HMC-ECS with and without compiled code with glum, alternately."""
     table = Table(
         "HMC-ECS from a first and from a second start, and glum's point estimate",
         ["rows", "effective draws", "first, seconds", "second", "glum's", "first over glum's",
