@@ -1,4 +1,4 @@
-"""The same model by HMC on all rows, to see whether a few hundred rows per step were enough."""
+"""HMC on all rows for comparison, to see whether a few hundred rows per step were enough."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from modicum_lab.demo.flights import Flights
 
 __all__ = ["Comparison", "compare"]
 
-FEW = 10  # flights a rare level should have, lest the prior speak alone
+FEW = 10  # flights a rare level should have, so that not only the prior counts
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A short full-data run beside the subsampled one, and the rare level they are compared at."""
+    """A short full-data run, and the rare level at which it is compared."""
 
     full: Posterior
     rare: str  # a destination's code
@@ -27,13 +27,13 @@ class Comparison:
 
     @property
     def scalar(self) -> str:
-        """The rare level's coefficient, as the summary calls it."""
+        """Name of the rare level's coefficient in the summary."""
         return f"beta[dest[{self.rare}]]"
 
     def differences(self, post: Posterior) -> tuple[float, int]:
-        """Largest difference of two posterior means, in posterior standard deviations.
+        """Return the largest difference of two posterior means, in posterior standard deviations.
 
-        With it, how many of the coefficients differ by more than two Monte Carlo errors.
+        Also return how many coefficients differ by more than two Monte Carlo errors.
         """
         ours, theirs = post.summary("beta"), self.full.summary("beta")
         sd = ours["sd"]
@@ -43,10 +43,10 @@ class Comparison:
 
 
 def compare(rows: Rows, post: Posterior, flights: Flights, draws: int, seed: int) -> Comparison:
-    """Run HMC on all rows for a little while.
+    """Run HMC on all rows for a few draws.
 
-    The subsampled run has found the step size; whitened at the mode, a trajectory of a quarter
-    turn (pi / 2) of the nearly normal posterior lands at an almost independent point.
+    The step size is that of the subsampled run. The posterior, whitened at the mode, is nearly
+    standard normal, so that a trajectory of pi / 2 ends at an almost independent point.
     """
     from modicum.errors import ModicumWarning
     from modicum.methods import HMC

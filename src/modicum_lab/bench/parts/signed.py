@@ -1,4 +1,4 @@
-"""What exactness costs: computational time of signed over perturbed HMC-ECS.
+"""The cost of exactness: computational time of signed over perturbed HMC-ECS.
 
 CT = IF x rows evaluated per draw / (mean sign)^2, one number per parameter (eqs. 3.2 and 5.4 of the
 HMC-ECS paper), on a problem with the shape of HIGGS: 29 coefficients, a million rows; and on
@@ -39,7 +39,7 @@ PAIRS = {  # perturbed, signed
 
 @dataclass(frozen=True)
 class Cost:
-    """Computational time of each parameter, and what it is made of."""
+    """Computational time of each parameter, and its components."""
 
     time: list[float]
     inefficiency: float  # the median over parameters
@@ -50,7 +50,10 @@ class Cost:
 
 
 def measure(n: int, draws: int, pair: str, which: int) -> dict[str, Any]:
-    """In a process of its own: the cost of one of a pair, as plain types; no n: Covertype."""
+    """Return the cost of one method of a pair in plain types; n = 0 runs Covertype.
+
+    Runs in a separate process.
+    """
     method = PAIRS[pair][which]
     data = plain(n) if n else covertype()
     fit = Contender(method.name, method, draws, 500).run(data, chains=2, seed=1)
@@ -73,7 +76,7 @@ def _seconds(post: Posterior) -> float:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Every pair, each method in a process of its own."""
+    """Run every pair, each method in a separate process."""
     n, draws = (100_000, 500) if quick else (1_000_000, 4_000)
     parts = Table(
         f"Signed and perturbed HMC-ECS, n = {n:,}, 29 parameters",
@@ -95,7 +98,7 @@ def run(quick: bool = False) -> list[Table]:
     if not quick:
         try:
             covertype()
-        except DataError as missing:  # no file, and nowhere to get it from
+        except DataError as missing:  # no file, and no way to download it
             parts.note = f"Covertype was left out: {missing}"
         else:
             cases["Covertype, by default"] = (0, DEFAULT)

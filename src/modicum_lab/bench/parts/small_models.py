@@ -1,9 +1,9 @@
-"""NUTS on posteriordb's small models: effective draws per gradient, beside NumPyro's NUTS.
+"""NUTS on posteriordb's small models: effective draws per gradient, compared with NumPyro's NUTS.
 
-Every model is one NumPyro function, which either library samples: Modicum through
-`mo.from_numpyro`. Both warm up by 1,000 iterations and stop at a target acceptance of .8. Data are
-those of posteriordb, from a checkout's `tests/models/posteriordb.json`. Gradients are counted, so
-that neither the machine nor compilation matters.
+Every model is one NumPyro function that both libraries sample, Modicum through `mo.from_numpyro`.
+Both warm up for 1,000 iterations with a target acceptance of .8. Data are those of posteriordb,
+from a checkout's `tests/models/posteriordb.json`. Gradients are counted, so that neither the
+machine nor compilation matters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def regression(x: Any, y: Any) -> None:
-    """A normal outcome; priors as wide as those of the database."""
+    """Linear regression with a normal outcome, and priors as wide as the database's."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -48,7 +48,7 @@ def regression(x: Any, y: Any) -> None:
 
 
 def eight_schools(y: Any, sigma: Any, school: Any) -> None:
-    """Rubin's schools, effects as multiples of their scale."""
+    """Rubin's eight schools, with non-centred effects."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -61,7 +61,7 @@ def eight_schools(y: Any, sigma: Any, school: Any) -> None:
 
 
 def mixture(y: Any) -> None:
-    """Two normals in order."""
+    """Mixture of two normals with ordered means."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
@@ -77,7 +77,7 @@ def mixture(y: Any) -> None:
 
 
 def cases(data: Mapping[str, Any]) -> dict[str, Case]:
-    """Eight posteriors, by their names in the database."""
+    """Return eight posteriors, by their names in the database."""
 
     def of(name: str) -> dict[str, Any]:
         shared = data[name]["data"]
@@ -122,12 +122,12 @@ def cases(data: Mapping[str, Any]) -> dict[str, Case]:
 
 
 def least(draws: Mapping[str, np.ndarray]) -> float:
-    """Effective draws of the worst scalar."""
+    """Return the effective draws of the worst scalar."""
     return min(float(np.min(ess(v.reshape(*v.shape[:2], -1)))) for v in draws.values())
 
 
 def by_modicum(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
-    """Effective draws per gradient, and the acceptance rate."""
+    """Return Modicum's effective draws per gradient, and its acceptance rate."""
     rows = mo.Rows(**case.fields)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)
@@ -140,7 +140,7 @@ def by_modicum(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, fl
 
 
 def by_numpyro(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
-    """The same of NumPyro's NUTS by its defaults."""
+    """Like `by_modicum`, for NumPyro's NUTS by its defaults."""
     import jax
     from numpyro.infer import MCMC, NUTS
 
@@ -159,7 +159,7 @@ def by_numpyro(case: Case, draws: int = DRAWS, seed: int = 1) -> tuple[float, fl
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Every model by both; the first two if `quick`."""
+    """Compare both libraries on every model, or on the first two if `quick`."""
     table = Table(
         "NUTS on small models of posteriordb: effective draws per gradient, the least of all",
         ["posterior", "rows", "Modicum", "NumPyro", "ratio", "acceptance", "NumPyro's"],

@@ -1,10 +1,10 @@
-"""SGLD and SGHMC beside BlackJAX's: steps per second on the same model, rows and batch.
+"""SGLD and SGHMC compared with BlackJAX's: steps per second on the same model, rows and batch.
 
-One chain in float64, a fresh batch for every gradient, every position kept. BlackJAX leaves the
-loop to its user: it gets a compiled scan with the batch drawn inside. Its SGHMC is its diffusion
-with the momentum carried along; its ready-made sampler, which makes ten steps with one batch and so
-reads a tenth of the rows, is shown beside it. Modicum's time is that of its sampling loop, records
-and chunks included.
+Each runs one chain in float64, with a fresh batch for every gradient, and keeps every position.
+BlackJAX leaves the loop to its user: here it is a compiled scan with the batch drawn inside. Its
+SGHMC is its diffusion with the momentum carried along; its ready-made sampler, which makes ten
+steps with one batch and so reads a tenth of the rows, is shown as well. Modicum's time is that of
+its sampling loop, including records and chunks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Batch = tuple[jax.Array, jax.Array]
 
 
 def made_up(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns and outcomes of a logistic regression."""
+    """Simulate columns and outcomes of a logistic regression."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((n, COLUMNS))
     y = (rng.random(n) < 1 / (1 + np.exp(-x @ (0.3 * rng.standard_normal(COLUMNS))))) * 1.0
@@ -60,7 +60,7 @@ def by_modicum(x: np.ndarray, y: np.ndarray, method: Method, steps: int) -> Time
 
 
 class Stepper(NamedTuple):
-    """One call of a sampler of BlackJAX's, the state it starts from, and how often it is called."""
+    """A step function of a BlackJAX sampler, its initial state, and the number of calls."""
 
     step: Callable[[jax.Array, State, Batch], State]
     start: State
@@ -68,7 +68,7 @@ class Stepper(NamedTuple):
 
 
 def by_blackjax(x: np.ndarray, y: np.ndarray, name: str, steps: int) -> Timer:
-    """Time the same by BlackJAX, compiled."""
+    """Time `steps` steps of BlackJAX's sampler, compiled."""
     n = len(x)
 
     def scan(key: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -122,7 +122,7 @@ def _stepper(name: str, n: int, steps: int) -> Stepper:
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Both methods in turns with BlackJAX's."""
+    """Time both methods, alternating with BlackJAX's."""
     n, steps = (10_000, 2_000) if quick else (100_000, 10_000)
     x, y = made_up(n)
     settings: dict[str, Any] = {"step_size": STEP, "batch": BATCH, "whiten": False, "start": "zero"}
@@ -144,7 +144,7 @@ def run(quick: bool = False) -> list[Table]:
 
 
 def _rates(timers: dict[str, Timer], steps: int, repeats: int) -> dict[str, float]:
-    """Steps per second, the median of runs in turns; a first run compiles."""
+    """Return the median steps per second of alternating runs, after a first run that compiles."""
     for timed in timers.values():
         timed()
     seconds: dict[str, list[float]] = {name: [] for name in timers}

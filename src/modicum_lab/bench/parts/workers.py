@@ -1,6 +1,6 @@
-"""What a row costs: read from Parquet, and in a pass by threads and by workers of a Ray cluster.
+"""Cost per row: of reading Parquet, and of a pass by threads and by workers of a Ray cluster.
 
-Five factors and ten numbers per row. From the costs per row and worker follows what 10^9 rows take.
+A row has five factors and ten numbers. The cost of 10^9 rows is extrapolated from these figures.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from modicum_lab.bench.tables import Table, interleaved
 __all__ = ["arithmetic", "run"]
 
 BILLION = 10**9
-PASSES = 6  # of a run: units of the priors, four of Newton's, weights
+PASSES = 6  # of a run: one for prior scales, four Newton steps, one for weights
 
 
 def arithmetic(nanoseconds: float, row_bytes: float, workers: int, bandwidth: float) -> list[float]:
-    """Minutes of all passes over 10^9 rows, and of reading them once at `bandwidth` bytes/s each.
+    """Return the minutes of all passes over 10^9 rows, and of reading them once.
+
+    Each worker reads `bandwidth` bytes per second.
 
     Examples
     --------
@@ -37,7 +39,7 @@ def arithmetic(nanoseconds: float, row_bytes: float, workers: int, bandwidth: fl
 
 
 def run(quick: bool = False) -> list[Table]:
-    """Measure, and do the arithmetic."""
+    """Measure the costs per row, and extrapolate."""
     n = 80_000 if quick else 2_000_000
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

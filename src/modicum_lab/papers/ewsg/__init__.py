@@ -1,1 +1,1 @@
-"""Experiments of the EWSG paper; a module that is put here is found by `modicum reproduce`."""
+"""Experiments of the EWSG paper; `modicum reproduce` finds every module in this folder."""

@@ -1,4 +1,4 @@
-"""What the EWSG paper's experiments share: many short chains of a method, and line charts."""
+"""Shared by the EWSG paper's experiments: many short chains of a method, and line charts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LABELS = {
 
 
 def label_of(name: str) -> str:
-    """Return a method, with what is said of it after a comma, as the paper writes it.
+    """Return the label of a method as the paper writes it; text after a comma is kept.
 
     Examples
     --------
@@ -54,10 +54,10 @@ MATTERS = ("gradient-noise", "chains-diverged")  # codes of warnings that are pa
 def realisations(
     result: Result, name: str, model: BaseModel, rows: Rows, method: Method | None, **settings: Any
 ) -> Posterior:
-    """Run `method`, or the default one; enter its cost and what Modicum warned of in `result`.
+    """Run `method`, or the default one; record its cost and warnings in `result`.
 
-    Every chain is one realisation. The paper's step sizes are meant to be too large for exactness,
-    so that warnings are part of the finding and not of the screen.
+    Every chain is one realisation. The paper's step sizes are deliberately too large for exactness,
+    so that warnings are part of the finding and are not shown.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)
@@ -71,7 +71,7 @@ def realisations(
 
 
 def states(post: Posterior, now: dict[str, np.ndarray]) -> Posterior:
-    """One state of every realisation, name to (chain, *shape), as a posterior to be scored."""
+    """Return one state of every realisation, (chain, *shape) by name, as a posterior to score."""
     return replace(post, draws={name: x[:, None] for name, x in now.items()}, stats={})
 
 
@@ -94,7 +94,7 @@ def panels(
 
 
 def shade(number: int, of: int) -> tuple[float, float, float, float]:
-    """Return the number-th of some shades of EWSG's red, from light to dark, for its variants."""
+    """Return shade `number` of `of` shades of EWSG's red, from light to dark, for variants."""
     from matplotlib.colors import LinearSegmentedColormap
 
     scale = LinearSegmentedColormap.from_list("ewsg", ["#f6a5a0", colour_of("ewsg"), "#4a0606"])

@@ -25,10 +25,10 @@ __all__ = ["Split", "draw", "table", "table_1"]
 
 BATCH, FRICTION = 50, 50.0
 REALISATIONS: dict[Scale, int] = {"smoke": 20, "laptop": 200, "paper": 200}
-# the first so many; None: all
+# number of rows, the first ones; None for all
 ROWS: dict[Scale, int | None] = {"smoke": 10_000, "laptop": None, "paper": None}
 POINTS: dict[Scale, int] = {"smoke": 2, "laptop": 12, "paper": 40}  # of the learning curves
-# test rows of the curves, at most
+# most test rows of the curves
 SCORED: dict[Scale, int] = {"smoke": 2_000, "laptop": 20_000, "paper": 200_000}
 EXACT: dict[Scale, dict[str, int]] = {
     "smoke": {"chains": 2, "draws": 50, "tune": 100},
@@ -50,12 +50,12 @@ class Split:
 
     @classmethod
     def drawn(cls, rows: int | None, seed: int) -> Split:
-        """80 % of Covertype at random, and the rest; all columns standardised."""
+        """Draw 80 % of Covertype at random, and keep the rest; standardise all columns."""
         data = covertype(progressbar=False)
         rng = np.random.default_rng([seed, 2])
         order = rng.permutation(len(data.rows))[:rows]
         fields = data.rows.take(order)
-        moving = fields["x"].std(axis=0) > 0  # a rare soil may be missing from a part of the rows
+        moving = fields["x"].std(axis=0) > 0  # part of the rows may lack a rare soil
         x, y = standardised(fields["x"][:, moving]), fields["y"]
         cut = round(0.8 * len(y))
         names = [name for name, moves in zip(data.rows.columns, moving, strict=True) if moves]
@@ -83,7 +83,7 @@ def _methods(n: int) -> dict[str, Method]:
 
 @experiment("ewsg", "table-1", "Covertype: accuracy and log-likelihood after one data pass")
 def table_1(scale: Scale, seed: int) -> Result:
-    """SGLD, pSGLD, SGHMC and EWSG; FlyMC, which is the posterior of all rows; its mode."""
+    """Compare SGLD, pSGLD, SGHMC and EWSG with the exact posterior by FlyMC, and its mode."""
     split = Split.drawn(sized(ROWS, scale), seed)
     chains = sized(REALISATIONS, scale)
     chosen = _methods(len(split.fit))
@@ -127,17 +127,17 @@ def _settings(split: Split, chosen: dict[str, Method], chains: int) -> dict[str,
 
 
 def _last(post: Posterior) -> Posterior:
-    """The last state of every realisation."""
+    """Return the last state of every realisation."""
     return states(post, {name: x[:, -1] for name, x in post.draws.items()})
 
 
 def _some(split: Split, scale: Scale) -> Batch:
-    """The test rows that curves are scored on."""
+    """Return the test rows on which curves are scored."""
     return split.test.slice(0, min(len(split.test), sized(SCORED, scale)))
 
 
 def _curve(post: Posterior, split: Split, scale: Scale) -> Any:
-    """Scores against data passes, on some test rows."""
+    """Return scores against data passes, on some test rows."""
     subset = _some(split, scale)
 
     def scored(now: dict[str, np.ndarray]) -> dict[str, float]:
@@ -153,10 +153,10 @@ def _curve(post: Posterior, split: Split, scale: Scale) -> Any:
 
 
 def _exact(result: Result, split: Split, scale: Scale, seed: int) -> dict[str, Posterior]:
-    """FlyMC; and at the paper's scale, where a GPU is assumed, NUTS on all rows.
+    """Sample the exact posterior by FlyMC and, at the paper's scale with a GPU, by full NUTS.
 
-    Not HMC-ECS: some soils are so rare that it refuses its control variates on this table. Full-
-    data NUTS is slow for the same reason, since such coefficients are far from normal.
+    HMC-ECS is not used: some soils are so rare that it refuses its control variates here. NUTS on
+    all rows is slow for the same reason, since such coefficients are far from normal.
     """
     chosen: dict[str, Method] = {"flymc": FlyMC()}
     if scale == "paper":
@@ -176,11 +176,11 @@ def _exact(result: Result, split: Split, scale: Scale, seed: int) -> dict[str, P
 
 
 def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed: int) -> Posterior:
-    """FlyMC for as many iterations as touch all rows once.
+    """Run FlyMC for as many iterations as touch all rows once.
 
-    The paper runs it for one pass like the others. A trajectory of HMC alone takes most of one, so
-    the parameters move by single Langevin steps here, with the step size that the long run found.
-    Mode and bounds are not in that budget.
+    The paper runs it for one pass, like the other methods. A single HMC trajectory takes most of a
+    pass, so the parameters move by single Langevin steps here, with the step size of the long run.
+    The cost of mode and bounds is not included.
     """
     n = len(split.fit)
     method = FlyMC(inner="mala", step_size=float(long.stats["step_size"][:, -1].mean()))
@@ -208,7 +208,7 @@ def _one_pass(result: Result, split: Split, long: Posterior, scale: Scale, seed:
 
 
 def _claims(scores: dict[str, Score]) -> Table:
-    """The ordering of Table 1."""
+    """Compare the ordering of Table 1 with ours."""
     densities = {name: scores[name].log_density for name in PAPER if name in scores}
     singles = {name: scores[name].single_log_density for name in PAPER if name in scores}
     best = max((name for name in densities if name != "flymc"), key=lambda name: densities[name])
@@ -224,12 +224,12 @@ def _claims(scores: dict[str, Score]) -> Table:
 
 
 def _scored(post: Posterior, rows: Rows | Batch) -> Score:
-    """What all draws score."""
+    """Score all draws."""
     return post.score(rows, draws=post.chains * post.num_draws)
 
 
 def _mode(result: Result, split: Split, post: Posterior, seed: int) -> Score:
-    """What the single most probable point scores, by all rows."""
+    """Score the posterior mode of all rows."""
     posterior = LogPosterior(split.model, split.fit)
     mode = posterior.mode(random_seed=seed)
     result.ledger[MODE] = posterior.ledger.evaluations
@@ -245,12 +245,12 @@ PAPER: dict[str, tuple[float | None, float, float, float]] = {
     "ewsg": (75.293, 0.045, -0.523, 0.0),
     "flymc": (75.165, 0.079, -0.523, 0.001),
 }
-"""Table 1: accuracy (per cent) and its standard deviation, log-likelihood and its. The mean of
+"""Table 1: accuracy (per cent) and log-likelihood, each with its standard deviation. The mean of
 SGLD's accuracy is illegible in our copy."""
 
 
 def printed(name: str) -> tuple[str | None, str | None]:
-    """Accuracy and log-likelihood with their standard deviations, as the paper prints them.
+    """Return accuracy and log-likelihood with standard deviations, as the paper prints them.
 
     Examples
     --------
@@ -283,7 +283,7 @@ on one side; these mix slowly (see the notes) and hardly touch the prediction.""
 
 
 def table(scores: dict[str, Score], n: int) -> Table:
-    """The paper's figures beside ours, averaged over realisations and single; `n` rows fitted."""
+    """Tabulate the paper's figures beside ours, averaged and single; `n` rows were fitted."""
     columns = [
         "method",
         "accuracy, averaged (%)",
@@ -322,7 +322,7 @@ def table(scores: dict[str, Score], n: int) -> Table:
 
 
 def _draws(scores: dict[str, Score]) -> str:
-    """What stands in for realisations where chains go on after they have converged."""
+    """Return a note on methods whose draws, from converged chains, replace realisations."""
     sentences = []
     for name, score in scores.items():
         if score.draws > len(score.accuracy_by_chain):
@@ -335,20 +335,20 @@ def _draws(scores: dict[str, Score]) -> str:
 
 
 def _ordered(scores: dict[str, Score]) -> str:
-    """Methods from the best averaged log-likelihood to the worst."""
+    """List methods from the best averaged log-likelihood to the worst."""
     best = sorted(scores, key=lambda name: -scores[name].log_density)
     return "; ".join(label_of(name) for name in best)
 
 
 def _single(score: Score, mean: float, by_chain: np.ndarray, digits: int) -> str:
-    """Mean over draws, and the standard deviation where every draw is a chain of its own."""
+    """Format the mean over draws, and the standard deviation if every draw is a separate chain."""
     apart = score.draws == len(by_chain) > 1
     spread = f" ± {np.std(by_chain):.{digits}f}" if apart else ""
     return f"{mean:.{digits}f}{spread}"
 
 
 def draw(curves: dict[str, Any], truth: Score) -> MatplotlibFigure:
-    """Learning curves, and where the posterior is."""
+    """Draw learning curves, with the score of the exact posterior."""
     figure, axes = panels(4, columns=2, size=(5.0, 3.6))
     drawn_curves = {name: curve for name, curve in curves.items() if name != "psgld"}
     colours = {name: colour_of(name.split(", ")[0]) for name in drawn_curves}

@@ -1,7 +1,7 @@
 """EWSG paper, Figures 1a to 1c: divergence from the Gaussian target.
 
-Against data passes, for five methods (1a) and for the choices of x (1c), and at stationarity
-against the autocorrelation time (1b).
+The divergence is plotted against data passes, for five methods (1a) and for the choices of x (1c),
+and at stationarity against the autocorrelation time (1b).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["divergences", "figure_1a", "figure_1b", "figure_1c"]
 
 N = 20
 REALISATIONS: dict[Scale, int] = {"smoke": 400, "laptop": 10_000, "paper": 10_000}
-SETS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 20}  # of centres
+SETS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 20}  # sets of centres
 FLOOR = "{:.1g} is what as many exact draws give on average"
 
 CHOICES: dict[str, Literal["current", "zero", "one", "rest"]] = {
@@ -50,13 +50,13 @@ CHOICE_COLOURS = ("#333333", "#9467bd", "#2a7f62")  # beside EWSG's own
 
 @dataclass
 class Divergences:
-    """KL curves on one set of centres, and where they end on every set."""
+    """KL curves on one set of centres, and final divergences on every set."""
 
     curves: dict[str, Line] = field(default_factory=dict)
     last: dict[str, list[float]] = field(default_factory=dict)
 
     def table(self, name: str, heading: str, note: str) -> Table:
-        """Final divergence on the first set, and over all sets."""
+        """Tabulate the final divergence on the first set, and over all sets."""
         smallest = [min(at) for at in zip(*self.last.values(), strict=True)]
         rows = [
             [
@@ -74,7 +74,7 @@ class Divergences:
 def divergences(
     result: Result, chosen: dict[str, Method], scale: Scale, seed: int, n: int = N
 ) -> Divergences:
-    """Run methods on some sets of centres; curves are of the first."""
+    """Run methods on some sets of centres; curves are those of the first set."""
     divergence = Divergences()
     for number in range(sized(SETS, scale)):
         target = Gaussian.drawn(n, seed, number)
@@ -119,7 +119,7 @@ def _figure(
 
 @experiment("ewsg", "figure-1a", "KL divergence of five methods against data passes, Gaussian")
 def figure_1a(scale: Scale, seed: int) -> Result:
-    """EWSG, SGHMC, SGLD, pSGLD and SVRG-LD at the same number of gradients."""
+    """Compare EWSG, SGHMC, SGLD, pSGLD and SVRG-LD at the same number of gradients."""
     chosen = methods()
     result = _new(scale, methods={name: repr(method) for name, method in chosen.items()})
     divergence = divergences(result, chosen, scale, seed)
@@ -165,7 +165,7 @@ def _claims_1a(divergence: Divergences) -> Table:
 
 @experiment("ewsg", "figure-1c", "EWSG by the choice of x, Gaussian")
 def figure_1c(scale: Scale, seed: int) -> Result:
-    """The four guesses at the unknown next momentum."""
+    """Compare four guesses at the unknown next momentum."""
     chosen: dict[str, Method] = {
         f"x = {label}": EWSG(step_size=STEP, friction=FRICTION, x=x, **RAW, **AFAR)
         for label, x in CHOICES.items()
@@ -200,17 +200,17 @@ STEP_SIZES: dict[Scale, tuple[float, ...]] = {
 }
 STATIONARY_CHAINS: dict[Scale, int] = {"smoke": 400, "laptop": 400, "paper": 2_000}
 STATIONARY_DRAWS: dict[Scale, int] = {"smoke": 1_000, "laptop": 3_000, "paper": 10_000}
-TUNE = 1_000  # iterations to reach stationarity; the slowest time is 100 of them
+TUNE = 1_000  # iterations to reach stationarity; the longest autocorrelation time is 100
 
 
 @dataclass(frozen=True)
 class Point:
-    """What one method does at one step size."""
+    """Results of one method at one step size."""
 
     method: str
     step: float
     time: float  # autocorrelation time, in iterations
-    passes: float  # the same, in passes over the rows
+    passes: float  # autocorrelation time, in passes over the rows
     error: float  # KL of the stationary distribution
     shift: float  # distance of its mean from the target's, in standard deviations
     spread: float  # its variance over the target's
@@ -218,7 +218,7 @@ class Point:
 
 @experiment("ewsg", "figure-1b", "Error against autocorrelation time, EWSG and SGHMC, Gaussian")
 def figure_1b(scale: Scale, seed: int) -> Result:
-    """Larger steps forget faster and are less accurate: which method is better at equal speed."""
+    """Compare accuracy at equal autocorrelation time: larger steps are faster but less accurate."""
     size = {
         "chains": sized(STATIONARY_CHAINS, scale),
         "draws": sized(STATIONARY_DRAWS, scale),
@@ -272,13 +272,13 @@ WHY_1B = [
 
 
 def _noise(target: Gaussian, h: float) -> np.ndarray:
-    """S = h n^2 Cov(c) / (2 gamma): the gradient's noise over that of the dynamics."""
+    """Return S = h n^2 Cov(c) / (2 gamma): the gradient's noise over that of the dynamics."""
     n = len(target.centres)
     return np.asarray(h * n**2 * np.cov(target.centres.T, bias=True) / (2 * FRICTION))
 
 
 def expected_shift(target: Gaussian, method: str, h: float) -> float:
-    """How far the mean is off to first order, in standard deviations: by skewness, for EWSG."""
+    """Return the first-order bias of the mean in standard deviations: by skewness, for EWSG."""
     if method != "ewsg":
         return 0.0
     n, d = len(target.centres), target.mean - target.centres
@@ -289,7 +289,7 @@ def expected_shift(target: Gaussian, method: str, h: float) -> float:
 
 
 def expected_spread(target: Gaussian, method: str, h: float) -> float:
-    """Variance over the target's to first order, mean of the coordinates."""
+    """Return the first-order variance over the target's, averaged over coordinates."""
     noise = np.linalg.eigvalsh(_noise(target, h))
     return float(np.mean(1 / (1 + noise) if method == "ewsg" else 1 + noise))
 

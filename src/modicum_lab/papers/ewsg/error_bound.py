@@ -36,7 +36,7 @@ __all__ = ["Panel", "Panels", "draw", "figure_1j_1l", "slope", "table_1j", "tabl
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel is drawn from: each step size, up to each time."""
+    """The runs of one panel: every step size, up to every time."""
 
     steps: tuple[float, ...]  # h
     times: tuple[float, ...]  # T = K h
@@ -45,7 +45,7 @@ class Panel:
 
 
 Panels = dict[str, list[MeanSquaredError]]
-"""Letter of the panel to its errors: one entry per step size, which holds one value per time."""
+"""Errors by letter of the panel: one entry per step size, which holds one value per time."""
 
 COLUMNS = ("MSE", "its error", "bias")
 Errors = Mapping[str, Panels]  # by method
@@ -53,8 +53,8 @@ Errors = Mapping[str, Panels]  # by method
 N = 20
 NAMES = ("sghmc", "ewsg")
 
-# Theta takes 0.5 to forget, and phi half of that. A panel's runs are thinned alike, so that they
-# share compiled code.
+# The relaxation time of theta is 0.5, and that of phi half as long. All runs of a panel have the
+# same thinning, so that they share compiled code.
 SIZES: dict[Scale, dict[str, Panel]] = {
     "smoke": {
         "j": Panel((5e-3,), (1, 3, 10), 400, 1),
@@ -76,7 +76,7 @@ SIZES: dict[Scale, dict[str, Panel]] = {
 
 @experiment("ewsg", "figure-1j-1l", "Mean squared error against T and h (Theorem 4), Gaussian")
 def figure_1j_1l(scale: Scale, seed: int) -> Result:
-    """The three terms of eq. 6: O(1/T), O(h/T) and O(h^2)."""
+    """Measure the three terms of eq. 6: O(1/T), O(h/T) and O(h^2)."""
     size = sized(SIZES, scale)
     start = "a draw of the target, so that no transient adds to the error"
     result = Result(settings=SETTINGS | {"n": N, "start": start, "panels": size})
@@ -132,7 +132,7 @@ def _claims(errors: Errors, size: Mapping[str, Panel]) -> Table:
 def _error(
     result: Result, target: Gaussian, name: str, h: float, panel: Panel, seed: int
 ) -> MeanSquaredError:
-    """Error of averages up to each of the panel's times."""
+    """Return the error of averages up to each of the panel's times."""
     counts = [max(1, round(t / (h * panel.thin))) for t in panel.times]
     settings: dict[str, Any] = {"chains": panel.realisations, "thin": panel.thin}
     method = target.underdamped(name, h)
@@ -143,7 +143,7 @@ def _error(
 
 
 def slope(x: ArrayLike, y: ArrayLike) -> float:
-    """Least-squares slope of log y on log x.
+    """Return the least-squares slope of log y on log x.
 
     Examples
     --------
@@ -154,12 +154,12 @@ def slope(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _part(panel: list[MeanSquaredError], part: str) -> np.ndarray:
-    """Values, errors or biases of a panel, over its times or its step sizes."""
+    """Return values, errors or biases of a panel, over its times or its step sizes."""
     return np.concatenate([getattr(error, part) for error in panel])
 
 
 def table_1j(errors: Errors, panel: Panel) -> Table:
-    """Error against T, at one small h."""
+    """Tabulate the error against T, at one small h."""
     rows = _rows(errors, "j", panel.times)
     slopes = _slopes(errors, "j", panel.times)
     note = (
@@ -170,7 +170,7 @@ def table_1j(errors: Errors, panel: Panel) -> Table:
 
 
 def table_1k(errors: Errors, panel: Panel) -> Table:
-    """Error against small h, at one T."""
+    """Tabulate the error against small h, at one T."""
     lines = []
     for name, by_panel in errors.items():
         a, b, error = _line(np.array(panel.steps), by_panel["k"])
@@ -183,7 +183,7 @@ def table_1k(errors: Errors, panel: Panel) -> Table:
 
 
 def table_1l(errors: Errors, panel: Panel) -> Table:
-    """Error against h where T is so long that the bias is left."""
+    """Tabulate the error against h, for a T so long that only the bias remains."""
     note = (
         f"T = {panel.times[0]:g}, so that the bias is what is left. Theorem 4's third term: slope "
         f"2 of log MSE on log h; ours {_slopes(errors, 'l', panel.steps)}. The bias of EWSG is "
@@ -212,7 +212,7 @@ def _slopes(errors: Errors, letter: str, at: tuple[float, ...]) -> str:
 
 
 def _line(steps: np.ndarray, panel: list[MeanSquaredError]) -> tuple[float, float, float]:
-    """Intercept, slope and the slope's standard error of a weighted line through MSE(h)."""
+    """Return intercept, slope and the slope's standard error of a weighted line through MSE(h)."""
     weights = 1 / _part(panel, "error")
     design = np.stack([np.ones(len(steps)), steps], axis=1) * weights[:, None]
     covariance = np.linalg.inv(design.T @ design)
@@ -221,7 +221,7 @@ def _line(steps: np.ndarray, panel: list[MeanSquaredError]) -> tuple[float, floa
 
 
 def draw(errors: Errors, size: Mapping[str, Panel]) -> MatplotlibFigure:
-    """The three panels side by side."""
+    """Draw the three panels side by side."""
     figure, axes = panels(3)
     for ax, (letter, panel) in zip(axes, size.items(), strict=True):
         at = panel.times if letter == "j" else panel.steps
@@ -243,14 +243,14 @@ def draw(errors: Errors, size: Mapping[str, Panel]) -> MatplotlibFigure:
 
 
 def _plain_ticks(ax: Axes, at: tuple[float, ...]) -> None:
-    """A few step sizes in plain figures: matplotlib's own overlap within a decade or two."""
+    """Label a few step sizes: matplotlib's own labels overlap within a decade or two."""
     ticks = [h for h in (5e-3, 1e-2, 2e-2, 5e-2, 1e-1) if min(at) <= h <= max(at)]
     ax.set_xticks(ticks, [f"{h:g}" for h in ticks])
     ax.set_xticks([], minor=True)
 
 
 def _guide(ax: Axes, x: Sequence[float], y: np.ndarray, power: int) -> None:
-    """A dashed line of the slope the theorem predicts, below the last point."""
+    """Draw a dashed line with the slope that the theorem predicts, below the last point."""
     at = np.array([x[0], x[-1]], float)
     scale = 0.5 * y[0] if power < 0 else 0.5 * y[-1]
     base = at[0] if power < 0 else at[-1]

@@ -31,7 +31,7 @@ RAW: dict[str, Any] = {"batch": 1, "whiten": False}
 AFAR: dict[str, Any] = {
     "start": "zero",
     "spread": 1.0,
-}  # where chains start, where nothing else is said
+}  # where chains start by default
 
 SETTINGS = {
     "target": "V(theta) = sum of |theta - c_i|^2 / 2, c_i from N(0, I), in two dimensions",
@@ -66,7 +66,7 @@ class Gaussian:
 
     @classmethod
     def drawn(cls, n: int, seed: int, number: int = 0) -> Gaussian:
-        """Draw n centres from N(0, I): set `number` of this seed."""
+        """Draw n centres from N(0, I), as set `number` of this seed."""
         return cls(np.random.default_rng([seed, n, number]).normal(size=(n, D)))
 
     @property
@@ -80,28 +80,28 @@ class Gaussian:
         return float(len(self.centres) ** -0.5)
 
     def run(self, result: Result, name: str, method: Method, **settings: Any) -> Posterior:
-        """Independent realisations; `passes` or `draws`, and `chains`, are settings."""
+        """Run independent realisations; `settings` has `passes` or `draws`, and `chains`."""
         rows = Rows(c=self.centres)
         return realisations(result, name, _model(), rows, method, **settings)
 
     def kl(self, draws: np.ndarray) -> float:
-        """KL of the normal fitted to independent draws (n, d) from the target."""
+        """Return the KL divergence from the target of a normal fitted to draws (n, d)."""
         return float(kl_to_gaussian(draws, self.mean, self.sd**2 * np.eye(D)))
 
     def kl_curve(self, post: Posterior) -> tuple[np.ndarray, np.ndarray]:
-        """Data passes, and the divergence of the realisations by then."""
+        """Return data passes, and the divergence of the realisations at each."""
         curve = post.learning_curve(lambda now: self.kl(now["theta"]))
         return curve.index.to_numpy(), curve["value"].to_numpy()
 
     def underdamped(self, name: str, step_size: float) -> Method:
-        """SGHMC or EWSG, started at draws of the target."""
+        """Return SGHMC or EWSG, started at draws of the target."""
         kind = {"sghmc": SGHMC, "ewsg": EWSG}[name]
         near = {"start": self.mean, "spread": self.sd}
         return kind(step_size=step_size, friction=FRICTION, **near, **RAW)
 
 
 def log_weights(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
-    """Logarithms of EWSG's weights (eq. 4) but for a constant, of gradients n grad V_i (n, d).
+    """Return the logs of EWSG's weights (eq. 4), up to a constant, of gradients n grad V_i (n, d).
 
     Theorem 2 with r' = r: x = sqrt(h) gamma r / sigma and n a_i = sqrt(h) g_i / sigma, where
     sigma = sqrt(2 gamma).
@@ -111,9 +111,9 @@ def log_weights(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
 
 
 def methods(**settings: Any) -> dict[str, Method]:
-    """The five methods of Figure 1a with the paper's step sizes.
+    """Return the five methods of Figure 1a with the paper's step sizes.
 
-    Its h is taken as that of t <- t - h g + N(0, 2h), which Modicum calls a step of 2h.
+    The paper's h is taken as that of t <- t - h g + N(0, 2h), which Modicum calls a step of 2h.
     """
     shared = RAW | AFAR | settings
     return {

@@ -1,4 +1,4 @@
-"""EWSG paper, Figures 1d to 1i: the length M of the index chain, and what it trades.
+"""EWSG paper, Figures 1d to 1i: bias and variance by the length M of the index chain.
 
 The panels as the text describes them: bias (1d) and variance (1e) of the stochastic gradient
 against M, divergence against data passes for n = 20, 50 and 100 (1f, 1g, 1h), and which M ends
@@ -46,10 +46,10 @@ PAPER_BEST = {50: "19", 100: "19"}
 def local_error(
     target: Gaussian, lengths: tuple[int, ...], states: int, seed: int
 ) -> dict[int, tuple[float, float]]:
-    """Squared bias and variance (trace) of the selected gradient at stationarity, for each M.
+    """Return squared bias and variance (trace) of the selected gradient at stationarity, by M.
 
-    Exact at each of `states` draws of (theta, r): the law of the index after M steps of the chain
-    is the uniform one times the M-th power of its transition matrix (eq. 5).
+    They are exact at each of `states` draws of (theta, r): the law of the index after M steps is
+    the uniform law times the M-th power of the chain's transition matrix (eq. 5).
     """
     rng = np.random.default_rng([seed, 5])
     totals = dict.fromkeys(lengths, (0.0, 0.0))
@@ -70,7 +70,7 @@ def local_error(
 
 
 def _transitions(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
-    """Transition matrix of the index chain at one state (eq. 5)."""
+    """Return the transition matrix of the index chain at one state (eq. 5)."""
     log_weight = log_weights(gradients, momentum)
     chance = np.exp(np.minimum(0.0, log_weight[None] - log_weight[:, None])) / len(gradients)
     np.fill_diagonal(chance, 0.0)
@@ -79,7 +79,7 @@ def _transitions(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
 
 @experiment("ewsg", "figure-1d-1i", "EWSG by the length M of the index chain, Gaussian")
 def figure_1d_1i(scale: Scale, seed: int) -> Result:
-    """Local bias and variance, KL curves for n = 20, 50, 100, and the best M."""
+    """Measure local bias and variance, KL curves for n = 20, 50, 100, and the best M."""
     size = {"realisations": sized(REALISATIONS, scale), "n": SIZES, "M": sized(LENGTHS, scale)}
     result = Result(settings=SETTINGS | size | {"step_size": STEP, "passes": PASSES})
     local = local_error(Gaussian.drawn(20, seed), LOCAL_LENGTHS, sized(STATES, scale), seed)
@@ -143,7 +143,7 @@ def _best_table(last: dict[int, dict[int, float]]) -> Table:
 
 
 def _at_edge(last: dict[int, dict[int, float]]) -> str:
-    """Where the best M is the longest that was tried."""
+    """Return a note on the n for which the best M is the longest that was tried."""
     edge = [str(n) for n, ends in last.items() if min(ends, key=lambda m: ends[m]) == max(ends)]
     if not edge:
         return "No best M is the longest that was tried."

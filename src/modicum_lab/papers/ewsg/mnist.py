@@ -41,8 +41,8 @@ BATCH, CLUSTERS = 100, 10
 class Size:
     """How much of the experiment is run."""
 
-    fit: int | None  # rows to fit, the first so many of a random order; None: all
-    scored: int  # rows of either part that are scored
+    fit: int | None  # number of rows to fit, in random order; None for all
+    scored: int  # rows that are scored, of training and of test data
     passes: dict[str, float]
     realisations: dict[str, int]
     points: int
@@ -64,7 +64,7 @@ SIZES: dict[Scale, Size] = {
 }
 FRICTION = {"mlp": 0.1, "cnn": 1.0}
 LANGEVIN = {"mlp": (1e-7, 1e-4), "cnn": (2e-8, 8e-6)}  # h of SGLD and pSGLD
-AS_SUM, SUM_PASSES = "ewsg, V the sum", 5.0  # it has run away by then
+AS_SUM, SUM_PASSES = "ewsg, V the sum", 5.0  # it has diverged by then
 PANEL = {"mlp": "3a", "cnn": "3b"}
 
 NOTE = """\
@@ -83,7 +83,7 @@ PAPER_SIZE = "The paper has 200 passes, 100 realisations and a CNN of 32 and 64 
 
 
 def _networks(scale: Scale) -> dict[str, BaseModel]:
-    """Those of the paper; without a GPU a smaller CNN, since a pass of it takes minutes."""
+    """Return the paper's networks; without a GPU a smaller CNN, since a pass takes minutes."""
     if scale == "smoke":
         small = CNN(channels=(4, 8), kernel=3, hidden=(20,), classes=10)  # quick to compile
         return {"mlp": MLP(hidden=(20,), classes=10), "cnn": small}
@@ -112,7 +112,7 @@ def _methods(network: str, n: int) -> dict[str, Method]:
 
 @experiment("ewsg", "figure-3", "MNIST: learning curves of two networks, five methods")
 def figure_3(scale: Scale, seed: int) -> Result:
-    """Training and test accuracy against data passes."""
+    """Measure training and test accuracy against data passes."""
     size = sized(SIZES, scale)
     fit, test = _rows(size, seed)
     result = Result(settings={"data": "MNIST", "rows": len(fit), "size": size})
@@ -148,7 +148,7 @@ def _rows(size: Size, seed: int) -> tuple[Rows, Rows]:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a method learned: scores along the run, and the standard errors of the last.
+    """Scores of a method along the run, and the standard errors of the last ones.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ def _learn(
     size: Size,
     seed: int,
 ) -> Learned:
-    """Accuracy on training and test rows against data passes; `names` of method and network."""
+    """Return accuracy on training and test rows against data passes, for a method and network."""
     (name, network), (fit, test) = names, parts
     passes = min(size.passes[network], SUM_PASSES if name == AS_SUM else np.inf)
     thin = max(1, method.iterations(passes, len(fit)) // size.points)
@@ -194,19 +194,19 @@ def _learn(
 
 
 Chances = dict[str, np.ndarray]
-"""Part of the data to the probabilities of the classes, (realisation, row, class)."""
+"""By part of the data, the probabilities of the classes, (realisation, row, class)."""
 
-PIECE = 200  # images of one realisation that are evaluated together: a convolution is wide
+PIECE = 200  # images evaluated at once, since convolutions take much memory
 
 
 def chances(model: BaseModel, now: dict[str, np.ndarray], scored: Mapping[str, Batch]) -> Chances:
-    """What each realisation, name to (chain, *shape), says of the rows that are scored."""
+    """Return the predictions of each realisation, (chain, *shape) by name, for scored rows."""
     return {part: np.asarray(_chances(model, now, rows["x"])) for part, rows in scored.items()}
 
 
 @partial(jax.jit, static_argnums=0)
 def _chances(model: BaseModel, now: dict[str, jax.Array], images: jax.Array) -> jax.Array:
-    """One realisation and a few images at a time, so that one compilation serves all points."""
+    """Evaluate one realisation and a few images at a time, with a single compilation."""
     pieces = images.reshape(-1, min(PIECE, len(images)), *images.shape[1:])
 
     def of_one(named: dict[str, jax.Array]) -> jax.Array:
@@ -219,17 +219,17 @@ def _chances(model: BaseModel, now: dict[str, jax.Array], images: jax.Array) -> 
 
 
 def scores(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]:
-    """Of the prediction averaged over realisations; "single": of one by itself, on average."""
+    """Score the prediction averaged over realisations; "single" averages individual scores."""
     right = {part: _accuracy(predicted[part].mean(axis=0), scored[part]) for part in predicted}
-    density = np.log(_of_outcome(predicted["test"].mean(axis=0), scored["test"]))
+    density = np.log(_chance_of_outcome(predicted["test"].mean(axis=0), scored["test"]))
     return right | {
         "log_density": float(density.mean()),
         "single": _singles(predicted, scored).mean(),
     }
 
 
-def _of_outcome(chance: np.ndarray, rows: Batch) -> np.ndarray:
-    """Probability of the class that was seen, by row."""
+def _chance_of_outcome(chance: np.ndarray, rows: Batch) -> np.ndarray:
+    """Return the probability of the observed class of each row."""
     return np.take_along_axis(chance, np.asarray(rows["y"], int)[:, None], axis=1)[:, 0]
 
 
@@ -242,7 +242,7 @@ def _singles(predicted: Chances, scored: Mapping[str, Batch]) -> np.ndarray:
 
 
 def _errors(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]:
-    """Standard errors of scores: of averages by leaving out one realisation at a time."""
+    """Return standard errors of scores, by leaving out one realisation at a time."""
     count = len(predicted["test"])
     if count < 3:
         return {}
@@ -255,7 +255,7 @@ def _errors(predicted: Chances, scored: Mapping[str, Batch]) -> dict[str, float]
 
 
 def jackknife(without: Sequence[float]) -> float:
-    """Standard error from the values with one realisation left out at a time.
+    """Return the standard error from the values with one realisation left out at a time.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def jackknife(without: Sequence[float]) -> float:
 
 
 def _size_note(scale: Scale) -> str:
-    """What is smaller here than in the paper."""
+    """Return a note on what is smaller here than in the paper."""
     if scale == "paper":
         return ""
     size, nets = sized(SIZES, scale), _networks(scale)
@@ -285,13 +285,13 @@ def _size_note(scale: Scale) -> str:
 
 
 def _ordered(runs: Mapping[str, Learned]) -> str:
-    """Methods from the highest training accuracy to the lowest."""
+    """List methods from the highest training accuracy to the lowest."""
     last = {name: run.last["train"] for name, run in runs.items()}
     return ", ".join(label_of(name) for name in sorted(last, key=lambda n: -last[n]))
 
 
 def _claims(runs: Mapping[str, Mapping[str, Learned]]) -> Table:
-    """Whether EWSG ends above each of the others, and by how many standard errors."""
+    """Compare the final accuracy of EWSG with each other method, in standard errors."""
     rows: list[Claim] = []
     for network, learned in runs.items():
         ewsg = learned["ewsg"]
@@ -311,7 +311,7 @@ COLUMNS = {
     "test accuracy, single (%)": ("single", 100, 2),
     "test log-likelihood": ("log_density", 1, 4),
 }
-"""Heading to the score, its unit and its decimals."""
+"""By heading: the score, its unit and its decimals."""
 
 
 def _table(runs: Mapping[str, Mapping[str, Learned]], size: Size, size_note: str) -> Table:
@@ -336,13 +336,13 @@ def _table(runs: Mapping[str, Mapping[str, Learned]], size: Size, size_note: str
 def _with_error(run: Learned, score: str, unit: int, decimals: int) -> str:
     text = f"{unit * run.last[score]:.{decimals}f}"
     error = run.error.get(score)
-    if error is None or not np.isfinite(error):  # where a method has run away
+    if error is None or not np.isfinite(error):  # the method has diverged
         return text
     return f"{text} ± {unit * error:.{decimals}f}"
 
 
 def _behind(run: Learned, ewsg: Learned | None) -> str | None:
-    """How far EWSG is ahead; the realisations of two methods are independent."""
+    """Return how far EWSG is ahead, with the error of independent realisations."""
     if ewsg is None or run is ewsg:
         return None
     gap = f"{100 * (ewsg.last['train'] - run.last['train']):.2f}"
@@ -365,12 +365,12 @@ def _draw(runs: Mapping[str, Mapping[str, Learned]]) -> MatplotlibFigure:
                 end = run.curve.index[-1], run.last[part]
                 ax.errorbar(*end, run.error[part], color=colour_of(name), capsize=3)
         best = max(float(np.nanmax(values)) for _, values in lines.values())
-        if best > 0.9:  # the curves part above; their first passes would flatten them
+        if best > 0.9:  # zoom in: the first passes would hide the differences at the end
             ax.set_ylim(bottom=max(0.0, 1 - 6 * (1 - _lowest_end(lines, best))))
     return figure
 
 
 def _lowest_end(lines: Mapping[str, Any], best: float) -> float:
-    """The lowest accuracy at the end, of methods that learned anything."""
+    """Return the lowest final accuracy of the methods that learned anything."""
     ends = [float(values.iloc[-1]) for _, values in lines.values()]
     return min([end for end in ends if end > 0.8] or [best])

@@ -56,7 +56,7 @@ def optimal_weights(errors: np.ndarray) -> np.ndarray:
 
 
 def exponential_weights(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarray:
-    """The weights of eq. 4 with x = sqrt(h) gamma r / sigma, of n grad V_i, (n, d)."""
+    """Return the weights of eq. 4 with x = sqrt(h) gamma r / sigma, of n grad V_i, (n, d)."""
     log_weight = log_weights(gradients, momentum)
     weights = np.exp(log_weight - log_weight.max())
     return np.asarray(weights / weights.sum())
@@ -64,11 +64,11 @@ def exponential_weights(gradients: np.ndarray, momentum: np.ndarray) -> np.ndarr
 
 @dataclass(frozen=True)
 class Selection:
-    """What a way of selecting does at stationarity, on average over states."""
+    """Bias and variance of a selection at stationarity, averaged over states."""
 
-    bias: float  # squared, of the selected gradient
-    variance: float  # its trace
-    rows: float  # with a probability above 1e-9
+    bias: float  # squared bias of the selected gradient
+    variance: float  # trace of its covariance
+    rows: float  # number of rows with a probability above 1e-9
 
     @property
     def error(self) -> float:
@@ -77,7 +77,7 @@ class Selection:
 
 
 def compared(target: Gaussian, states: int, seed: int) -> dict[str, Selection]:
-    """Uniform, exponential and optimal selection at the same states."""
+    """Compare uniform, exponential and optimal selection at the same states."""
     rng = np.random.default_rng([seed, 7])
     by_name: dict[str, list[tuple[float, float, float]]] = {}
     for _ in range(states):
@@ -106,7 +106,7 @@ NAMES = {
 
 @experiment("ewsg", "theorem-1", "The unbiased selection with the least variance, Gaussian")
 def theorem_1(scale: Scale, seed: int) -> Result:
-    """Linear programming beside uniform and exponential weights, as n grows."""
+    """Compare linear programming with uniform and exponential weights, as n grows."""
     states = sized(STATES, scale)
     result = Result(settings=SETTINGS | {"n": SIZES, "states": states, "step_size": STEP})
     by_n = {n: compared(Gaussian.drawn(n, seed), states, seed) for n in SIZES}

@@ -1,4 +1,4 @@
-"""What the HMC-ECS paper compares: its data, the methods with the settings of section 6, ours."""
+"""The comparisons of the HMC-ECS paper: its data, its methods with their settings, and ours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PERTURBED = "HMC-ECS perturbed"
 SIGNED = "HMC-ECS signed"
 SCHEDULE = "HMC-ECS perturbed, paper's schedule"
 SIGNED_SCHEDULE = "HMC-ECS signed, paper's schedule"
-AS_PRINTED = {SCHEDULE: PERTURBED, SIGNED_SCHEDULE: SIGNED}  # whose printed figures are theirs too
+AS_PRINTED = {SCHEDULE: PERTURBED, SIGNED_SCHEDULE: SIGNED}  # these share printed figures
 DEFAULT = "HMC-ECS weighted (our default)"
 TRUTH = "HMC, all rows"
 STEP, LEAPFROGS, BLOCKS = 0.2, 6, 100  # section 6.3: eps L = 1.2, rho = .99
@@ -54,7 +54,7 @@ class Problem:
     Attributes
     ----------
     name
-        Of the data.
+        Name of the data.
     rows
         n of the paper.
     subsample, products
@@ -66,9 +66,9 @@ class Problem:
     plain
         Whether SG-HMC and SGLD are also run without control variates.
     recalibrated
-        Whether the paper's schedule chooses m, and again after 100 iterations, or m is set.
+        Whether the paper's schedule chooses m, again after 100 iterations, or m is fixed.
     printed
-        Label to the figures printed for it.
+        Printed figures by label.
     """
 
     name: str
@@ -83,11 +83,11 @@ class Problem:
     printed: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def figures(self, label: str) -> dict[str, float]:
-        """What the paper prints for a method."""
+        """Return the figures that the paper prints for a method."""
         return self.printed.get(AS_PRINTED.get(label, label), {})
 
     def sghmc_label(self, steps: int) -> str:
-        """As the tables call it."""
+        """Return the label of SG-HMC in the tables."""
         return "SG-HMC" if len(self.sghmc_steps) == 1 else f"SG-HMC, L = {steps}"
 
 
@@ -100,11 +100,11 @@ class Size:
     rows
         n.
     chains, draws, tune
-        Chains, and the draws and warm-up of each.
+        Number of chains, and the draws and warm-up of each.
     most_steps
-        A chain of SG-HMC, whose draws are one per trajectory, stops after so many steps.
+        The most steps of a chain of SG-HMC, whose draws are one per trajectory.
     to_see_that_it_runs
-        Run fewer contenders, with fewer rows each: compiling is what takes the time.
+        Whether this is a smoke test, with fewer contenders and rows: compilation dominates.
     """
 
     rows: int
@@ -115,7 +115,7 @@ class Size:
     to_see_that_it_runs: bool = False
 
     def part_of(self, problem: Problem) -> Problem:
-        """The problem as it is run at this size."""
+        """Return the problem as it is run at this size."""
         if not self.to_see_that_it_runs:
             return problem
         return replace(
@@ -130,7 +130,7 @@ class Size:
 def run_problem(
     problem: Problem, size: Size, run: Callable[[Contender], Fit], schedule: bool
 ) -> dict[str, Fit]:
-    """Run all contenders on a few rows at a time; `schedule` adds the paper's own burn-in."""
+    """Run all contenders that subsample rows; `schedule` adds those with the paper's burn-in."""
     contenders = [*_energy_conserving(problem, size), *_stochastic_gradients(problem, size)]
     if schedule:
         contenders += [by_schedule(problem, size, order=2), signed_by_schedule(problem, size)]
@@ -143,9 +143,10 @@ def run_problem(
 
 
 def by_schedule(problem: Problem, size: Size, order: int) -> Contender:
-    """HMC-ECS with the burn-in of the paper, and control variates of this order.
+    """Return HMC-ECS with the burn-in of the paper, and control variates of this order.
 
-    Order 0, whose target is not the posterior, bears no step of .2: it tunes one after the burn-in.
+    At order 0, whose target is far from the posterior, a step of .2 is too large: it is tuned after
+    the burn-in.
     """
     m = None if problem.recalibrated else problem.subsample
     settings, tune = _ecs(), 0
@@ -156,29 +157,29 @@ def by_schedule(problem: Problem, size: Size, order: int) -> Contender:
 
 
 def signed_by_schedule(problem: Problem, size: Size) -> Contender:
-    """Signed HMC-ECS with the burn-in of the paper."""
+    """Return signed HMC-ECS with the burn-in of the paper."""
     method = SignedHMCECS(products=problem.products, batch=30, tuning="paper", **_ecs())
     return Contender(SIGNED_SCHEDULE, method, size.draws, 0)
 
 
 def our_default(size: Size) -> Contender:
-    """Weighted rows, tuned by itself."""
+    """Return Modicum's default, self-tuned with weighted rows."""
     return Contender(DEFAULT, HMCECS(), size.draws, size.tune)
 
 
 def full_hmc(size: Size) -> Contender:
-    """HMC on all rows with the paper's trajectory; whitened, it needs little warm-up."""
+    """Return HMC on all rows with the paper's trajectory; whitened, it needs little warm-up."""
     return Contender(TRUTH, HMC(step_size=STEP), size.draws, min(size.tune, 100))
 
 
 def stable_step(fit: Fit) -> float:
-    """1 / (largest eigenvalue of the precision): a quarter of where Langevin steps blow up."""
+    """Return 1 / (largest eigenvalue of the precision), a quarter of SGLD's stability limit."""
     draws = fit.draws.reshape(-1, fit.draws.shape[2])
     return float(np.linalg.eigvalsh(np.cov(draws, rowvar=False))[0])
 
 
 def gradient_step(problem: Problem, size: Size) -> float:
-    """The paper's step of SGLD for these rows."""
+    """Return the paper's step of SGLD for these rows."""
     return problem.sgld_step * problem.rows / size.rows
 
 
@@ -201,7 +202,7 @@ def _gradients(problem: Problem, in_parameters: bool) -> dict[str, Any]:
 
 
 def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
-    """SG-HMC and SGLD with control variates of order 2, and without where the paper shows that."""
+    """Return SG-HMC and SGLD with control variates of order 2, and without if in the paper."""
     contenders = _of_gradients(problem, size, 2, "")
     if problem.plain:
         contenders += _of_gradients(problem, size, 0, ", no control variates")
@@ -209,14 +210,15 @@ def _stochastic_gradients(problem: Problem, size: Size) -> list[Contender]:
 
 
 def degraded(problem: Problem, size: Size, order: int) -> list[Contender]:
-    """SG-HMC and SGLD with control variates of this order (section 6.8)."""
+    """Return SG-HMC and SGLD with control variates of this order (section 6.8)."""
     return _of_gradients(problem, size, order, f", order {order}")
 
 
 def _of_gradients(problem: Problem, size: Size, order: int, suffix: str) -> list[Contender]:
-    """SG-HMC whitened (its M is the precision), SGLD in the parameters; one draw per trajectory.
+    """Return SG-HMC, whitened (its M is the precision), and SGLD in the parameters.
 
-    A control variate of order 0 is a constant, which a gradient does not see: the plain methods.
+    SG-HMC gives one draw per trajectory. A control variate of order 0 is a constant, which has no
+    gradient: these are the plain methods.
     """
     extra: dict[str, Any] = {"order": order} if order else {}
     hamiltonian, langevin = (SGHMCCV, SGLDCV) if order else (SGHMC, SGLD)
@@ -246,7 +248,7 @@ BANKRUPTCY_ROWS = 4_748_089
 
 @lru_cache(maxsize=1)
 def higgs_rows(n: int, seed: int) -> Dataset:
-    """The first `n` rows of HIGGS, or its stand-in where the whole file is not at hand.
+    """Return the first `n` rows of HIGGS, or a stand-in if the whole file is not available.
 
     Test rows are a twentieth of them, as in the paper.
     """
@@ -259,12 +261,12 @@ def higgs_rows(n: int, seed: int) -> Dataset:
 
 @lru_cache(maxsize=1)
 def bankruptcy_rows(n: int, seed: int) -> Dataset:
-    """`n` rows of the stand-in for the paper's firms."""
+    """Return `n` rows of the stand-in for the paper's firms."""
     return bankruptcy_shaped(n, seed=seed, download=False, progressbar=False)
 
 
 def _split(data: Dataset, n: int) -> Dataset:
-    """The first `n` rows to fit, the rest to test."""
+    """Split the data into the first `n` rows to fit and the rest to test."""
     test = _rows(data.rows, n, len(data.rows))
     description = f"{data.description}; {len(test):,} of them kept for testing"
     return _part(replace(data, description=description), n, test)

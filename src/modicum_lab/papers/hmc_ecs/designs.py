@@ -1,4 +1,4 @@
-"""Our own experiment: uniform against weighted rows on four real tables, full HMC as the truth."""
+"""An experiment not in the paper: uniform against weighted rows on four real tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIZES: dict[Scale, Size] = {
 
 @dataclass(frozen=True)
 class Point:
-    """One run: a design, its rows per evaluation, and how far off its answers are."""
+    """One run: a design, its rows per evaluation, and its errors."""
 
     table: str
     design: str
@@ -91,7 +91,7 @@ def rows_compared(scale: Scale, seed: int) -> Result:
     )
 
 
-OF_THE_TABLE = ("prior-decides", "separation")  # what rare levels earn, whatever the method
+OF_THE_TABLE = ("prior-decides", "separation")  # warnings due to rare levels, for any method
 CAPTION = (
     "Largest error of a posterior mean over all parameters, in posterior standard deviations, "
     "against rows per evaluation. Diamonds: m as the default chooses it. Open marks: the run "
@@ -139,7 +139,7 @@ def _judge(name: str, data: Dataset, fit: Fit) -> Point:
         off=float(off[worst]),
         noise=float(noise[worst]),
         spread=float(np.abs(fit.sd / truth.sd - 1).max()),
-        # what the prior alone decides about is so for every design
+        # warnings about the data are the same for every design
         warned=any(doubt.code not in OF_THE_TABLE for doubt in fit.post.warnings),
         chosen=method.subsample is None,
     )

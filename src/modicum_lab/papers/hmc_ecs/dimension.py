@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["figure_7"]
 
 BLOCKS, LEAST = 100, 200
-SLOPES_FROM = 8  # below, a step is as long as the whole trajectory
+SLOPES_FROM = 8  # in lower dimensions a step is as long as the whole trajectory
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ NOTES = [
 
 
 def simulated(n: int, d: int, seed: int) -> Dataset:
-    """A Gaussian regression with standard normal columns, coefficients and noise."""
+    """Simulate a Gaussian regression with standard normal columns, coefficients and noise."""
     rng = np.random.default_rng([seed, d])
     x = rng.standard_normal((n, d))
     y = x @ rng.standard_normal(d) + rng.standard_normal(n)
@@ -96,12 +96,12 @@ def simulated(n: int, d: int, seed: int) -> Dataset:
 
 
 def _rows_of_order_1(d: int, n: int) -> int:
-    """m = d^2 / 2, so that the variance of the estimate is about 1, but no more than all rows."""
+    """Return m = d^2 / 2, which gives the estimate a variance of about 1, but at most n."""
     return min(BLOCKS * (n // BLOCKS), max(LEAST, BLOCKS * round(d * d / 2 / BLOCKS)))
 
 
 def _bounded(size: Size) -> list[str]:
-    """Where m would have to exceed n."""
+    """Return notes on the dimensions where m would have to exceed n."""
     return [
         f"At d = {d} a variance of 1 would take m = {d * d // 2:,} of {size.rows:,} rows: more "
         f"than there are. m is held at {_rows_of_order_1(d, size.rows):,}, the variance is then "
@@ -147,7 +147,7 @@ def _rows_held(fit: Fit) -> int:
 
 
 def _powers(fits: dict[int, list[Fit]]) -> Table:
-    """What the figure shows, in a line per method, beside what the paper says of it."""
+    """Tabulate what the figure shows by method, beside what the paper says about it."""
     columns = ["method", "power of d in the step size", "power of d (paper)", "acceptance, mean",
                "acceptance (paper)", "IF, mean", "IF (paper)"]  # fmt: skip
     rows = []
@@ -167,7 +167,7 @@ def _powers(fits: dict[int, list[Fit]]) -> Table:
 
 
 def _power(fits: dict[int, list[Fit]], k: int) -> float | None:
-    """Fitted power of d of the k-th method's step, where there are dimensions enough."""
+    """Return the fitted power of d of the k-th method's step; None with too few dimensions."""
     ds = [d for d in fits if d >= SLOPES_FROM]
     if len(ds) < 3:
         return None

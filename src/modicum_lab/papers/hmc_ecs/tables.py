@@ -43,7 +43,7 @@ TUNE, DRAWS = 1_000, 2_000  # iterations of the paper's runs
 
 
 def length_of(problem: Problem) -> Length:
-    """A run as long as the paper's, on as many rows."""
+    """Return the length of the paper's run, on as many rows."""
     return Length(TUNE, DRAWS, problem.rows)
 
 
@@ -52,7 +52,7 @@ def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: s
 
     As the captions of Tables 1 and 3 say, HMC-ECS is compared by its entire run and stochastic
     gradients by sampling alone, on both sides of the ratio. Costs are those of runs as long as the
-    paper's, at what an iteration took here.
+    paper's, from the cost of an iteration here.
     """
     rows = []
     for label, fit in fits.items():
@@ -73,7 +73,7 @@ def relative_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: s
 
 
 def _relative(label: str, problem: Problem, fits: Mapping[str, Fit], training: bool) -> np.ndarray:
-    """RCT of each scalar; the signed method by the paper's schedule against its like."""
+    """Return RCT of each scalar; both sides of the ratio have the paper's schedule, or neither."""
     like = SCHEDULE if label == SIGNED_SCHEDULE else PERTURBED
     own, base = (
         fits[name].computational_time(training=training, length=length_of(problem))
@@ -95,7 +95,7 @@ MEASURES = {
 
 
 def efficiency_table(name: str, problem: Problem, fits: Mapping[str, Fit], note: str) -> Table:
-    """Acceptance, steps, IF, ESS, positive signs; share of the paper's rows, cost of full HMC."""
+    """Tabulate acceptance, steps, IF, ESS, signs, share of rows, and cost of full HMC."""
     columns = ["method"]
     for measure in MEASURES:
         columns += [measure, f"{measure} (paper)"]
@@ -124,14 +124,14 @@ def _measures(fit: Fit, rows: int) -> dict[str, float | None]:
 
 
 def _rows_held(fit: Fit) -> float:
-    """Rows of one evaluation of the estimate."""
+    """Return the rows of one evaluation of the estimate."""
     if "factors" in fit.post.stats:
         return float(fit.post.stats["factors"].mean()) * fit.post.tuning["batch"]["value"]
     return float(fit.post.tuning["subsample"]["value"] + fit.post.tuning["certainty"]["value"])
 
 
 def full_data_ratio(fit: Fit, rows: int) -> float:
-    """Evaluations of full HMC, L = 6 and 3,000 iterations, over those of a run as long."""
+    """Return evaluations of full HMC (L = 6, 3,000 iterations) over those of this method."""
     sampling = fit.post.ledger.by_purpose["sampling"]
     iteration = sampling / (fit.post.chains * fit.contender.draws)  # rows of one of them
     length = TUNE + DRAWS
@@ -139,7 +139,7 @@ def full_data_ratio(fit: Fit, rows: int) -> float:
 
 
 def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) -> Table:
-    """Errors of means in posterior sd, and ratios of standard deviations, against full HMC."""
+    """Tabulate errors of means in posterior sd, and ratios of sds, against full HMC."""
     rows = []
     for label, fit in fits.items():
         off, spread = fit.off(truth), fit.sd / truth.sd
@@ -150,11 +150,11 @@ def accuracy_table(name: str, fits: Mapping[str, Fit], truth: Fit, note: str) ->
     return Table(name, columns, rows, note)
 
 
-CLOSE, BIASED = 0.3, 0.5  # posterior standard deviations: the largest error of a mean
+CLOSE, BIASED = 0.3, 0.5  # limits of the largest error of a mean, in posterior sd
 
 
 def accurate(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
-    """The claim that a method's means are right, up to Monte Carlo error."""
+    """Judge the claim that a method's means are right, up to Monte Carlo error."""
     off = float(fits[label].off(truth).max())
     return (
         f"{where}: {label} is accurate",
@@ -165,7 +165,7 @@ def accurate(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Cla
 
 
 def biased(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
-    """The claim that a method's means or variances are wrong."""
+    """Judge the claim that a method's means or variances are wrong."""
     off, spread = float(fits[label].off(truth).max()), fits[label].sd / truth.sd
     wrong = off > BIASED or not 0.8 < float(spread.min()) <= float(spread.max()) < 1.25
     text = f"means off by {off:.2g} sd, sd {spread.min():.2g} to {spread.max():.2g} times"
@@ -173,7 +173,7 @@ def biased(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim
 
 
 PRINTED_M = (62_000, 1_000)  # section 6.6: m at the first anchor, and after 100 iterations
-PLACES = ((10, 100), (150, 200))  # iterations of burn-in by which either anchor is judged
+PLACES = ((10, 100), (150, 200))  # iterations of burn-in from which each anchor is judged
 
 
 def calibration_table(fit: Fit, rows: int, note: str) -> Table:
@@ -204,7 +204,7 @@ def calibration_table(fit: Fit, rows: int, note: str) -> Table:
 
 
 def charged(problem: Problem, size: Size) -> str:
-    """What RCT charges for."""
+    """Return a note on what RCT charges for."""
     return (
         "RCT is CT(method) / CT(perturbed). As in the paper's captions HMC-ECS is compared "
         "by its entire run, stochastic gradients with the perturbed method by sampling alone; "
@@ -220,7 +220,7 @@ def charged(problem: Problem, size: Size) -> str:
 
 
 def stochastic_gradients_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
-    """What SG-HMC costs beside the perturbed method, by either way of charging."""
+    """Return a note on the cost of SG-HMC relative to the perturbed method, both ways."""
     sentences = []
     for steps in problem.sghmc_steps:
         fit = fits[problem.sghmc_label(steps)]
@@ -238,7 +238,7 @@ def stochastic_gradients_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
 
 
 def too_large(problem: Problem, size: Size, fits: Mapping[str, Fit]) -> str:
-    """Whether SGLD with the paper's step can be stable on these rows."""
+    """Return a note on whether SGLD with the paper's step can be stable on these rows."""
     ratio = gradient_step(problem, size) / (4 * stable_step(fits[PERTURBED]))
     overshoots = "so that the recursion overshoots and its IFs mean nothing"
     regime = overshoots if ratio > 1 else "where the recursion is stable"
@@ -251,7 +251,7 @@ def too_large(problem: Problem, size: Size, fits: Mapping[str, Fit]) -> str:
 
 
 def full_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
-    """How full HMC and HMC-ECS are counted."""
+    """Return a note on how the costs of full HMC and HMC-ECS are counted."""
     labels = [label for label in (PERTURBED, SCHEDULE) if label in fits]
     total = {label: full_data_ratio(fits[label], problem.rows) for label in (*labels, DEFAULT)}
     cheaper = " and ".join(
@@ -267,7 +267,7 @@ def full_cost(problem: Problem, fits: Mapping[str, Fit]) -> str:
 
 
 def _sampling(fits: Mapping[str, Fit]) -> float:
-    """Rows an iteration touches, uniform over weighted."""
+    """Return the ratio of rows touched per iteration, uniform over weighted."""
     own, other = (
         fits[label].evaluations(training=False) / fits[label].contender.draws
         for label in (PERTURBED, DEFAULT)
@@ -276,7 +276,7 @@ def _sampling(fits: Mapping[str, Fit]) -> float:
 
 
 def monte_carlo_error(truth: Fit) -> str:
-    """How large errors of means may be by chance alone."""
+    """Return a note on how large errors of means may be by chance alone."""
     noise = float(np.sqrt(2 * truth.inefficiency.mean() / truth.draws[..., 0].size))
     return (
         "Errors of means hold the Monte Carlo error of two runs: a standard deviation of "
