@@ -1,4 +1,4 @@
-"""What the laboratory's tests share: the real tables, where they are at hand."""
+"""Fixtures of the laboratory's tests: the real tables, if they are available."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,14 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def data_folder() -> Path:
-    """Where the tables lie: MODICUM_DATA, or beside the checkout."""
+    """Return the folder of the tables: MODICUM_DATA, or the default next to the checkout."""
     named = os.environ.get("MODICUM_DATA")
     return Path(named) if named else CHECKOUT.parent / "shared" / "data"
 
 
 @pytest.fixture
 def real_tables(monkeypatch):
-    """Point the loaders at the tables; a skipped test where these are not here."""
+    """Point the loaders at the tables; skip the test if they are not available."""
     folder = data_folder()
     if not all((folder / name).is_dir() for name in ("covtype", "higgs", "mnist", "fremtpl")):
         pytest.skip("the real tables are not here")

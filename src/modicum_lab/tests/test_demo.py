@@ -17,7 +17,7 @@ def everything():
 
 @pytest.fixture(scope="module")
 def few(everything):
-    """Three carriers, three destinations, two months: enough to tell, and quickly fitted."""
+    """Three carriers, three destinations, two months: enough data, and quick to fit."""
     t = everything.table
     some = t["carrier"].isin(["UA", "DL", "EV"]) & t["dest"].isin(["ATL", "ORD", "SFO"])
     some &= t["month"].isin([1, 7]) & t["hour"].isin([7, 8, 9, 15, 17, 20])
@@ -54,7 +54,7 @@ def test_all_flights_make_150_columns(everything):
     made = flights.flight_rows(everything)
     assert len(made.columns) == made.coding.size == 150
     assert made.fields["x"] == (1,)
-    assert 10 * made.row_bytes < 151 * made.dtype.itemsize  # what they took as columns
+    assert 10 * made.row_bytes < 151 * made.dtype.itemsize  # the bytes of dense columns
     assert made.dtype == np.float32
     assert made.levels["carrier"][0] == "UA"
     assert abs(made.take(np.arange(len(made)))["x"].mean()) < 1e-4
@@ -102,10 +102,10 @@ def test_it_compares_with_all_rows(post, full, few):
     counts = few.table["dest"].value_counts()
     assert full.full.settings["method"] == "hmc"
     assert full.flights == counts[full.rare] >= reference.FEW
-    assert full.rare != counts.index[0]  # the commonest is the reference level: no coefficient
+    assert full.rare != counts.index[0]  # the most common level is the reference
     apart, beyond = full.differences(post)
-    assert 0 < apart < 1  # in posterior sd; the short run's own error is about 0.1
-    assert beyond <= 5  # of 19, where chance gives one
+    assert 0 < apart < 1  # in posterior sd; the Monte Carlo error of the short run is about 0.1
+    assert beyond <= 5  # of 19; one is expected by chance
     told = narrative.about_comparison(post, full, few)
     assert "by HMC on all 1,500 rows, a short run of 2 x 100 draws" in told[0]
     assert f"largest difference of two posterior means is {apart:.2f}" in told[1]

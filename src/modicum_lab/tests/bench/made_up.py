@@ -1,4 +1,4 @@
-"""Results as a run would leave them, made up."""
+"""Made-up results of a run."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ MACHINE = {
 
 
 def run_result(rate=100.0, before=1.0, iteration=1e-3, memory=1e9, shift=0.0, wide=1.0, ess=1000.0):
-    """A run with so many effective draws per second, `shift` posterior sd off."""
+    """Make a run with `rate` effective draws per second, `shift` posterior sd off."""
     sd = np.array(REFERENCE.sd)
     sampling = ess / rate
     return RunResult(
@@ -46,7 +46,7 @@ def run_result(rate=100.0, before=1.0, iteration=1e-3, memory=1e9, shift=0.0, wi
 
 
 def results(measured):
-    """Results of a suite that measured these."""
+    """Make the results of a suite with these measurements."""
     names = dict.fromkeys(m.problem for m in measured)
     about = {"rows": 1_000_000, "size": D, "description": "made up"}
     return Results(
@@ -60,5 +60,5 @@ def results(measured):
 
 
 def measurements(problem, contender, *runs, **settings):
-    """The runs of a contender on a problem; one made of `settings` where none is given."""
+    """Make the runs of a contender on a problem; by default one run with `settings`."""
     return Measurements(problem, contender, runs=list(runs) or [run_result(**settings)])

@@ -39,7 +39,7 @@ def test_known_moments_have_no_noise_to_hide_behind():
     exact.known_moments = True
     assert judge(exact, REFERENCE).mark == "wrong"
     exact.known_moments = False
-    exact.notes.append("no Monte Carlo error")  # words decide nothing
+    exact.notes.append("no Monte Carlo error")  # notes have no effect
     assert judge(exact, REFERENCE).mark == "too few draws"
 
 
@@ -67,7 +67,7 @@ def test_the_reference_by_importance_is_that_of_a_long_chain():
     chain = from_draws(flat_scalars(post.draws), **COSTS)
     assert judge(chain, kept).mark == "right"
     assert max(kept.mean_error) < 0.03
-    # the normal approximation alone is not the posterior here: the check has something to see
+    # negative control: the normal approximation alone is not the posterior here
     mode = np.array(kept.mean) - 0.3 * np.array(kept.sd)
     moved = KeptReference(mode.tolist(), kept.sd, kept.mean_error, kept.sd_error, "moved")
     assert judge(chain, moved).mark == "wrong"

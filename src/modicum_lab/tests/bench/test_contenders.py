@@ -1,4 +1,4 @@
-"""What contenders share: the loop that is called until time is up, forecasts, and the hand-over."""
+"""What contenders share: the timed loop, forecasts of draws, and problems read from a folder."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ SHORT = Budget(seconds=60.0, draws=50, chains=2, cores=2)
 
 
 def counting(state, step):
-    """Positions are 0, 1, 2 ..., ten per call, three gradients each."""
+    """Return positions 0, 1, 2 ..., ten per call, with three gradients each."""
 
     def iteration(state, _):
         return state + step, (jnp.full(2, state), 3)

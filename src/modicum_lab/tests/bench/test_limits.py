@@ -1,4 +1,4 @@
-"""The ratios that must hold: kept, not kept, and not spoken of."""
+"""The ratios that must hold: kept, missed, and not measured."""
 
 from modicum_lab.bench.limits import limits_of, limits_table
 from modicum_lab.bench.measurements import Measurements

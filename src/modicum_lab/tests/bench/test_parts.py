@@ -30,7 +30,7 @@ def test_signs_count_in_moments_and_effective_draws(draws):
     weights = np.ones(draws.shape[:2])
     far = draws.copy()
     far[:, :200], far[:, 200:400] = 50.0, 50.0
-    weights[:, :200] = -1.0  # what has both signs cancels
+    weights[:, :200] = -1.0  # values with both signs cancel
     _, together = gpu.moments(posterior(far, weights))
     np.testing.assert_allclose(together.mean, draws[:, 400:].mean((0, 1)))
     plain = gpu.moments(posterior(far))[1]
@@ -94,7 +94,7 @@ def test_made_up_rows_are_the_same_in_memory_and_in_files(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_digest_gives_the_posteriors_of_all_rows():
-    """And of those that are left; with nothing removed, the negative control, it would not."""
+    """Also after rows are removed; the negative control compares without removing them."""
     (table,) = digest.run(quick=True)
     values = {what: value for what, value, *_ in table.rows}
     kept = {what: kept for what, _, _, kept in table.rows if "seconds" not in what}

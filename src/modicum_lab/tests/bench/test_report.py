@@ -1,4 +1,4 @@
-"""What is written of a run: Markdown, JSON and back, pictures, the machine."""
+"""Reports of a run: Markdown, JSON round trip, plots, description of the machine."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_a_report_survives_the_way_to_json_and_back():
     first = usual()
     again = from_json(to_json(first))
     assert markdown(again) == markdown(first)
-    assert from_json(to_json(again)) == again  # digits that were never measured are dropped once
+    assert from_json(to_json(again)) == again  # rounding happens once
     assert vars(again).keys() == vars(first).keys()
     for one, other in zip(again.measured, first.measured, strict=True):
         assert (one.problem, one.contender, one.reason) == (

@@ -1,4 +1,4 @@
-"""What is run: the plan, the command line, processes of their own; and a tiny bench."""
+"""The suite: the plan, the command line, separate processes; and a tiny benchmark."""
 
 import json
 import signal
@@ -62,7 +62,7 @@ def test_a_peer_is_compared_with_modicum():
         "higgs-20k": ("modicum", "laplace")
     }
     huge = plan(problems=["plain-100m"], peers=["laplace"]).contests
-    assert huge == {"plain-100m": ("modicum-store",)}  # it is nowhere but on disk
+    assert huge == {"plain-100m": ("modicum-store",)}  # it exists only on disk
     with pytest.raises(SettingError, match="there is no peer"):
         plan(peers=["stan"])
 

@@ -15,7 +15,7 @@ TARGET = Gaussian.drawn(20, seed=1)
 
 
 def drawn(result):
-    """Draw every figure; return the axes of all."""
+    """Draw every figure; return all axes."""
     axes = [ax for figure in result.figures for ax in figure.draw().axes if ax.axison]
     mpl.pyplot.close("all")
     return axes
@@ -48,7 +48,7 @@ def test_uniform_batches_are_unbiased_with_the_variance_of_the_centres():
 
 
 def test_the_index_chain_tends_to_the_exponential_weights():
-    """Its law after many steps is that of eq. 4, at the same states."""
+    """Its law after many steps is that of eq. 4."""
     bias, variance = index_chain.local_error(TARGET, (4000,), states=5, seed=1)[4000]
     assert (bias, variance) == pytest.approx(by_weights(+1), rel=1e-6)
     # negative control: the sign of x matters
@@ -114,7 +114,7 @@ def test_ewsg_ends_nearer_to_the_target_than_sghmc():
     result = Result()
     both = {name: method for name, method in methods().items() if name in ("sghmc", "ewsg")}
     found = divergence.divergences(result, both, "smoke", seed=1)
-    # 400 realisations know a KL of half to about a tenth
+    # with 400 realisations, the error of a KL of 0.5 is about 0.1
     assert found.last["ewsg"][0] < 0.7 * found.last["sghmc"][0]
     for passes, kl in found.curves.values():
         assert passes[-1] == pytest.approx(30, abs=0.1)
@@ -151,11 +151,11 @@ def test_smoke_of_figure_1b():
     result = divergence.figure_1b("smoke", 1)
     rows = result.tables[0].rows
     by = {(row[0], row[1]): row for row in rows}
-    for name in ("SGHMC", "EWSG"):  # larger steps forget faster, and are less accurate
+    for name in ("SGHMC", "EWSG"):  # larger steps mix faster, and are less accurate
         assert by[name, 0.05][2] < by[name, 0.01][2]
     assert by["SGHMC", 0.05][4] > by["SGHMC", 0.01][4]
     assert by["EWSG", 0.05][4] < by["SGHMC", 0.05][4]
-    # EWSG is off by skewness at a small step, SGHMC is not; first order knows by how much
+    # at a small step EWSG is biased by skewness, by its first-order bias, and SGHMC is not
     off, predicted = by["EWSG", 0.01][5:7]
     assert off == pytest.approx(predicted, rel=0.35)
     assert by["SGHMC", 0.01][5] < 0.05 < off

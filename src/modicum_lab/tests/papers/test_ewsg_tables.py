@@ -21,7 +21,7 @@ def test_the_experiments_are_registered():
 
 @pytest.fixture
 def tiny_covertype(tmp_path, monkeypatch):
-    """A file in the public format, one soil of which never occurs."""
+    """A file in the public format, in which one soil never occurs."""
     rng = np.random.default_rng(1)
     ones = rng.integers(0, 2, size=(400, 44))
     ones[:, -1] = 0
@@ -39,7 +39,7 @@ def test_covertype_is_split_and_standardised():
     assert (len(split.fit), len(split.test)) == (320, 80)
     both = [part.slice(0, len(part)) for part in (split.fit, split.test)]
     x = np.concatenate([part["x"] for part in both])
-    assert x.shape == (400, 53)  # a column that does not vary says nothing
+    assert x.shape == (400, 53)  # a constant column is dropped
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(x.std(axis=0), 1, rtol=1e-4)
     assert sum(part["y"].sum() for part in both) == sum(np.arange(400) % 7 == 1)
@@ -118,7 +118,7 @@ def test_scores_of_averages_and_their_errors():
     assert score["log_density"] == pytest.approx(np.log(chance).mean())
     errors = mnist._errors({"train": said, "test": said}, seen)
     assert errors["single"] == pytest.approx(1 / 3)  # sd of (1, 1, 0) over sqrt(3)
-    # without the third realisation the average is right thrice; without another it is even
+    # without the third realisation the average is right three times; without another it is even
     even = float(np.mean(np.full((3, 2), 0.5).argmax(axis=1) == [0, 1, 1]))
     assert errors["test"] == pytest.approx(mnist.jackknife([even, even, 1.0]))
     assert mnist._errors({"train": said[:2], "test": said[:2]}, seen) == {}
@@ -163,8 +163,8 @@ def test_smoke_of_figure_3():
     rows = result.tables[0].rows
     assert [row[:2] for row in rows] == [["MLP", "SGLD"], ["MLP", "EWSG"], ["CNN", "EWSG"]]
     by = {(row[0], row[1]): float(row[6].split(" ± ")[0]) for row in rows}  # test log-likelihood
-    # ten passes over 1,000 rows are a start only: about chance, where a network that ran away
-    # would be far below
+    # ten passes over 1,000 rows are only a start: about chance level, while a network that
+    # diverged would be far below
     assert by["MLP", "EWSG"] > np.log(0.1) - 0.05
 
 

@@ -40,7 +40,7 @@ NAMES = {
 
 
 def made(label, draws, evaluations, weights=None, rows=1_000, **ledger):
-    """A fit of which only draws and counts matter."""
+    """Make a fit in which only draws and counts matter."""
     counts = mo.Ledger(rows=rows)
     for purpose, n in {"sampling": evaluations, **ledger}.items():
         counts.add(purpose.replace("_", "-"), n, "gradient")
@@ -54,7 +54,7 @@ def test_every_experiment_of_the_paper_is_there():
         assert all(one.paper == paper for one in experiments_of(paper))
 
 
-# What is measured of a fit -----------------------------------------------------------------
+# Measures of a fit -------------------------------------------------------------------------
 
 
 def test_costs_are_those_of_one_chain():
@@ -97,7 +97,7 @@ def test_relative_table_has_the_baseline_at_one():
 
 
 def test_stochastic_gradients_are_charged_for_sampling_on_both_sides():
-    """As the captions of Tables 1 and 3 say: the passes of HMC-ECS are not held against it."""
+    """As in the captions of Tables 1 and 3, the passes of HMC-ECS are not charged."""
     draws = np.random.default_rng(1).normal(size=(2, 2_000, 3))
     base = made("HMC-ECS perturbed", draws, 1_000, rows=HIGGS.rows, mode=50_000)
     gradients = made("SG-HMC", draws, 3_000, rows=HIGGS.rows)
@@ -159,7 +159,7 @@ def test_stable_step_is_the_smallest_variance():
 def test_density_respects_signs():
     rng = np.random.default_rng(1)
     wrong, right = rng.normal(5, 1, 2_000), rng.normal(0, 1, 6_000)
-    values = np.concatenate([right, wrong, wrong])  # what has both signs cancels
+    values = np.concatenate([right, wrong, wrong])  # values with both signs cancel
     weights = np.concatenate([np.ones(6_000), np.ones(2_000), -np.ones(2_000)])
     at = np.array([0.0, 5.0])
     np.testing.assert_allclose(density(values, weights, at), [0.38, 0.0], atol=0.06)
@@ -198,7 +198,7 @@ def test_a_table_of_another_size_has_no_reference():
 
 
 class Predictor:
-    """Chances of a logistic regression, (draw, row)."""
+    """Probabilities of a logistic regression, (draw, row)."""
 
     def __call__(self, draws, batch):
         eta = draws["beta"] @ batch["x"].T + draws["intercept"][:, None]

@@ -1,4 +1,4 @@
-"""Files, page and command of an experiment that takes no time."""
+"""Files, page and command of a toy experiment."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ def picture():
 
 @pytest.fixture
 def toy(monkeypatch):
-    """Two experiments in place of the paper's: one that works, one whose data are not there."""
+    """Replace the paper's experiments by two: one that works, one whose data are missing."""
     monkeypatch.setitem(EXPERIMENTS, "hmc-ecs", {})
     monkeypatch.setattr("modicum_lab.papers.experiments._modules", lambda paper: [])
 
@@ -89,7 +89,7 @@ def test_the_page_stands_alone_and_grows(toy, tmp_path):
     for text in ("hmc-ecs-missing", "hmc-ecs-toy", "10,500,000", "Ours is half", "A stand-in."):
         assert text in page
     assert '<td class="paper">2.5</td>' in page
-    # nothing is fetched from elsewhere
+    # the page loads nothing
     assert re.findall(r'(?:src|href)="(?!data:image/png|#)', page) == []
 
 
