@@ -212,7 +212,7 @@ def test_families_that_are_not_for_it(family, words):
 
 
 def test_one_class_is_refused():
-    with pytest.raises(mo.DataError, match="one class"):
+    with pytest.raises(mo.DataError, match="all of these are of class 'a'"):
         LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
 
 

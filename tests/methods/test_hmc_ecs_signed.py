@@ -67,7 +67,7 @@ def test_the_results_carry_the_signs():
     with pytest.warns(mo.ModicumWarning, match="ignore"):
         tree = post.to_datatree()
     assert "sign" in tree["sample_stats"]
-    with pytest.raises(mo.SettingError, match="without signs"):
+    with pytest.raises(mo.SettingError, match="without negative signs"):
         post.correct(toy.rows())
     told = " ".join(map(str, post.warnings))
     assert "too few" in told
