@@ -414,6 +414,23 @@ def test_gradients_lead_from_a_subset_to_where_one_hessian_is_enough(rows, monke
     assert record.passes <= newton.passes + 1
 
 
+def test_levels_without_events_in_a_subset_come_back_within_a_few_passes(monkeypatch):
+    """There the curvature is next to nothing, and a Newton step back goes far past the mode."""
+    rng = np.random.default_rng(5)
+    level = rng.integers(0, 80, 60_000)
+    level[rng.random(60_000) > 0.04] = 80  # 30 rows in each of the others
+    number = rng.standard_normal(60_000) + 0.1 * level
+    x = np.c_[np.eye(81)[level][:, :80], number]
+    y = rng.random(60_000) < 0.15
+    sums, start = sums_of(M.Logistic(prior_scale=30.0), mo.Rows(x=x, y=y))
+    at, record = find_mode(sums, start)
+    assert record.passes <= 12
+    monkeypatch.setattr(mode, "_held_back", lambda *_: None)
+    again, damped = find_mode(sums, start)
+    np.testing.assert_allclose(at.point, again.point, atol=1e-6)
+    assert damped.passes > 16  # by damping alone: the control
+
+
 def own_quantile(rows):
     """A quantile regression of one's own: the mode is on a kink."""
     rng = np.random.default_rng(1)
