@@ -1,8 +1,8 @@
-"""The fingerprint of a data set: a hash of every number, the same in memory and in a store.
+"""The fingerprint of a data set: a hash of all its numbers, the same in memory and in a store.
 
-Rows are hashed in blocks of a fixed number of rows, field by field, and the hashes of the blocks
-are hashed together. So threads can share the work, a store keeps the hash it was written with
-however its shards are cut, and the order in which the fields were named does not matter.
+Rows are hashed in blocks of a fixed number of rows, field by field, and the block hashes are
+hashed together. Threads can therefore share the work, and the fingerprint depends neither on how a
+store is cut into shards nor on the order of the fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_THREADS = 8
 def fingerprint(
     description: Description, rows_between: Callable[[int, int], Mapping[str, Array]]
 ) -> str:
-    """Hash all rows; `rows_between(start, stop)` returns some of them, from any thread."""
+    """Hash all rows; `rows_between(start, stop)` returns a range of them and is thread-safe."""
     n, step = description.n, _block_rows(description)
 
     def block(start: int) -> bytes:
@@ -42,7 +42,7 @@ def fingerprint(
 
 
 class RunningFingerprint:
-    """The fingerprint of rows that pass by once, in order, some at a time."""
+    """Computes the fingerprint of rows that arrive in order, some at a time."""
 
     def __init__(self, description: Description) -> None:
         self._description = description
@@ -51,7 +51,7 @@ class RunningFingerprint:
         self._hashes, self._filled, self._rows = _field_hashes(description), 0, 0
 
     def update(self, packed: Array) -> None:
-        """Take in the next packed rows."""
+        """Add the next packed rows."""
         while len(packed):
             piece, packed = np.split(packed, [self._step - self._filled])
             _update(self._hashes, self._description.split(piece), self._description)
@@ -61,7 +61,7 @@ class RunningFingerprint:
                 self._end_block()
 
     def finish(self, description: Description) -> str:
-        """Return the fingerprint; `description` now knows the number of rows."""
+        """Return the fingerprint; `description` now has the final number of rows."""
         if self._filled:
             self._end_block()
         return _digest(description, self._blocks)
@@ -94,7 +94,7 @@ def _joined(hashes: Mapping[str, hashlib._Hash]) -> bytes:
 def _digest(description: Description, blocks: Iterable[bytes]) -> str:
     shapes = sorted((f.name, f.shape) for f in description.fields)
     facts: list[object] = [description.n, description.dtype.name, shapes]
-    if description.coding is not None:  # the same codes may mean other columns
+    if description.coding is not None:  # equal codes may mean different columns
         facts.append(description.coding.to_dict())
     header = json.dumps(facts)
     digest = hashlib.sha256(header.encode())
