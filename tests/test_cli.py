@@ -319,7 +319,7 @@ def test_every_family_and_its_settings_are_in_the_help():
     ("options", "words"),
     [
         (("n ~ 1", "--groups", "some"), "must be explicit or integrate"),
-        (("--outcome", "n", "--groups", "explicit"), "for group terms of a formula"),
+        (("--outcome", "n", "--groups", "explicit"), "needs a formula with group terms"),
     ],
 )
 def test_groups_that_are_held_in_no_way(tmp_path, options, words):
