@@ -144,17 +144,17 @@ def one_sentence() -> Iterator[None]:
         with as_options(), within_limits():
             yield
     except ModicumError as error:
-        raise _ended(str(error), error) from None
+        raise _exit_with(str(error), error) from None
     except BrokenPipeError:
         raise  # nobody reads the output any more: `main` exits silently
     except OSError as error:
-        raise _ended(_file_message(error), error) from None
+        raise _exit_with(_file_message(error), error) from None
     except KeyboardInterrupt:
         errors().print(f"[yellow]{escape(stop_line())}[/]", highlight=False)
         raise typer.Exit(130) from None
 
 
-def _ended(text: str, error: Exception) -> BaseException:
+def _exit_with(text: str, error: Exception) -> BaseException:
     """Print the message and return the exception to raise: an exit, or `error` with --debug."""
     if debugging():
         return error

@@ -95,7 +95,7 @@ def write_predictions(
         )
     if groups not in (None, *GROUPS):
         raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    predicted = _predicted(
+    predicted = _predict(
         post, post.fit_rows.encoding, data, draws, prob, newlevels, groups, encoding
     )
     import pyarrow as pa
@@ -104,7 +104,7 @@ def write_predictions(
     return len(predicted)
 
 
-def _predicted(
+def _predict(
     post: Posterior,
     fit_encoding: FormulaEncoding,
     data: str,

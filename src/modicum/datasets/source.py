@@ -17,7 +17,7 @@ Folder: TypeAlias = str | os.PathLike[str] | None
 
 
 def data_folder(folder: Folder = None) -> Path:
-    """Return the folder in which data sets are searched and saved.
+    """Return the folder in which data sets are found and saved.
 
     This is the argument, or by default the environment variable ``MODICUM_DATA``, or ``modicum`` in
     the user's cache folder.

@@ -58,7 +58,7 @@ def _read(path: Path) -> Arrays:
     missing = [name for name in columns if name not in t.columns]
     if missing:
         raise _wrong_file(path, f"a file without the column {missing[0]!r}")
-    t = t if columns == NARROW else _narrowed(t)
+    t = t if columns == NARROW else _narrow(t)
     kept = (t["payment_type"] == CARD) & (t["fare_c"] >= 300)
     kept &= t["distance_cmi"].between(1, 9_999) & t["duration_s"].between(61, 14_399)
     t = t[kept]
@@ -77,7 +77,7 @@ def _wrong_file(path: Path, what: str) -> DataError:
     )
 
 
-def _narrowed(t: pd.DataFrame) -> pd.DataFrame:
+def _narrow(t: pd.DataFrame) -> pd.DataFrame:
     """Convert the commission's columns to whole seconds, cents and hundredths of a mile."""
     import pandas as pd
 

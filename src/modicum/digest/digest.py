@@ -201,7 +201,7 @@ class Digest:
     def _curvature(self) -> tuple[Curvature, Target]:
         """The posterior to second order about the sums' point, under the priors of `self.model`."""
         target, start = self._target(self._model())
-        return self._expanded(target, start), target
+        return self._expand(target, start), target
 
     def _model(self) -> BaseModel:
         if self.model is None:
@@ -212,7 +212,7 @@ class Digest:
         return self.model
 
     @in_double_precision
-    def _expanded(self, target: Target, start: np.ndarray) -> Curvature:
+    def _expand(self, target: Target, start: np.ndarray) -> Curvature:
         size, read = target.size, len(self.total.A)
         A, B = np.zeros(size), np.zeros((size, size))
         A[:read], B[:read, :read] = self.total.A, self.total.B
@@ -338,7 +338,7 @@ class Digest:
         ledger = Ledger(rows=len(rows))
         sums = Sums(target, rows, engine, ledger)
         new = expansion(sums, self.total.point)
-        at = replace(self, total=self.total + new)._expanded(target, start)
+        at = replace(self, total=self.total + new)._expand(target, start)
         factor, _ = whitening_factor(at.dense_precision)
         pool = keep(sums, at.point, factor, factor.T @ at.gradient, size, seed)
         return replace(

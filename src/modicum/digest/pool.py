@@ -6,8 +6,8 @@ summed over strata, is unbiased for the sum over all rows. m_c is proportional t
 expected residual (Neyman's allocation); strata that matter most are kept whole and add no error.
 
 Rows removed from the data are removed from the pool by their values. If r of k equal rows are
-removed, the weight of every kept copy shrinks by (k - r) / k, so that the pool is unbiased for the
-remaining rows.
+removed, the weight of every kept copy is multiplied by (k - r) / k, so that the pool is unbiased
+for the remaining rows.
 """
 
 from __future__ import annotations
@@ -218,12 +218,12 @@ def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndar
         words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
         total = np.zeros(len(values), np.uint64) if total is None else total
         for column in words.T:
-            total = _mixed(total ^ column.astype(np.uint64))
+            total = _mix_bits(total ^ column.astype(np.uint64))
     assert total is not None, "rows have fields"
     return total
 
 
-def _mixed(words: np.ndarray) -> np.ndarray:
+def _mix_bits(words: np.ndarray) -> np.ndarray:
     """Mix all bits with MurmurHash3's finalizer, after an offset so that 0 is no fixed point."""
     words = (words + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
     for mixer in MIXERS:

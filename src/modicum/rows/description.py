@@ -198,7 +198,7 @@ class Description:
     @cached_property
     def packed_type(self) -> DType:
         """Dtype of an array of packed rows: that of the numbers, or a record type."""
-        if not self._mixed:
+        if not self._has_codes:
             return self.dtype
         # Record fields are numbered, since npy headers cannot hold every name.
         parts = [(f"f{i}", self.dtypes[f.name], f.shape) for i, f in enumerate(self.fields)]
@@ -207,10 +207,10 @@ class Description:
     @property
     def packed_shape(self) -> tuple[int, ...]:
         """Shape of one packed row: () if it is a record."""
-        return () if self._mixed else (self.width,)
+        return () if self._has_codes else (self.width,)
 
     @cached_property
-    def _mixed(self) -> bool:
+    def _has_codes(self) -> bool:
         return any(f.dtype is not None for f in self.fields)
 
     @cached_property
@@ -275,7 +275,7 @@ class Description:
 
     def split(self, block: Array) -> dict[str, Array]:
         """Return the fields of packed rows as views; `block` is (..., width), or (...) records."""
-        if self._mixed:
+        if self._has_codes:
             return {f.name: block[f"f{i}"] for i, f in enumerate(self.fields)}
         lead = block.shape[:-1]
         parts = {}
@@ -289,7 +289,7 @@ class Description:
         """Pack the fields of k rows: (k, width), or (k,) records."""
         k = len(next(iter(parts.values())))
         block = np.empty((k, *self.packed_shape), self.packed_type)
-        if self._mixed:
+        if self._has_codes:
             for i, f in enumerate(self.fields):
                 block[f"f{i}"] = parts[f.name]
             return block

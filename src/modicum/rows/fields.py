@@ -157,7 +157,7 @@ class CodesField:
                 "them, or leave it out."
             )
         self.levels = levels
-        self._codes = _renumbered(name, values, codes, levels)
+        self._codes = _renumber(name, values, codes, levels)
         self.dtype = self._codes.dtype
 
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
@@ -205,9 +205,7 @@ def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
     return values, codes, categorical
 
 
-def _renumbered(
-    name: str, values: Sequence[Level], codes: Array, levels: tuple[Level, ...]
-) -> Array:
+def _renumber(name: str, values: Sequence[Level], codes: Array, levels: tuple[Level, ...]) -> Array:
     """Return codes as indices into `levels`, in the smallest type; levels compare as text."""
     place: dict[object, int] = {str(level): i for i, level in enumerate(levels)}
     places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
@@ -269,7 +267,7 @@ class FieldSet:
         names = _column_names(self._raw.get("x"), columns)
         outcome = self._raw["y"].title if "y" in self._raw else None
         description = Description(n, kind, described, names, outcome)
-        self.description = _coded(description, coded) if coded else description
+        self.description = _with_factors(description, coded) if coded else description
 
     def _labels(self, f: Field) -> tuple[str, ...]:
         return self.description.labels(f)
@@ -373,7 +371,7 @@ def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
     return dict(codes)
 
 
-def _coded(description: Description, factors: Mapping[str, CodesField]) -> Description:
+def _with_factors(description: Description, factors: Mapping[str, CodesField]) -> Description:
     """Add factors to a description: after the columns of x, in treatment contrasts."""
     shape = next((f.shape for f in description.fields if f.name == "x"), (0,))
     if len(shape) != 1:

@@ -31,7 +31,7 @@ def fingerprint(
     def block(start: int) -> bytes:
         hashes = _field_hashes(description)
         _update(hashes, rows_between(start, min(start + step, n)), description)
-        return _joined(hashes)
+        return _join_hashes(hashes)
 
     starts = range(0, n, step)
     threads = min(len(starts), os.cpu_count() or 1, MOST_THREADS)
@@ -67,7 +67,7 @@ class RunningFingerprint:
         return _digest(description, self._blocks)
 
     def _end_block(self) -> None:
-        self._blocks.append(_joined(self._hashes))
+        self._blocks.append(_join_hashes(self._hashes))
         self._hashes, self._filled = _field_hashes(self._description), 0
 
 
@@ -87,7 +87,7 @@ def _update(
         hashes[name].update(np.ascontiguousarray(part, little).reshape(-1).view(np.uint8).data)
 
 
-def _joined(hashes: Mapping[str, hashlib._Hash]) -> bytes:
+def _join_hashes(hashes: Mapping[str, hashlib._Hash]) -> bytes:
     return b"".join(hashes[name].digest() for name in sorted(hashes))
 
 

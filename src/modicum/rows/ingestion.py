@@ -136,7 +136,7 @@ def ingest(
     while True:
         try:
             return write_store(
-                lambda count_written: _packed(table, choice, dtype, count_written),
+                lambda count_written: _pack_source(table, choice, dtype, count_written),
                 store,
                 overwrite,
                 progressbar,
@@ -253,7 +253,7 @@ def _write(
         writer.close()
 
 
-def _packed(
+def _pack_source(
     source: Source | Rows | Mapping[str, object],
     choice: ColumnChoice,
     dtype: object,
@@ -271,7 +271,7 @@ def _packed(
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         description = replace(source._description, dtype=kind)
-        return PackedBlocks(description, _repacked(source, description), len(source))
+        return PackedBlocks(description, _repack_rows(source, description), len(source))
     rest = Unread(source)
     encoder, blocks = read_source(source, choice, dtype, rest)
     description = encoder.describe(source.rows or 0)
@@ -279,7 +279,7 @@ def _packed(
     return PackedBlocks(description, blocks, source.rows)
 
 
-def _repacked(rows: Rows, description: Description) -> Iterator[Array]:
+def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
     """Yield packed blocks of existing rows in the type of `description`, which may be narrower."""
     numbers = tuple(f for f in description.fields if f.dtype is None)
     labels = [label for f in numbers for label in description.labels(f)]

@@ -37,7 +37,7 @@ RESERVED = ("x", "y", "offset", "weight")
 CODE = " (code)"
 # Texts that people write for a missing number but Arrow does not read as one.
 STANDS_FOR_MISSING = {".", "?", "-", "--", "*", "missing", "none", "unknown", "na.", "n.a."}
-FEW_FRACTIONS = 20  # up to so many levels may look like "1.5", as versions or doses do
+FEW_FRACTIONS = 20  # at most this many levels may look like "1.5", as versions or doses do
 WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)+([.][0-9]*)?"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
@@ -66,7 +66,7 @@ def ordered(
     name: str, occurring: Iterable[Level], reference: Level | None = None
 ) -> tuple[Level, ...]:
     """Return the levels in order, the reference first; refuse a single level."""
-    levels = _sorted(name, occurring)
+    levels = _sort_levels(name, occurring)
     if len(levels) < 2:
         raise DataError(
             f"categorical column {name!r} holds one level only ({levels[0]!r}): leave it out, "
@@ -87,7 +87,7 @@ def ordered(
     return (matches[0], *(v for v in levels if v is not matches[0]))
 
 
-def _sorted(name: str, levels: Iterable[Level]) -> list[Level]:
+def _sort_levels(name: str, levels: Iterable[Level]) -> list[Level]:
     """Return the levels sorted; levels that are all numbers written as text sort as numbers.
 
     A column of hours then has the same reference level in a CSV file, where levels are text, as in
@@ -196,10 +196,10 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
                 column = joined(batch.column(name)).to_pylist()
                 row = start + column.index(values[code])
                 stands = values[code].strip().lower() in STANDS_FOR_MISSING
-                mend = "leave it empty if it stands for a missing value" if stands else "correct it"
+                fix = "leave it empty if it stands for a missing value" if stands else "correct it"
                 raise DataError(
                     f"column {name!r} holds text ({values[code]!r} in row {row}) among numbers: "
-                    f"{mend}, or {remedy}."
+                    f"{fix}, or {remedy}."
                 )
         start += batch.num_rows
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Bucket", "RemoteBackend", "holds_store"]
 
 PIECE = 1 << 23  # bytes read or sent at a time
-NEAR = 1 << 16  # gaps of up to so many bytes between rows are read too, to save requests
+NEAR = 1 << 16  # gaps of at most this many bytes between rows are read too, to save requests
 REQUESTS = 32  # concurrent requests
 T = TypeVar("T")
 

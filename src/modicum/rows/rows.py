@@ -178,7 +178,7 @@ class Rows:
                 raise SettingError(
                     "like= already determines the columns: leave the other column arguments out."
                 )
-            return _like(table, like, dtype)
+            return _encode_like(table, like, dtype)
         choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
         description, blocks = read_table(table, choice, dtype)
         return cls._at(description, fill(description, blocks))
@@ -352,7 +352,7 @@ class Rows:
             ) from None
         if not 0 <= start <= stop <= len(self):
             raise RowIndexError(
-                f"rows {start} to {stop} do not exist: slices lie within 0 to {len(self)}."
+                f"rows {start} to {stop} do not exist: a slice must lie within 0 to {len(self)}."
             )
         return self._backend.slice(start, stop)
 
@@ -485,7 +485,7 @@ class Rows:
         return Rows._at, (self._description, self._backend, self._fingerprint)
 
 
-def _like(table: object, like: object, dtype: object) -> Rows:
+def _encode_like(table: object, like: object, dtype: object) -> Rows:
     """Encode a table by a fit or by other rows, with its outcome if it has one."""
     fit = getattr(like, "fit_rows", like)
     schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)

@@ -40,15 +40,15 @@ def sorted_blocks(
     most = max(1, run_bytes // description.row_bytes)
     runs: list[_Run] = []
     try:
-        for number, block in enumerate(_gathered(blocks, most)):
+        for number, block in enumerate(_gather_runs(blocks, most)):
             runs.append(_Run(description, block, field, folder / f".run-{number:05d}"))
-        yield from _merged(runs, most)
+        yield from _merge_runs(runs, most)
     finally:
         for run in runs:
             run.remove()
 
 
-def _gathered(blocks: Iterator[Array], most: int) -> Iterator[Array]:
+def _gather_runs(blocks: Iterator[Array], most: int) -> Iterator[Array]:
     """Join blocks into runs of `most` rows or a few more."""
     parts: list[Array] = []
     count = 0
@@ -93,7 +93,7 @@ class _Run:
                 os.unlink(path)
 
 
-def _merged(runs: list[_Run], most: int) -> Iterator[Array]:
+def _merge_runs(runs: list[_Run], most: int) -> Iterator[Array]:
     """Yield all rows in order, one range of values at a time."""
     if not runs:
         return

@@ -119,7 +119,7 @@ class TableSource:
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
-        """Whether the column is a pandas category or interval, a polars Enum, or ordered Arrow."""
+        """Whether it is a pandas category or interval, polars Enum, or ordered dictionary."""
         values = self._values(column)
         if library(values) == "pyarrow":
             category = is_dictionary(values.type) and _written_by_pandas(self._table.schema)

@@ -202,7 +202,7 @@ def read_source(
     columns = resolve(source.names, choice)
     if source.rows == 0:
         raise DataError("there are no rows in the data: at least one is needed.")
-    roles = _with_text(columns, source)
+    roles = _with_text_categorical(columns, source)
     plain = [name for name in roles.needed if name not in roles.categorical]
     kind = as_dtype(dtype, floating(source.types(plain)))
     levels = {}
@@ -219,7 +219,7 @@ def read_source(
     return encoder, encoder.blocks(unread)
 
 
-def _with_text(roles: Roles, source: Source) -> Roles:
+def _with_text_categorical(roles: Roles, source: Source) -> Roles:
     """Treat text and categories among the predictors as categorical."""
     types = zip(roles.predictors, source.types(roles.predictors), strict=True)
     text = [name for name, kind in types if _is_text(kind) or is_dictionary(kind)]

@@ -101,7 +101,7 @@ class FormulaEncoding:
     ) -> tuple[str, ...]:
         """Return the table columns to read for these further fields (None: all)."""
         names = [name for e in self.expressions(outcome, fields) for name in e.names]
-        names += [n for g in self.groupings if _among(g.field, fields) for n in g.columns]
+        names += [n for g in self.groupings if _is_requested(g.field, fields) for n in g.columns]
         return tuple(dict.fromkeys(names))
 
     def expressions(
@@ -112,7 +112,7 @@ class FormulaEncoding:
         if outcome and self.outcome is not None:
             texts.append(self.outcome.expression)
         for name, parts in self.fields.items():
-            if _among(name, fields):
+            if _is_requested(name, fields):
                 texts += parts
         return tuple(Expression(text) for text in texts)
 
@@ -143,17 +143,17 @@ class FormulaEncoding:
             fields.append(Field(codes.field, (), code_type(codes.levels)))
         if outcome and self.outcome is not None:
             fields.append(Field("y"))
-        fields += [Field(name) for name in self.fields if _among(name, extra)]
+        fields += [Field(name) for name in self.fields if _is_requested(name, extra)]
         coded = {f.name for f in fields}
         for group in self.groupings:
-            if group.field not in coded and _among(group.field, extra):
+            if group.field not in coded and _is_requested(group.field, extra):
                 fields.append(Field(group.field, (), code_type(len(group.levels))))
         levels = {
             codes.field: self.factors[codes.parts[0][0]].levels
             for codes in layout.codes
             if len(codes.parts) == 1 and not codes.window
         }
-        levels |= {g.field: g.levels for g in self.groupings if _among(g.field, extra)}
+        levels |= {g.field: g.levels for g in self.groupings if _is_requested(g.field, extra)}
         return Description(
             n=n,
             dtype=dtype,
@@ -198,8 +198,8 @@ class FormulaEncoding:
         """
         needed = self.needed(outcome, fields)
         self._check_columns(source, needed)
-        extra = [name for name in self.fields if _among(name, fields)]
-        groups = [g for g in self.groupings if _among(g.field, fields)]
+        extra = [name for name in self.fields if _is_requested(name, fields)]
+        groups = [g for g in self.groupings if _is_requested(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         any_rows = False
         read = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
@@ -320,7 +320,7 @@ class FormulaEncoding:
         return encoding
 
 
-def _among(name: str, fields: Collection[str] | None) -> bool:
+def _is_requested(name: str, fields: Collection[str] | None) -> bool:
     """Whether a field is among the requested `fields` (None: all)."""
     return fields is None or name in fields
 
@@ -427,11 +427,11 @@ def _state(saved: object) -> State:
     for key, value in zip(sequence(page["keys"]), sequence(page["values"]), strict=True):
         if not isinstance(key, str | int):
             raise TypeError("the state of a transform has an invalid key")
-        state[key] = _learned(value)
+        state[key] = _state_value(value)
     return state
 
 
-def _learned(value: object) -> object:
+def _state_value(value: object) -> object:
     if isinstance(value, dict):
         return _state(value)
     if isinstance(value, list):

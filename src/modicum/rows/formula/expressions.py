@@ -302,7 +302,7 @@ call functions by name only, as in log(x): compute such a column first.
                 )
             raise SettingError(
                 f"the formula calls {name}, which formulas do not support{suggestion(name, names)}"
-                f": they have functions that work row by row ({_listed(names)}), so compute other "
+                f": they have functions that work row by row ({_examples(names)}), so compute other "
                 "columns first."
             )
         if any(word.arg is None for word in call.keywords) or any(
@@ -375,5 +375,5 @@ def _constants(node: ast.AST) -> list[Level]:
     return [constant_of(entry) for entry in node.elts]
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _examples(names: tuple[str, ...]) -> str:
     return ", ".join(names[:6]) + ", ..., bs, C"

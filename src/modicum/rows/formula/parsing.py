@@ -136,7 +136,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     common: list[str] = []
     for sign, piece in _split(sides[1], "+-"):
         call = FIELD.fullmatch(piece)
-        inside = _bracketed(piece)
+        inside = _inside_brackets(piece)
         if call and call[1] == "offset":
             _require_added(sign, piece)
             offsets.append(Expression(call[2]))
@@ -291,7 +291,7 @@ def _require_added(sign: str, piece: str) -> None:
         raise SettingError(f"the formula subtracts {piece.strip()}: it can only be added.")
 
 
-def _bracketed(piece: str) -> str | None:
+def _inside_brackets(piece: str) -> str | None:
     """Return the text inside the brackets that enclose the whole piece, if any do."""
     piece = piece.strip()
     if not piece.startswith("(") or not piece.endswith(")"):

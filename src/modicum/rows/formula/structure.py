@@ -156,23 +156,23 @@ def reduced_parts(
         span = [tuple(s for s in chosen if s is not None) for chosen in product(*choices)]
         fresh = [part for part in span if frozenset(part) not in spanned]
         spanned.update(map(frozenset, fresh))
-        scoped.append(tuple(_simplified(fresh)))
+        scoped.append(tuple(_simplify(fresh)))
     return scoped
 
 
-def _simplified(parts: Sequence[Part]) -> list[Part]:
+def _simplify(parts: Sequence[Part]) -> list[Part]:
     simple: list[Part] = []
     for part in sorted(parts, key=len):
-        merged = next((m for m in (_merged(old, part) for old in simple) if m), None)
+        merged = next((m for m in (_merge(old, part) for old in simple) if m), None)
         if merged is None:
             simple.append(part)
         else:
             old, full = merged
-            simple = _simplified([p for p in simple if p != old] + [full])
+            simple = _simplify([p for p in simple if p != old] + [full])
     return simple
 
 
-def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:
+def _merge(old: Part, part: Part) -> tuple[Part, Part] | None:
     """Merge two parts that differ by one reduced factor into one with the full factor."""
     more = [scoped for scoped in part if scoped not in old]
     if len(part) - 1 != len(old) or len(more) != 1 or not more[0][1]:
