@@ -414,7 +414,7 @@ class Rows:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the model columns: those of ``x``, and one for each level of coded factors.
+        """Names of the columns of ``x``, and of each level but the reference of coded factors.
 
         Empty without a two-dimensional ``x`` and without codes.
         """
