@@ -302,8 +302,8 @@ call functions by name only, as in log(x): compute such a column first.
                 )
             raise SettingError(
                 f"the formula calls {name}, which formulas do not support{suggestion(name, names)}"
-                f": they have functions that work row by row ({_examples(names)}), so compute other "
-                "columns first."
+                f": they have functions that work row by row ({_examples(names)}), so compute "
+                "other columns first."
             )
         if any(word.arg is None for word in call.keywords) or any(
             isinstance(argument, ast.Starred) for argument in call.args
