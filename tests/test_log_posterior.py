@@ -1,4 +1,4 @@
-"""The log posterior as a function: against NumPy, its own derivatives, and what it refuses."""
+"""`mo.LogPosterior` against NumPy and its own derivatives, and what it refuses."""
 
 import numpy as np
 import pytest

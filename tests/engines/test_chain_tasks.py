@@ -1,4 +1,4 @@
-"""Chains that run elsewhere: the same draws, whatever befalls a host.
+"""Chains on other hosts: the same draws, whatever happens to a host.
 
 Hosts are objects of this process in the quick tests, and actors of a real Ray in the slow ones.
 """
@@ -20,7 +20,7 @@ MODEL = mo.models.Logistic()
 
 
 class HostsHere:
-    """Two hosts that answer at once; one is replaced by a new one before some call."""
+    """Two hosts that answer at once; one is replaced before a given call."""
 
     accelerators = False
 
@@ -47,7 +47,7 @@ class HostsHere:
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Have chains run by hosts of this process; returns these, the last first."""
+    """Run chains on hosts in this process; return the hosts, the last first."""
     made = []
     monkeypatch.setattr(chain_tasks, "fetched", tuple)
 
@@ -73,7 +73,7 @@ def test_draws_are_those_of_chains_that_run_here(elsewhere, method, monkeypatch)
 
 
 def test_a_state_that_is_not_taken_back_changes_draws(elsewhere, monkeypatch):
-    """The negative control: a new host that begins anew instead of going on."""
+    """Negative control: a new host starts over instead of continuing."""
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 32)
     rows = logistic_rows()
     here = quick(MODEL, rows, method="hmc-ecs")

@@ -1,4 +1,4 @@
-"""Engines without a cluster: settings, refusals, and sums that do not depend on who made them."""
+"""Engines without a cluster: settings, errors, and sums that do not depend on the engine."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A real Ray on this machine: the same sums to the last bit, whatever befalls a worker."""
+"""A real local Ray: the same sums to the last bit, whatever happens to a worker."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def local(rows):
 
 
 def outcomes(arguments, batch, present):
-    """Order matters here: sums of numbers of very unlike size."""
+    """Outcomes of very different size, so that the order of summation matters."""
     values = np.where(present, np.exp(20 * batch["x"][:, 0]), 0.0)
     return (values.sum(), np.array([values.sum(), present.sum()]) * arguments)
 
@@ -72,8 +72,8 @@ def test_draws_are_those_of_one_machine_with_any_number_of_workers(rows, engine,
 
 
 def test_weights_stay_with_workers_and_draws_are_the_same(engine, tmp_path, monkeypatch):
-    """Chains draw places, workers know the rows at them, and one is killed on the way."""
-    monkeypatch.setattr(weight_classes, "BLOCK", 16_384)  # a shard: ten of them
+    """Chains draw positions, workers look up their rows, and one worker is killed."""
+    monkeypatch.setattr(weight_classes, "BLOCK", 16_384)  # rows per shard: ten shards
     monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
     store = mo.rows.ingest(logistic_rows(N), tmp_path / "store", dtype=None, progressbar=False)
     assert engine.connect(False).keeps(store)
@@ -105,7 +105,7 @@ def test_sums_are_the_same_to_the_last_bit_after_a_worker_died(rows, engine, tmp
     assert ours[0] == alone[0]
     np.testing.assert_array_equal(ours[1], alone[1])
     backwards = sum(np.exp(20 * chunk["x"][::-1, 0]).sum() for chunk in rows.chunks(1000))
-    assert backwards != alone[0]  # the negative control: another order, other bits
+    assert backwards != alone[0]  # negative control: another order gives other bits
 
 
 def test_three_workers_make_the_same_draws(rows, engine, local):
@@ -183,7 +183,7 @@ def test_addresses_where_no_cluster_is_are_a_sentence(rows, engine, address):
 
 
 def test_a_killed_driver_goes_on_to_the_same_draws(rows, engine, tmp_path):
-    """Killed in the middle of sampling, with workers of its own; resumed here, without any."""
+    """It is killed while sampling with its workers, and resumed here without any."""
     engine.close()
     script = textwrap.dedent(f"""
         import os, sys

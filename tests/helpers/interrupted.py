@@ -17,7 +17,7 @@ def planned(model, rows, method, seed=1, checkpoint=None):
 
 
 def task_of(model, rows, seed=1, checkpoint=None):
-    """Return a task of two chains of a hundred draws for a method to plan."""
+    """Return a task for a method to plan: two chains of a hundred draws."""
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
     return Task(sums.target, start, rows, sums, names, 100, 100, 2, seed, checkpoint)

@@ -69,7 +69,7 @@ class Conjugate:
     """
 
     def __init__(self, n=200, d=3, scale=0.7):
-        # true coefficients near the prior, which still shifts them
+        # coefficients of the size that the prior expects, which still moves them
         self.rows = gaussian_rows(n, d, scale=scale, size=0.4)
         self.model = mo.models.Gaussian(scale=scale, prior_scale=0.3, intercept_scale=0.5)
         batch = all_of(self.rows)
@@ -96,9 +96,9 @@ def _apart(difference, error, times):
 
 
 def normal_faults(draws, mean, cov, times=TIMES):
-    """List moments of `draws` that differ from N(mean, cov) beyond Monte Carlo error.
+    """List moments of `draws` that differ from N(mean, cov) beyond their errors.
 
-    Second moments are compared about the true mean, so a wrong mean shows as well as a wrong covariance.
+    Second moments are compared about the true mean, so a wrong mean or covariance shows.
     """
     found = []
     at, error = mean_and_error(draws)
@@ -176,7 +176,7 @@ class Location:
         return self.n**2 * self.c.var(axis=0).mean() / batch
 
     def kl(self, points):
-        """Return the KL divergence of the normal fitted to `points` (point, d) from the posterior."""
+        """Return the KL divergence from the posterior of a normal fitted to `points` (point, d)."""
         d = points.shape[1]
         cov = self.n * np.cov(points, rowvar=False)
         shift = self.n * np.sum((points.mean(axis=0) - self.mean) ** 2)
