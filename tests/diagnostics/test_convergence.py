@@ -141,7 +141,7 @@ def test_nested_r_hat_of_three_variances(draws):
     exact = np.sqrt(1 + between / within)
     error = 3 * np.sqrt(2 / groups) * between / within / exact
     assert nested_r_hat(x, groups) == pytest.approx(exact, abs=error)
-    # negative control: chains regrouped, so that those of a superchain start apart
+    # negative control: chains of one superchain with different starts
     mixed = rng.permutation(x)
     assert nested_r_hat(mixed, groups) != pytest.approx(exact, abs=error)
 
