@@ -1,4 +1,4 @@
-"""What models refuse, each in one sentence that says where."""
+"""Models refuse bad rows with one sentence that says where."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +100,7 @@ def test_fields_that_are_missing_or_misshapen():
     assert "single class" in refusal(mo.SettingError, lambda: Target.of(M.Softmax(), one))
 
 
-# Models of one's own -----------------------------------------------------------------------
+# Users' own models --------------------------------------------------------------------------
 
 
 def own(**changes):
