@@ -179,9 +179,9 @@ def chosen_rows(model, rows, seeds=10):
 def test_m_hardly_depends_on_the_seed(name):
     m, certain = chosen_rows(*table(name)).T
     assert m.max() <= 1.5 * m.min()
-    # Certain rows are doubled as long as that saves a twentieth: on flights 100 of them and m = 100
-    # cost 0.94 of what 50 and m = 120 do, so that the last digits of the mode decide which it is.
-    # What a step evaluates is what has to be steady.
+    # Certainty rows are doubled while that saves a twentieth: on flights 100 of them and m = 100
+    # cost 0.94 of what 50 and m = 120 do, so the last digits of the mode decide which it is. The
+    # number of rows that a step evaluates must be stable.
     total = m + certain
     assert total.max() <= 1.5 * total.min()
 

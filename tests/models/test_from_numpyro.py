@@ -1,4 +1,4 @@
-"""NumPyro's models through Modicum: the same log-densities, the same posterior, what is refused."""
+"""NumPyro models in Modicum: the same log-densities and posterior, and what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def hmcecs_example(data, obs, subsample_size):
 
 
 def counts(x, y=None, subsample_size=None):
-    """A negative binomial, rows taken by the plate's indices."""
+    """A negative binomial that indexes rows by the plate's indices."""
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
     with numpyro.plate("columns", x.shape[1]):
         beta = numpyro.sample("beta", dist.Normal(0.0, 1.0))

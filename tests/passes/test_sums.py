@@ -1,4 +1,4 @@
-"""Sums over all rows, against plain NumPy, statsmodels and automatic differentiation."""
+"""Sums over all rows agree with plain NumPy, statsmodels and automatic differentiation."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ M = mo.models
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Chunks of 64 rows, the last of them partial."""
+    """Use chunks of 64 rows, the last one partial."""
     monkeypatch.setattr(engine, "chunk_rows", lambda rows: 64)
 
 
@@ -35,7 +35,7 @@ def augmented(rows):
 
 
 def numpy_sums(family, rows, t):
-    """C, A and B as one would write them down."""
+    """Return C, A and B by their definitions."""
     x, batch = augmented(rows)
     y, w = batch["y"], batch.get("weight", 1.0)
     eta = x @ t + batch.get("offset", 0.0)
