@@ -469,7 +469,7 @@ def test_refusals():
     with pytest.raises(DataError, match="'x0' does not vary within any level of 'g'"):
         slope.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))
     alone = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0", intercept=False)
-    alone.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))  # nothing else could be confused with it
+    alone.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))  # fine without effects on the intercept
     for slopes in (None, (0,)):
         with pytest.raises(SettingError, match="slopes must be names of columns of x"):
             IntegratedEffects(mo.models.Logistic(), "g", slopes=slopes)

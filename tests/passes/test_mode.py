@@ -250,7 +250,7 @@ def test_a_hierarchy_has_no_columns():
 
 
 def with_kinks():
-    """Return a density that is flat between two heaps of outcomes, with a kink at each."""
+    """Return a model with kinks: flat between two heaps of outcomes, with a corner at each."""
     return mo.Model(
         lambda th: -0.5 * th["a"] ** 2, lambda th, b: -jnp.abs(b["y"] - th["a"]), {"a": 0.05}
     )

@@ -1,4 +1,4 @@
-"""Saved and loaded again; damaged and foreign files are refused in a sentence."""
+"""Posteriors are saved and loaded; damaged and foreign files raise a clear error."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Checkpoints that were tampered with, are shared, or have no room: nothing lost, one sentence."""
+"""Checkpoints that are damaged, shared or out of space: nothing lost, one clear sentence."""
 
 import errno
 import io
@@ -25,7 +25,7 @@ MODEL = mo.models.Gaussian(scale=0.7)
 
 @pytest.fixture
 def saved(tmp_path):
-    """The folder of a checkpoint with two parts."""
+    """Return the folder of a checkpoint with two parts."""
     folder = tmp_path / "saved"
     with Checkpoint(folder, IDENTITY) as checkpoint:
         for made in (2, 5):
@@ -34,7 +34,7 @@ def saved(tmp_path):
 
 
 def tampered(folder, change):
-    """Rewrite run.json by `change`, which gets what it says."""
+    """Rewrite run.json with `change`, which gets its contents."""
     path = folder / "run.json"
     index = json.loads(path.read_text())
     change(index)
@@ -83,7 +83,7 @@ def test_numbers_that_contradict_each_other_are_refused(saved):
         with pytest.raises(mo.DataError, match="not the record"):
             Checkpoint(saved, IDENTITY)
         (saved / "run.json").write_text(before)
-    Checkpoint(saved, IDENTITY).close()  # and as it was, it opens
+    Checkpoint(saved, IDENTITY).close()  # unchanged, it opens
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_an_odd_seed_in_the_index_is_another_run(tmp_path, seed):
 
 @pytest.fixture
 def short_chains_once(monkeypatch):
-    """Run the pilot's short chains in the first plan alone: in the others they are the same."""
+    """Run the pilot's short chains only in the first plan; the others reuse them."""
     first, run = {}, pilot.run_pilot_chains
 
     def once(*arguments, **settings):
-        kind = (*arguments[6:], *settings.values())  # how many chains, and from where
+        kind = (*arguments[6:], *settings.values())  # number of chains, and their start
         if kind not in first:
             first[kind] = run(*arguments, **settings)
         return first[kind]
@@ -152,7 +152,7 @@ def test_remembered_files_without_one_of_their_names_are_one_sentence(tmp_path, 
     with Checkpoint(tmp_path, IDENTITY) as checkpoint:
         _, whole = planned(toy.MODEL, some, method, checkpoint=checkpoint)
         _, again = planned(toy.MODEL, some, method, checkpoint=checkpoint)
-        assert again.to_dict() == whole.to_dict()  # the bill is remembered too
+        assert again.to_dict() == whole.to_dict()  # the ledger is remembered too
         assert {path.stem for path in tmp_path.glob("*.npz")} == files
         for path in tmp_path.glob("*.npz"):
             before = path.read_bytes()
@@ -173,7 +173,7 @@ def test_remembered_files_without_one_of_their_names_are_one_sentence(tmp_path, 
 
 
 def npy(header, data=b""):
-    """A file of NumPy's format with a header of one's own."""
+    """Return a file in NumPy's format with the given header."""
     text = repr(header).encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
@@ -268,7 +268,7 @@ def test_a_second_process_is_told_who_has_the_folder(tmp_path):
             Checkpoint(tmp_path, IDENTITY)
         assert str(tmp_path) in str(caught.value)
     finally:
-        other.kill()  # as rudely as can be: the system lets go of the lock
+        other.kill()  # SIGKILL: the system releases the lock
         other.communicate()
     Checkpoint(tmp_path, IDENTITY).close()
 
@@ -317,7 +317,7 @@ def test_a_full_disk_is_one_sentence_and_the_draws_are_kept(tmp_path, monkeypatc
             quick(MODEL, rows, checkpoint=tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "iterations are safe there" in str(caught.value)
-    assert not list(tmp_path.glob("*.tmp"))  # the room is given back
+    assert not list(tmp_path.glob("*.tmp"))  # the space is freed
     with Checkpoint(tmp_path, Checkpoint.saved_identity(tmp_path)) as checkpoint:
         assert checkpoint.iterations > 0
     again = quick(MODEL, rows, checkpoint=tmp_path)

@@ -1,4 +1,4 @@
-"""Signals at any moment: the command ends in one line, and its checkpoint can be gone on from."""
+"""Signals at any moment: the command ends in one line, and its checkpoint can be resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def csv(tmp_path_factory):
 
 
 class Command:
-    """`modicum fit`, as a child whose standard error is read line by line."""
+    """`modicum fit` in a child process whose standard error is read line by line."""
 
     def __init__(self, csv, out, *options):
         self.out = out
@@ -68,7 +68,7 @@ class Command:
         self.wait_for(lambda: any(line.startswith(f"modicum: {name}") for line in self.lines))
 
     def stopped_by(self, number):
-        """Send the signal; check how the command ends."""
+        """Send the signal and check how the command ends."""
         self.process.send_signal(number)
         try:
             code = self.process.wait(LIMIT)
@@ -124,7 +124,7 @@ def test_a_stopped_fit_goes_on_where_it_was(csv, tmp_path):
 
 
 def _made(folder, identity):
-    """Iterations on disk; the command holds the lock, so the index is read past it."""
+    """Return iterations on disk; the command holds the lock, so read the index directly."""
     import json
 
     index = json.loads((folder / "run.json").read_text())
@@ -135,7 +135,7 @@ def _made(folder, identity):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_at_many_moments(csv, tmp_path, number):
-    rng = np.random.default_rng()  # any moment will do, so new ones each time
+    rng = np.random.default_rng()  # any moment will do, so try others each time
     for k, delay in enumerate(rng.uniform(0, 12, size=20)):
         command = Command(csv, tmp_path / str(k))
         command.wait_for(lambda command=command: command.lines)  # Python itself has started
@@ -161,7 +161,7 @@ def test_an_interrupt_swallowed_by_a_finaliser_comes_again():
                 pass
 
     with pytest.raises(KeyboardInterrupt), stoppable():
-        _wait_after(Victim)  # made, and forgotten at once
+        _wait_after(Victim)  # created, and dropped at once
 
 
 def test_an_interrupt_swallowed_by_a_gc_callback_comes_again():
