@@ -240,7 +240,7 @@ def test_missing_values_are_named(csv, tmp_path):
         (["--prior-scale", "-1"], "prior_scale must be"),
     ],
 )
-def test_bad_settings_are_one_sentence(csv, tmp_path, options, said):
+def test_bad_settings_are_a_clear_error(csv, tmp_path, options, said):
     usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"]
     assert said in refused("fit", csv, *usual, *options)
 

@@ -278,7 +278,7 @@ class Lopsided(Alike):
         return super().probability_of(drawn, tables) / 3
 
 
-def test_a_design_of_ones_own_is_a_class_and_a_line(monkeypatch):
+def test_a_custom_design_is_a_class_and_a_line(monkeypatch):
     monkeypatch.setitem(DESIGNS, "alike", Alike)
     monkeypatch.setitem(DESIGNS, "lopsided", Lopsided)
     names = ("uniform", "alike", "lopsided")

@@ -144,7 +144,7 @@ def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.P
         post.predict(new, newlevels="ignore")  # type: ignore[arg-type]
 
 
-def test_wrong_tables_are_sentences(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) -> None:
     new = frame.iloc[:3]
     with pytest.raises(mo.DataError, match="column 'dist' of the formula is not in the data"):
         post.predict(new.drop(columns="dist"))
@@ -287,7 +287,9 @@ def test_a_hostile_file_is_refused(
         ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
     ],
 )
-def test_what_cannot_be_fitted_is_a_sentence(frame: pd.DataFrame, formula, settings, words) -> None:
+def test_what_cannot_be_fitted_is_a_clear_error(
+    frame: pd.DataFrame, formula, settings, words
+) -> None:
     with pytest.raises(mo.SettingError, match=words):
         mo.fit(formula, frame, progressbar=False, **settings)
 

@@ -77,7 +77,7 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
 
 
 @pytest.mark.slow
-def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_effects_match_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
     table = post.effects("ward")
     assert list(table.index) == sorted(frame["ward"].unique())
     np.testing.assert_array_equal(table["rows"], frame.groupby("ward").size())
@@ -223,13 +223,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("formula", REFUSED)
 @pytest.mark.parametrize("how", ["explicit", "integrate"])
-def test_bad_groups_are_a_sentence(careless: pd.DataFrame, formula: str, how: str) -> None:
+def test_bad_groups_are_a_clear_error(careless: pd.DataFrame, formula: str, how: str) -> None:
     with pytest.raises(mo.ModicumError, match=REFUSED[formula]):
         mo.fit(formula, careless, groups=how, progressbar=False)
 
 
 @pytest.mark.parametrize("column", ["hospital", "patient", "age", "region"])
-def test_bad_groups_are_a_sentence_from_a_store(careless, column: str, tmp_path) -> None:
+def test_bad_groups_are_a_clear_error_from_a_store(careless, column: str, tmp_path) -> None:
     careless.to_parquet(tmp_path / "table.parquet")
     formula = f"well ~ dose + (1 | {column})"
     with pytest.raises(mo.DataError, match=REFUSED[formula]):

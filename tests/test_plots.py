@@ -104,7 +104,7 @@ def test_rows_that_matter_come_first_in_the_picture_of_residuals():
         plots.residual_weights(post)
 
 
-def test_errors_are_those_of_running_means(post):
+def test_errors_match_running_means(post):
     touched = {"rows_touched": np.full((2, 200), 5)}
     ledger = mo.Ledger(10)
     ledger.add("mode", 40, "hessian")

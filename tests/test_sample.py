@@ -183,7 +183,7 @@ def decay_model():
     return mo.Model(log_prior, log_likelihood, {"level": 1.0, "rate": 0.1})
 
 
-def test_a_nonlinear_model_of_ones_own_by_quadrature():
+def test_a_nonlinear_custom_model_by_quadrature():
     rng = np.random.default_rng(8)
     time = rng.uniform(0, 3, 40)
     seen = 2.0 * np.exp(-0.7 * time) + 0.2 * rng.normal(size=40)

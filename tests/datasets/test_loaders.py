@@ -114,12 +114,12 @@ def test_flights(tmp_path, monkeypatch):
         D.flights(tmp_path / "nowhere", download=False)
 
 
-def test_an_unknown_table_is_one_sentence():
+def test_an_unknown_table_is_a_clear_error():
     with pytest.raises(mo.SettingError, match="no table 'flight'; there are claims, flights"):
         D.frame("flight")
 
 
-def test_a_file_that_is_not_the_taxi_table_is_one_sentence(tmp_path):
+def test_a_file_that_is_not_the_taxi_table_is_a_clear_error(tmp_path):
     path = tmp_path / "yellow_tripdata_2023-05.parquet"
     path.write_bytes(b"<html>Access denied</html>")
     with pytest.raises(mo.DataError, match=r"05.parquet is no Parquet file, not the trips"):

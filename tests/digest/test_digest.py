@@ -179,7 +179,7 @@ def test_methods_that_need_all_rows_are_refused(digest):
         (mo.models.MLP((4,)), None, {}, "has no mode"),
     ],
 )
-def test_what_cannot_be_digested_is_a_sentence(rows, model, data, settings, sentence):
+def test_what_cannot_be_digested_is_a_clear_error(rows, model, data, settings, sentence):
     with pytest.raises(mo.SettingError, match=sentence):
         mo.digest(model, rows if data is None else data, progressbar=False, **settings)
 
@@ -192,7 +192,7 @@ def parts_of(arrays, where=N // 2):
     return rows_of(x[:where], y[:where]), rows_of(x[where:], y[where:])
 
 
-def test_sums_of_two_digests_at_one_anchor_are_those_of_all_rows(arrays, rows):
+def test_sums_of_two_digests_at_one_anchor_match_all_rows(arrays, rows):
     first, second = parts_of(arrays)
     one = digest_of(first)
     both = one + digest_of(second, like=one)
@@ -409,7 +409,7 @@ def decay(sd=1.0, power=1.0):
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own_is_known_by_what_it_computes(tmp_path):
+def test_a_custom_model_is_known_by_what_it_computes(tmp_path):
     rng = np.random.default_rng(2)
     u = rng.uniform(0, 3, 3000)
     rows = mo.Rows(u=u, y=np.exp(-0.7 * u) + rng.normal(size=3000))
@@ -458,7 +458,7 @@ def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
     assert twice == pytest.approx(likelihood, rel=1e-9)
 
 
-def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
+def test_a_missing_file_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file at .*nowhere: check") as fault:
         mo.Digest.load(tmp_path / "nowhere")
     assert isinstance(fault.value, mo.DataError)
@@ -518,7 +518,7 @@ def test_hostile_files_are_refused(tmp_path, digest):
 
 
 @pytest.mark.slow
-def test_claims_from_a_digest_are_those_of_all_rows():
+def test_claims_from_a_digest_match_all_rows():
     from helpers import tables
     from modicum_lab.papers.references import reference
 

@@ -59,7 +59,7 @@ def elsewhere(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["hmc-ecs", mo.SVRGLD(batch=100)], ids=["rows", "passes"])
-def test_draws_are_those_of_chains_that_run_here(elsewhere, method, monkeypatch):
+def test_draws_match_chains_that_run_here(elsewhere, method, monkeypatch):
     """One host dies twice; snapshots of SVRG are renewed by the driver between chunks."""
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 32)
     made, begin = elsewhere
@@ -116,7 +116,7 @@ def fetched(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["memory", "store"])
-def test_a_killed_task_goes_on_from_its_last_chunk(engine, store, where, request, monkeypatch):
+def test_a_killed_task_resumes_from_its_last_chunk(engine, store, where, request, monkeypatch):
     import ray
 
     rows = store.subset(np.arange(N)) if where == "memory" else store
@@ -146,7 +146,7 @@ def test_a_killed_task_goes_on_from_its_last_chunk(engine, store, where, request
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_checkpoint_with_chains_elsewhere(engine, store, tmp_path, fetched):
+def test_a_run_resumes_from_a_checkpoint_with_chains_elsewhere(engine, store, tmp_path, fetched):
     whole = quick(MODEL, store, method="hmc-ecs", draws=600)
 
     def stop(event):

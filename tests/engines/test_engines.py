@@ -62,7 +62,7 @@ def test_the_command_line_names_engines():
         build_engine("local", "auto")
 
 
-def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch):
+def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     def busy(**settings):
         raise Exception("The current node timed out during startup.\nMore of it.")
 

@@ -86,14 +86,14 @@ def hungry(arguments, batch, present):
     return (np.ones(1 << 33).sum(),)
 
 
-def test_a_worker_out_of_memory_is_a_sentence(store):
+def test_a_worker_out_of_memory_is_a_clear_error(store):
     engine = mo.engines.Ray(workers=1, object_store=80_000_000)
     with pytest.raises(mo.ResourceError, match="memory ran out on a worker"):
         engine.connect(False).map_reduce(hungry, 0, store)
     engine.close()
 
 
-def test_a_node_out_of_memory_is_a_sentence(store, monkeypatch):
+def test_a_node_out_of_memory_is_a_clear_error(store, monkeypatch):
     """Ray's monitor kills workers when a node's memory is nearly full: here, at once."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")

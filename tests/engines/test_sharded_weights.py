@@ -88,7 +88,7 @@ def here(rows, monkeypatch):
     return weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
 
 
-def test_tables_and_order_are_those_of_one_machine(rows, here, there):
+def test_tables_and_order_match_one_machine(rows, here, there):
     workers, tables = there
     for name in ("start", "size", "cumulative", "probability"):
         np.testing.assert_array_equal(getattr(tables, name), getattr(here, name))
@@ -161,7 +161,7 @@ def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
     assert extent_of(np.ones(10, np.float32)).bad == -1
 
 
-def test_totals_are_those_of_numpy():
+def test_totals_match_numpy():
     """Parts are summed like NumPy's float64 sum of a float32 array, which keeps old draws valid."""
     rng = np.random.default_rng(5)
     for n in (1, 8_192, 100_003):

@@ -72,7 +72,7 @@ def studied(double):
     return sums, t, Study(sums, t)
 
 
-def test_sums_are_those_of_the_compiled_pass(studied):
+def test_sums_match_the_compiled_pass(studied):
     sums, t, study = studied
     assert sums.by_numpy
     compiled = sums._sweep(group_hessian_sum, t, "mode", "hessian")
@@ -83,7 +83,7 @@ def test_sums_are_those_of_the_compiled_pass(studied):
     np.testing.assert_allclose(study.sums.rows.nodes.centre, places, rtol=1e-6)
 
 
-def test_residuals_and_slopes_are_those_of_the_compiled_study(studied):
+def test_residuals_and_slopes_match_the_compiled_study(studied):
     study = studied[2]
     by_numpy = NumPyGroupValues(study.form, study.batch, study.proxy)
     values = by_numpy.values(study.z)

@@ -117,7 +117,7 @@ def test_the_reference_itself_agrees_with_a_longer_float(family):
 
 
 @families
-def test_higher_derivatives_are_those_of_f(family, x64):
+def test_higher_derivatives_match_f(family, x64):
     model, _, y = FAMILIES[family]
     eta, outcome = jnp.asarray(ETA), jnp.full(len(ETA), y)
     nth = lambda t, y: model.log_density(t[None], y)  # noqa: E731

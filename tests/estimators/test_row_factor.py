@@ -95,7 +95,7 @@ def test_rows_that_are_not_put_back_give_another_posterior(monkeypatch):
     assert normal_faults(flat_draws(post), target.mean, target.cov) != []
 
 
-def test_residuals_are_those_of_float64(monkeypatch):
+def test_residuals_match_float64(monkeypatch):
     """So are energies, which add them to terms that are in float64 anyway."""
     rows, model = logistic_rows(400), mo.models.Logistic()
     residuals = []

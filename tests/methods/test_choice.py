@@ -34,7 +34,7 @@ def test_auto_is_the_default_of_every_door():
         assert inspect.signature(door).parameters["method"].default == "auto"
 
 
-def test_normal_draws_are_taken_where_they_will_do_and_it_is_said(post, heard):
+def test_normal_draws_are_taken_where_they_are_enough_and_reported(post, heard):
     assert post.settings["method"] == "laplace"
     assert post.weights is None
     assert post.warnings == []
@@ -66,7 +66,7 @@ def test_no_clock_decides(post, monkeypatch):
     assert again.tuning["method"] != post.tuning["method"]  # only the reported seconds differ
 
 
-def test_seconds_are_those_of_rows_steps_and_iterations_and_not_of_calls(monkeypatch):
+def test_seconds_count_rows_steps_and_iterations_but_not_calls(monkeypatch):
     task = task_of(M.Logistic(), logistic_rows(60))
     monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-6)
     monkeypatch.setattr(cost, "_chains_at_once", lambda chains: chains)
@@ -129,7 +129,7 @@ def test_a_posterior_that_is_not_normal_is_subsampled():
     assert "NUTS on all rows would take about" in plan.tuning["method"]
 
 
-def test_all_rows_are_taken_where_subsampling_is_refused_or_dearer(monkeypatch):
+def test_all_rows_are_used_where_subsampling_is_refused_or_dearer(monkeypatch):
     few = task_of(M.Logistic(), logistic_rows(60))
     method, plan = mo.Auto(laplace=False).decide(few)
     assert method.name == "nuts"
@@ -176,7 +176,7 @@ def test_a_digest_is_sampled_by_default():
     assert off.max() < 0.15
 
 
-def test_models_of_ones_own_too():
+def test_custom_models_too():
     import jax.numpy as jnp
 
     def log_likelihood(theta, batch):

@@ -61,7 +61,7 @@ def post(rows):
         return mo.sample(MODEL, rows, draws=700, tune=300, **RUN)
 
 
-def test_draws_along_curves_are_those_of_the_posterior(post):
+def test_draws_along_curves_match_the_posterior(post):
     assert is_right(post)
     np.testing.assert_allclose(post.sd("beta"), SD, rtol=0.12)
     assert post.stats["diverging"].sum() == 0

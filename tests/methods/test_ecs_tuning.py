@@ -124,7 +124,7 @@ def test_expected_residuals_follow_the_posterior_away_from_the_anchor(x64):
 
 
 @pytest.mark.parametrize("numpy", [True, False], ids=["by NumPy", "compiled"])
-def test_residuals_at_draws_are_those_of_the_rows_themselves(numpy, x64, monkeypatch):
+def test_residuals_at_draws_match_the_rows_themselves(numpy, x64, monkeypatch):
     e = Expansion(mo.models.Logistic(), logistic_rows(400), 2, form=LinearTaylor)
     monkeypatch.setattr(Target, "on_numpy", numpy)
     draws = 3 * DRAWS  # far out, where the terms after the second are no longer small
@@ -276,7 +276,7 @@ def test_the_slope_is_that_of_rows_as_the_design_draws_them():
     assert exact.sum() == pytest.approx(1)
 
 
-def test_rows_that_are_seldom_drawn_and_large_stand_in_their_second_moment():
+def test_rows_that_are_seldom_drawn_and_large_count_in_the_second_moment():
     """As under a uniform design; by weight alone there would be none."""
     weight = np.r_[np.full(5_000, 1.0), np.full(20, 1e-3)]
     weight /= weight.sum()

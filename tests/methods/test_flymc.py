@@ -79,7 +79,7 @@ def test_other_moves_on_the_toy(move):
 
 
 @SLOW
-def test_a_move_of_ones_own_and_nuts():
+def test_a_custom_move_and_nuts():
     from modicum.kernels.moves import HMCMove
 
     for move in ("nuts", HMCMove(1.5, jitter=0.3)):

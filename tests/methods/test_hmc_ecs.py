@@ -84,7 +84,7 @@ def decay():
     return model, mo.Rows(time=at, seen=seen)
 
 
-def test_a_nonlinear_model_of_ones_own_by_quadrature():
+def test_a_nonlinear_custom_model_by_quadrature():
     model, rows = decay()
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
     # two parameters: a grid gives the answer without any sampling
@@ -133,7 +133,7 @@ def test_a_two_layer_network_against_all_rows():
 
 
 @pytest.mark.slow
-def test_a_move_of_ones_own():
+def test_a_custom_move():
     from modicum.kernels.moves import HMCMove
 
     post = toy.sample(mo.HMCECS(inner=HMCMove(trajectory=1.5)), draws=2000, chains=2, random_seed=3)
@@ -511,7 +511,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"integrator": "split", "inner": "nuts"}, "for inner='hmc'"),
     ],
 )
-def test_wrong_settings_are_refused_in_a_sentence(settings, words):
+def test_wrong_settings_are_refused_with_a_reason(settings, words):
     with pytest.raises(mo.SettingError) as caught:
         mo.HMCECS(**settings)
     text = str(caught.value)

@@ -108,7 +108,7 @@ def test_thinning_keeps_every_other_draw(post):
     assert thin.draws["beta"].shape[:2] == (4, 250)
 
 
-def test_weights_are_those_of_all_rows_where_the_pool_holds_them():
+def test_weights_match_all_rows_where_the_pool_holds_them():
     rows = logistic_rows(60)
     model = M.Logistic(prior_scale=1.0, intercept_scale=1.0)
     post = mo.sample(model, rows, method="laplace", draws=1_000, chains=1, **RUN)

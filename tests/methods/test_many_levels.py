@@ -52,7 +52,7 @@ def both():
     return anchored(*crossed(), 2_000), anchored(*crossed(), 3)
 
 
-def test_mode_and_hessian_are_those_of_dense_matrices(both):
+def test_mode_and_hessian_match_dense_matrices(both):
     (_, dense), (_, arrow) = both
     assert np.abs(arrow.point - dense.point).max() < 1e-9
     assert np.allclose(arrow.B.densely(), dense.B, rtol=1e-11, atol=1e-9)
@@ -110,7 +110,7 @@ def _density(cv, z, form, batch):
     return jax.value_and_grad(log)(z)
 
 
-def test_the_density_and_its_gradient_are_those_of_dense_matrices(both):
+def test_the_density_and_its_gradient_match_dense_matrices(both):
     dense, arrow = both
     t = dense[1].point + 0.5 * dense[1].sd * np.random.default_rng(3).normal(size=len(dense[1].sd))
     value, slope = density(*dense, t)

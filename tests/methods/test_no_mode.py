@@ -75,7 +75,7 @@ def test_hmc_and_a_diagonal_metric():
     assert faults(post, moments_by_quadrature()) == []
 
 
-def test_by_default_too_all_rows_are_taken_and_a_fixed_step_is_refused():
+def test_by_default_too_all_rows_are_used_and_a_fixed_step_is_refused():
     method, plan = mo.Auto(laplace=False).decide(task_of(KINKED, mo.Rows(y=np.tile(Y, 300))))
     assert method.name == "nuts"
     assert "no mode that could be found" in plan.tuning["method"]

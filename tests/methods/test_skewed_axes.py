@@ -170,7 +170,7 @@ def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
         mo.sample(MODEL, rows, method="nuts", **RUN)
 
 
-def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_taken_if_affordable(rows, monkeypatch):
+def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used_if_affordable(rows, monkeypatch):
     method, plan = mo.Auto(laplace=False).decide(task_of(MODEL, rows))
     assert method.name == "nuts"
     assert "posterior sd from its mode, about which HMC-ECS expands; about" in plan.tuning["method"]

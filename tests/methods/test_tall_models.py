@@ -67,7 +67,7 @@ def test_the_default_is_right_by_the_log_posterior_of_all_rows(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TALL)
-def test_models_of_ones_own_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
+def test_custom_models_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
     pytest.importorskip("numpyro")
     from helpers.tall_numpyro import nuts_of_numpyro, tall_numpyro
 

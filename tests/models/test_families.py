@@ -20,7 +20,7 @@ SCALAR = {
 
 
 @pytest.mark.parametrize("name", SCALAR)
-def test_derivatives_in_eta_are_those_of_f(name, x64):
+def test_derivatives_in_eta_match_f(name, x64):
     model, outcomes = SCALAR[name]
     orders = [lambda e, y: model.log_density(e[None], y)]
     for _ in range(3):

@@ -69,7 +69,7 @@ def density_of_numpyro(model, theta, **arguments):
         (every_support, {"y": X}, False),
     ],
 )
-def test_log_densities_are_those_of_numpyro(model, fields, subsample, x64):
+def test_log_densities_match_numpyro(model, fields, subsample, x64):
     rows = mo.Rows(**fields)
     ours = mo.from_numpyro(model, rows, **({"subsample_size": 100} if subsample else {}))
     target, _ = Target.of(ours, rows)

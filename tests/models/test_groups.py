@@ -184,7 +184,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         (lambda: G("g", ("1", "a"), "no"), rows, "correlated must be True or False, not 'no'"),
     ],
 )
-def test_bad_groups_are_refused_in_a_sentence(model, held, says):
+def test_bad_groups_are_refused_with_a_reason(model, held, says):
     with pytest.raises(mo.ModicumError, match=says):
         Target.of(model(), held())
 

@@ -59,7 +59,7 @@ def sampled(model, seed):
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_the_same_model_by_hand():
+def test_predictions_match_the_same_model_by_hand():
     net = mo.models.MLP(hidden=(3,), activation="tanh", likelihood="gaussian", noise_scale=0.3)
     ours = predictions(sampled(net, 1))
     theirs = predictions(sampled(model_by_hand(), 2))

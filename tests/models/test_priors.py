@@ -29,7 +29,7 @@ DENSITIES = {
 
 
 @pytest.mark.parametrize("name", DENSITIES)
-def test_densities_are_those_of_scipy(name, x64):
+def test_densities_match_scipy(name, x64):
     prior, truth = DENSITIES[name]
     value = np.array([0.3, 1.0, 4.0])
     each = prior.density(jnp.asarray(value), *map(jnp.asarray, prior.numbers))
@@ -59,7 +59,7 @@ def test_the_horseshoe_is_its_mixture(beta, x64):
 
 
 @pytest.mark.parametrize("name", ["student", "laplace"])
-def test_the_stand_in_has_the_slope_of_the_density(name, x64):
+def test_the_approximating_normal_has_the_slope_of_the_density(name, x64):
     """The normal approximation has precision w(r) = -(log p)'(r) / r about the centre."""
     prior = DENSITIES[name][0]
     r = np.array([0.1, 1.0, 5.0])
@@ -89,7 +89,7 @@ def test_the_stand_in_has_the_slope_of_the_density(name, x64):
         (lambda: M.Logistic(priors={"intercept": P.Horseshoe()}), "one of many coefficients"),
     ],
 )
-def test_what_is_not_a_prior_is_refused_in_a_sentence(make, says):
+def test_what_is_not_a_prior_is_refused_with_a_reason(make, says):
     with pytest.raises(mo.SettingError, match=says):
         make()
 

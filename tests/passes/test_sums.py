@@ -63,7 +63,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sums_are_those_of_numpy(family, weighted, small_chunks):
+def test_sums_match_numpy(family, weighted, small_chunks):
     model, make = FAMILIES[family]
     weight = np.random.default_rng(1).integers(0, 4, 301) * 1.0 if weighted else None
     rows = make(301, weight=weight)  # 4 chunks of 64 and one of 45

@@ -147,7 +147,7 @@ def test_new_groups_are_averaged_over(post):
     np.testing.assert_allclose(post.predict(with_column, draws=600, groups="new").mean, mean)
 
 
-def test_groups_must_be_said_where_they_count(post, table):
+def test_groups_must_be_given_where_they_matter(post, table):
     with pytest.raises(mo.DataError, match="do not say which 'ward'"):
         post.predict(pd.DataFrame({"dose": [0.0]}), groups="known")
     with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):

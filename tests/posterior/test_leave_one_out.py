@@ -367,7 +367,7 @@ def two(post):
 
 
 @pytest.mark.parametrize("method", ["stacking", "bb-pseudo-bma", "pseudo-bma"])
-def test_weights_of_models_are_those_of_arviz(two, method):
+def test_weights_of_models_match_arviz(two, method):
     from arviz_stats import compare
 
     fits, left_out = two

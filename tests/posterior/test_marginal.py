@@ -180,7 +180,7 @@ def test_signs_of_draws_count():
     assert abs(BETA[..., 0].mean() - right) > 1e-3  # unlike the plain average
 
 
-def test_average_effects_are_those_of_statsmodels():
+def test_average_effects_match_statsmodels():
     """Average marginal effects of logit and Poisson models with exposure, at the estimate."""
     sm = pytest.importorskip("statsmodels.api")
     rng = np.random.default_rng(5)

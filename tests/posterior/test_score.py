@@ -103,7 +103,7 @@ def test_classes_and_real_outcomes():
     assert "accuracy" not in repr(real)
 
 
-def test_a_model_of_ones_own_need_not_predict():
+def test_a_custom_model_need_not_predict():
     model = mo.Model(
         log_prior=lambda th: 0.0,
         log_likelihood=lambda th, batch: -0.5 * (batch["y"] - th["level"]) ** 2,

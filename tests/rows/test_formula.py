@@ -177,6 +177,6 @@ def test_outcomes_are_expressions() -> None:
         (3, "must be a text"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(formula: str, words: str) -> None:
+def test_what_cannot_be_read_is_a_clear_error(formula: str, words: str) -> None:
     with pytest.raises(SettingError, match=re.escape(words)):
         learn(parse(formula), TableSource(pd.DataFrame({"y": [1.0], "x": [1.0]})))

@@ -139,7 +139,7 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
         (pl.DataFrame({"a": [1], "y": [0]}).lazy().select(pl.col("nope")), "cannot be computed"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(source, sentence, tmp_path):
+def test_what_cannot_be_read_is_a_clear_error(source, sentence, tmp_path):
     with pytest.raises(mo.ModicumError, match=sentence):
         ingest(source, tmp_path / "s", **QUIET)
     assert not (tmp_path / "s").exists()
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_a_sentence(source, sentence, tmp_path):
 # Resuming ----------------------------------------------------------------------------------
 
 
-def test_a_killed_ingest_goes_on_where_it_was(frame, tmp_path, monkeypatch):
+def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
     folder = tmp_path / "parts"
     folder.mkdir()
     for i in range(6):

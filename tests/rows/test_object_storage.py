@@ -190,7 +190,7 @@ def test_a_reset_connection_is_read_on(server, table, tmp_path):
     assert rows.fingerprint() == expected(table).fingerprint()
 
 
-def test_a_server_that_stays_away_is_a_sentence_and_the_next_call_goes_on(
+def test_an_unreachable_server_is_a_clear_error_and_the_next_call_resumes(
     server, table, tmp_path, monkeypatch
 ):
     scanned, asked = lake.LakeSource._scanned, []
@@ -214,7 +214,7 @@ def test_a_server_that_stays_away_is_a_sentence_and_the_next_call_goes_on(
     assert len(asked) == 4 + 2  # levels of all files, then the rest of two
 
 
-def test_a_missing_key_and_a_missing_bucket_are_sentences(server, tmp_path):
+def test_a_missing_key_and_a_missing_bucket_are_clear_errors(server, tmp_path):
     with pytest.raises(mo.DataError, match="there is no file at"):
         ingest(uri(server, "nothing/here"), tmp_path / "s", **CHOICE)
     with pytest.raises(mo.ModicumError, match=r"there is no file at|cannot be read"):
@@ -222,7 +222,7 @@ def test_a_missing_key_and_a_missing_bucket_are_sentences(server, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_key_that_vanishes_while_it_is_read_is_a_sentence(server, tmp_path, monkeypatch):
+def test_a_key_that_vanishes_while_it_is_read_is_a_clear_error(server, tmp_path, monkeypatch):
     source = lake.LakeSource([uri(server)])
     monkeypatch.setattr(source, "_scanned", _gone)
     with pytest.raises(mo.DataError, match="check that it is there"):
@@ -287,7 +287,7 @@ def test_a_store_is_written_and_read_there(server, store, table):
     assert rows.take([])["y"].shape == (0,)
 
 
-def test_its_draws_are_those_of_the_rows_in_memory(store, table, monkeypatch):
+def test_its_draws_match_the_rows_in_memory(store, table, monkeypatch):
     monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)  # chains fetch from the server
     remote, local = (
         quick(mo.models.Logistic(), rows, method="hmc-ecs")
@@ -325,7 +325,7 @@ def test_stores_are_read_on_after_failures(server, store, table, failure, monkey
         np.testing.assert_array_equal(values, local.slice(0, N)[name])
 
 
-def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_goes_on(
+def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_resumes(
     server, table, monkeypatch
 ):
     place, send, sent = store_at(server, "grown"), object_storage.Bucket._put, []
@@ -368,7 +368,7 @@ def test_a_store_there_is_replaced_when_the_new_one_is_complete(server, table):
         old.slice(0, N)
 
 
-def test_a_missing_shard_a_damaged_one_and_other_files_are_sentences(server, table):
+def test_a_missing_shard_a_damaged_one_and_other_files_are_clear_errors(server, table):
     from pyarrow import fs
 
     place = store_at(server, "damaged")

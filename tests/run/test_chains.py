@@ -164,7 +164,7 @@ def test_a_kernel_may_start_without_rows(tmp_path):
     assert_same(records(given["store"], [8, 8, 8, 1], kernel=kernel), truth)
 
 
-def test_state_saved_and_restored_goes_on_the_same(tmp_path):
+def test_state_saved_and_restored_continues_the_same(tmp_path):
     rows = sources(tmp_path)["store"]
     for parallel in ("threads", "stacked"):
         truth = records(rows, [8, 8], parallel)

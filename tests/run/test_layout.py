@@ -71,7 +71,7 @@ def test_the_door_takes_auto(accelerator, monkeypatch, rows, post):
         ({"chains": 8, "superchains": 4, "method": "nuts"}, "nuts may start chains at several"),
     ],
 )
-def test_impossible_layouts_are_refused_in_a_sentence(rows, settings, sentence):
+def test_impossible_layouts_are_refused_with_a_reason(rows, settings, sentence):
     with pytest.raises(mo.SettingError) as refusal:
         mo.sample(mo.models.Logistic(), rows, **settings)
     assert sentence in str(refusal.value)

@@ -86,7 +86,7 @@ def test_files_of_a_fit_are_taken_as_a_list_again(frame, tmp_path):
     np.testing.assert_array_equal(post.predict(halves).mean, post.predict(frame).mean)
 
 
-def test_a_column_that_is_there_twice_is_named(frame):
+def test_a_column_that_occurs_twice_is_named(frame):
     twice = pd.concat([frame, frame[["x"]]], axis=1)
     arrow = pa.Table.from_arrays([pa.array([1.0, 2.0])] * 3, names=["y", "x", "x"])
     for table in (twice, arrow):
@@ -208,7 +208,7 @@ def test_names_of_other_libraries_lead_to_ours(post):
     assert copy.copy(post).draws is post.draws
 
 
-def test_default_priors_are_those_of_the_default_family(frame):
+def test_default_priors_match_the_default_family(frame):
     rows = mo.Rows(x=frame[["x"]], y=frame["y"])
     assert mo.priors.default(rows) == mo.priors.default(rows, "logistic")
 

@@ -57,7 +57,7 @@ ODD = [None, True, -1, 2.5, "5", [], {}, [[]], "x" * 10_000, 10**300]
 
 
 @pytest.mark.parametrize("entry", ["format", "identity", "iterations", "parts", "state"])
-def test_missing_and_odd_entries_are_one_sentence(saved, entry):
+def test_missing_and_odd_entries_are_a_clear_error(saved, entry):
     whole = json.loads((saved / "run.json").read_text())
     for odd in (..., *ODD):
         index = {name: value for name, value in whole.items() if name != entry}
@@ -147,7 +147,7 @@ def without(arrays, name):
     ids=["hmc-ecs", "anchor by hand", "flymc"],
 )
 @pytest.mark.usefixtures("short_chains_once")
-def test_remembered_files_without_one_of_their_names_are_one_sentence(tmp_path, method, files):
+def test_remembered_files_without_one_of_their_names_are_a_clear_error(tmp_path, method, files):
     some = mo.Rows(x=toy.X[:1_000], y=toy.Y[:1_000])
     with Checkpoint(tmp_path, IDENTITY) as checkpoint:
         _, whole = planned(toy.MODEL, some, method, checkpoint=checkpoint)
@@ -226,7 +226,7 @@ def test_a_compressed_bomb_is_refused(saved):
 
 
 @pytest.mark.parametrize("harm", ["chains", "state", "names", "length"])
-def test_arrays_of_another_run_are_one_sentence(tmp_path, harm):
+def test_arrays_of_another_run_are_a_clear_error(tmp_path, harm):
     rows = gaussian_rows(150)
     quick(MODEL, rows, checkpoint=tmp_path)
     which = "state" if harm == "state" else "part"
@@ -298,7 +298,7 @@ def test_a_failed_run_lets_go_of_its_folder(tmp_path, monkeypatch):
 # No room -----------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_sentence_and_the_draws_are_kept(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_clear_error_and_the_draws_are_kept(tmp_path, monkeypatch):
     rows = gaussian_rows(150)
     whole = quick(MODEL, rows)
     real, calls = np.savez, 0
@@ -324,7 +324,7 @@ def test_a_full_disk_is_one_sentence_and_the_draws_are_kept(tmp_path, monkeypatc
     np.testing.assert_array_equal(again["beta"], whole["beta"])
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(mo.SettingError, match="cannot be written"):
         Checkpoint(tmp_path / "file" / "below", IDENTITY)

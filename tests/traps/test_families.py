@@ -181,7 +181,7 @@ def test_classes_that_never_occur_are_refused(model, change, words):
     assert f"classes={int(y.max()) + 1}" in str(caught.value)
 
 
-def test_classes_that_are_said_are_taken():
+def test_given_classes_are_used():
     rows = mo.Rows(x=np.eye(6), y=np.array([1.0, 2, 1, 2, 1, 2]))
     assert Target.of(M.Softmax(classes=4), rows)[0].shapes[0] == (3, 6)
 

@@ -150,7 +150,7 @@ def test_one_level_or_too_many_are_refused():
         rows_of("y ~ a:b", many)
 
 
-def test_dates_and_empty_tables_are_sentences(tmp_path):
+def test_dates_and_empty_tables_are_clear_errors(tmp_path):
     dates = pd.DataFrame({"y": [0.0], "day": pd.to_datetime(["2013-01-01"])})
     with pytest.raises(mo.DataError, match="column 'day' holds values of type timestamp"):
         rows_of("y ~ day", dates)

@@ -105,7 +105,7 @@ def test_a_hierarchy_whose_mode_is_a_singularity_is_not_subsampled():
     assert plan.tuning["method"].startswith("NUTS on all rows, since")
 
 
-def test_the_neck_of_a_funnel_is_no_place_to_learn_about_the_posterior():
+def test_an_anchor_in_the_neck_of_a_funnel_is_warned_about():
     model, rows = centred_hierarchy(1.0)
     log_sigma, log_tau, mu = np.log(2.0), -12.0, 0.0
     theta = mu + np.exp(log_tau) * np.array([1.0, -1.0] * 4)
@@ -156,7 +156,7 @@ def test_some_doubts_take_the_bound_back_and_some_do_not(code, value):
 # Announced before the run ------------------------------------------------------------------
 
 
-def test_a_subsample_larger_than_the_data_set_is_said():
+def test_a_subsample_larger_than_the_data_set_is_reported():
     rows = logistic_rows(400)
     plan, _ = planned(M.Logistic(), rows, mo.HMCECS(subsample=1_000))
     (note,) = [note for note in plan.notes if note.code == "subsample-exceeds-rows"]
@@ -167,7 +167,7 @@ def test_a_subsample_larger_than_the_data_set_is_said():
     assert not any(note.code == "subsample-exceeds-rows" for note in plan.notes)
 
 
-def test_a_batch_larger_than_the_data_set_is_said():
+def test_a_batch_larger_than_the_data_set_is_reported():
     rows = logistic_rows(60)
     plan, _ = planned(M.Logistic(), rows, mo.SGLD(step_size=0.01))
     (note,) = [note for note in plan.notes if note.code == "batch-exceeds-rows"]

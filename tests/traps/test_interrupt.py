@@ -106,7 +106,7 @@ def test_a_signal_ends_the_command_in_one_line(csv, tmp_path, moment, number):
         assert "the same command goes on" in said
 
 
-def test_a_stopped_fit_goes_on_where_it_was(csv, tmp_path):
+def test_a_stopped_fit_resumes_where_it_was(csv, tmp_path):
     out = tmp_path / "out"
     command = Command(csv, out)
     command.wait_for_phase("sampling")
@@ -219,7 +219,7 @@ mo.sample(mo.models.Gaussian(scale=0.7), gaussian_rows(150), method="hmc", draws
 """
 
 
-def test_sigterm_in_a_script_saves_says_how_to_go_on_and_ends(tmp_path):
+def test_sigterm_in_a_script_saves_says_how_to_resume_and_ends(tmp_path):
     tests = os.path.dirname(os.path.dirname(__file__))
     process = subprocess.Popen(
         [sys.executable, "-c", TERMINATED, str(tmp_path), tests], stderr=subprocess.PIPE, text=True
@@ -250,7 +250,7 @@ def _sample_in_child(queue):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:os.fork")
-def test_a_fork_after_a_fit_is_one_sentence_instead_of_a_hang():
+def test_a_fork_after_a_fit_is_a_clear_error_instead_of_a_hang():
     quick(MODEL, gaussian_rows(150))
     fork = multiprocessing.get_context("fork")
     queue = fork.Queue()

@@ -184,7 +184,7 @@ def test_identity_is_the_same_in_another_process(tmp_path):
         ),
     ],
 )
-def test_functions_that_cannot_be_traced_are_refused_in_a_sentence(function, words):
+def test_functions_that_cannot_be_traced_are_refused_with_a_reason(function, words):
     with pytest.raises(mo.SettingError, match=words) as caught:
         Target.of(mo.Model(log_prior, function, {"a": 0.1}), ROWS)
     assert str(caught.value).endswith(".")

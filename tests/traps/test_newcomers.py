@@ -127,7 +127,7 @@ def test_a_formula_in_the_place_of_the_data(tmp_path):
     require_path(str(tmp_path / "a~b.csv"))
 
 
-def test_in_of_r_is_not_taken_for_something_else():
+def test_the_in_operator_of_r_is_refused():
     """R reads x %in% g as g:x; formulaic, with the main effect of g."""
     table = pd.DataFrame({"x": X[:, 0], "g": ["a", "b"] * 30, "y": Y})
     with pytest.raises(mo.SettingError, match="write a:b for the interaction alone"):

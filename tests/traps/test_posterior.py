@@ -218,7 +218,7 @@ def test_tables_with_numbers_as_levels_and_with_offsets():
         None,
     ],
 )
-def test_odd_batches_are_a_sentence(batch, fit_rows):
+def test_odd_batches_are_a_clear_error(batch, fit_rows):
     for ask in (posterior(fit_rows=fit_rows).predict, posterior(fit_rows=fit_rows).score):
         with pytest.raises(mo.ModicumError):
             ask(batch)
@@ -253,7 +253,7 @@ def test_bytes_and_numbers_mean_the_same_pixels():
     np.testing.assert_allclose(as_numbers.predict({"x": pixels.astype(np.uint8)}).mean, apart)
 
 
-def test_other_shapes_and_models_of_ones_own():
+def test_other_shapes_and_custom_models():
     model = mo.Model(
         log_prior=lambda th: -0.5 * th["w"] @ th["w"],
         log_likelihood=lambda th, batch: -0.5 * (batch["y"] - batch["z"] @ th["w"]) ** 2,
@@ -282,7 +282,7 @@ def test_outcomes_the_model_cannot_have_are_not_scored(post):
         softmax.score(mo.Rows(x=np.ones((2, 1)), y=[3, 1]))
 
 
-def test_a_loaded_model_of_ones_own_is_given_again(tmp_path):
+def test_a_loaded_custom_model_is_given_again(tmp_path):
     model = mo.Model(
         log_prior=lambda th: -0.5 * th["t"] ** 2,
         log_likelihood=lambda th, batch: -0.5 * (batch["y"] - th["t"]) ** 2,
@@ -530,7 +530,7 @@ def replaced(page, at, value):
 ODD = [None, -1, 1e400, "x", [], {}, [[1, 2]], {"list": 3}, {"array": 99}, {"dict": [[[], 1]]}]
 
 
-def test_any_change_of_the_page_loads_or_is_a_sentence(saved, tmp_path):
+def test_any_change_of_the_page_loads_or_is_a_clear_error(saved, tmp_path):
     page, members = saved
     rng = np.random.default_rng(1)
     spots = [at for at in places(page) if at]
@@ -659,7 +659,7 @@ def test_bombs_are_not_unpacked(saved, tmp_path):
         Posterior.load(write(tmp_path / "bomb", huge, members, zipfile.ZIP_DEFLATED))
 
 
-def test_flipped_bytes_load_or_are_a_sentence(saved, tmp_path):
+def test_flipped_bytes_load_or_are_a_clear_error(saved, tmp_path):
     page, members = saved
     buffer = io.BytesIO()
     write(buffer, page, members)

@@ -332,7 +332,7 @@ def test_a_column_far_from_zero_is_refused_beside_an_intercept():
     M.Logistic().resolved(constant)  # `prior-decides` warns of it
 
 
-def test_priors_without_rows_are_refused_in_a_sentence():
+def test_priors_without_rows_are_refused_with_a_reason():
     with pytest.raises(mo.SettingError, match="in the units of the data"):
         M.Logistic().log_prior({"beta": np.zeros(2), "intercept": 0.0})
 

@@ -165,7 +165,7 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("name", "settings", "outcomes"), BY_HAND)
-def test_derivatives_in_eta_are_those_of_f(name, settings, outcomes, x64):
+def test_derivatives_in_eta_match_f(name, settings, outcomes, x64):
     model = family(name, **settings)
     eta = jnp.tile(jnp.linspace(-3.03, 1.8, 15), len(outcomes))
     y = jnp.repeat(jnp.array(outcomes), 15, axis=0)

@@ -60,7 +60,7 @@ def test_the_other_families_too(name):
 
 
 @pytest.mark.slow
-def test_quantiles_are_those_of_the_outcome():
+def test_quantiles_match_the_outcome():
     """Quantile regression of normal noise: the smooth and the exact check function agree."""
     rng = np.random.default_rng(4)
     x = rng.normal(size=(20_000, 2))
