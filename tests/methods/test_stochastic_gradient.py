@@ -323,7 +323,7 @@ def test_many_parameters_in_single_precision():
                 integrator=mo.kernels.integrators.Friction(in_parameters=True),
                 selector="exponential",
             ),
-            "alike in all directions",
+            "same variance in all directions",
         ),
         (lambda: mo.Decay(first=0.0), "first must be a positive number"),
     ],
