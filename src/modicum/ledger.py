@@ -59,7 +59,7 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise SettingError(f"A ledger needs at least one row, not {self.rows}.")
+            raise SettingError(f"a ledger needs at least one row, not {self.rows}.")
 
     def add(self, purpose: str, evaluations: int, kind: Kind, passes: int = 0) -> None:
         """Enter `evaluations` row evaluations, which include `passes` complete sweeps.
@@ -69,9 +69,9 @@ class Ledger:
         """
         evaluations, passes = int(evaluations), int(passes)
         if kind not in get_args(Kind):
-            raise SettingError(f"Unknown kind of evaluation {kind!r}; use one of {get_args(Kind)}.")
+            raise SettingError(f"unknown kind of evaluation {kind!r}; use one of {get_args(Kind)}.")
         if evaluations < 0 or passes < 0:
-            raise SettingError("A ledger only grows: evaluations and passes cannot be negative.")
+            raise SettingError("a ledger only grows: evaluations and passes cannot be negative.")
         if evaluations < passes * self.rows:
             raise SettingError(
                 f"{passes} passes over {self.rows} rows are {passes * self.rows} evaluations, but "
@@ -110,7 +110,8 @@ class Ledger:
         """Add another ledger of the same rows to this one (in place), and return this one."""
         if other.rows != self.rows:
             raise SettingError(
-                f"Ledgers of {self.rows} and of {other.rows} rows count different data sets."
+                f"ledgers of {self.rows} and of {other.rows} rows count different data sets and "
+                "cannot be merged."
             )
         for key, evaluations in dict(other.counts).items():
             self.counts[key] = self.counts.get(key, 0) + evaluations

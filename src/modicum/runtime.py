@@ -195,7 +195,7 @@ FAST_COMPILE: CompilerOptions = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": 1,
 }
-# Sums over codes are scatters, which the older code generator does not vectorise.
+# Sums over codes are scatters, which the older code generator executes element by element.
 SCATTERS: CompilerOptions = {"xla_backend_optimization_level": 1}
 # Slow code, for functions that run once.
 FASTEST_COMPILE: CompilerOptions = FAST_COMPILE | {"xla_backend_optimization_level": 0}
@@ -398,7 +398,7 @@ def refuse_forked() -> None:
     """
     if COMPILED.forked_after:
         raise SettingError(
-            "This process was forked from one in which JAX had already been used, so JAX would "
+            "this process was forked from one in which JAX had already been used, so JAX would "
             "hang here; start processes with multiprocessing.get_context('spawn'), or fork before "
             "sampling anything."
         )

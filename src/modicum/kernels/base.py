@@ -289,8 +289,8 @@ def _moved(
     moved += (away - common[warp.term]) * jnp.expm1(growth)
     together = common * jnp.expm1(log_scale)
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
-    beside = warp.shared @ jnp.expm1(own_scale - growth)
-    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
+    excess = warp.shared @ jnp.expm1(own_scale - growth)
+    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(excess))
 
 
 def from_anchor(s: jax.Array, whitening: Whitening) -> jax.Array:

@@ -319,7 +319,7 @@ class MALAMove:
         state = blackjax.mala.MALAState(
             point.position / scale, point.logdensity, point.logdensity_grad * scale
         )
-        # BlackJAX's step size is that of the diffusion, whose noise has twice its variance.
+        # BlackJAX's step size is that of the diffusion: the noise has the variance 2 step sizes.
         state, info = blackjax.mala.build_kernel()(
             key, state, lambda y: logdensity(y * scale), step_size**2 / 2
         )

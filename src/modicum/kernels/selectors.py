@@ -95,7 +95,7 @@ class Exponential(Selector):
             raise SettingError(f"weights must be 'exponential' or 'linear', not {self.weights!r}.")
         if self.weights == "linear" and self.x == "zero":
             raise SettingError(
-                "With x='zero' the linear weights exp(x . a) are all equal; choose another x, or "
+                "linear weights exp(x . a) are all equal with x='zero'; choose another x, or "
                 "weights='exponential'."
             )
 

@@ -48,10 +48,10 @@ def arrow_hessian_sum(
     )
 
     cross = _cross(matrix, level, h[:, None] * own, shape)
-    beside = [
+    mixed = [
         _level_sums(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T
     ]
-    cross = jnp.concatenate([cross, *beside], axis=-1)
+    cross = jnp.concatenate([cross, *mixed], axis=-1)
     corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
     in_order = flat_vector(layout.big, layout.border[: along.size], gradient, along)
     return f.sum(), jnp.asarray(in_order), blocks, cross, corner
@@ -81,11 +81,11 @@ def _level_sums(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> 
     return jnp.zeros(shape).at[level].add(values, mode="promise_in_bounds")
 
 
-def _corner(ours: jax.Array, beside: list[jax.Array], f2: jax.Array) -> jax.Array:
+def _corner(columns: jax.Array, mixed: list[jax.Array], f2: jax.Array) -> jax.Array:
     """Return E: the columns of the border, followed by the family's other parameters."""
-    width, extras = ours.shape[0], len(beside)
-    corner = jnp.zeros((width + extras, width + extras)).at[:width, :width].set(ours)
-    for e, line in enumerate(beside):
+    width, extras = columns.shape[0], len(mixed)
+    corner = jnp.zeros((width + extras, width + extras)).at[:width, :width].set(columns)
+    for e, line in enumerate(mixed):
         corner = corner.at[width + e, :width].set(line).at[:width, width + e].set(line)
     return corner.at[width:, width:].set(f2[:, 1:, 1:].sum(0))
 

@@ -191,9 +191,9 @@ class _Rows(NamedTuple):
         others = own
         if self.extras:
             across = flat.sum(z[:, :, None] * mixed[:, None, :])
-            beside = xp.einsum("jca,jae->ce", moved, across)
+            own_extras = xp.einsum("jca,jae->ce", moved, across)
             corner = xp.tensordot(share, flat.sum(f.second[:, 1:, 1:]), axes=1)
-            others = xp.block([[own, beside], [beside.T, corner]])
+            others = xp.block([[own, own_extras], [own_extras.T, corner]])
             score.append(flat.sum(f.first[:, 1:]))
             curved.append(mixed * p)
         slope = xp.concatenate(score, axis=1)

@@ -43,7 +43,7 @@ class Products(Protocol):
 def products_with(matrix: ModelMatrix, intercept: bool, counts: jax.Array) -> Products:
     """Return the products with a matrix, whose last column is ones if it has an intercept.
 
-    Rows with f = h = 0 have `counts` 0; those of other rows are not 0.
+    `counts` is 0 for rows whose f and h are 0.
     """
     if isinstance(matrix, CodedMatrix):
         return CodedProducts(matrix, intercept, counts)

@@ -93,7 +93,7 @@ class PinnedPages:
         """Make JAX's allocator reserve `size` bytes, or as many as a run may use."""
         held = []
         try:
-            for _ in range(-(-min(size, self.left) // RESERVED)):  # pieces start on the device
+            for _ in range(-(-min(size, self.left) // RESERVED)):  # pieces are made on the device
                 piece = self.send({("piece",): jnp.zeros(RESERVED, jnp.uint8)})
                 held.append(jax.block_until_ready(piece))
         except RuntimeError as error:  # no room: memory is then allocated as draws arrive

@@ -143,16 +143,17 @@ class FusedKernel:
         widths, places = pieces(size), at_least(self.plain.subsample)
         width, number = sum(widths), -(-size // PIECE)
         # certainty rows are read beside the subsample, and must leave room for it
-        beside = min(at_most(self.tile // width), places, 32)
+        certain_tile = min(at_most(self.tile // width), places, 32)
         common = (self.plain.subsample, self.plain.block, self.plain.refreshes, self.ddof)
-        is_small = (places + (beside if certain else 0)) * width <= self.registers
+        is_small = (places + (certain_tile if certain else 0)) * width <= self.registers
         held = places * number * PIECE
         if not is_small and held <= self.held:
             warps = self.warps or at_least(-(-held // PER_WARP))
             return PhasedShape(*common, number, certain, warps)
         tile = places if is_small else at_most(self.tile // width)
-        beside = min(beside, tile)
-        return Shape(*common, widths, -(-certain // beside) * beside, tile, beside)
+        certain_tile = min(certain_tile, tile)
+        padded = -(-certain // certain_tile) * certain_tile
+        return Shape(*common, widths, padded, tile, certain_tile)
 
     def numbers(self, size: int) -> tuple[int, int]:
         """Floats in a chain's pool: for its subsample, and for each iteration."""

@@ -90,7 +90,7 @@ class Friction(Integrator):
         """Compare gradient and noise as `Underdamped` does, with C for gamma."""
         if self.in_parameters:
             raise SettingError(
-                "Exponential weights need noise of the same variance in all directions; leave out "
+                "exponential weights need noise of the same variance in all directions; leave out "
                 "in_parameters."
             )
         p, tau = state.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
