@@ -24,6 +24,7 @@ from modicum.models import Target
 from modicum.passes.blocks import BLOCK
 from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.improper import parameter_name
 from modicum.passes.lbfgs import is_finite, minimise
 from modicum.passes.mode import ascend
 from modicum.passes.prior import prior_slope
@@ -144,7 +145,7 @@ class Modes:
         order = np.argsort(-np.abs(difference) / sd, kind="stable")[:3]
         far = [i for i in order if abs(difference[i]) > APART / 2 * sd[i]] or order[:1]
         return ", ".join(
-            f"{names[i] if i < len(names) else f'parameter {i}'} = {self.points[index][i]:.3g} "
+            f"{parameter_name(names, int(i))} = {self.points[index][i]:.3g} "
             f"instead of {self.points[0][i]:.3g}"
             for i in far
         )

@@ -23,6 +23,7 @@ from modicum.models.arrow import (
 )
 from modicum.models.priors.grouped import Effects
 from modicum.passes.curvature import Curvature
+from modicum.passes.improper import parameter_name
 from modicum.passes.prior import exact_log_priors, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
@@ -136,7 +137,7 @@ def group_notes(
             continue
         informed = term.informed(point, covariance).sum(axis=1)
         for effect, place in enumerate(term.sds):
-            called = names[place] if place < len(names) else f"parameter {place}"
+            called = parameter_name(names, int(place))
             # tau^2 + s^2 has relative error sqrt(2 / L), and tau^2 is its share `informed` / L
             share = float(informed[effect]) / term.levels
             near_zero = share < UNTOLD * np.sqrt(2 / term.levels)
