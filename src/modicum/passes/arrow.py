@@ -48,9 +48,7 @@ def arrow_hessian_sum(
     )
 
     cross = _cross(matrix, level, h[:, None] * own, shape)
-    mixed = [
-        _level_sums(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T
-    ]
+    mixed = [_level_sums(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
     cross = jnp.concatenate([cross, *mixed], axis=-1)
     corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
     in_order = flat_vector(layout.big, layout.border[: along.size], gradient, along)
