@@ -104,8 +104,8 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
         return f"the gradient of the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
     part = "likelihood" if not all_finite(at.B) else "prior"
     smooth = (
-        "functions such as abs(t) ** 1.5 or sqrt(t) have none at 0: use a smooth function, or "
-        "start elsewhere (`init`)"
+        "functions with a kink, such as abs(t) ** 1.5 or sqrt(t) at 0, have none: use a smooth "
+        "function, or start elsewhere (`init`)"
         if own
         else "rescale the columns of x"
     )
