@@ -53,7 +53,7 @@ __all__ = [
 
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
-LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # of t and all rows
+LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # takes t and all rows
 
 State = TypeVar("State")
 Context = TypeVar("Context", contravariant=True)
@@ -361,7 +361,7 @@ class Proxy(NamedTuple):
     prior: Pytree = None  # hyperparameters of the priors that are not part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
-    unit: jax.Array | None = None  # of groups' variances (`estimators.groups.coordinates`)
+    unit: jax.Array | None = None  # unit of groups' variances (`estimators.groups.coordinates`)
     row_factor: RowFactor | None = None  # L in blocks; None: L itself
     curves: Curves | None = None  # curved axes, along which the posterior is skewed
 
@@ -392,7 +392,7 @@ class Estimate(NamedTuple):
 
     log: jax.Array  # its part of the target density: log |Lhat| - sum q
     difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
-    variance: jax.Array  # of `log`, estimated
+    variance: jax.Array  # estimated variance of `log`
 
 
 class Estimator(Protocol[Tables]):
@@ -449,7 +449,7 @@ class StochasticGradientContext(NamedTuple):
 
 
 class GradientEstimator(Protocol[Memory]):
-    """The gradient of U = -log posterior, in a chain's coordinates, from one batch. Hashable."""
+    """Estimates the gradient of U = -log posterior, in chain coordinates, by batch. Hashable."""
 
     @property
     def evaluations(self) -> int:

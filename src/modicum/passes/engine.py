@@ -42,7 +42,7 @@ __all__ = [
     "padded_chunk",
 ]
 
-CHUNK_BYTES = 8 * 2**20  # of a chunk in float64, so that it stays in the caches
+CHUNK_BYTES = 8 * 2**20  # size of a chunk in float64, so that it stays in the caches
 A = TypeVar("A")  # arguments of a function of chunks
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])

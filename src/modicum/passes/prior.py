@@ -56,7 +56,7 @@ def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symm
     if target.arrow is not None:
         return _folded_arrow(target, target.arrow, t)
     if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
-        return *prior_slope(target, t), prior_hessian(target, t)  # the whole prior, compiled before
+        return *prior_slope(target, t), prior_hessian(target, t)  # whole prior: already compiled
     return _folded(target, t)
 
 

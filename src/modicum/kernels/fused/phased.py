@@ -60,7 +60,7 @@ class Iteration(NamedTuple):
     t: jax.Array  # its number
     fresh: jax.Array  # where its fresh rows begin in the pool
     steps: jax.Array
-    a: jax.Array  # of the proxy
+    a: jax.Array  # gradient of the proxy at the anchor
     drift: tuple[jax.Array, ...]  # half the step size, and the coefficients of z and p in a step
 
 

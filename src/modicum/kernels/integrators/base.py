@@ -77,7 +77,7 @@ class Integrator(ABC):
 
     @property
     def temperature(self) -> float:
-        """The dynamics sample the posterior raised to the power 1 / temperature."""
+        """Temperature: the dynamics sample the posterior raised to the power 1 / temperature."""
         return 1.0
 
     def derivatives(self, size: int) -> int:
