@@ -64,7 +64,7 @@ def faults(post, truth):
 
 @pytest.fixture(scope="module")
 def posterior():
-    with pytest.warns(mo.ModicumWarning, match=r"hardly tell group_sd\[g\] from 0"):
+    with pytest.warns(mo.ModicumWarning, match=r"hardly distinguish group_sd\[g\] from 0"):
         return mo.sample(thin_model(), thin(), method=CAREFUL, draws=4_000, tune=500, **RUN)
 
 

@@ -12,7 +12,7 @@ from helpers.interrupted import task_of
 from helpers.ported import RUBIN, marginal_of_mu_and_tau
 from helpers.targets import TIMES, mean_and_error
 from modicum.kernels.base import Point
-from modicum.kernels.full_data import _move_by_matrix
+from modicum.kernels.full_data import _move_dense
 from modicum.kernels.moves import HMCMove
 
 Y = np.r_[np.full(9, 0.1), -1.0, 1.0]
@@ -100,7 +100,7 @@ def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):
 
     @jax.jit
     def after(step):
-        return _move_by_matrix(move, key, point, density, step, inverse_mass)[0]
+        return _move_dense(move, key, point, density, step, inverse_mass)[0]
 
     @jax.jit
     def after_plain(point):

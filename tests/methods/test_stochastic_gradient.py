@@ -306,7 +306,7 @@ def test_many_parameters_in_single_precision():
         (lambda: mo.SGLD(precision="float16"), "precision must be"),
         (lambda: mo.EWSG(index_steps=0), "index_steps must be"),
         (lambda: mo.EWSG(weights="quadratic"), "weights must be"),
-        (lambda: mo.EWSG(x="zero", weights="linear"), "all alike"),
+        (lambda: mo.EWSG(x="zero", weights="linear"), "all equal"),
         (lambda: mo.SGHMC(period=5), 'belong to form="friction"'),
         (lambda: mo.SGLDCV(order=3), "order must be 1 or 2"),
         (lambda: mo.SVRGLD(every=0), "every must be"),
@@ -316,14 +316,14 @@ def test_many_parameters_in_single_precision():
             lambda: mo.StochasticGradient(
                 integrator="langevin", selector=mo.kernels.selectors.Exponential(x="rest")
             ),
-            "speaks of a momentum",
+            "needs a momentum",
         ),
         (
             lambda: mo.StochasticGradient(
                 integrator=mo.kernels.integrators.Friction(in_parameters=True),
                 selector="exponential",
             ),
-            "alike in all directions",
+            "same variance in all directions",
         ),
         (lambda: mo.Decay(first=0.0), "first must be a positive number"),
     ],

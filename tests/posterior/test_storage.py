@@ -147,7 +147,7 @@ def test_a_full_disk_is_a_clear_error(post, tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match=r"the disk of '.*p' is full; make room"):
+    with pytest.raises(ResourceError, match=r"the disk of '.*p' is full; free some space"):
         post.save(path)
     assert list(tmp_path.iterdir()) == []
 
