@@ -1,4 +1,4 @@
-"""The named methods: what `method=` accepts, and which of them is the default."""
+"""The methods that `method=` accepts, and the default among them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "resolve",
 ]
 
-# One line per method; those of stochastic gradients have theirs in `sgmcmc/named.py`.
+# Every method; those of stochastic gradients are listed in `sgmcmc/named.py`.
 _CLASSES: tuple[type[Method], ...] = (
     Auto,
     HMCECS,
@@ -44,7 +44,7 @@ DEFAULT = Auto.name
 
 
 def list_methods() -> str:
-    """Every method by name with a few words about it, one per line, for help texts.
+    """List every method with its summary, one per line, for help texts.
 
     Examples
     --------
