@@ -49,7 +49,7 @@ def fused_kernel(
         assert isinstance(form, LinearTaylor)
         assert isinstance(estimator, Perturbed)
         settled = FusedKernel(kernel, form, estimator.ddof, certain_rows(context))
-        return settled, "a chain is one program of the GPU"
+        return settled, "a chain runs as one GPU program"
     if fused is True:
         raise SettingError(f"iterations cannot be fused, since {why}; leave `fused` out.")
     return None, why
