@@ -49,7 +49,7 @@ def list_methods() -> str:
     Examples
     --------
     >>> print(list_methods().splitlines()[0])
-    auto                 the cheapest that is right: laplace, hmc-ecs or nuts; the default
+    auto                 the cheapest valid one: laplace, hmc-ecs or nuts; the default
     """
     width = max(len(name) for name in METHODS) + 2
     return "\n".join(f"{name:<{width}}{cls.summary}" for name, cls in METHODS.items())

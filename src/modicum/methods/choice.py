@@ -73,7 +73,7 @@ class Auto(Method):
 
     laplace: bool = True
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "the cheapest that is right: laplace, hmc-ecs or nuts; the default"
+    summary: ClassVar[str] = "the cheapest valid one: laplace, hmc-ecs or nuts; the default"
     of_digests: ClassVar[bool] = True
 
     def plan(self, task: Task) -> Plan:
