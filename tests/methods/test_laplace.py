@@ -195,5 +195,5 @@ def test_refusals():
     with pytest.raises(mo.SettingError, match="weighted must be True or False"):
         mo.Laplace(weighted="yes")
     images = mo.Rows(x=np.ones((9, 2)), y=np.arange(9) % 3)
-    with pytest.raises(mo.SettingError, match="networks do not allow"):
+    with pytest.raises(mo.SettingError, match="integrated effects and networks"):
         mo.sample(M.MLP(), images, method="laplace", **RUN)

@@ -222,8 +222,7 @@ class GroupDesign:
         within = jnp.minimum(jnp.arange(self.width), size[:, None] - 1)
         place = tables.start[group][:, None] + within
         row_ids = place if tables.order is None else tables.order[place].astype(place.dtype)
-        beside = (size, tables.centre[group])
-        return DrawnGroups(row_ids, drawn.probability, *beside)
+        return DrawnGroups(row_ids, drawn.probability, size, tables.centre[group])
 
 
 def of_groups(

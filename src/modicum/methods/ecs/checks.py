@@ -108,7 +108,7 @@ class Case:
         return f"use more {self.units} (subsample={subsample})"
 
     @property
-    def nearer(self) -> str:
+    def remedy_if_far(self) -> str:
         """The remedy if chains are far from the anchor."""
         if not isinstance(self.method.anchor, str):
             return 'anchor at the mode (anchor="mode")'
@@ -183,7 +183,7 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
                 f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
                 f"from the {case.method.anchor_name}, so that the pilot study there does not "
                 "describe the posterior",
-                case.nearer,
+                case.remedy_if_far,
                 distance=distance,
             )
         ]
@@ -424,7 +424,7 @@ def _far(case: Case, history: History) -> list[ModicumWarning]:
         ModicumWarning(
             "anchor-far",
             f"the chains' mean lies {distance:.1f} posterior sd from the {where} there",
-            case.nearer,
+            case.remedy_if_far,
             distance=distance,
         )
     ]
