@@ -71,7 +71,7 @@ def mse(
     """
     x = np.asarray(draws) if function is None else np.asarray(function(np.asarray(draws)))
     x = as_chains(x)
-    if x.ndim < 2 or len(x) < 2:
+    if len(x) < 2:
         raise SettingError("the mean squared error needs at least two realisations.")
     w = np.ones(x.shape[:2]) if weights is None else np.asarray(weights, dtype=float)
     if w.shape != x.shape[:2]:
