@@ -96,7 +96,7 @@ def sample(
         A family (`mo.models.Logistic()` ...) or a model of your own (`mo.Model`).
     rows
         The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`; or a digest of
-        the data (`mo.digest`), which HMC-ECS, HMC and NUTS accept.
+        the data (`mo.digest`), which "auto", "laplace", HMC-ECS, HMC and NUTS accept.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
         (`mo.HMCECS(design="uniform")`). The default, "auto", picks the cheapest valid method and
@@ -114,11 +114,11 @@ def sample(
         on an accelerator 1,024, or as many as fit its memory, in 16 superchains.
     superchains
         Number of groups of chains; the chains of a group share a starting point. Nested R-hat then
-        tells whether many short chains have forgotten their start. None: every chain has its own.
+        tells whether many short chains have forgotten it. None: every chain has its own start.
     passes
-        Length of each chain in place of `draws`: as many iterations as cost the gradients of this
-        many passes over the rows, including warm-up (none by default). For methods whose
-        iterations all cost the same, that is, stochastic gradients.
+        Length of each chain in place of `draws`: the iterations, warm-up (none by default)
+        included, whose gradients cost as much as this many passes over the rows. For methods whose
+        iterations all cost the same: those with stochastic gradients.
     thin
         Keep every `thin`-th iteration, so that `draws` draws take `thin` times as many iterations.
         Rows touched by discarded iterations are counted too.
