@@ -523,7 +523,7 @@ def test_wrong_settings_are_refused_in_a_sentence(settings, words):
 def test_a_field_called_probability_is_refused():
     fields = toy.rows().slice(0, 100)
     rows = mo.Rows(**fields, probability=np.ones(100))
-    with pytest.raises(mo.SettingError, match="another one"):
+    with pytest.raises(mo.SettingError, match="rename your field"):
         planned(toy.MODEL, rows, mo.HMCECS())
 
 
