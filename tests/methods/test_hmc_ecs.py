@@ -490,7 +490,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"subsample": 10.5}, "whole number"),
         ({"blocks": 0}, "at least 1"),
         ({"refreshes": -3}, "at least 1"),
-        ({"subsample": 100, "blocks": 30}, "take 120 rows"),
+        ({"subsample": 100, "blocks": 30}, "use 120 rows"),
         ({"design": "stratified"}, "'uniform' or 'weighted'"),
         ({"order": 3}, "0, 1 or 2"),
         ({"ddof": 2}, "ddof"),
