@@ -144,7 +144,7 @@ def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
 
     result = run(*command, "--out", tmp_path / "killed")
     assert result.exit_code == 0, result.output
-    assert "Going on from the checkpoint" in result.stdout
+    assert "Continuing from the checkpoint" in result.stdout
     one, other = (mo.Posterior.load(tmp_path / f / "posterior") for f in ("whole", "killed"))
     np.testing.assert_array_equal(one["beta"], other["beta"])
 
@@ -157,7 +157,7 @@ def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
     command = ["fit", csv, *USUAL, *SHORT]
     result = run(*command, "--out", tmp_path / "run")
     assert result.exit_code == 130
-    assert result.stderr.endswith("Stopped: the same command goes on where it was.\n")
+    assert result.stderr.endswith("Stopped: run the same command again to continue.\n")
     assert "Traceback" not in result.stderr
 
 
@@ -288,8 +288,13 @@ def test_families_by_name():
     ("family", "options", "settings", "words"),
     [
         ("poisson", {"quantile": 0.9}, [], "--quantile does not apply to the family poisson"),
-        ("poisson", {}, ["df=3"], "--family-set df=3 is no setting of the family poisson"),
-        ("student-t", {}, ["priors=3"], "no setting of the family student-t.*scale, scale_prior"),
+        ("poisson", {}, ["df=3"], "--family-set df=3 is not a setting of the family poisson"),
+        (
+            "student-t",
+            {},
+            ["priors=3"],
+            "a setting of the family student-t.*scale, scale_prior",
+        ),
         ("student-t", {"df": 3.0}, ["df=4"], "df is given by --df and by --family-set"),
         ("binomial", {"link": "logi"}, [], "no link 'logi'; did you mean|no link 'logi'"),
         ("asymmetric-laplace", {}, ["quantile=many"], "quantile must lie between 0 and 1"),
@@ -314,7 +319,7 @@ def test_every_family_and_its_settings_are_in_the_help():
     ("options", "words"),
     [
         (("n ~ 1", "--groups", "some"), "must be explicit or integrate"),
-        (("--outcome", "n", "--groups", "explicit"), "for group terms of a formula"),
+        (("--outcome", "n", "--groups", "explicit"), "needs a formula with group terms"),
     ],
 )
 def test_groups_that_are_held_in_no_way(tmp_path, options, words):
@@ -384,7 +389,7 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
 def test_bad_settings_and_formulas_are_one_line(csv, tmp_path):
     out = ["--out", tmp_path / "run"]
     assert "did you mean 'design'" in refused("fit", csv, "well ~ dose", *out, "--set", "desing=u")
-    assert "is no setting of nuts" in refused(
+    assert "is not a setting of nuts" in refused(
         "fit", csv, "well ~ dose", *out, "--method", "nuts", "--set", "subsample=3"
     )
     assert "design must be" in refused("fit", csv, "well ~ dose", *out, "--set", "design=best")
@@ -392,7 +397,7 @@ def test_bad_settings_and_formulas_are_one_line(csv, tmp_path):
     assert "column 'dos'" in refused("fit", csv, "well ~ dos", *out)
     assert "write '0 +'" in refused("fit", csv, "well ~ dose", *out, "--no-intercept")
     assert "--missing must be" in refused("fit", csv, "well ~ dose", *out, "--missing", "no")
-    assert "not of a fit with a formula" in refused_prediction(csv, tmp_path)
+    assert "not from a fit with a formula" in refused_prediction(csv, tmp_path)
 
 
 def refused_prediction(csv, tmp_path):

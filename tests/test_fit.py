@@ -242,11 +242,11 @@ HOSTILE = {
     "factor": (["factors", 0, "expression"], "__import__('os').system('true')", "by name only"),
     "outcome": (["outcome", "expression"], "open('x').read()", "by name only"),
     "field": (["fields", "offset"], ["eval('1')"], "calls eval"),
-    "attribute": (["factors", 0, "expression"], "hour.__class__", "more than a formula may"),
+    "attribute": (["factors", 0, "expression"], "hour.__class__", "which formulas do not support"),
     "levels": (["factors", 0, "levels"], [["a"]], "neither text nor a number"),
     "terms": (["terms", 0, "parts"], [[[99, True]]], "damaged"),
     "knots": (["states", "bs(hour, df=5)", "values", 2], "x", "is damaged"),
-    "no knots": (["states"], {}, "knows nothing of bs"),
+    "no knots": (["states"], {}, "has no state for bs"),
     "columns": (["factors", 1, "expression"], "poly(hour, 100000000)", "more than 1,000 columns"),
 }
 

@@ -54,7 +54,7 @@ def test_download_is_whole(server, tmp_path, digest):
 def test_without_a_checksum_the_size_is_compared(server, tmp_path):
     length = len(CONTENT)
     for sizes in ((length + 1, 2 * length), (0, length - 1)):
-        with pytest.raises(DownloadError, match=f"it has {length:,} bytes, and the file has"):
+        with pytest.raises(DownloadError, match=f"it has {length:,} bytes instead of"):
             fetch(f"{server}/file", tmp_path / "file", None, False, sizes)
         assert names(tmp_path) == []
     fetch(f"{server}/file", tmp_path / "file", None, False, (length, length))
@@ -73,7 +73,7 @@ def test_progress_is_shown_to_the_end(server, tmp_path):
     ("path", "digest", "word"),
     [
         ("file", "sha256:" + "0" * 64, "checksum"),
-        ("broken", None, "broke off after 1,000"),
+        ("broken", None, "stopped after 1,000"),
         ("missing", None, "404"),
     ],
 )

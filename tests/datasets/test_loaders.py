@@ -122,7 +122,7 @@ def test_an_unknown_table_is_one_sentence():
 def test_a_file_that_is_not_the_taxi_table_is_one_sentence(tmp_path):
     path = tmp_path / "yellow_tripdata_2023-05.parquet"
     path.write_bytes(b"<html>Access denied</html>")
-    with pytest.raises(mo.DataError, match=r"05.parquet is no Parquet file, not the trips"):
+    with pytest.raises(mo.DataError, match=r"05.parquet is not a Parquet file, so it does not"):
         D.taxi(tmp_path, download=False)
     files.taxi().drop(columns="fare_amount").to_parquet(path)
     with pytest.raises(mo.DataError, match="a file without the column 'fare_amount'"):

@@ -278,14 +278,14 @@ def test_removing_some_of_equal_rows_leaves_the_others_share():
     assert np.all(less.pool.share[~same] == 1)
     everyone = RowCounts.of(made.pool.rows).counted(rows_of(x, y))
     np.testing.assert_array_equal(made.pool.count, everyone)
-    with pytest.raises(mo.DataError, match="are alike, and the digest holds"):
+    with pytest.raises(mo.DataError, match="are equal, but the digest holds"):
         less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
 
 
 def test_a_mode_that_leaves_the_anchor_is_warned_of(arrays, digest):
     x, y = arrays
     x_new, y_new = made_up(N, seed=5, shift=1.5)
-    with pytest.warns(mo.ModicumWarning, match="a pass is due") as said:
+    with pytest.warns(mo.ModicumWarning, match="make the digest again") as said:
         moved = digest.add(rows_of(x_new, y_new))
     assert said[0].message.code == "anchor-left"
     assert moved.distance > 3 > 0.05 > digest.distance
@@ -310,7 +310,7 @@ def test_other_rows_are_refused(digest, arrays):
     x, y = arrays
     with pytest.raises(mo.DataError, match="other fields, columns or levels"):
         digest.add(mo.Rows(x=x[:, :2], y=y))
-    with pytest.raises(mo.DataError, match="float32 and those of the digest float64"):
+    with pytest.raises(mo.DataError, match="float32 and the rows of the digest are float64"):
         digest.remove(mo.Rows(x=x, y=y, columns=["a", "b", "c"], dtype="float32"))
     with pytest.raises(mo.DataError, match="at least one must be left"):
         digest.remove(rows_of(x, y))

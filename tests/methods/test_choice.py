@@ -112,7 +112,7 @@ def test_settings_of_a_method_on_the_command_line_say_which_is_meant():
     assert build_method("auto", ["pool=3000"]) == mo.Laplace(pool=3000)
     assert build_method("auto", ["max-depth=5"]) == mo.NUTS(max_depth=5)
     assert build_method("nuts", ["target_accept=0.9"]) == mo.NUTS(target_accept=0.9)
-    with pytest.raises(mo.SettingError, match="no setting of hmc-ecs"):
+    with pytest.raises(mo.SettingError, match="not a setting of hmc-ecs"):
         build_method("auto", ["subsampel=400"])
 
 

@@ -458,7 +458,7 @@ def test_a_good_run_has_nothing_to_look_back_at():
         ("refreshes-refused", {"acceptance_rate_u": np.zeros((2, 400))}, {"m": 20}, "=100)"),
         ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {}, "'nuts' on all"),
         ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {"anchor": [0.0]}, 'anchor="mode"'),
-        ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "use more draws"),
+        ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "more draws"),
     ],
 )
 def test_remedies_can_be_followed_where_they_are_given(code, changes, settings, remedy):

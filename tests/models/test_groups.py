@@ -167,7 +167,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         (lambda: M.Logistic(groups="(1 | g)"), rows, "is a group term of a formula"),
         (lambda: M.Logistic(groups={"g": ["1", "a"]}), rows, "must be the name of a field, or"),
         (lambda: M.Logistic(groups=[0]), rows, "must be the name of a field, or .*, not 0"),
-        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120) / 8), "holds 0.125, and n"),
+        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120) / 8), "holds 0.125, and f"),
         (
             lambda: M.Logistic(groups="g"),
             lambda: rows(g=np.zeros(120, int)),

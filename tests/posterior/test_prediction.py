@@ -162,7 +162,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     np.testing.assert_allclose(pd.read_csv(out)["mean"], predicted.mean)
     with pytest.raises(mo.DataError, match="latin-1"):
         write_predictions(*before, "utf-8", *after)
-    with pytest.raises(mo.DataError, match="groups='any' if some of them are"):
+    with pytest.raises(mo.DataError, match="groups='any' if some groups are new"):
         post.predict(new)
     with pytest.raises(mo.DataError, match="missing value in row 3"):  # numbered as in the table
         post.predict(new.assign(x=[0, 0, 0, None]), groups="any")

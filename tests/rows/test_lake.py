@@ -117,7 +117,7 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
     with pytest.raises(mo.DataError, match=r"column 'a' is not in .*d.parquet"):
         ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
     write("d.parquet", a=["text"], y=[0])
-    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+    with pytest.raises(mo.DataError, match="do not hold the same types of values"):
         ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
     (folder / "d.parquet").write_bytes(b"")
     with pytest.raises(mo.DataError, match=r"cannot be read"):
@@ -135,7 +135,7 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
         ([], "there are no rows"),
         (iter(()), "there are no rows"),
         (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"z": [1]})]), "'y' is not in table 1"),
-        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other kinds"),
+        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other types"),
         (pl.DataFrame({"a": [1], "y": [0]}).lazy().select(pl.col("nope")), "cannot be computed"),
     ],
 )
@@ -170,14 +170,14 @@ def test_a_killed_ingest_goes_on_where_it_was(frame, tmp_path, monkeypatch):
     assert done.returncode == -9, done.stderr.decode()
     assert not (tmp_path / "s").exists()
     read = []
-    original = mo.rows.sources.FileSource._of_file
+    original = mo.rows.sources.FileSource._file_batches
 
     def watched(self, path, file, columns):
         if "a" in columns:  # not the levels of g alone
             read.append(path.name)
         return original(self, path, file, columns)
 
-    monkeypatch.setattr(mo.rows.sources.FileSource, "_of_file", watched)
+    monkeypatch.setattr(mo.rows.sources.FileSource, "_file_batches", watched)
     rows = ingest(folder, tmp_path / "s", shard_rows=200, **QUIET)
     same(rows, frame, ("a", "k", "g", "year"))
     assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were there

@@ -193,7 +193,7 @@ def test_a_reset_connection_is_read_on(server, table, tmp_path):
 def test_a_server_that_stays_away_is_a_sentence_and_the_next_call_goes_on(
     server, table, tmp_path, monkeypatch
 ):
-    scanned, asked = lake.LakeSource._scanned, []
+    scanned, asked = lake.LakeSource._scan, []
 
     def away(self, fragment, columns):
         asked.append((fragment.path, len(columns)))
@@ -201,12 +201,12 @@ def test_a_server_that_stays_away_is_a_sentence_and_the_next_call_goes_on(
             raise OSError("AWS Error NETWORK_CONNECTION: curlCode: 7, Couldn't connect to server")
         return scanned(self, fragment, columns)
 
-    monkeypatch.setattr(lake.LakeSource, "_scanned", away)
+    monkeypatch.setattr(lake.LakeSource, "_scan", away)
     with pytest.raises(mo.DataError, match=r"month=3/0.parquet cannot be read .*NETWORK"):
         ingest(uri(server), tmp_path / "s", shard_rows=300, **CHOICE)
     assert sum("month=3" in path for path, many in asked if many > 1) == lake.ATTEMPTS
     assert list(tmp_path.glob(".s.ingest-*"))
-    monkeypatch.setattr(lake.LakeSource, "_scanned", lambda *a: asked.append(a[1]) or scanned(*a))
+    monkeypatch.setattr(lake.LakeSource, "_scan", lambda *a: asked.append(a[1]) or scanned(*a))
     asked.clear()
     rows = ingest(uri(server), tmp_path / "s", shard_rows=300, **CHOICE)
     assert rows.fingerprint() == expected(table).fingerprint()
@@ -224,8 +224,8 @@ def test_a_missing_key_and_a_missing_bucket_are_sentences(server, tmp_path):
 
 def test_a_key_that_vanishes_while_it_is_read_is_a_sentence(server, tmp_path, monkeypatch):
     source = lake.LakeSource([uri(server)])
-    monkeypatch.setattr(source, "_scanned", _gone)
-    with pytest.raises(mo.DataError, match="check that it is there"):
+    monkeypatch.setattr(source, "_scan", _gone)
+    with pytest.raises(mo.DataError, match="check that it exists"):
         list(source.batches(["a"]))
 
 
@@ -238,11 +238,11 @@ def test_fits_keep_rows_in_the_cache_and_say_so(server, table, tmp_path, monkeyp
     heard = []
     made = read_formula("y ~ a + g", uri(server), progressbar=heard.append)
     assert made.rows.is_store
-    assert any("are kept in" in event.phase for event in heard)
+    assert any("caching the rows" in event.phase for event in heard)
     heard.clear()
     again = read_formula("y ~ a + g", uri(server), progressbar=heard.append)
     assert again.rows.fingerprint() == made.rows.fingerprint()
-    assert any("are taken from" in event.phase for event in heard)
+    assert any("from the cache" in event.phase for event in heard)
     assert not any("ingest" in event.phase for event in heard)
     local = read_formula("y ~ a + g", table, progressbar=False).rows
     assert local.fingerprint() == made.rows.fingerprint()
@@ -364,7 +364,7 @@ def test_a_store_there_is_replaced_when_the_new_one_is_complete(server, table):
     assert mo.Rows.open(place).fingerprint() == old.fingerprint()
     new = ingest({"y": [1.0, 2.0]}, place, progressbar=False, overwrite=True)
     assert (len(new), keys(server, "replaced")) == (2, ["rows-00001.npy", "rows.json"])
-    with pytest.raises(mo.DataError, match="open the store anew if it was replaced"):
+    with pytest.raises(mo.DataError, match="reopen the store if it was replaced"):
         old.slice(0, N)
 
 
@@ -379,9 +379,9 @@ def test_a_missing_shard_a_damaged_one_and_other_files_are_sentences(server, tab
     with pytest.raises(mo.DataError, match=r"rows-00002.npy of s3://trips/stores/damaged is trunc"):
         mo.Rows.open(place)
     system.delete_file(f"{path}/rows-00001.npy")
-    with pytest.raises(mo.DataError, match=r"damaged/rows-00001.npy is not there"):
+    with pytest.raises(mo.DataError, match=r"damaged/rows-00001.npy does not exist"):
         mo.Rows.open(place)
-    with pytest.raises(mo.SettingError, match="no part of a row store: choose another"):
+    with pytest.raises(mo.SettingError, match="not part of a row store: choose another"):
         ingest(expected(table), uri(server, "months/month=1"), dtype=None, progressbar=False)
     with pytest.raises(mo.DataError, match=r"is not a row store .it has no rows.json"):
         mo.Rows.open(store_at(server, "nowhere"))

@@ -139,7 +139,7 @@ def test_long_table_keeps_row_numbers():
         ({"predictors": "delay"}, r"pass \['delay'\]"),
         ({"predictors": ["delay", "delay"]}, "predictor 'delay' is named twice"),
         ({"offset": "exposur"}, "offset column 'exposur' is not in the data.*'exposure'"),
-        ({"weight": "late"}, "one column cannot play two parts"),
+        ({"weight": "late"}, "one column cannot have two roles"),
         ({"categorical": ["carier"]}, "categorical column 'carier' is not.*'carrier'"),
         ({"categorical": "carrier"}, r"pass \['carrier'\]"),
         (

@@ -50,9 +50,9 @@ def test_a_mapping_of_columns_is_a_table(frame, post):
     ("columns", "words"),
     [
         ({"x": [1.0, 2.0, 3.0], "y": [0, 1]}, "'y' has 2 rows and 'x' has 3"),
-        ({"x": np.ones((2, 2)), "y": [0, 1]}, "a column of one value per row"),
-        ({"x": 1.0, "y": 1}, "a column of one value per row"),
-        ({}, "a column of one value per row"),
+        ({"x": np.ones((2, 2)), "y": [0, 1]}, "columns of one value per row"),
+        ({"x": 1.0, "y": 1}, "columns of one value per row"),
+        ({}, "columns of one value per row"),
     ],
 )
 def test_a_mapping_that_is_not_a_table(columns, words):

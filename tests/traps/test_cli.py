@@ -63,7 +63,7 @@ BAD_FILES = {
     "no.parquet": (b"junk" * 100, "Parquet"),
     "no.feather": (b"", "cannot be read"),
     "no.csv.gz": (b"junk", "cannot be read"),
-    "table.txt": (b"dose,well\n1,0\n", "ending"),
+    "table.txt": (b"dose,well\n1,0\n", "known file type"),
 }
 
 
@@ -80,7 +80,7 @@ def test_paths_that_lead_nowhere(csv, tmp_path):
     rest = ["--outcome", "well", "--out", tmp_path / "run"]
     for data in (tmp_path / "folder", tmp_path / "none*.csv", "/dev/null", csv / "below.csv"):
         refused("fit", data, *rest)
-    assert "is no path" in refused("fit", "", *rest)
+    assert "is not a path" in refused("fit", "", *rest)
     refused("fit", "x" * 5000, *rest)
 
 

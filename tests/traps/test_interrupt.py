@@ -103,7 +103,7 @@ def test_a_signal_ends_the_command_in_one_line(csv, tmp_path, moment, number):
     command.wait_for_phase(moment)
     said = command.stopped_by(number)
     if moment == "compile":
-        assert "the same command goes on" in said
+        assert "run the same command again" in said
 
 
 def test_a_stopped_fit_goes_on_where_it_was(csv, tmp_path):

@@ -100,7 +100,7 @@ def test_a_likelihood_of_one_column_is_to_be_flattened():
 def test_what_stands_for_a_missing_number(tmp_path):
     for mark, words in (
         (".", "leave it empty if it stands for a missing value"),
-        ("1o", "mend it"),
+        ("1o", "correct it"),
     ):
         path = tmp_path / "table.csv"
         path.write_text("x,y\n" + "1.5,0\n2.5,1\n" * 5 + f"{mark},1\n")
@@ -112,7 +112,7 @@ def test_semicolons_with_decimal_commas(tmp_path):
     """As spreadsheets save in half of Europe: the line of names has no comma, the others have."""
     path = tmp_path / "table.csv"
     path.write_text("x;y\n" + "1,5;0\n2,5;1\n" * 5)
-    with pytest.raises(mo.DataError, match="a semicolon seems to separate"):
+    with pytest.raises(mo.DataError, match="separated by a semicolon"):
         mo.fit("y ~ x", str(path), progressbar=False)
     path.write_text("x,y\n1,2\n3\n")
     with pytest.raises(mo.DataError, match="begin with a line of column names"):
@@ -146,7 +146,7 @@ def written(folder, name, table):
 def test_a_file_that_is_named_twice(tmp_path):
     once = written(tmp_path, "a.parquet", pa.table({"x": X[:, 0], "y": Y}))
     for places in ([once, once], [tmp_path, once], [once, tmp_path / "." / "a.parquet"]):
-        with pytest.raises(mo.SettingError, match="is in the list twice, so that its rows"):
+        with pytest.raises(mo.SettingError, match="is in the list twice, so its rows"):
             mo.fit("y ~ x", [str(place) for place in places], progressbar=False)
     with pytest.raises(mo.SettingError, match="is in the list twice"):
         mo.fit("y ~ x", [once.as_uri()] * 2, progressbar=False)
@@ -199,5 +199,5 @@ def test_text_that_the_files_of_a_lake_hold_in_several_ways(tmp_path):
     assert from_lake.fingerprint() == from_frame.fingerprint()
     group = pa.array(range(20), pa.int32())  # numbers are no text
     written(folder, "odd.parquet", pa.table({"x": X[:20, 0], "g": group, "y": Y[:20]}))
-    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+    with pytest.raises(mo.DataError, match="do not hold the same types of values"):
         mo.fit("y ~ x + g", str(tmp_path), progressbar=False)

@@ -31,7 +31,7 @@ def test_a_file_with_another_separator_is_named_as_one(mark, word, table, tmp_pa
     path = tmp_path / "t.csv"
     table.to_csv(path, sep=mark, index=False)
     for source in (path, pd.read_csv(path)):
-        with pytest.raises(mo.SettingError, match=f"so that {word} seems to separate") as refused:
+        with pytest.raises(mo.SettingError, match=f"seem to be separated by {word};") as refused:
             mo.fit("y ~ x", source, **RUN)
         assert f"sep={mark!r}" in str(refused.value)
     assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were told apart
@@ -128,7 +128,7 @@ def test_sparse_columns_are_numbers(table):
 
 
 def test_a_column_in_the_index_is_said_to_be_there(table):
-    with pytest.raises(mo.SettingError, match=r"'x' .* in the index of the frame, so pass"):
+    with pytest.raises(mo.SettingError, match=r"'x' .* in the index of the data frame, so pass"):
         mo.fit("y ~ x", table.set_index("x"), **RUN)
     with pytest.raises(mo.SettingError, match="'z' of the formula is not in the data: there are"):
         mo.fit("y ~ z", table.set_index("x"), **RUN)
