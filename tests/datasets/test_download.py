@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine: whole, right, or not there at all."""
+"""Downloads from a local server: complete and correct, or absent."""
 
 import gzip
 import hashlib
@@ -145,6 +145,6 @@ def test_downloads_have_sha256_digests():
     modules = [getattr(d, f"{name}_table") for name in tables]
     sources = [*(module.SOURCE for module in modules), *d.mnist_digits.SOURCES.values()]
     unknown = [s.name for s in sources if s.digest is None]
-    assert unknown == ["taxi"]  # none is published: its size is compared
+    assert unknown == ["taxi"]  # no checksum is published: sizes are compared
     assert all((s.sizes is None) == (s.digest is not None) for s in sources)
     assert all(re.fullmatch("sha256:[0-9a-f]{64}", s.digest) for s in sources if s.digest)

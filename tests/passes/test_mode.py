@@ -42,7 +42,7 @@ def mode_of(model, rows, **kwargs):
     ("family", "n"),
     [
         ("poisson", 500),
-        ("logistic", 45_000),  # so many start from a subset
+        ("logistic", 45_000),  # so many that the search starts from a subset
         *(
             pytest.param(family, n, marks=pytest.mark.slow)
             for family, n in product(["logistic", "poisson"], [500, 2_000, 45_000])
@@ -51,7 +51,7 @@ def mode_of(model, rows, **kwargs):
     ],
 )
 def test_mode_is_statsmodels_maximum_likelihood(family, n):
-    # so wide a prior moves the mode by less than 1e-11 of itself
+    # so wide a prior moves the mode by a relative 1e-11 at most
     wide = {"prior_scale": 1e6, "intercept_scale": 1e6}
     model, rows, kind = {
         "logistic": (M.Logistic(**wide), logistic_rows(n), sm.families.Binomial()),
@@ -123,7 +123,7 @@ def test_weight_two_is_a_row_twice_for_the_mode():
     np.testing.assert_allclose(a.point, b.point, rtol=1e-8)
 
 
-# What is hard ------------------------------------------------------------------------------
+# Hard cases --------------------------------------------------------------------------------
 
 
 def separated(columns=None):
@@ -218,7 +218,7 @@ def test_a_stationary_point_that_is_not_a_maximum_is_reported():
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])
 
 
-# What is said, and whether it is true -------------------------------------------------------
+# Warnings and errors are true ---------------------------------------------------------------
 
 
 def note_of(model, rows, names=()):
@@ -231,11 +231,11 @@ def test_a_prior_that_is_too_tight_is_named():
     names = ("beta[a]", "beta[b]", "beta[c]", "intercept")
     model = M.Gaussian(scale=0.7, prior_scale=1e-3)
     note = note_of(model, gaussian_rows(200), names)
-    assert note.code == "prior-far"  # the data say otherwise, and the prior holds them back
+    assert note.code == "prior-far"  # prior and data conflict
     assert "collinear" not in str(note)
     assert "widen that prior (prior_scale" in str(note)
     note = note_of(model, gaussian_rows(200, size=0.0), names)
-    assert note.code == "prior-decides"  # the data have nothing against it
+    assert note.code == "prior-decides"  # the data agree with it
     assert "collinear" not in str(note)
     assert "widen it (prior_scale)" in str(note)
     assert note.numbers["prior_sd"] == pytest.approx(1e-3)
@@ -251,7 +251,7 @@ def test_a_hierarchy_has_no_columns():
 
 
 def with_kinks():
-    """Flat between two heaps of outcomes, and with a corner at each of them."""
+    """Return a model with kinks: flat between two heaps of outcomes, with a corner at each."""
     return mo.Model(
         lambda th: -0.5 * th["a"] ** 2, lambda th, b: -jnp.abs(b["y"] - th["a"]), {"a": 0.05}
     )
@@ -264,7 +264,7 @@ def test_a_kink_is_not_called_silence_of_the_data():
 
 
 def test_a_mode_at_a_kink_is_refused_as_one():
-    with pytest.raises(mo.ConvergenceError, match=r"nothing rises from there .* kink"):
+    with pytest.raises(mo.ConvergenceError, match=r"no step increases the log-posterior .* kink"):
         mode_of(with_kinks(), mo.Rows(y=np.r_[np.full(9, 0.1), -1.0, 1.0]))
 
 
@@ -381,7 +381,7 @@ def test_near_the_mode_takes_fewer_passes_and_says_how_near():
     assert fewer.passes < record.passes
     assert fewer.converged
     assert TOLERANCE < fewer.gradient_norm < NEAR
-    # the norm that is told is the distance, in posterior standard deviations
+    # the reported norm is the distance in posterior sds
     away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
     assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)
 
@@ -432,7 +432,7 @@ def test_levels_without_events_in_a_subset_come_back_within_a_few_passes(monkeyp
 
 
 def own_quantile(rows):
-    """A quantile regression of one's own: the mode is on a kink."""
+    """Return a quantile regression as an `mo.Model`: its mode is on a kink."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((rows, 2))
     y = x @ [1.0, -0.5] + rng.standard_t(4, rows)
@@ -462,6 +462,6 @@ def test_only_steps_that_hardly_rise_far_from_a_mode_are_idle():
         return _is_idle(at, SimpleNamespace(log_posterior=-1e3 + rise, gradient_norm=then))
 
     assert is_idle(40.0, 1e-8, 45.0)
-    assert not is_idle(40.0, 1e-8, 0.01)  # it got there
+    assert not is_idle(40.0, 1e-8, 0.01)  # it converged
     assert not is_idle(40.0, 0.5, 45.0)
     assert not is_idle(0.05, 1e-8, 0.04)

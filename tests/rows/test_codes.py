@@ -112,7 +112,7 @@ def test_a_store_holds_the_same(tmp_path, make, shard_rows):
     assert store.dtypes == rows.dtypes
     assert store.row_bytes == rows.row_bytes
     assert store.fingerprint() == rows.fingerprint() == made.fingerprint()
-    store._fingerprint = None  # not the one that was kept
+    store._fingerprint = None  # do not use the stored one
     assert store.fingerprint() == rows.fingerprint()
     ids = np.array([[39, 0], [13, 13]])
     for name, part in rows.take(ids).items():

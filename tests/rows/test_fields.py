@@ -1,4 +1,4 @@
-"""What `Rows` accepts, field by field, and what it refuses, in which words."""
+"""What `Rows` accepts, what it refuses, and its error messages."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_bytes_are_held_as_bytes_and_nothing_else_fits(tmp_path):
     assert rows.dtype == np.uint8
     assert rows.nbytes == 3 * 9
     assert np.array_equal(rows.take([2])["x"][0], pixels[2])
-    assert Rows(x=pixels.astype(np.uint8)).dtype == np.float64  # bytes are never guessed
+    assert Rows(x=pixels.astype(np.uint8)).dtype == np.float64  # bytes only on request
     for bad in (256, -1, 0.5, np.nan):
         with pytest.raises(DataError, match=r"column 'x1' holds .* in row 2.*whole numbers"):
             Rows(x=np.where(np.arange(24).reshape(3, 8) == 17, bad, pixels), dtype="uint8")

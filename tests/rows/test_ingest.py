@@ -39,7 +39,7 @@ def table():
 
 @pytest.fixture
 def sources(table, tmp_path):
-    """The same rows in every form."""
+    """Return the same rows in every form."""
     pq.write_table(table, tmp_path / "one.parquet", row_group_size=700)
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     pq.write_table(table.slice(0, 1234), tmp_path / "folder" / "a.parquet")
@@ -116,7 +116,7 @@ def write(path, lines):
 
 
 def test_csv_types_widen(tmp_path, monkeypatch):
-    """A column that looks whole at first may turn out to have a fraction, or text."""
+    """A column that starts with integers may later have fractions or text."""
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2000)
     lines = ["a,b,g,y"] + [f"{i % 7},1,{i % 2},0" for i in range(3000)] + ["1.5,2,other,1"]
     store = ingest(write(tmp_path / "d.csv", lines), tmp_path / "s", **SETTINGS)
@@ -204,6 +204,6 @@ def test_progress_bar_counts_rows(table, tmp_path, capsys):
     ingest(table, tmp_path / "s", **(SETTINGS | {"progressbar": heard.append}))
     assert (heard[-1].done, heard[-1].total) == (N, N)
     ingest(table, tmp_path / "u", **(SETTINGS | {"progressbar": True}))
-    assert capsys.readouterr().err == f"modicum: ingest u, {N:,} rows\n"  # a log file's line
+    assert capsys.readouterr().err == f"modicum: ingest u, {N:,} rows\n"  # the line for a log file
     ingest(table, tmp_path / "t", **SETTINGS)
     assert capsys.readouterr().err == ""

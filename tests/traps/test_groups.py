@@ -1,4 +1,4 @@
-"""Group terms of formulas that cannot be fitted say why, in a sentence."""
+"""Group terms that cannot be fitted raise an error that says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What careless and hostile users did to rows: each ends in a sentence, or the right answer."""
+"""What careless and hostile users do to rows gives a clear error or the right answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_csv(path, *lines, encoding="utf-8"):
 
 
 def test_every_number_enters_the_fingerprint(tmp_path):
-    """A table with 92 % of its outcomes changed once resumed old draws."""
+    """A run once resumed old draws although 92 % of the outcomes had changed."""
     n = 100_000
     x, y = np.ones((n, 2), np.float32), np.zeros(n, np.float32)
     first = Rows(x=x, y=y).fingerprint()
@@ -434,7 +434,7 @@ def test_damage_inside_a_store_is_named(tmp_path, value, word):
     shard[9_000, 5] = value
     shard[9_001, 0] = value
     shard.flush()
-    rows = Rows.open(folder)  # its ends are whole: only verify=True would notice
+    rows = Rows.open(folder)  # its ends are intact: only verify=True would notice
     bad = first_not_finite(rows)
     assert bad[:2] == ("c[1, 0]", 24_000)
     assert str(bad.error()) == (
@@ -527,7 +527,7 @@ def test_endings_in_capitals(tmp_path):
 
 
 def test_damaged_feather_does_not_end_the_process(tmp_path):
-    """Arrow maps these files without a look: offsets out of bounds were a segmentation fault."""
+    """Arrow maps these files unchecked: offsets out of bounds caused a segmentation fault."""
     table = pa.table({"g": pa.array(["u", "v", "w", "u"], pa.string()), "y": [0, 1, 0, 1]})
     pa.feather.write_feather(table, tmp_path / "d.feather", compression="uncompressed")
     content = (tmp_path / "d.feather").read_bytes()
@@ -601,7 +601,7 @@ def test_full_disk_keeps_the_old_store(store, monkeypatch):
 
 
 def test_rows_that_no_memory_holds():
-    ones = np.broadcast_to(np.float32(1), (2**57, 2))  # takes four bytes, as float64 far too many
+    ones = np.broadcast_to(np.float32(1), (2**57, 2))  # four bytes, but far more as float64
     with pytest.raises(DataError, match=r"rows of float64 take .* GB, which is more memory"):
         Rows(x=ones, dtype="float64")
 

@@ -1,12 +1,12 @@
-"""Sums of a chunk by NumPy, for families with formulas for their derivatives: nothing to compile.
+"""Sums of a chunk in NumPy, without compilation, for families with formulas for their derivatives.
 
-A mode takes a handful of passes, and compiling one takes longer than making them. Threads of the
-engine take a chunk each, and go through it block by block: small enough for the caches, and large
-enough that threads seldom wait for each other between two operations of NumPy.
+A mode takes a few passes, and compiling a pass takes longer than running them. Each thread of the
+engine processes a chunk in blocks: small enough for the caches, and large enough that threads
+seldom wait for each other between two NumPy operations.
 
-What is added up is what `passes.linear` adds up for any family. The Hessian of rows of columns is
--Z'Z with Z = sqrt(-f'') X where f is concave: half the work of a product of two matrices. For rows
-with codes, sums by level and by pairs of levels are weighted counts.
+The sums are those of `passes.linear`, which serves any family. For dense rows and concave f the
+Hessian is -Z'Z with Z = sqrt(-f'') X, half the work of a product of two matrices. For coded rows,
+sums by level and by pairs of levels are weighted counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from modicum.rows import CodedTerm
 
 __all__ = ["gradient_by_numpy", "hessian_by_numpy", "map_by_numpy"]
 
-# Numbers of a block, beside which stands its weighted copy, and its fewest and most rows.
+# Floats per block (its weighted copy takes as much again), and the row limits of a block.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
 Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, times its weight
 
@@ -33,8 +33,8 @@ Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, tim
 def map_by_numpy(
     function: Callable[[Batch], np.ndarray], batch: Batch, present: np.ndarray
 ) -> np.ndarray:
-    """One number per row of a chunk, block by block."""
-    with np.errstate(all="ignore"):  # what is not finite is found by whoever looks at the result
+    """Return one number per row of a chunk, computed block by block."""
+    with np.errstate(all="ignore"):  # callers check whether the result is finite
         return np.concatenate([function(block) for block in _blocks(batch, present)])
 
 
@@ -42,7 +42,7 @@ def map_by_numpy(
 def gradient_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log-likelihood and gradient at `t` of the rows of a chunk that are present."""
+    """Sum log-likelihood and gradient at `t` over the present rows of a chunk."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     with np.errstate(all="ignore"):
@@ -61,12 +61,12 @@ def gradient_by_numpy(
 def hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
+    """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a chunk."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     with np.errstate(all="ignore"):
         if target.coding is None:
-            return _of_columns(model, t, batch, present)
+            return _hessian_dense(model, t, batch, present)
         (all_present,) = _blocks(batch, present, len(present))
         coded = _CodedRows(model, t, all_present)
         return np.asarray(coded.value), coded.gradient(), coded.hessian()
@@ -75,7 +75,7 @@ def hessian_by_numpy(
 def _blocks(
     batch: Batch, present: np.ndarray, size: int | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """The rows that are present, some at a time; padding comes last."""
+    """Yield the present rows in blocks; padding, which comes last, is dropped."""
     count = int(np.count_nonzero(present))
     fields = {name: np.asarray(values)[:count] for name, values in batch.items()}
     size = size or _block_rows(fields)
@@ -84,7 +84,7 @@ def _blocks(
 
 
 def _block_rows(fields: Mapping[str, np.ndarray]) -> int:
-    """Rows of a block, by how many numbers a row has."""
+    """Return the number of rows in a block, from the numbers per row."""
     numbers = sum(int(np.prod(values.shape[1:])) for values in fields.values())
     return min(MOST_ROWS, max(FEWEST_ROWS, BLOCK_NUMBERS // numbers))
 
@@ -92,7 +92,7 @@ def _block_rows(fields: Mapping[str, np.ndarray]) -> int:
 def _derivatives(
     model: LinearPredictorModel, eta: np.ndarray, batch: Mapping[str, np.ndarray]
 ) -> tuple[float, Slopes]:
-    """The sum of f, and f' and f'' of each row, at its linear predictor."""
+    """Return the sum of f, and f' and f'' of each row at its linear predictor."""
     if "offset" in batch:
         eta = eta + batch["offset"]
     f, f1, f2, _ = map(np.asarray, model.derivatives(as_either(eta), model.outcome(batch)))
@@ -102,13 +102,13 @@ def _derivatives(
     return float(np.sum(f)), (f1, f2)
 
 
-# Columns ----------------------------------------------------------------------------------
+# Dense rows -------------------------------------------------------------------------------
 
 
-def _of_columns(
+def _hessian_dense(
     model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-likelihood, gradient and Hessian of rows of numbers."""
+    """Sum log-likelihood, gradient and Hessian over dense rows."""
     columns = np.shape(batch["x"])[1]
     value, gradient, hessian = 0.0, np.zeros(len(t)), np.zeros((len(t), len(t)))
     room = np.empty((0, columns))
@@ -123,7 +123,7 @@ def _of_columns(
 def _first_order(
     model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> Iterator[tuple[np.ndarray, float, np.ndarray, np.ndarray]]:
-    """Columns of each block, its log-likelihood and gradient, and f'' of its rows."""
+    """Yield the columns of each block, its log-likelihood and gradient, and f'' of its rows."""
     columns = np.shape(batch["x"])[1]
     for block in _blocks(batch, present):
         x = block["x"]
@@ -135,10 +135,10 @@ def _first_order(
 
 
 def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:
-    """X' diag(h) X in float64, with a last column of ones where there is an intercept.
+    """X' diag(h) X in float64, with a last column of ones if there is an intercept.
 
-    Products with float32 rows are formed in float32, as in `passes.products`, and of columns less
-    their means: a year, nearly collinear with the intercept, would lose its digits.
+    Products with float32 rows are formed in float32, as in `passes.products`, from centred columns:
+    otherwise a year, nearly collinear with the intercept, would lose its digits.
     """
     columns, Z = x.shape[1], room[: len(x)]
     centre = x.mean(axis=0) if ones and x.dtype != np.float64 else None
@@ -163,7 +163,7 @@ def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.n
     return total
 
 
-# Codes ------------------------------------------------------------------------------------
+# Coded rows -------------------------------------------------------------------------------
 
 
 class _CodedRows:
@@ -182,7 +182,7 @@ class _CodedRows:
         self._terms = [_Levels(matrix, term) for term in matrix.coding.terms]
 
     def gradient(self) -> np.ndarray:
-        """Sums of f' by number and by level."""
+        """Sum f' by dense column and by level."""
         gradient = np.zeros(self._size)
         gradient[self._places] += self._f1 @ self._numbers
         for term in self._terms:
@@ -190,7 +190,7 @@ class _CodedRows:
         return gradient
 
     def hessian(self) -> np.ndarray:
-        """Sums of f'' by pairs of numbers and levels."""
+        """Sum f'' by pairs of dense columns and levels."""
         half = np.zeros((self._size, self._size))
         weighted = self._numbers * self._f2[:, None]
         half[np.ix_(self._places, self._places)] += weighted.T @ self._numbers / 2
@@ -201,11 +201,11 @@ class _CodedRows:
             half[own, own] += term.sums(term.scaled(self._f2)) / 2  # a row has no other level
             for other in self._terms[:j]:
                 half[term.columns, other.columns] += term.pair_sums(other, self._f2)
-        return half + half.T  # each pair was met once, a column with itself by half
+        return half + half.T  # each pair was added once, a column with itself by half
 
 
 class _Levels:
-    """One factor of a chunk: sums of numbers by its level, one for each of its columns."""
+    """One factor of a chunk: sums by level, one for each of its columns."""
 
     def __init__(self, matrix: CodedMatrix, term: CodedTerm) -> None:
         self.columns, self._first = term.columns, int(term.reference)
@@ -214,15 +214,15 @@ class _Levels:
         self._scale = None if term.scale is None else np.asarray(matrix.scale(term))
 
     def scaled(self, numbers: np.ndarray) -> np.ndarray:
-        """Times what stands in the column of each row."""
+        """Multiply by each row's entry in the column of its level."""
         return numbers if self._scale is None else numbers * self._scale
 
     def sums(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums of numbers, times what stands in the column, by level."""
+        """Sum numbers times each row's entry, by level."""
         return np.bincount(self._codes, self.scaled(numbers), self._levels)[self._first :]
 
     def pair_sums(self, other: _Levels, numbers: np.ndarray) -> np.ndarray:
-        """The same by pairs of levels, a line for each of this factor."""
+        """Sum numbers times both entries by pairs of levels; rows are levels of this factor."""
         places = self._codes * other._levels + other._codes
         values = other.scaled(self.scaled(numbers))
         table = np.bincount(places, values, self._levels * other._levels)
