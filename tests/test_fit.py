@@ -280,7 +280,7 @@ def test_a_hostile_file_is_refused(
         ("late ~ dist", {"family": "gaussian"}, "needs numbers"),
         ("late ~ dist", {"family": "logistik"}, "did you mean 'logistic'"),
         ("late ~ dist", {"family": mo.models.Logistic(intercept=False)}, "write '0 \\+'"),
-        ("late ~ dist", {"family": mo.models.MLP((4,))}, "by mo.sample"),
+        ("late ~ dist", {"family": mo.models.MLP((4,))}, "with mo.sample"),
         ("~ dist", {}, "no outcome"),
         ("late ~ 0", {}, "neither a term nor an intercept"),
         ("late ~ dist", {"missing": "ignore"}, "missing must be"),

@@ -215,8 +215,8 @@ REFUSED = {
     "well ~ dose + (. | ward)": "'.' before |, but '.' means all columns only among the common",
     "well ~ dose + (1 | well)": "the outcome 'well' is determined by 'well'",
     "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is determined by 'site:dose'",
-    "well ~ (dose | ward)": "'dose' varies by 'ward' and is no common column of numbers",
-    "well ~ dose + ward + (1 | ward)": "a term of its own and a group",
+    "well ~ (dose | ward)": "'dose' varies by 'ward' but is not a common numeric term",
+    "well ~ dose + ward + (1 | ward)": "both a common term and a group",
     "well ~ dose + (1 | ward) + (dose | ward)": "an effect twice",
 }
 

@@ -1,8 +1,8 @@
-"""Arguments by the names that other packages have for them.
+"""Helpful errors for arguments that are named as in other packages.
 
-Who comes from PyMC, NumPyro, Stan, brms, bambi, statsmodels or scikit-learn writes their names.
-Python answers such a call with a bare `TypeError`; here one table says what the argument is called,
-or where what it does is decided.
+Users who come from PyMC, NumPyro, Stan, brms, bambi, statsmodels or scikit-learn type the argument
+names they know. Python answers such a call with a bare `TypeError`; the tables here say what the
+argument is called in Modicum, or what to use instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["names_checked"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Other names of the arguments that a function may have, by ours.
+# Our names of arguments, and what other packages call them.
 OTHER_NAMES = {
     "draws": "n_draws num_draws num_samples n_samples samples nsamples iter_sampling ndraws",
     "tune": "warmup num_warmup n_warmup iter_warmup n_tune burn burnin burn_in n_burnin tune_steps",
@@ -41,73 +41,71 @@ OTHER_NAMES = {
     "names": "var_names parameters pars params variables variable parm",
     "prob": "ci_prob level ci credible_interval conf_level confidence probability interval",
 }
-# What is no argument of either door, and where it is decided.
+# Names that are not arguments here, and what to use instead.
 ELSEWHERE = {
-    "iter": "it counts warm-up and draws together elsewhere: give tune and draws, per chain",
-    "n_iter": "it counts warm-up and draws together elsewhere: give tune and draws, per chain",
+    "iter": "other packages count warm-up and draws together: give tune and draws, per chain",
+    "n_iter": "other packages count warm-up and draws together: give tune and draws, per chain",
     "exposure": "an exposure is an offset on the log scale: add offset(log(COLUMN)) to the "
     "formula, or give mo.Rows its logarithms as offset=",
-    "sigma": "a known scale is a setting of the family: mo.models.Gaussian(scale=...); else it is "
-    "estimated, and its prior is mo.models.Gaussian(scale_prior=...)",
+    "sigma": "a known scale is a setting of the family, mo.models.Gaussian(scale=...); otherwise "
+    "it is estimated, with the prior mo.models.Gaussian(scale_prior=...)",
     "link": "the link belongs to the family: 'logistic', 'probit' and 'cloglog' are families, and "
     "mo.models.Binomial(link=...) takes a name",
-    "cores": "chains run side by side on the cores there are; leave it out",
-    "n_jobs": "chains run side by side on the cores there are; leave it out",
-    "num_cores": "chains run side by side on the cores there are; leave it out",
-    "parallel_chains": "chains run side by side on the cores there are; leave it out",
-    "chain_method": "chains run side by side by themselves; parallel='stacked' makes them one axis "
-    "of arrays",
+    "cores": "chains run in parallel on all available cores; leave it out",
+    "n_jobs": "chains run in parallel on all available cores; leave it out",
+    "num_cores": "chains run in parallel on all available cores; leave it out",
+    "parallel_chains": "chains run in parallel on all available cores; leave it out",
+    "chain_method": "chains run in parallel by default; parallel='stacked' vectorises them",
     "target_accept": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
     "target_accept_prob": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
     "adapt_delta": "it is a setting of the method: method=mo.NUTS(target_accept=...)",
     "max_treedepth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
     "max_tree_depth": "it is a setting of the method: method=mo.NUTS(max_depth=...)",
-    "control": "such settings belong to the method: method=mo.NUTS(target_accept=..., "
-    "max_depth=...)",
+    "control": "these are settings of the method: method=mo.NUTS(target_accept=..., max_depth=...)",
     "step_size": "it is a setting of the method: method=mo.HMCECS(step_size=...)",
     "subsample": "it is a setting of the method: method=mo.HMCECS(subsample=...)",
     "batch_size": "it is a setting of stochastic-gradient methods: method=mo.SGLD(batch=...)",
-    # scikit-learn's
+    # Arguments of scikit-learn's estimators.
     "c": "the penalty is the prior here: C is the prior's variance, so give prior_scale=sqrt(C) "
     "to an estimator or to a family such as mo.models.Logistic",
     "alpha": "the penalty is the prior here: give its standard deviation as prior_scale, to an "
     "estimator or to a family such as mo.models.Logistic",
-    "penalty": "the penalty is the prior here: normal by default (l2), or another by "
-    "priors={'common': mo.priors.Laplace(...)} (l1)",
+    "penalty": "the penalty is the prior here: normal by default (l2); for l1 give "
+    "priors={'common': mo.priors.Laplace(...)}",
     "l1_ratio": "the penalty is the prior here: priors={'common': ...} takes any of mo.priors",
-    "class_weight": "rows are weighted instead, by sample_weight of an estimator's fit or weights "
-    "of mo.fit",
+    "class_weight": "give each row its weight instead, as sample_weight of an estimator's fit or "
+    "weights of mo.fit",
     "max_iter": "there is no optimiser to stop: tune and draws say how long the chains are",
     "tol": "there is no optimiser to stop: tune and draws say how long the chains are",
     "solver": "there is no optimiser to choose: method=... names the sampler",
-    "return_inferencedata": "post.to_datatree() returns the draws in ArviZ's form",
-    "idata_kwargs": "post.to_datatree() returns the draws in ArviZ's form",
-    # of questions to a posterior
+    "return_inferencedata": "post.to_datatree() returns the draws for ArviZ",
+    "idata_kwargs": "post.to_datatree() returns the draws for ArviZ",
+    # Arguments of a posterior's methods.
     "hdi_prob": "intervals are equal-tailed here: prob=... is their probability",
     "type": "predict() gives expected outcomes with an interval, and predictive() draws outcomes",
     "kind": "predict() gives expected outcomes with an interval, and predictive() draws outcomes",
-    "re_formula": "groups=... says whose effects count: 'known', 'new' or 'any'",
-    "re_form": "groups=... says whose effects count: 'known', 'new' or 'any'",
+    "re_formula": "groups=... chooses whose effects are used: 'known', 'new' or 'any'",
+    "re_form": "groups=... chooses whose effects are used: 'known', 'new' or 'any'",
     "allow_new_levels": "groups='any' takes new groups, and newlevels=... new levels of columns",
     "sample_new_groups": "groups='any' takes new groups, and newlevels=... new levels of columns",
-    "round_to": "summary() returns a frame: summary().round(2)",
-    "digits": "summary() returns a frame: summary().round(2)",
-    "fmt": "summary() returns a frame: summary().round(2)",
-    # of one door, asked of the other
-    "formula": "models of rows have no formula: mo.fit(formula, table) takes one",
+    "round_to": "summary() returns a data frame, which rounds: summary().round(2)",
+    "digits": "summary() returns a data frame, which rounds: summary().round(2)",
+    "fmt": "summary() returns a data frame, which rounds: summary().round(2)",
+    # Arguments of mo.fit given to mo.sample, and vice versa.
+    "formula": "mo.sample takes a model and rows; mo.fit(formula, table) takes a formula",
     "priors": "priors belong to the model: mo.models.Logistic(priors={...})",
     "family": "the model says what the family is: mo.models.Poisson()",
     "weights": "weights are a field of the rows: mo.Rows(x=X, y=y, weight=w)",
     "offset": "offsets are a field of the rows: mo.Rows(x=X, y=y, offset=...)",
-    "groups": "groups are told by a formula: mo.fit('y ~ x + (1 | ward)', table)",
-    "missing": "rows hold no missing values: drop them when the rows are made",
-    "model": "a formula and a family make the model; mo.sample(model, rows) takes one",
-    "rows": "the table, or the rows, are the second argument: data",
+    "groups": "groups are part of a formula: mo.fit('y ~ x + (1 | ward)', table)",
+    "missing": "mo.Rows has no missing values: drop them before making the rows",
+    "model": "the formula and the family define the model; mo.sample(model, rows) takes a model",
+    "rows": "give the table, or the rows, as the second argument, data",
 }
 
 
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Answer arguments that `function` does not have by what they are called here.
+    """Make `function` explain an unknown argument by what it is called here.
 
     Examples
     --------
@@ -125,8 +123,8 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in known:
-                made = function.__name__ == "__init__"
-                called = type(args[0]).__name__ if made else function.__name__
+                is_class = function.__name__ == "__init__"
+                called = type(args[0]).__name__ if is_class else function.__name__
                 raise UnknownArgumentError(
                     f"{called}() has no argument {name!r}{_answer(name, known)}."
                 )
@@ -136,7 +134,7 @@ def names_checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _answer(name: str, known: Collection[str]) -> str:
-    """What a name that is not known is called here, where it is decided, or what it looks like."""
+    """Say what an unknown argument is called here, what to use instead, or what it resembles."""
     tidy = name.lower()
     ours = [tidy, *(own for own, others in OTHER_NAMES.items() if tidy in others.split())]
     for own in ours:

@@ -1,4 +1,4 @@
-"""What Modicum says when something is wrong: one sentence, and what to do about it."""
+"""Errors and warnings: each is one sentence that says what is wrong and what to do about it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ModicumError(Exception):
-    """Base of every error Modicum raises on purpose."""
+    """Base class of every error that Modicum raises on purpose."""
 
 
 class DataError(ModicumError, ValueError):
@@ -44,38 +44,38 @@ class DataError(ModicumError, ValueError):
 
 
 class AbsentFileError(DataError, FileNotFoundError):
-    """There is no such file; it may be caught as Python's own error, too."""
+    """A file does not exist; also a `FileNotFoundError`."""
 
 
 class SettingError(ModicumError, ValueError):
-    """An argument is not one Modicum can work with (a misspelt method, a negative size)."""
+    """An argument is invalid (a misspelt method, a negative size)."""
 
 
 class UnknownArgumentError(SettingError, TypeError):
-    """A function has no argument of this name; it may be caught as Python's own error, too."""
+    """A function has no argument of this name; also a `TypeError`."""
 
 
 class UnknownNameError(SettingError, KeyError):
-    """Nothing has this name; it may be caught as Python's own error, too."""
+    """Nothing has this name; also a `KeyError`."""
 
-    def __str__(self) -> str:  # that of KeyError shows quotes
+    def __str__(self) -> str:  # KeyError would print the message in quotes
         return str(self.args[0])
 
 
 class ConvergenceError(ModicumError, RuntimeError):
-    """A point that had to be a mode is not one."""
+    """The search for a mode ended at a point that is not one."""
 
 
 class NoModeError(ConvergenceError):
-    """A posterior of which all is finite has no mode that could be found: a kink, a funnel."""
+    """The posterior is finite, but no mode was found: it has a kink or a funnel."""
 
 
 class NoNoiseError(ConvergenceError):
-    """The columns give the outcome to the last digit: the scale of its noise has no posterior."""
+    """The columns determine the outcome exactly, so that its noise scale has no posterior."""
 
 
 class CrudeControlVariateError(SettingError):
-    """No affordable subsample would do: the rows' Taylor proxies are too far off.
+    """The rows' Taylor proxies are too inaccurate for any affordable subsample.
 
     Parameters
     ----------
@@ -94,24 +94,24 @@ class CrudeControlVariateError(SettingError):
 
 
 class ResourceError(ModicumError, RuntimeError):
-    """The machine ran out of something: memory, address space, room on a disk."""
+    """The machine ran out of memory, address space or disk space."""
 
 
 class ModicumWarning(UserWarning):
     """An answer was computed, and there is a reason to doubt it.
 
-    It prints as one sentence. Programs decide by `code`, never by the words.
+    It prints as one sentence. Programs should branch on `code`, never on the words.
 
     Parameters
     ----------
     code
-        What kind of doubt it is, such as "heavy-tails"; docs/warnings.md lists all of them.
+        The kind of doubt, such as "heavy-tails"; docs/warnings.md lists all of them.
     sentence
         What is wrong, and why.
     remedy
-        What to do about it; empty where there is nothing to be done.
+        What to do about it; empty if nothing can be done.
     numbers
-        The figures behind it, by name.
+        The figures behind the warning, by name.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class ModicumWarning(UserWarning):
         return hash((self.code, self.sentence, self.remedy))
 
     def to_dict(self) -> dict[str, object]:
-        """As plain values, for a file."""
+        """Convert to plain values that can be written as JSON."""
         texts = {"code": self.code, "sentence": self.sentence, "remedy": self.remedy}
         return {**texts, "numbers": self.numbers}
 
@@ -149,7 +149,7 @@ class ModicumWarning(UserWarning):
 
 
 def warn(warning: ModicumWarning) -> ModicumWarning:
-    """Issue `warning` at the line that called Modicum, and return it, for a result to keep."""
+    """Issue `warning` at the line that called Modicum, and return it."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back
@@ -162,13 +162,13 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a finite real number, and not a text or a truth value."""
+    """Whether `value` is a finite real number; a bool is not."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return real and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
 def whole_number(name: str, value: object, least: int = 1) -> int:
-    """Return a setting that must be a whole number of at least `least`; refuse any other."""
+    """Return `value` as an int; raise unless it is a whole number of at least `least`."""
     is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not is_whole or int(value) < least:  # type: ignore[call-overload]
         raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
@@ -181,7 +181,7 @@ def too_few(number: int, noun: str) -> str:
 
 
 def fault_text(fault: Exception) -> str:
-    """Return what other code raised, in one line.
+    """Describe an exception raised by other code, in one line.
 
     Examples
     --------
@@ -198,12 +198,12 @@ def suggestion(name: str, candidates: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_options = False  # whether arguments are called as on a command line
+_options = False  # whether messages name arguments as command-line options
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Within the block, call arguments as a command line does."""
+    """Within the block, messages name arguments as command-line options."""
     global _options
     before, _options = _options, True
     try:
@@ -213,7 +213,7 @@ def as_options() -> Iterator[None]:
 
 
 def argument(name: str, value: object) -> str:
-    """How the reader of a message gives an argument.
+    """Return an argument as the reader of a message would type it.
 
     Examples
     --------

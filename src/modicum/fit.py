@@ -1,4 +1,4 @@
-"""The front door for tables: formula and table in, posterior out."""
+"""`mo.fit`: fit the regression that a formula describes to a table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
 
-# What other libraries call families that are there.
+# What other libraries call our families.
 CALLED_ELSEWHERE = {
     "bernoulli": "logistic",
     "logit": "logistic",
@@ -85,46 +85,45 @@ def fit(
 ) -> Posterior:
     """Fit a regression to a table.
 
-    The table is read in batches: first to learn the levels of its categorical columns, knots of
-    splines and centres, then to encode it. Categorical columns (text, categories, truth values,
-    and what stands in ``C(...)``) stay integer codes.
+    The table is read in batches: first to learn the levels of categorical columns, the knots of
+    splines and the centres, then to encode it. Categorical columns (text, categories, booleans,
+    and arguments of ``C(...)``) stay integer codes.
 
     Parameters
     ----------
     formula
         As in R: ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``. The outcome
-        may be computed (``late > 15``). Terms may call what works row by row (``log``,
+        may be computed (``late > 15``). Terms may call elementwise functions (``log``,
         ``np.sqrt`` ...) and ``bs``, ``cr``, ``cc``, ``poly``, ``center``, ``scale`` and
-        ``C(column, contr.sum, levels=[...])``. ``0 +`` leaves the intercept out, ``.`` stands for
+        ``C(column, contr.sum, levels=[...])``. ``0 +`` drops the intercept, ``.`` stands for
         all other columns. ``(1 | ward)``, ``(1 + dose | ward)``, ``(dose || ward)`` and
-        ``(1 | school/class)`` are effects that vary between groups, with standard deviations of
-        their own. What else belongs to an outcome follows it after a bar:
+        ``(1 | school/class)`` are effects that vary between groups, each with its own standard
+        deviation. Further fields of the outcome follow it after a bar:
         ``"wins | trials(games) ~ team"`` fills the field `trials`.
     data
         A pandas or polars data frame, an Arrow table or dataset, a path or glob of Parquet, CSV
-        or Feather files, or a row store (or `mo.Rows`), whose columns go by their names; or a
-        digest (`mo.digest(post, table)`) of the same formula, for other priors without the data.
+        or Feather files, a row store or `mo.Rows` with named columns; or a digest
+        (`mo.digest(post, table)`) of the same formula, to change priors without the data.
     family
         A name ("logistic", "gaussian", "poisson" ...), a family (`mo.models.Poisson`), or one
-        with settings (`mo.models.StudentT(df=3)`). An outcome of two levels is logistic: the
-        second is 1; one of several levels is for "softmax".
+        with settings (`mo.models.StudentT(df=3)`). "logistic" takes an outcome of two levels, the
+        second of which counts as 1; "softmax" takes one of several levels.
     priors
-        Priors by "intercept", "common", the name of a term or of a column; of group terms by
+        Priors by key: "intercept", "common", or the name of a term or column; for group terms
         "group_sd", "group_cor" or the name of the group.
     weights, offset
         Names of columns.
     groups
-        How effects of groups are held: "explicit", as parameters of their own, or "integrate"d
-        out, which allows for any number of groups of one factor. None: by what each would cost.
+        How to treat group effects: "explicit", as parameters, or "integrate", which integrates
+        them out and allows any number of groups of one factor. None: whichever costs less.
     missing
-        What becomes of a row with a missing value in a column that the formula uses: "refuse" it,
-        or "drop" it and say how many there were.
+        What to do with a row with a missing value in a column that the formula uses: "refuse"
+        raises an error; "drop" leaves the row out and reports how many were dropped.
     store
-        A folder to keep the encoded rows in, for data that do not fit in memory, or its URI on
-        object storage. With group terms they are sorted by the factor of the most levels, on disk.
+        A folder, or a URI on object storage, for the encoded rows of data that do not fit in
+        memory. With group terms they are sorted on disk by the factor with the most levels.
     dtype
-        float32 or float64; None: float32 where all floating columns are that narrow, else
-        float64.
+        float32 or float64; None: float32 if no floating-point column is wider, else float64.
     encoding
         Text encoding of CSV files.
     method, draws, tune, chains, superchains, passes, thin, random_seed, progressbar
@@ -135,7 +134,7 @@ def fit(
     Returns
     -------
     Posterior
-        It keeps the encoding: `predict`, `score` and `correct` take tables.
+        It remembers the encoding, so that `predict`, `score` and `correct` accept tables.
 
     Examples
     --------
@@ -195,22 +194,22 @@ def fit(
 
 
 def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
-    """Refuse a digest of another formula, and what was decided when it was made."""
+    """Refuse a digest of another formula, and arguments that were fixed when it was made."""
     origin = data.schema.origin
     if origin is None:
         raise SettingError(
-            "the digest was not made of a formula; sample it with mo.sample(model, digest)."
+            "the digest was not made from a formula; sample it with mo.sample(model, digest)."
         )
     original = FormulaEncoding.from_dict(origin).formula
     if "".join(str(formula).split()) != "".join(original.split()):
         raise SettingError(
-            f"the digest was made for the formula {original!r}, and the likelihood of another "
-            "needs the data: give that formula, or the table."
+            f"the digest was made for the formula {original!r}, and another formula needs the "
+            "data: give that formula, or the table."
         )
     if others != (None,) * len(others) or missing != "refuse":
         raise SettingError(
-            "a digest has its offset, weights, type and missing values as the fit had them: leave "
-            "these arguments out."
+            "weights, offset, store, dtype and missing were settled when the digest was made: "
+            "leave these arguments out."
         )
 
 
@@ -227,16 +226,16 @@ def model_for(
     priors: Mapping[str, Prior] | None = None,
     groups: HoldEffects | None = None,
 ) -> FormulaModel:
-    """Return the model of a formula, for rows that were read by it.
+    """Return the model of a formula, for rows that were read with it.
 
     Parameters
     ----------
     rows
-        Rows of `modicum.rows.reading.read_formula`.
+        Rows from `modicum.rows.reading.read_formula`.
     family, priors, groups
         As in `fit`.
     """
-    assert rows.schema.origin is not None, "rows that were not read by a formula"
+    assert rows.schema.origin is not None, "rows were not read with a formula"
     encoding = FormulaEncoding.from_dict(rows.schema.origin)
     if encoding.outcome is None:
         raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
@@ -252,14 +251,16 @@ def model_for(
     _check_outcome(model, encoding)
     if not encoding.groups:
         if groups is not None:
-            raise SettingError("groups says how effects are held, and the formula has none.")
+            raise SettingError(
+                "groups says how to treat group effects, and the formula has none: leave it out."
+            )
         return FormulaModel(model, {})
     choice = multilevel(model, _group_terms(encoding, rows), rows, groups)
     return FormulaModel(choice.model, {"groups": {"value": choice.how, "why": choice.why}})
 
 
 def family_named(name: str) -> type[LinearPredictorModel]:
-    """Return a family by its name."""
+    """Return the family of this name."""
     tidy = name.lower().replace("_", "-")
     if tidy not in FAMILIES:
         likely = CALLED_ELSEWHERE.get(tidy)
@@ -278,7 +279,7 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
     if not isinstance(family, LinearPredictorModel):
         raise SettingError(
             "family must be a name such as 'logistic', a family such as mo.models.Poisson, or one "
-            f"with settings, not {family!r}; models of another shape take rows, by mo.sample."
+            f"with settings, not {family!r}; fit any other model with mo.sample(model, rows)."
         )
     if encoding.intercept and not family.intercept:
         raise SettingError(
@@ -289,28 +290,28 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
 
 
 def _group_terms(encoding: FormulaEncoding, rows: Rows) -> tuple[GroupTerm, ...]:
-    """Return the group terms of a formula; refuse what a model of them cannot hold."""
+    """Return the group terms of a formula; raise if a model cannot represent them."""
     terms = []
     for group in encoding.groups:
         field = grouping_name(group.group)
         if field in encoding.layout.coding.fields:
             raise SettingError(
-                f"{field!r} is a term of its own and a group in {encoding.formula!r}: levels have "
-                "either effects that are pooled or coefficients that are not; leave one out."
+                f"{field!r} is both a common term and a group in {encoding.formula!r}: its levels "
+                "have either pooled effects or unpooled coefficients; leave one out."
             )
         for effect in group.effects:
             if effect != INTERCEPT and effect not in rows.columns:
                 raise SettingError(
-                    f"the slope {effect!r} varies by {field!r} and is no common column of "
-                    f"numbers: add it, as in '{effect} + {group}', if it holds numbers; slopes of "
-                    "levels cannot vary by group."
+                    f"the slope {effect!r} varies by {field!r} but is not a common numeric term: "
+                    f"if the column is numeric, add it, as in '{effect} + {group}'; slopes of "
+                    "categorical columns cannot vary by group."
                 )
         terms.append(GroupTerm(field, group.effects, group.correlated))
     return tuple(terms)
 
 
 def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> None:
-    """Refuse levels as outcomes of a family for numbers, and what an outcome lacks."""
+    """Raise if the family cannot model the outcome's levels, or needs a field that is missing."""
     outcome = encoding.outcome
     assert outcome is not None
     name, levels = type(model).__name__, outcome.levels
@@ -329,22 +330,22 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
         )
     if isinstance(model, Ordinal) and outcome.alphabetical:
         raise SettingError(
-            f"the outcome {outcome.expression!r} has levels whose order is that of the alphabet "
-            f"({listed}), and {name} needs to know theirs: make it an ordered category, or write "
-            f"C({outcome.expression}, levels=[{listed}]) ~ ... with the lowest first."
+            f"the levels of the outcome {outcome.expression!r} are in alphabetical order "
+            f"({listed}), and {name} needs their actual order: make it an ordered category, or "
+            f"write C({outcome.expression}, levels=[{listed}]) ~ ... with the lowest first."
         )
     for extra in getattr(model, "outcome_fields", ("y",)):
         if extra != "y" and extra not in encoding.fields:
             meaning = model.field_meaning.get(extra)
             raise SettingError(
-                f"{name} needs the field {extra!r} beside the outcome: write "
+                f"{name} needs the field {extra!r} in addition to the outcome: write "
                 f"'{outcome.expression} | {extra}(COLUMN) ~ ...'"
                 + (f", where {meaning}." if meaning else ".")
             )
 
 
 def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaModel) -> Posterior:
-    """Add to a posterior the formula and the facts of its table."""
+    """Add the formula, outcome levels and dropped rows to a posterior."""
     assert table_rows.rows.schema.origin is not None
     encoding = FormulaEncoding.from_dict(table_rows.rows.schema.origin)
     outcome = encoding.outcome
@@ -357,9 +358,9 @@ def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaM
         total = table_rows.dropped + len(table_rows.rows)
         dropped = ModicumWarning(
             "rows-dropped",
-            f"{table_rows.dropped:,} of {total:,} rows were left out because a value was missing, "
-            "and what is fitted are the others, which may differ from them",
-            f"fill the values in, or refuse such rows with {argument('missing', 'refuse')}",
+            f"{table_rows.dropped:,} of {total:,} rows were dropped because a value was missing, "
+            "and the rows that were fitted may differ from them",
+            f"fill in the values, or refuse such rows with {argument('missing', 'refuse')}",
             dropped=table_rows.dropped,
             rows=total,
         )

@@ -1,4 +1,4 @@
-"""From a run to its posterior: draws by name, warnings, what the run cost."""
+"""Turn a finished run into a `Posterior`: named draws, warnings, and the cost of the run."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def posterior_of(
     thin: int,
     layout: Layout,
 ) -> Posterior:
-    """The posterior of a run.
+    """Assemble the posterior of a finished run, and issue the warnings that follow from it.
 
     Parameters
     ----------
     task, rows
-        What was sampled, as the method and as the user know it.
+        What was sampled: as the method saw it, and as the user passed it.
     method, plan, history
-        How, and what became of it.
+        How it was sampled, and what came out.
     doubts
-        Warnings that were given before chains ran; others are given here.
+        Warnings already issued before the chains ran.
     seconds, thin, layout
-        Of the whole run: how long it took, which iterations were kept, and its chains.
+        Duration of the whole run, its thinning interval, and the layout of its chains.
     """
     _count_rows(task, plan, history)
     outcome = method.finish(task, plan, history)
@@ -88,7 +88,7 @@ def posterior_of(
 
 
 def _count_rows(task: Task, plan: Plan, history: History) -> None:
-    """Enter the rows that the chains touched into the ledger."""
+    """Record the rows that the chains touched in the ledger."""
     if plan.start_rows:
         task.ledger.add("start", task.chains * plan.start_rows, "gradient")
     for purpose, stats in (("warm-up", history.warmup), ("sampling", history.stats)):
@@ -105,7 +105,7 @@ def _settings(
     thin: int,
     layout: Layout,
 ) -> dict[str, str | int | float]:
-    """What the posterior records of how it was sampled."""
+    """Return the settings that the posterior records about its run."""
     settings: dict[str, str | int | float] = {
         "method": method.name,
         "settings": repr(method),
@@ -130,16 +130,16 @@ def _settings(
 def _quadrature_doubts(
     task: Task, anchor: Coordinates, position: np.ndarray
 ) -> list[ModicumWarning]:
-    """Doubts about the integrals over effects, at some of the draws."""
+    """Check the integrals over group effects at some of the draws."""
     if not isinstance(task.rows, GroupedRows):
         return []
     z = position.reshape(-1, position.shape[-1])
-    t = _in_parameters(anchor.point, anchor.factor, z)
+    t = _to_parameters(anchor.point, anchor.factor, z)
     return quadrature_doubts(task.sums, t, task.seed)
 
 
 def _priors_text(task: Task) -> dict[str, dict[str, str]]:
-    """The priors with their numbers, as `Posterior.tuning` shows them."""
+    """Describe the priors with their numbers, for `Posterior.tuning`."""
     text = task.target.model.describe_priors(task.rows)
     return {"priors": text} if text else {}
 
@@ -160,7 +160,7 @@ def _mode_text(record: ModeRecord, rows: Rows | Digest) -> str:
 def _named_draws(
     target: Target, point: np.ndarray, factor: Factor, position: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """From whitened coordinates (chain, draw, d) to named parameters, some chains at a time."""
+    """Map whitened coordinates (chain, draw, d) to named parameters, a few chains at a time."""
     chains, draws, size = position.shape
     point = point.astype(position.dtype)
     factor = factor if isinstance(factor, ArrowFactor) else factor.astype(position.dtype)
@@ -168,15 +168,15 @@ def _named_draws(
     parts = []
     for first in range(0, chains, together):
         z = position[first : first + together].reshape(-1, size)
-        t = _in_parameters(point, factor, z)
+        t = _to_parameters(point, factor, z)
         named = target.named_only(t)
         parts.append(target.reports(t) if named is None else named)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return {name: x.reshape(chains, draws, *x.shape[1:]) for name, x in joined.items()}
 
 
-def _in_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarray:
-    """t = t* + L z of each line of z; L may be its diagonal alone."""
+def _to_parameters(point: np.ndarray, factor: Factor, z: np.ndarray) -> np.ndarray:
+    """Return t = t* + L z for each row of z; a diagonal L may be given as a vector."""
     if isinstance(factor, ArrowFactor):
         return point + factor.times(z)
     return point + (z @ factor.T if factor.ndim == 2 else z * factor)

@@ -1,4 +1,4 @@
-"""The front door: model, rows and method in; posterior out."""
+"""`mo.sample`: draw from the posterior of a model given rows."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ from modicum.runtime import in_double_precision, refuse_forked
 
 __all__ = ["check_run", "sample"]
 
-FUSED = 256  # iterations per call, at most: few enough that copying the last ones is short
-CAPTURED = 64 * 2**20  # bytes of arrays in a model's functions that make compilation slow
+FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short
+CAPTURED = 64 * 2**20  # bytes of captured arrays beyond which compilation is slow
 
 
 @names_checked
@@ -95,59 +95,58 @@ def sample(
     model
         A family (`mo.models.Logistic()` ...) or a model of your own (`mo.Model`).
     rows
-        The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`; or what
-        `mo.digest` kept of them, which HMC-ECS, HMC and NUTS take.
+        The data: `mo.Rows(...)`, `mo.Rows.from_table(...)` or `mo.Rows.open(...)`; or a digest of
+        the data (`mo.digest`), which "auto", "laplace", HMC-ECS, HMC and NUTS accept.
     method
         A name ("hmc-ecs", "flymc", "nuts", "hmc", "sgld", "ewsg" ...) or an object with settings
-        (`mo.HMCECS(design="uniform")`). By default "auto": the cheapest that is right, which
-        `Posterior.tuning["method"]` says in one line. That is draws of the normal approximation at
-        the mode, weighed by a few thousand rows ("laplace"), where the posterior is so close to
-        normal that they are enough; else HMC-ECS, which touches a few hundred rows per step; else
-        NUTS on all rows: where these are too few for subsampling to make sense, where a pilot
-        study shows that subsampling would give a wrong answer, or where the posterior of a model
-        of your own has several modes or none.
+        (`mo.HMCECS(design="uniform")`). The default, "auto", picks the cheapest valid method and
+        states its choice in `Posterior.tuning["method"]`: draws from the normal approximation at
+        the mode, weighted using a few thousand rows ("laplace"), if the posterior is close enough
+        to normal; else HMC-ECS, which touches a few hundred rows per step; else NUTS on all rows:
+        if there are too few rows for subsampling to pay, if a pilot study shows that subsampling
+        would give a wrong answer, or if a model of your own has several modes or none.
     draws, tune
-        Draws to keep and warm-up iterations before them, in each chain; 1,000 of both. Where `tune`
-        (or `thin`, `parallel` or `superchains`) is given, chains are meant: by default HMC-ECS or
-        NUTS.
+        Draws to keep per chain, and warm-up iterations before them; both default to 1,000. Giving
+        `tune` (or `thin`, `parallel` or `superchains`) asks for chains: "auto" then chooses
+        between HMC-ECS and NUTS.
     chains
-        Independent chains; "auto" takes 4 on a CPU and for methods that read all rows, and 1,024 on
-        an accelerator, or what its memory has room for, in 16 superchains.
+        Number of independent chains. "auto" runs 4 on a CPU and for methods that read all rows, and
+        on an accelerator 1,024, or as many as fit its memory, in 16 superchains.
     superchains
-        Groups of chains that begin at one point each. Whether chains have forgotten it is what
-        nested R-hat tells of many short chains; None: every chain begins by itself.
+        Number of groups of chains; the chains of a group share a starting point. Nested R-hat then
+        tells whether many short chains have forgotten it. None: every chain has its own start.
     passes
-        Instead of `draws`: as many iterations as gradients of so many passes over the rows pay
-        for, in each chain, warm-up (none by default) included. For methods whose iterations all
-        cost the same: those of stochastic gradients.
+        Length of each chain in place of `draws`: the iterations, warm-up (none by default)
+        included, whose gradients cost as much as this many passes over the rows. For methods whose
+        iterations all cost the same: those with stochastic gradients.
     thin
-        Keep every `thin`-th iteration: `draws` of them need `thin` times as many. Rows touched by
-        the others are counted all the same.
+        Keep every `thin`-th iteration, so that `draws` draws take `thin` times as many iterations.
+        Rows touched by discarded iterations are counted too.
     random_seed
         The same seed gives the same draws, bit for bit, on one machine.
     progressbar
         Whether to show progress on standard error: bars on a terminal, else one line per phase;
-        or a function, which is called with a `mo.ProgressEvent` whenever there is news.
+        or a function that is called with a `mo.ProgressEvent` at every update.
     checkpoint
-        A folder: state and draws are saved there as the run goes on, and the same call made again
-        after a crash resumes from it, to the same draws.
+        A folder in which state and draws are saved during the run. Repeating the same call after a
+        crash resumes from it and gives the same draws.
     parallel
         "threads" (a thread per chain, the default for a few chains on a CPU) or "stacked" (chains
         as one axis of arrays, the default for many chains, and on an accelerator).
     starts
-        From how many dispersed points modes of the posterior are looked for, on about a thousand
-        rows: 10 for a model of your own, of which nothing is known, and 1 for a family. Or points
-        of your own, a list of parameters in the layout of the model's `init`. HMC and NUTS start
+        Number of dispersed points from which to search for modes of the posterior, on about a
+        thousand rows; by default 10 for a model of your own and 1 for a family. Or the points
+        themselves, a list of parameters in the layout of the model's `init`. HMC and NUTS start
         chains at every mode that holds at least 1% of the posterior, by Laplace's approximation;
         for the other methods a warning says what they leave out.
     engine
-        Who makes the passes over all rows: `mo.engines.Local()`, the default, or the workers of a
-        cluster, `mo.engines.Ray(address=...)`. Draws do not depend on it.
+        What computes the passes over all rows: `mo.engines.Local()`, the default, or the workers of
+        a cluster, `mo.engines.Ray(address=...)`. Draws do not depend on it.
 
     Returns
     -------
     Posterior
-        Ctrl-C returns the draws so far.
+        Interrupting the run with Ctrl-C returns the draws so far.
 
     Examples
     --------
@@ -168,8 +167,8 @@ def sample(
         raise SettingError(
             f"checkpoint must be the path of a folder, not {type(checkpoint).__name__}."
         )
-    of_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
-    sampler = _method_for(method, of_chains, rows, starts)
+    needs_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
+    sampler = _method_for(method, needs_chains, rows, starts)
     _check_chains(sampler, chains, superchains)
     tune, draws = _lengths(sampler, rows, draws, tune, passes, thin)
     started = time.monotonic()
@@ -189,7 +188,7 @@ def sample(
             sampler, plan = sampler.decide(task)
         if "method" in plan.tuning:
             say(str(plan.tuning["method"]), progressbar)
-        if not sampler.of_few_rows:  # though the method that was asked for may be
+        if not sampler.of_few_rows:  # "auto" may have chosen it
             task = task.of_few_chains()
             layout = Layout(task.chains)
         notes = [*_captured(task.target), *plan.notes]
@@ -203,18 +202,18 @@ def sample(
             history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
             if plan.settled is not None and ready.settled is None:
                 plan.tuning["path"] = {"value": "plain", "why": ready.obstacle}
-        else:  # all draws are there already, and independent
+        else:  # the method drew independent draws; no chains are needed
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
             seconds = time.monotonic() - started
             return posterior_of(task, rows, sampler, plan, history, doubts, seconds, thin, layout)
 
 
-# What is sampled --------------------------------------------------------------------------
+# The problem and its checks ---------------------------------------------------------------
 
 
 class _Problem(NamedTuple):
-    """What is sampled: the target, its sums over rows or groups, and where the search begins."""
+    """What is sampled: the target, its rows or groups and their sums, and the starting points."""
 
     target: Target
     start: np.ndarray
@@ -248,7 +247,7 @@ def _task(
     folder: Checkpoint | None,
     few_chains: int | None,
 ) -> Task:
-    """What a method plans for; `length` is draws, warm-up and chains."""
+    """Return the task that a method plans for; `length` is draws, warm-up and chains."""
     target, start, starts, units, sums = problem
     names = _flat_names(target, units)
     return Task(
@@ -257,11 +256,11 @@ def _task(
 
 
 def _method_for(
-    method: str | Method | None, of_chains: bool, rows: Rows | Digest, starts: object
+    method: str | Method | None, needs_chains: bool, rows: Rows | Digest, starts: object
 ) -> Method:
-    """The method; with settings that only chains have, the default runs chains."""
+    """Resolve the method; "auto" runs chains if settings were given that only chains have."""
     sampler = resolve(DEFAULT if method is None else method)
-    if isinstance(sampler, Auto) and of_chains:
+    if isinstance(sampler, Auto) and needs_chains:
         sampler = Auto(laplace=False)
     if isinstance(rows, Digest):
         _check_digest(sampler, starts)
@@ -281,20 +280,20 @@ def _check_digest(method: Method, starts: object) -> None:
     if not method.of_digests:
         names = ", ".join(repr(name) for name, cls in METHODS.items() if cls.of_digests)
         raise SettingError(
-            f"a digest keeps some of the rows and sums over all of them, which {method.name} does "
-            f"not use; take one of {names}, or sample from the rows."
+            "a digest keeps some of the rows and sums over all of them, which "
+            f"{method.name} cannot use; choose one of {names}, or sample from the rows."
         )
     if starts is not None:
         raise SettingError(
-            "a digest is expanded about one mode, and other modes cannot be looked for in it; "
+            "a digest is expanded about one mode, so that it cannot be searched for other modes; "
             "leave `starts` out, or sample from the rows."
         )
 
 
 def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWarning]:
-    """Warnings about a digest before chains run; its error is recorded in the plan."""
+    """Return warnings about a digest, and record its error in the plan."""
     point, factor = plan.anchor.point, plan.anchor.factor
-    assert isinstance(factor, np.ndarray)  # digests of more parameters are refused
+    assert isinstance(factor, np.ndarray)  # digests exist only for dense factors
     error = digest.error_at(target, point, factor)
     plan.tuning["digest_error"] = {
         "value": float(f"{error:.2g}"),
@@ -311,10 +310,10 @@ def _check_arguments(model: object, rows: object, parallel: object) -> None:
 
 
 def check_model_and_rows(model: object, rows: object) -> None:
-    """Refuse what is not a model, or not `mo.Rows`, with a sentence that says what to pass."""
+    """Raise unless `model` is a model and `rows` are `mo.Rows`, and say what to pass instead."""
     if not isinstance(model, BaseModel):
         hint = (
-            "; a NumPyro model is taken by mo.from_numpyro(model, rows), log-densities in JAX by "
+            "; wrap a NumPyro model as mo.from_numpyro(model, rows), and log-densities in JAX as "
             "mo.Model(log_prior, log_likelihood)"
             if callable(model) and not isinstance(model, type)
             else ""
@@ -339,7 +338,7 @@ def _lengths(
     passes: float | None,
     thin: int,
 ) -> tuple[int, int]:
-    """Warm-up and draws per chain, both in iterations that are recorded."""
+    """Return warm-up and draws per chain, both counted in recorded iterations."""
     _check_lengths(draws, tune, passes, thin)
     if tune is None:
         tune = 1000 if passes is None and method.has_warmup else 0
@@ -349,7 +348,7 @@ def _lengths(
     number = method.iterations(passes, len(rows)) // int(thin) - before
     if number < 1:
         raise SettingError(
-            f"{passes:g} passes over {len(rows):,} rows do not pay for a single draw after "
+            f"{passes:g} passes over {len(rows):,} rows are too few for a single draw after "
             f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
         )
     return before, number
@@ -357,7 +356,7 @@ def _lengths(
 
 def _check_lengths(draws: int | None, tune: int | None, passes: float | None, thin: int) -> None:
     if passes is not None and draws is not None:
-        raise SettingError("give either draws or passes: each says how long the chains are.")
+        raise SettingError("give either draws or passes: each sets the length of the chains.")
     for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("thin", thin, 1)):
         if value is not None:
             whole_number(name, value, least)
@@ -375,7 +374,7 @@ def check_run(
     passes: float | None = None,
     thin: int = 1,
 ) -> None:
-    """Refuse settings that are wrong whatever the rows are, before a long table is read."""
+    """Raise on settings that are invalid for any rows, before a large table is read."""
     _check_chains(resolve(DEFAULT if method is None else method), chains, superchains)
     _check_lengths(draws, tune, passes, thin)
     _seed(random_seed, None)
@@ -389,7 +388,7 @@ def _layout(
     size: int,
     checkpoint: str | os.PathLike[str] | None,
 ) -> Layout:
-    """How many chains, and which begin together; "auto" is what it was when the run began."""
+    """Return the layout of the chains; a resumed "auto" run keeps the one it began with."""
     if chains != "auto":
         return Layout(int(chains), superchains)
     saved = {} if checkpoint is None else Checkpoint.saved_identity(checkpoint)
@@ -403,7 +402,7 @@ def _kind(value: object) -> str:
 
 
 def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -> Starts:
-    """Where modes are looked for: the user's points, or a number of dispersed ones."""
+    """Return where to search for modes: the user's points, or a number of dispersed ones."""
     model = target.model
     points = tuple(target.ravel(theta) for theta in model.other_starts(rows))
     searchable = model.has_mode and target.size <= DENSE_LIMIT
@@ -415,8 +414,8 @@ def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -
     where = Starts(points, whole_number("starts, unless it is a list of points,", starts))
     if where.more_than_first and not searchable:
         raise SettingError(
-            f"modes are looked for from several starts in models of up to {DENSE_LIMIT:,} "
-            "parameters that are not networks, whose modes are too many; leave `starts` out."
+            f"a search from several starts needs a model of at most {DENSE_LIMIT:,} parameters "
+            "that is not a network (networks have too many modes); leave `starts` out."
         )
     return where
 
@@ -438,7 +437,7 @@ def _captured(target: Target) -> list[ModicumWarning]:
 
 
 def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
-    """Return the seed of the argument, else of the checkpoint to resume, else a fresh one."""
+    """Return the seed: as given, else that of the checkpoint to resume, else a fresh one."""
     if random_seed is not None:
         is_whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
         if not is_whole or not 0 <= random_seed < 2**63:
@@ -460,10 +459,10 @@ def _identity(
     thin: int,
     seed: int,
 ) -> dict[str, str | int]:
-    """What identifies a run: a checkpoint of a different run is refused."""
+    """Return what identifies a run, so that the checkpoint of a different run is refused."""
     target, start, starts = problem.target, problem.start, problem.starts
     identity: dict[str, str | int] = {
-        "rows": rows.fingerprint(),  # first: of other rows, priors in their units differ too
+        "rows": rows.fingerprint(),  # compared first: other rows also change scaled priors
         "model": target.identity,
         "method": repr(method),
         "draws": int(draws),
@@ -483,19 +482,18 @@ def _identity(
 
 
 def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
-    """Refuse to compare a user's functions with what another version of JAX traced of them."""
+    """Refuse a checkpoint whose model was traced by another version of JAX."""
     saved = Checkpoint.saved_identity(checkpoint).get("jax", jax.__version__)
     if target.trace is not None and saved != jax.__version__:
         raise SettingError(
             f"the checkpoint in '{checkpoint}' was made with JAX {saved} and this is JAX "
-            f"{jax.__version__}, so that whether the model's functions are the same cannot be "
-            "told: they are compared as JAX traces them; resume with that version, or delete the "
-            "folder to start anew."
+            f"{jax.__version__}; the model's functions are compared by their JAX traces, which "
+            "differ between versions: resume with that version, or delete the folder to start anew."
         )
 
 
 def _flat_names(target: Target, rows: Rows) -> tuple[str, ...]:
-    """Names of the entries of the flat vector, such as "beta[age]"."""
+    """Return the names of the flat vector's entries, such as "beta[age]"."""
     names = target.model.flat_names(rows)
     if names is not None:
         return names
@@ -516,7 +514,7 @@ def _chains(
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
     with_rows = capacity_for(recorded + plan.floats_per_iteration, total, together)
-    # Fetched rows stay in memory for a whole call, others for a block of it.
+    # Rows fetched from the host stay in memory for a whole call, others for one block of it.
     fetched = isinstance(plan.rows, Rows)
     capacity = with_rows if fetched else capacity_for(recorded, total, together)
     assert plan.kernel is not None
@@ -535,9 +533,9 @@ def _chains(
 
 
 def _settled_length(plan: Plan, task: Task) -> int:
-    """Iterations that one call may fuse, limited by index range and memory for their rows."""
+    """Return how many iterations one call may fuse, given the index range and free memory."""
     if plan.settled is None:
         return 0
     fixed, per_iteration = plan.settled.numbers(task.target.size)
-    most = min(2**31 - 1, free_memory() // 64) // task.chains  # beside what they are made from
+    most = min(2**31 - 1, free_memory() // 64) // task.chains  # temporaries need memory too
     return int(min(FUSED, task.draws, (most - fixed) // per_iteration))

@@ -161,7 +161,7 @@ def test_a_changed_likelihood_is_refused(digest):
 
 
 def test_methods_that_need_all_rows_are_refused(digest):
-    with pytest.raises(mo.SettingError, match="sgld does not use"):
+    with pytest.raises(mo.SettingError, match="sgld cannot use"):
         mo.sample(MODEL, digest, method="sgld", **RUN)
     with pytest.raises(mo.SettingError, match="leave `starts` out"):
         mo.sample(MODEL, digest, starts=3, **RUN)

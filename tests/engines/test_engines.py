@@ -69,5 +69,5 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", busy)
-    with pytest.raises(mo.ResourceError, match=r"no Ray could be started .*timed out during st"):
+    with pytest.raises(mo.ResourceError, match=r"Ray could not be started .*timed out during st"):
         mo.engines.Ray(workers=1).connect(False)

@@ -91,7 +91,7 @@ def test_residuals_and_slopes_match_the_compiled_study(studied):
     np.testing.assert_allclose(values, residuals._values_of_groups(*about), rtol=1e-8, atol=1e-11)
     np.testing.assert_array_equal(values, by_numpy.values_in_turn(study.z))
     share, factor = np.full(GROUPS, 1 / GROUPS), np.ones(GROUPS)
-    largest = slopes._by_numpy(by_numpy.gradients(study.z), share, factor)
+    largest = slopes._slopes_by_numpy(by_numpy.gradients(study.z), share, factor)
     compiled = slopes._compiled_of_groups(*about, share, factor)
     np.testing.assert_allclose(largest, compiled, rtol=1e-4)
 

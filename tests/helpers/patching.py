@@ -28,7 +28,7 @@ PLAIN = (
     "modicum.methods.choice.Auto.decide",
     "modicum.methods.choice._enough",
     "modicum.methods.cost",
-    "modicum.methods.ecs.fusing._is_known",
+    "modicum.methods.ecs.fusing._can_lower",
     "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are passed by value
     "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.anchored_proxy.MANY",

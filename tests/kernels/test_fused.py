@@ -219,7 +219,7 @@ def test_the_front_door_takes_it(monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
     # From JAX 0.11 on, a program can only be lowered with a GPU present.
-    monkeypatch.setattr("modicum.methods.ecs.fusing._is_known", lambda form: True)
+    monkeypatch.setattr("modicum.methods.ecs.fusing._can_lower", lambda form: True)
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
     posts = {}
     for setting in (False, "auto"):
@@ -228,7 +228,7 @@ def test_the_front_door_takes_it(monkeypatch):
     assert posts["auto"].tuning["path"]["value"] == "fused"
     assert posts[False].tuning["path"] == {
         "value": "plain",
-        "why": "fused iterations were not asked for",
+        "why": "fused iterations were switched off",
     }
     for name, plain in posts[False].draws.items():
         assert posts["auto"][name].dtype == np.float64
@@ -321,15 +321,15 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
     ("change", "reason"),
     [
         (lambda k, c: (replace(k, move=lambda *a: a), c), "not moved by HMC"),
-        (lambda k, c: (replace(k, estimator=None), c), "not the perturbed one"),
-        (lambda k, c: (replace(k, control_variate=None), c), "one linear predictor alone"),
+        (lambda k, c: (replace(k, estimator=None), c), "not the perturbed estimator"),
+        (lambda k, c: (replace(k, control_variate=None), c), "a single linear predictor"),
         (lambda k, c: (k, c._replace(proxy=c.proxy._replace(B=np.eye(5)))), "second order"),
         (lambda k, c: (k, c._replace(proxy=c.proxy._replace(warp=()))), "prior is not normal"),
         (
             lambda k, c: (k, c._replace(proxy=c.proxy._replace(point=np.zeros(600)))),
             "more than 512",
         ),
-        (lambda k, c: (_of_family(k, mo.models.Probit()), c), "programs of a GPU lack"),
+        (lambda k, c: (_of_family(k, mo.models.Probit()), c), "GPU programs lack"),
     ],
 )
 def test_what_is_not_covered_is_said(plan, monkeypatch, change, reason):

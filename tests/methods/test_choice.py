@@ -140,7 +140,7 @@ def test_all_rows_are_used_where_subsampling_is_refused_or_dearer(monkeypatch):
     monkeypatch.setattr(cost.Work, "of_chains", lambda *_: all_rows)
     study, _, _ = choice._study(task)
     cheap = cost.Work(all_rows.gradients - 1)
-    plan, reason, _ = choice._subsampled(task, mo.HMCECS(), study, cheap)
+    plan, reason, _ = choice._plan_subsampling(task, mo.HMCECS(), study, cheap)
     assert plan is None
     assert "which costs more" in reason
 

@@ -106,7 +106,7 @@ def test_what_is_settled_or_narrow_is_not_studied(case):
     made = chosen(Settled())
     assert made.tuning["coordinates"] == {
         "value": "log_overdispersion: square",
-        "why": "as asked for",
+        "why": "set by hand",
     }
     assert made.bend.power.tolist() == [2.0]
     assert chosen(target.model, anchor.factor / 100).bend is None

@@ -108,7 +108,7 @@ def test_far_from_the_mode_is_not_far_from_where_residuals_were_studied():
     (straight,) = doubts(None)
     assert "posterior sd from the mode, about which control variates" in straight.sentence
     (elsewhere,) = doubts(2 * rng.standard_normal((60, 3)))
-    assert "from the draws by whose residuals rows were chosen" in elsewhere.sentence
+    assert "from the pilot draws by which rows were chosen" in elsewhere.sentence
 
 
 @in_double_precision

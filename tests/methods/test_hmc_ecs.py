@@ -458,7 +458,7 @@ def test_a_good_run_has_nothing_to_look_back_at():
         ("refreshes-refused", {"acceptance_rate_u": np.zeros((2, 400))}, {"m": 20}, "=100)"),
         ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {}, "'nuts' on all"),
         ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {"anchor": [0.0]}, 'anchor="mode"'),
-        ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "draw more"),
+        ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "more draws"),
     ],
 )
 def test_remedies_can_be_followed_where_they_are_given(code, changes, settings, remedy):
@@ -490,7 +490,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"subsample": 10.5}, "whole number"),
         ({"blocks": 0}, "at least 1"),
         ({"refreshes": -3}, "at least 1"),
-        ({"subsample": 100, "blocks": 30}, "take 120 rows"),
+        ({"subsample": 100, "blocks": 30}, "use 120 rows"),
         ({"design": "stratified"}, "'uniform' or 'weighted'"),
         ({"order": 3}, "0, 1 or 2"),
         ({"ddof": 2}, "ddof"),
@@ -523,7 +523,7 @@ def test_wrong_settings_are_refused_with_a_reason(settings, words):
 def test_a_field_called_probability_is_refused():
     fields = toy.rows().slice(0, 100)
     rows = mo.Rows(**fields, probability=np.ones(100))
-    with pytest.raises(mo.SettingError, match="another one"):
+    with pytest.raises(mo.SettingError, match="rename your field"):
         planned(toy.MODEL, rows, mo.HMCECS())
 
 

@@ -193,7 +193,7 @@ def test_draws_do_not_depend_on_where_rows_live(in_memory, tmp_path):
         ({"products": True}, "products"),
         ({"batch": 2.5}, "batch"),
         ({"centre": "low"}, "centre"),
-        ({"products": 20, "blocks": 3}, "take 21 products"),
+        ({"products": 20, "blocks": 3}, "use 21 products"),
         ({"design": "even"}, "design"),
     ],
 )

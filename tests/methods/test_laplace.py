@@ -186,7 +186,7 @@ def test_the_verdict_and_the_doubts_that_follow_from_it():
     assert doubts_of(Verdict(0.6, 0.3, 0.01), 100) == []
     assert not Verdict(0.2, 0.9, 0.2).enough
     assert "usable" in Verdict(0.6, 0.3, 0.0).text(100)
-    assert "not to be relied on" in Verdict(0.8, 0.1, 0.0).text(100)
+    assert "unreliable" in Verdict(0.8, 0.1, 0.0).text(100)
 
 
 def test_refusals():
@@ -195,5 +195,5 @@ def test_refusals():
     with pytest.raises(mo.SettingError, match="weighted must be True or False"):
         mo.Laplace(weighted="yes")
     images = mo.Rows(x=np.ones((9, 2)), y=np.arange(9) % 3)
-    with pytest.raises(mo.SettingError, match="networks do not allow"):
+    with pytest.raises(mo.SettingError, match="integrated effects and networks"):
         mo.sample(M.MLP(), images, method="laplace", **RUN)

@@ -101,7 +101,7 @@ def test_an_anchor_that_stays_where_the_subset_put_it_is_noticed(monkeypatch):
 
 def test_what_has_no_such_mean_is_refused():
     few = mo.Rows(x=X[:900], y=Y[:900])
-    with pytest.raises(mo.ConvergenceError, match="models of one's own"):
+    with pytest.raises(mo.ConvergenceError, match="models of your own"):
         mo.sample(LASSO, few, method=mo.HMCECS(anchor="mean"), **RUN)
     with pytest.raises(mo.SettingError, match="'mode', 'mean' or a point"):
         mo.HMCECS(anchor="median")

@@ -100,7 +100,7 @@ def test_a_budget_in_passes_is_kept_to_the_row():
         ({"method": "nuts", "passes": 3}, "differ in cost"),
         ({"passes": 3}, "differ in cost"),
         ({"method": "sgld", "passes": 3, "draws": 10}, "either draws or passes"),
-        ({"method": "sgld", "passes": 0.01}, "do not pay for a single draw"),
+        ({"method": "sgld", "passes": 0.01}, "are too few for a single draw"),
         ({"method": "sgld", "passes": -1}, "positive number"),
         ({"method": "sgld", "thin": 0}, "thin must be a whole number"),
     ],

@@ -108,7 +108,7 @@ def sizes_and_values(sums, t):
     values = (plain.values(z), np.asarray(_block_values(variate, kept, z, proxy)))
     share = np.linspace(0.1, 1.0, 64)
     slopes = (
-        gradient_noise._by_numpy(map(plain.gradients, z), share, share),
+        gradient_noise._slopes_by_numpy(map(plain.gradients, z), share, share),
         np.asarray(gradient_noise._compiled(variate, batch, proxy, z, share, share)),
     )
     return (ours, theirs), values, slopes

@@ -195,6 +195,6 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
     assert outcome(stated) == ("high", "low", "medium")
     assert outcome(["1", "2", "10"] * 2) == ("1", "2", "10")
     for column in (ratings.r, ratings.r.astype("category")):
-        with pytest.raises(mo.SettingError, match=r"order is that of the alphabet \('high', 'low'"):
+        with pytest.raises(mo.SettingError, match=r"in alphabetical order \('high', 'low'"):
             outcome(column)
     model_for(read_formula("r ~ x", ratings, progressbar=False).rows, "softmax")  # needs no order

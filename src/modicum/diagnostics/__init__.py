@@ -1,4 +1,4 @@
-"""How good the draws are: effective sample size, R-hat, inefficiency, cost, and distance."""
+"""Quality of draws: effective sample size, R-hat, inefficiency, cost, distance from the target."""
 
 from modicum.diagnostics.convergence import ess, ess_tail, mcse, nested_r_hat, r_hat
 from modicum.diagnostics.divergence import kl_nearest_neighbours, kl_to_gaussian

@@ -1,8 +1,8 @@
 """Effective sample size, R-hat and Monte Carlo error, rank-normalised; and nested R-hat.
 
-The estimators of Vehtari et al., with Geyer's sums as Stan and ArviZ take them, for all scalars of
-an array at once. They are those of ArviZ, with which the tests compare them: importing it takes
-longer than many a fit, and its functions take the scalars one by one.
+These are the estimators of Vehtari et al., with Geyer's sums as in Stan and ArviZ, for all scalars
+of an array at once. The tests compare them with ArviZ, which is not used here because importing it
+takes longer than many a fit and its functions handle scalars one by one.
 
 References
 ----------
@@ -31,7 +31,7 @@ __all__ = ["ess", "ess_tail", "mcse", "nested_r_hat", "r_hat"]
 
 Floats = NDArray[np.float64]
 TOGETHER = 2**20  # numbers that are ranked and transformed at a time
-CONSTANT = 1e-15  # the range of a series of zeros and ones that has but one of them
+CONSTANT = 1e-15  # a series with a range below this counts as constant
 
 
 def ess(x: ArrayLike) -> PerScalar:
@@ -144,8 +144,8 @@ def nested_r_hat(x: ArrayLike, superchains: int) -> PerScalar:
 def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 4) -> PerScalar:
     """Apply `measure` to the scalars that are finite and not constant; the rest are ``nan``.
 
-    It is handed (scalar, chain, draw), some scalars at a time and by several threads; chains of
-    fewer than `least` draws have no measure.
+    `measure` is called with arrays (scalar, chain, draw), a few scalars at a time, by several
+    threads. Chains of fewer than `least` draws give ``nan``.
     """
     chains = as_chains(x)
     shape = chains.shape[2:]
@@ -170,7 +170,7 @@ def _per_scalar(x: ArrayLike, measure: Callable[[Floats], Floats], least: int = 
 
 
 def _halves(a: Floats) -> Floats:
-    """First and second half of each chain, as chains; of an odd number the middle is left out."""
+    """Split each chain into halves, as chains; the middle draw of an odd number is left out."""
     half = a.shape[2] // 2
     return np.concatenate([a[..., :half], a[..., -half:]], axis=1)
 
@@ -185,7 +185,7 @@ def _normal_scores(a: Floats) -> Floats:
 
 
 def _ranks(x: Floats) -> Floats:
-    """Ranks along the second axis, from 1; equal values share the mean of theirs."""
+    """Ranks along the second axis, from 1; ties get their mean rank."""
     order = np.argsort(x, axis=1)
     ascending = np.take_along_axis(x, order, axis=1)
     places = np.arange(x.shape[1])
@@ -211,12 +211,12 @@ def _effective(a: Floats) -> Floats:
     """N / tau of N draws of each scalar, with tau by Geyer's initial monotone sequence.
 
     Autocorrelations (eq. 10) are summed in pairs, up to the first pair that is not positive, each
-    at most the one before; of the next pair its first half counts, if positive, half as much.
+    capped by the one before; the first half of the next pair, if positive, counts half as much.
     """
     chains, n = a.shape[1:]
     rho = _autocorrelations(a)
     pairs = rho[:, 0 : 2 * (n // 2) : 2] + rho[:, 1::2][:, : n // 2]
-    most = max(0, (n - 1) // 2 - 1)  # pairs, so that the next one is known
+    most = max(0, (n - 1) // 2 - 1)  # most pairs such that the next one is known
     positive = np.logical_and.accumulate(pairs[:, :most] > 0, axis=1)
     count = positive.sum(axis=1)
     pair_sums = np.where(positive, np.minimum.accumulate(pairs[:, :most], axis=1), 0.0).sum(axis=1)

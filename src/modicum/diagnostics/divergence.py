@@ -1,6 +1,6 @@
 """Kullback-Leibler divergence of draws from a known distribution.
 
-Draws must be independent, such as the last states of many short chains: that is how the papers show
+Draws must be independent, such as the last states of many short chains; the papers use this to show
 that a sampler converges.
 """
 
@@ -32,8 +32,8 @@ def kl_to_gaussian(
     mean, cov
         Mean and covariance of the target.
     corrected
-        Subtract what n exact draws would give on average, ``about d (d + 3) / (4 n)``, so that the
-        value is about zero, of either sign, if all is well.
+        Subtract the expected value for n exact draws, about ``d (d + 3) / (4 n)``, so that exact
+        draws give about zero, of either sign.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def kl_to_gaussian(
         )
     n = len(x)
     if n < d + 2:
-        raise SettingError(f"{n} draws cannot be fitted in {d} dimensions: use {d + 2} at least.")
+        raise SettingError(f"{n} draws are too few in {d} dimensions: use at least {d + 2}.")
     try:
         factor = np.linalg.cholesky(spread)
     except np.linalg.LinAlgError:
@@ -68,7 +68,7 @@ def kl_to_gaussian(
 
 
 def _kl_of_exact_draws(n: int, d: int) -> float:
-    """Average of the fitted divergence for n exact draws: (n-1) S is Wishart."""
+    """Expected divergence of n exact draws, by their Wishart covariance (n - 1) S."""
     from scipy.special import digamma
 
     log_det = digamma((n - 1 - np.arange(d)) / 2).sum() + d * np.log(2 / (n - 1))
@@ -76,12 +76,12 @@ def _kl_of_exact_draws(n: int, d: int) -> float:
 
 
 def kl_nearest_neighbours(draws: ArrayLike, reference: ArrayLike, k: int = 5) -> float:
-    """KL(draws || reference) of two samples by distances to nearest neighbours.
+    """KL(draws || reference) of two samples, from distances to nearest neighbours.
 
     ``d mean(log(nu_k / rho_k)) + log(m / (n - 1))``, where rho_k and nu_k are the distances of a
     draw to its k-th neighbour among the other draws and in the reference (Wang, Kulkarni and Verdú
-    2009, IEEE Transactions on Information Theory). It is sensitive to more than two moments, but it
-    is noisy, and its bias grows with d; useful up to about ten dimensions.
+    2009, IEEE Transactions on Information Theory). It is sensitive to more than the first two
+    moments, but noisy, and its bias grows with d; it is useful up to about ten dimensions.
 
     Parameters
     ----------
@@ -109,6 +109,6 @@ def kl_nearest_neighbours(draws: ArrayLike, reference: ArrayLike, k: int = 5) ->
     among_draws = cKDTree(x).query(x, [k + 1])[0][:, 0]  # the nearest of all is the draw itself
     in_reference = cKDTree(y).query(x, [k])[0][:, 0]
     if not (among_draws > 0).all() or not (in_reference > 0).all():
-        raise SettingError("some draws coincide: leave repeated draws out, or use a larger k.")
+        raise SettingError("some draws coincide: remove repeated draws, or use a larger k.")
     ratio = np.log(in_reference) - np.log(among_draws)
     return float(x.shape[1] * ratio.mean() + np.log(len(y) / (len(x) - 1)))

@@ -1,4 +1,4 @@
-"""Inefficiency factors, and what an independent draw costs.
+"""Inefficiency factors, and the cost of an independent draw.
 
 The inefficiency factor is measured in two ways: by the spectral density at zero of a fitted
 autoregression, as in the HMC-ECS paper, and by batch means, which assume nothing about the
@@ -43,7 +43,7 @@ def as_chains(x: ArrayLike) -> NDArray[np.float64]:
     """
     values = np.asarray(x, dtype=np.float64)
     if values.ndim == 0:
-        raise SettingError("A diagnostic needs a series of draws, not a single number.")
+        raise SettingError("a diagnostic needs a series of draws, not a single number.")
     return values[None] if values.ndim == 1 else values
 
 
@@ -63,11 +63,11 @@ def finite_and_moving(x: NDArray[np.float64]) -> NDArray[np.bool_]:
     return moving
 
 
-# By an autoregression -------------------------------------------------------------------
+# Autoregression -------------------------------------------------------------------------
 
 
 def inefficiency(x: ArrayLike) -> PerScalar:
-    """Inefficiency factor IF: the number of draws that are worth one independent draw.
+    """Inefficiency factor IF: how many draws are worth one independent draw.
 
     ``IF = R / ESS`` with ``ESS = R var(x) / spec0``, the variance with divisor R - 1 and `spec0`
     from `autoregressive_spectrum`. For several chains it is the average of their factors. A chain
@@ -116,7 +116,7 @@ def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
     draws, series = x.shape
     most = min(draws - 1, floor(10 * log10(draws)))
     centred = x - x.mean(axis=0)
-    # divisor R at every lag, not R - k: only so is the fitted autoregression stationary
+    # divisor R at every lag, not R - k, makes the fitted autoregression stationary
     r = np.stack(
         [np.einsum("ts,ts->s", centred[: draws - k], centred[k:]) / draws for k in range(most + 1)]
     )
@@ -138,7 +138,7 @@ def autoregressive_spectrum(x: Floats) -> tuple[Floats, NDArray[np.int64]]:
     return spectrum, order
 
 
-# By batch means -------------------------------------------------------------------------
+# Batch means ----------------------------------------------------------------------------
 
 
 def batch_means_variance(x: ArrayLike, batches: int | None = None) -> PerScalar:
@@ -158,7 +158,7 @@ def batch_means_variance(x: ArrayLike, batches: int | None = None) -> PerScalar:
     chains = as_chains(x)
     draws, shape = chains.shape[1], chains.shape[2:]
     if batches is not None and batches < 2:
-        raise SettingError(f"Batch means need at least two batches, not {batches}.")
+        raise SettingError(f"batch means need at least two batches, not {batches}.")
     count = min(isqrt(draws), MOST_BATCHES) if batches is None else batches
     length = draws // count if count else 0
     if draws < 4 or length < 1:
@@ -194,7 +194,7 @@ def batch_means_inefficiency(x: ArrayLike, batches: int | None = None) -> PerSca
     return ratio if ratio.shape else float(ratio)
 
 
-# What an independent draw costs ---------------------------------------------------------
+# Cost of an independent draw ------------------------------------------------------------
 
 
 def computational_time(

@@ -1,7 +1,7 @@
 """Pareto-smoothed importance weights in plain NumPy.
 
-ArviZ has the same (`arviz_stats`'s `psislw`), but takes two seconds to import, which a default run
-that needs a second in all would wait for. Tests compare the two.
+ArviZ has the same (`psislw` in `arviz_stats`) but takes two seconds to import, and a whole default
+run may take one. Tests compare the two.
 
 References
 ----------
@@ -21,10 +21,10 @@ __all__ = ["pareto_smoothed"]
 
 Floats = NDArray[np.float64]
 
-FEWEST = 5  # weights to which a tail can be fitted
-PRIOR_WEIGHT = 10.0  # of a tail index of one half, in draws
+FEWEST = 5  # fewest weights to which a tail can be fitted
+PRIOR_WEIGHT = 10.0  # weight, in draws, of a prior tail index of one half
 LEAST = -700.0  # log of the smallest weight relative to the largest
-LARGEST = 700.0  # log of a number that is finite
+LARGEST = 700.0  # exponents above this overflow
 
 
 def pareto_smoothed(log_ratio: Floats) -> tuple[Floats, float]:
@@ -33,13 +33,13 @@ def pareto_smoothed(log_ratio: Floats) -> tuple[Floats, float]:
     Parameters
     ----------
     log_ratio
-        Log of target over proposal at each draw, up to a constant; minus infinity is weight 0.
+        Log of target over proposal at each draw, up to a constant; minus infinity gives weight 0.
 
     Returns
     -------
     weights, k
-        Weights of sum one, and the tail index: below 0.5 their variance is finite, above 0.7 they
-        are unreliable. It is infinite where no tail can be fitted.
+        Weights that sum to one, and the tail index: below 0.5 their variance is finite, above 0.7
+        they are unreliable. The index is infinite if no tail can be fitted.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def _quantile(at: Floats, k: float) -> Floats:
     """Quantile of the generalised Pareto distribution of scale one."""
     if abs(k) < 1e-12:
         return np.asarray(-np.log1p(-at))
-    # Of weights that differ by hundreds of orders of magnitude, k is in the hundreds.
+    # k is in the hundreds if weights differ by hundreds of orders of magnitude.
     return np.asarray(np.expm1(np.minimum(-k * np.log1p(-at), LARGEST)) / k)
 
 

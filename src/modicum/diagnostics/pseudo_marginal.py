@@ -16,15 +16,16 @@ def optimal_variance(correlation: float = 0.0) -> float:
 
     This is the rule of Pitt et al. (2012), and of Quiroz et al. for estimates whose errors at the
     current and the proposed point are correlated; the HMC-ECS paper sets m by it (sections 4 and
-    6.3). The estimate's error Z is normal. Proposals of the parameters are assumed perfect, so that
-    the inefficiency is E[(2 - a(Z)) / a(Z)] with a(Z) the probability of leaving Z. The number of
-    rows is inversely proportional to the variance. The rule ignores bias: the perturbed method also
-    needs an error that varies little over the posterior, for which the variance should be near 1.
+    6.3). It assumes that the estimate's error Z is normal and that proposals of the parameters are
+    perfect, so that the inefficiency is E[(2 - a(Z)) / a(Z)] with a(Z) the probability of leaving
+    Z, and that the number of rows is inversely proportional to the variance. It ignores bias: the
+    perturbed method also needs an error that varies little over the posterior, and so a variance
+    near 1.
 
     Parameters
     ----------
     correlation
-        Correlation of the two errors; 1 - K / G where K of G blocks are refreshed.
+        Correlation of the two errors; 1 - K / G if K of G blocks are refreshed.
 
     Examples
     --------
@@ -37,7 +38,7 @@ def optimal_variance(correlation: float = 0.0) -> float:
 
     if not is_number(correlation) or not 0 <= correlation < 1:
         raise SettingError("correlation must be a number from 0 to below 1, such as 0.99.")
-    limit = np.log(2.16**2 / (1 - correlation**2))  # its limit as the correlation tends to 1
+    limit = np.log(2.16**2 / (1 - correlation**2))  # the optimum as the correlation tends to 1
     cost = minimize_scalar(
         lambda log: np.log(_inefficiency(np.exp(log), correlation)) - log,
         bounds=(limit - 3, limit + 1),

@@ -44,19 +44,19 @@ def mse(
     at: int | ArrayLike | None = None,
     weights: ArrayLike | None = None,
 ) -> MeanSquaredError:
-    """Mean squared error of averages along realisations against a known value.
+    """Mean squared error of each realisation's average about a known value.
 
     Parameters
     ----------
     draws
         Array (realisation, draw, ...): each realisation gives one average over its draws.
     truth
-        The expectation of `function`.
+        The true expectation of `function`.
     function
         Test function, applied to `draws` as a whole; by default the draws themselves.
     at
-        Number of draws, or numbers of draws, from the beginning, to average over; by default all.
-        Several give a leading axis: the error as a function of the number of draws.
+        Average over the first `at` draws; by default all. A sequence of numbers gives a leading
+        axis: the error as a function of the number of draws.
     weights
         Sign or importance weight of each draw, (realisation, draw).
 
@@ -71,11 +71,11 @@ def mse(
     """
     x = np.asarray(draws) if function is None else np.asarray(function(np.asarray(draws)))
     x = as_chains(x)
-    if x.ndim < 2 or len(x) < 2:
-        raise SettingError("the mean squared error is over realisations: give two at least.")
+    if len(x) < 2:
+        raise SettingError("the mean squared error needs at least two realisations.")
     w = np.ones(x.shape[:2]) if weights is None else np.asarray(weights, dtype=float)
     if w.shape != x.shape[:2]:
-        raise SettingError(f"the weights have shape {w.shape}, the draws {x.shape[:2]}.")
+        raise SettingError(f"weights have shape {w.shape}; they need that of draws, {x.shape[:2]}.")
     counts = np.atleast_1d(np.asarray(x.shape[1] if at is None else at))
     if counts.min(initial=1) < 1 or counts.max(initial=1) > x.shape[1]:
         raise SettingError(f"`at` must hold numbers of draws from 1 to {x.shape[1]}.")

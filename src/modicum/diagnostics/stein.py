@@ -23,7 +23,7 @@ __all__ = ["kernel_stein_discrepancy", "squared_stein_discrepancy"]
 
 Floats = NDArray[np.float64]
 Score = Callable[[Floats], ArrayLike] | ArrayLike
-BLOCK = 512  # draws compared with as many others at once: blocks that fit the caches
+BLOCK = 512  # draws per side of a block of pairs, so that a block fits the caches
 
 
 def kernel_stein_discrepancy(
@@ -77,12 +77,12 @@ def squared_stein_discrepancy(
     beta: float = -0.5,
     weights: ArrayLike | None = None,
 ) -> float:
-    """Squared discrepancy without bias (U-statistic): about zero, of either sign, if all is well.
+    """Unbiased squared discrepancy (U-statistic): about zero, of either sign, for exact draws.
 
-    Pairs of one draw with itself are left out. The rest is linear in the score of either draw, so
-    scores may be unbiased *estimates*, provided that those of different draws are independent: a
-    few rows per draw are enough (`Posterior.stein_discrepancy`). Parameters as in
-    `kernel_stein_discrepancy`.
+    Pairs of a draw with itself are left out. The other terms are linear in the score of either
+    draw, so scores may be unbiased *estimates*, provided that estimates at different draws are
+    independent: a few rows per draw are enough (`Posterior.stein_discrepancy`). Parameters are
+    those of `kernel_stein_discrepancy`.
 
     Examples
     --------
@@ -91,12 +91,12 @@ def squared_stein_discrepancy(
     >>> noisy = -x + rng.normal(size=x.shape)
     >>> bool(abs(squared_stein_discrepancy(x, noisy)) < 0.02)
     True
-    >>> bool(kernel_stein_discrepancy(x, noisy) ** 2 > 0.003)  # the noise itself
+    >>> bool(kernel_stein_discrepancy(x, noisy) ** 2 > 0.003)  # biased by the noise
     True
     """
     z, s, w = _prepare(draws, score, scale, weights, c, beta)
     if len(z) < 2:
-        raise SettingError("the squared discrepancy compares draws: it needs two at least.")
+        raise SettingError("the squared discrepancy compares draws: it needs at least two.")
     total, diagonal = _sums(z, s, w, c, beta)
     pairs = w.sum() ** 2 - (w**2).sum()
     return float((total - diagonal) / pairs)
@@ -123,11 +123,11 @@ def _prepare(
         )
     s = s.reshape(x.shape)
     if not (np.isfinite(x).all() and np.isfinite(s).all()):
-        raise SettingError("draws and scores must be finite; leave the draws out that are not.")
+        raise SettingError("draws and scores must be finite; leave out the draws that are not.")
     w = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64).reshape(-1)
     if len(w) != len(x) or not w.sum() > 0:
         raise SettingError(
-            "weights must hold one number per draw, and add up to more than nothing."
+            "weights must hold one number per draw, and add up to a positive number."
         )
     unit = np.asarray(scale, dtype=np.float64)
     if unit.ndim < 2:
@@ -137,7 +137,7 @@ def _prepare(
 
 
 def _sums(z: Floats, s: Floats, w: Floats, c: float, beta: float) -> tuple[float, float]:
-    """Weighted sum of the Stein kernel over all pairs, and over pairs of a draw with itself."""
+    """Weighted sums of the Stein kernel: over all pairs, and over pairs of a draw with itself."""
     total = 0.0
     for rows, columns in _blocks(len(z)):
         part = w[rows] @ _stein_kernel(z[rows], s[rows], z[columns], s[columns], c, beta)
@@ -150,7 +150,7 @@ def _sums(z: Floats, s: Floats, w: Floats, c: float, beta: float) -> tuple[float
 
 
 def _blocks(n: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks on and above the diagonal."""
+    """Slices of the blocks on and above the diagonal."""
     cuts = [slice(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)]
     return ((rows, columns) for i, rows in enumerate(cuts) for columns in cuts[i:])
 
@@ -163,7 +163,7 @@ def _stein_kernel(x: Floats, s: Floats, y: Floats, t: Floats, c: float, beta: fl
         k0 = q^b s't - 2 b q^(b-1) (s - t)'r - 2 b d q^(b-1) - 4 b (b-1) |r|^2 q^(b-2).
     """
     one_x, one_y = np.ones((len(x), 1)), np.ones((len(y), 1))
-    # whole expressions as one matrix product each: fewer sweeps over the block
+    # write each expression as one matrix product: fewer sweeps over the block
     squared = np.c_[np.sum(x * x, 1), one_x, -2 * x] @ np.c_[one_y, np.sum(y * y, 1), y].T
     np.maximum(squared, 0.0, out=squared)
     along = np.c_[np.sum(s * x, 1) + x.shape[1], one_x, -s, -x]  # (s - t)'r + d

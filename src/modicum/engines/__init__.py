@@ -1,4 +1,4 @@
-"""Who makes the passes over the rows: this machine's threads, or the workers of a Ray cluster."""
+"""Engines that make passes over the rows: threads of this machine, or workers of a Ray cluster."""
 
 from modicum.engines.base import EngineChoice, engine_for
 from modicum.engines.cluster import Ray

@@ -1,4 +1,4 @@
-"""What `engine=` takes: settings from which an engine is made for a run."""
+"""The `engine=` argument: settings from which each run makes its engine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class EngineChoice(ABC):
 
     @abstractmethod
     def connect(self, progressbar: Progressbar) -> Engine:
-        """Return what makes the passes of a run."""
+        """Return the engine that makes the passes of a run."""
 
 
 def engine_for(engine: object, progressbar: Progressbar) -> Engine:
-    """The engine that `engine=` asks for; this machine's threads where it is None."""
+    """Return the engine that `engine=` asks for; None means threads of this machine."""
     if engine is None:
         return LocalEngine(progressbar=progressbar)
     if isinstance(engine, type) and issubclass(engine, EngineChoice):

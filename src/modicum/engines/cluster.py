@@ -1,9 +1,9 @@
 """Passes by the workers of a Ray cluster.
 
-Chunks of rows are a function of the rows alone. Some of them make a task, tasks go to the workers
-in turn, so that a worker always reads the same chunks, and results are added by the driver in the
-order of the chunks: the same sums, to the last bit, as one machine makes, with any number of
-workers on processors of one kind. A worker that dies is replaced, and its tasks are done again.
+Chunks depend on the rows alone, and a task is a few consecutive chunks. Tasks are dealt to workers
+round-robin, so that a worker always reads the same chunks, and the driver adds their results in the
+order of the chunks. With any number of workers on processors of one kind, the sums equal those of a
+single machine to the last bit. A worker that dies is replaced, and its tasks are repeated.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from modicum.progress import Progressbar
 
 __all__ = ["Ray"]
 
-REACHED = 5.0  # seconds in which an address must answer
+REACHED = 5.0  # seconds within which an address must answer
 
 
 @dataclass(eq=False)
 class Ray(EngineChoice):
-    """Passes by the workers of a Ray cluster; chains run here, or there too.
+    """Passes by the workers of a Ray cluster; chains run in this process or on the cluster.
 
-    Needs the extra ``modicum[ray]``. Rows of a store are read by the workers themselves, under the
-    same path on every node or from object storage, and they send chains the rows of the next
-    iterations; rows in memory are sent once. The same seed gives the same draws as
+    Needs the extra ``modicum[ray]``. The workers read the rows of a store themselves, under the
+    same path on every node or from object storage, and send the chains the rows of their next
+    iterations; rows in memory are sent to the cluster once. The same seed gives the same draws as
     `Local`, bit for bit, with any number of workers on processors of one kind.
 
     Parameters
     ----------
     address
-        Of a running cluster: "auto", "10.0.0.1:6379", "ray://10.0.0.1:10001". None: the one this
-        process is connected to, or else a Ray of its own on this machine.
+        Address of a running cluster: "auto", "10.0.0.1:6379", "ray://10.0.0.1:10001". None: the
+        cluster this process is connected to, or else a new one on this machine.
     workers
-        How many; None: as many as the cluster has cores for.
+        Number of workers; None: as many as the cluster has cores for.
     cpus
-        Cores, and threads, of each.
+        Cores, and threads, of each worker.
     object_store
-        Bytes of shared memory for a Ray of its own; None: as Ray chooses.
+        Bytes of shared memory for a new cluster on this machine; None: Ray's default.
     chains
         Where chains run: "driver" (in this process), or "tasks" of the cluster, one for each of
-        its accelerators, or on its processors where it has none.
+        its accelerators, or for its processors if it has none.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Ray(EngineChoice):
     def __post_init__(self) -> None:
         if self.address is not None and not (isinstance(self.address, str) and self.address):
             raise SettingError(
-                f"address must be that of a Ray cluster, such as 'auto', not {self.address!r}."
+                f"address must name a Ray cluster, such as 'auto', not {self.address!r}."
             )
         for name, value in (("workers", self.workers), ("object_store", self.object_store)):
             if value is not None:
@@ -81,14 +81,14 @@ class Ray(EngineChoice):
             raise SettingError(f'chains must be "driver" or "tasks", not {self.chains!r}.')
 
     def connect(self, progressbar: Progressbar) -> RayEngine:
-        """Return the engine of a run; workers are started with the first."""
+        """Return the engine of a run; the first run starts the workers."""
         ray = ray_library()
         if not self._actors or not ray.is_initialized():
             self._start(ray)
         return RayEngine(self._actors, progressbar, self.chains == "tasks")
 
     def close(self) -> None:
-        """Let the workers go, and with them a Ray that was started for them."""
+        """Stop the workers, and Ray too if it was started for them."""
         ray = ray_library()
         if ray.is_initialized():
             for actor in self._actors:
@@ -127,7 +127,7 @@ class Ray(EngineChoice):
 
     def _initialise(self, ray: ModuleType) -> None:
         with warnings.catch_warnings():
-            # JAX warns of every fork; Ray's children become other programs at once.
+            # JAX warns of every fork, but Ray's children exec another program at once.
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             self._connect(ray)
         self._started = True
@@ -137,30 +137,30 @@ class Ray(EngineChoice):
         if self.address is None:
             cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus)
             sized = {} if self.object_store is None else {"object_store_memory": self.object_store}
-            # Ray would start its workers at niceness 15, with only what others leave of a core.
+            # By default Ray starts its workers at niceness 15, where they get only idle time.
             os.environ.setdefault("RAY_worker_niceness", str(_niceness()))
             try:
                 ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
-            except Exception as error:  # of many kinds, by what is missing
+            except Exception as error:  # Ray raises many kinds, depending on what is missing
                 raise ResourceError(
-                    f"no Ray could be started on this machine ({first_line(str(error))}): free "
-                    "some of its memory and cores, or use mo.engines.Local()."
+                    f"Ray could not be started on this machine ({first_line(str(error))}): free "
+                    "some memory and cores, or use mo.engines.Local()."
                 ) from None
             return
         _require_answer(self.address)
         try:
             ray.init(address=self.address, **quiet)
-        except Exception as error:  # of many kinds, by what does not answer
+        except Exception as error:  # Ray raises many kinds, depending on what does not answer
             raise _no_cluster(self.address, str(error)) from None
 
 
 def _niceness() -> int:
-    """That of this process; 0 where the system has none."""
+    """Return the niceness of this process; 0 if the system has no such concept."""
     return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
 
 
 def _require_answer(address: str) -> None:
-    """Refuse an address at which nobody listens: Ray would try for minutes."""
+    """Refuse an address where nothing listens: Ray would retry for minutes."""
     if address in ("auto", "local"):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -177,8 +177,8 @@ def _require_answer(address: str) -> None:
 
 def _no_cluster(address: str, reason: str) -> SettingError:
     return SettingError(
-        f"no Ray cluster can be used at {address!r} ({first_line(reason)}): check the address, or "
-        "start one with 'ray start --head'."
+        f"cannot connect to a Ray cluster at {address!r} ({first_line(reason)}): check the "
+        "address, or start one with 'ray start --head'."
     )
 
 
@@ -186,6 +186,6 @@ def _no_worker(error: Exception) -> SettingError:
     lines = [line for line in str(error).splitlines() if "Error:" in line]
     return SettingError(
         "workers cannot be started on the Ray cluster "
-        f"({first_line(lines[-1] if lines else str(error))}): every node needs this version of "
-        "Python, of Modicum and of what your model imports."
+        f"({first_line(lines[-1] if lines else str(error))}): every node needs the same versions "
+        "of Python, Modicum and the packages that your model imports."
     )

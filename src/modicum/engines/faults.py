@@ -1,4 +1,4 @@
-"""What can go wrong with the workers of a cluster, in sentences."""
+"""Errors for what can go wrong with the workers of a cluster."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = [
     "silence_of",
 ]
 
-RESTARTS = 4  # of one worker, until its death is no accident
-SILENCE = 900.0  # seconds without any result after which a cluster is given up
+RESTARTS = 4  # restarts of one worker after which its deaths are no accident
+SILENCE = 900.0  # seconds without any result after which the run gives up on a cluster
 NO_MEMORY = "a worker was stopped because its node had no memory left"
 
 
 def silence_of(workers: int) -> ResourceError:
-    """Say that no worker answers."""
+    """Return an error that says no worker answers."""
     return ResourceError(
         f"none of the {workers} workers of the Ray cluster answered for {SILENCE / 60:.0f} "
-        "minutes: look at it with 'ray status', and run again (with a checkpoint the run goes on "
-        "where it was)."
+        "minutes: inspect the cluster with 'ray status', and run again (with a checkpoint the run "
+        "resumes where it stopped)."
     )
 
 
 def fault_of(error: Exception) -> ModicumError:
-    """What happened to a worker, in a sentence; an error of the model's own is raised unchanged."""
+    """Translate a worker's failure; errors raised by the model itself are re-raised unchanged."""
     ray = ray_library()
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
@@ -47,17 +47,17 @@ def fault_of(error: Exception) -> ModicumError:
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return could_not_finish(NO_MEMORY)
     message = first_line(str(error))
-    return could_not_finish(f"a worker died, and so did those that took its place ({message})")
+    return could_not_finish(f"a worker died, and so did its replacements ({message})")
 
 
 def could_not_finish(what: str) -> ResourceError:
-    """Say why a cluster gave up, and what to do."""
+    """Return an error that says why the cluster failed, and what to do."""
     return ResourceError(
-        f"the Ray cluster could not finish its work: {what}; take fewer workers per node or nodes "
-        "with more memory, and run again (with a checkpoint the run goes on where it was)."
+        f"the Ray cluster could not finish its work: {what}; use fewer workers per node or nodes "
+        "with more memory, and run again (with a checkpoint the run resumes where it stopped)."
     )
 
 
 def first_line(text: str) -> str:
-    """The first line of Ray's message, which has many."""
+    """Return the first line of one of Ray's long messages."""
     return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")

@@ -1,7 +1,7 @@
 """Actors of a Ray cluster that run whole calls for the driver, such as chunks of chains.
 
-A call brings all that it needs, so that an actor that takes the place of one that died can do it
-again. Ray has it do so.
+A call carries everything it needs, so that Ray can repeat it on the replacement of an actor that
+died.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RayHosts:
     Attributes
     ----------
     accelerators
-        Whether each has one of the cluster's accelerators.
+        Whether each actor has one of the cluster's accelerators.
     """
 
     def __init__(self, actors: list[object], accelerators: bool) -> None:
@@ -31,18 +31,18 @@ class RayHosts:
         return len(self._actors)
 
     def share(self, settings: object, rows: object) -> list[Reference]:
-        """Put what all hosts read into the cluster's memory, from where `fetched` gets it.
+        """Put what all hosts read into the cluster's memory, for `fetched` to get.
 
-        Rows go as Ray sends them, since they may hold its own handles.
+        Rows are pickled by Ray itself, since they may hold its handles.
         """
         ray = ray_library()
         return [ray.put(packed(settings)), ray.put(rows)]
 
     def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Answer]:
-        """Answers of the first hosts, each of which is called with arguments of its own."""
+        """Call `method` of the first hosts, one tuple of arguments each; return their answers."""
         ray = ray_library()
         pairs = zip(self._actors, arguments, strict=False)
-        references = [getattr(actor, method).remote(*of_host) for actor, of_host in pairs]
+        references = [getattr(actor, method).remote(*own) for actor, own in pairs]
         _, missing = ray.wait(references, num_returns=len(references), timeout=SILENCE)
         if missing:
             raise silence_of(len(self._actors))
@@ -60,14 +60,14 @@ class RayHosts:
 
 
 def started_hosts(kind: type, most: int) -> RayHosts:
-    """Actors of class `kind`: as many as there are accelerators, or processors where none are."""
+    """Start up to `most` actors of class `kind`: one per accelerator, or per core without any."""
     ray = ray_library()
     resources = ray.cluster_resources()
     accelerators = int(resources.get("GPU", 0))
     number = max(1, min(most, accelerators or int(resources.get("CPU", 1))))
-    while most % number:  # all get as many chains
+    while most % number:  # every host gets the same number of chains
         number -= 1
-    # Workers may have taken all processors, but have little to do while chains run.
+    # Workers may have reserved all cores, but have little to do while chains run.
     remote = ray.remote(kind).options(
         num_cpus=0,
         num_gpus=int(accelerators > 0),
@@ -79,7 +79,7 @@ def started_hosts(kind: type, most: int) -> RayHosts:
 
 
 def fetched(shared: list[Reference]) -> tuple[Answer, Answer]:
-    """What `RayHosts.share` put into the cluster's memory: settings, and rows."""
+    """Return the settings and rows that `RayHosts.share` put into the cluster's memory."""
     ray = ray_library()
     settings, rows = ray.get(list(shared))
     return unpacked(settings), rows

@@ -19,7 +19,7 @@ class Local(EngineChoice):
     Parameters
     ----------
     threads
-        How many; None: one per core. Sums do not depend on it.
+        Number of threads; None: one per core. Sums do not depend on it.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Work for the workers of a Ray cluster, and what is done when an answer does not come.
+"""The engine that sends work to the workers of a Ray cluster, and copes with missing answers.
 
-Tasks are a function of rows and workers alone, and whoever does one gives the same answer, to the
-last bit. So a task whose worker is silent or dead goes to the next, and the first answer counts.
+Tasks depend on the rows and the number of workers alone, and every worker gives the same answer to
+the last bit. So a task whose worker is silent or dead goes to the next; the first answer counts.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from modicum.runtime import Pytree
 
 __all__ = ["PULSE", "RayEngine"]
 
-TOGETHER = 16  # chunks of a task, at most
+TOGETHER = 16  # most chunks per task
 PATIENT = 30.0  # seconds after which a worker is asked whether it is alive
-REPLY = 20.0  # seconds in which it must say so, or another is asked
-PULSE = "pulse"  # a thread of each worker that answers while others compute
+REPLY = 20.0  # seconds it has to reply before its task goes to another worker
+PULSE = "pulse"  # a thread of each worker that replies while other threads compute
 
 
 @dataclass
 class Call:
-    """A request to a worker, and to others if that one is silent."""
+    """A request to a worker, repeated to others if that one is silent."""
 
     ask: Callable[[Actor], Reference]
     worker: int
@@ -79,31 +79,31 @@ class RayEngine:
         return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
 
     def keeps(self, rows: Rows) -> bool:
-        """Whether workers keep numbers of these rows: of a store of more rows than one shard."""
+        """Whether workers keep per-row numbers: for stores of more than one shard."""
         return _is_plain_store(rows) and len(rows) > weight_classes.BLOCK
 
     def keep_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray | KeptNumbers:
-        """Have workers make and keep a number per row (see `Engine`)."""
+        """Have workers compute and keep a number per row (see `Engine`)."""
         if not self.keeps(rows):
             return self.map_rows(chunk_map, arguments, rows, description)
         return NumbersAtWorkers(self, self.parcel((chunk_map, arguments)), rows, description)
 
     def feed(self, rows: Rows) -> Rows:
-        """Rows of a store as the workers read them; rows in memory are nearer than that."""
+        """Return rows that fetch from the workers; rows in memory are returned unchanged."""
         backend = rows._backend
         if not _is_plain_store(rows) or isinstance(backend, FedRows):
             return rows
         if isinstance(backend, OrderedBackend):
-            order = backend.order  # anything but an array is held by the workers
+            order = backend.order  # an order that is not an array is held by the workers
             if isinstance(order, ArrayOrder):
                 return ordered(self.feed(order.rows), order.row_ids)
             return rows
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at `row_ids`, any shape, each from the worker whose chunks it is in."""
+        """Return the rows at `row_ids` (any shape), each from the worker whose chunk holds it."""
         flat, source = row_ids.ravel(), self.source(rows)
 
         def ask(actor: Actor, places: np.ndarray) -> Reference:
@@ -113,7 +113,7 @@ class RayEngine:
         return in_shape(batch, row_ids.shape)
 
     def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
-        """Numbers of the workers that pass over these rows."""
+        """Return the numbers of the workers that pass over these rows."""
         bounds, workers = chunk_bounds(rows), len(self._actors)
         starts = [bounds[task[0]][0] for task in _tasks(len(bounds), workers)]
         return (np.searchsorted(starts, row_ids, side="right") - 1) % workers
@@ -121,21 +121,21 @@ class RayEngine:
     def each_from(
         self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
     ) -> Iterator[tuple[np.ndarray, Answer]]:
-        """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
+        """Ask each worker once about its places in `owner`; yield the places and its answer."""
         calls = []
         for number in np.unique(owner):
             places = np.flatnonzero(owner == number)
 
-            def about(actor: Actor, places: np.ndarray = places) -> Reference:
+            def ask_about(actor: Actor, places: np.ndarray = places) -> Reference:
                 return ask(actor, places)
 
-            calls.append((places, self._ask(int(number), about)))
+            calls.append((places, self._ask(int(number), ask_about)))
         return ((places, self._answer(call)) for places, call in calls)
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
     ) -> Iterator[Answer]:
-        """Results of all chunks in order."""
+        """Yield the results of all chunks in order."""
         bounds, source = chunk_bounds(rows), self.source(rows)
         work = self.parcel((function, arguments))
 
@@ -154,17 +154,17 @@ class RayEngine:
     def sweep(
         self, shares: Iterable[Share], total: int, description: str, unit: str = "rows"
     ) -> Iterator[Answer]:
-        """Answers for all shares of a pass in order; a few per worker are under way at a time."""
+        """Yield the answers for all shares of a pass in order, with a few in flight per worker."""
         waiting: deque[tuple[Call, int]] = deque()
         workers = f"{len(self._actors)} worker" + "s" * (len(self._actors) != 1)
-        with phase(description, total, self.progressbar, unit, PATIENCE) as going:
+        with phase(description, total, self.progressbar, unit, PATIENCE) as progress:
             since = time.monotonic()
 
             def next_answer() -> Answer:
                 call, done = waiting.popleft()
                 answer = self._answer(call)
                 rate = done / max(time.monotonic() - since, 1e-9)
-                going.update(done, f"{workers} · {_short(rate)} {going.unit}/s")
+                progress.update(done, f"{workers} · {_short(rate)} {progress.unit}/s")
                 return answer
 
             for share in shares:
@@ -175,11 +175,11 @@ class RayEngine:
                 yield next_answer()
 
     def parcel(self, content: object) -> Parcel:
-        """Put something into the cluster's memory, for all workers."""
+        """Put `content` into the cluster's memory, for all workers."""
         return Parcel(_number(), [ray_library().put(packed(content))])
 
     def hosts(self, kind: type, most: int) -> RayHosts | None:
-        """Up to `most` actors that run chains; None where these run here."""
+        """Start up to `most` actors that run chains; None if chains run in this process."""
         return started_hosts(kind, most) if self._chain_tasks else None
 
     def _ask(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
@@ -189,13 +189,13 @@ class RayEngine:
         return Call(ask, worker, [ask(self._actors[worker])])
 
     def _next_worker(self, turn: int) -> int | None:
-        """From this turn on; None: all of them are silent."""
+        """Return the first worker from this turn on that is not silent; None if all are."""
         workers = len(self._actors)
         turns = ((turn + k) % workers for k in range(workers))
         return next((worker for worker in turns if worker not in self._silent), None)
 
     def _answer(self, call: Call) -> Answer:
-        """The first answer of those that were asked; where all fail, why, in a sentence."""
+        """Return the first answer of the workers that were asked; raise if all fail."""
         ray, heard = ray_library(), time.monotonic()
         while True:
             fault: ModicumError | None = None
@@ -208,7 +208,7 @@ class RayEngine:
                     if not isinstance(error, ray.exceptions.RayActorError):
                         raise fault from None
                 call.answers.remove(done[0])
-            elif self._is_there(call.worker):  # at work, for however long it takes
+            elif self._is_alive(call.worker):  # still computing, however long that takes
                 heard = time.monotonic()
                 continue
             self._silent.add(call.worker)
@@ -221,18 +221,18 @@ class RayEngine:
             elif time.monotonic() - heard > SILENCE:
                 raise silence_of(len(self._actors))
 
-    def _is_there(self, worker: int) -> bool:
-        """Whether a worker answers at all, which it can do while it computes."""
+    def _is_alive(self, worker: int) -> bool:
+        """Whether a worker answers, which it can do while it computes."""
         pulse = self._actors[worker].ready.options(concurrency_group=PULSE).remote()
         answered, _ = ray_library().wait([pulse], timeout=REPLY)
         return bool(answered)
 
     def source(self, rows: Rows) -> Parcel:
-        """Where workers find the rows: in the folder of a store, or in the cluster's memory."""
+        """Return where workers find the rows: a store's folder, or the cluster's memory."""
         if rows not in self._rows:
             folder = getattr(rows._backend, "folder", None)
             plain = type(rows) is Rows and folder is not None
-            if plain:  # one number, whoever asks
+            if plain:  # the same number for every engine that opens this store
                 number = _number(f"{folder} {rows.fingerprint()}")
                 self._rows[rows] = Parcel(number, str(folder))
             else:
@@ -245,12 +245,12 @@ def _is_plain_store(rows: Rows) -> bool:
 
 
 class FedRows:
-    """Rows of a store, of which the workers of a cluster take some at a time.
+    """A backend whose rows are read from a store by the workers of a cluster.
 
-    A worker is asked for rows of the chunks that it passes over, so that it has read them before.
+    Each worker is asked for rows of the chunks that it passes over, which it has read before.
     """
 
-    travels = True  # to the processes that run chains
+    travels = True  # it can be sent to the processes that run chains
 
     def __init__(self, rows: Rows, engine: RayEngine) -> None:
         self._rows, self._engine = rows, engine
@@ -258,26 +258,26 @@ class FedRows:
         self.folder = rows._backend.folder  # type: ignore[attr-defined]
 
     def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at `row_ids`, any shape."""
+        """Return the rows at `row_ids` (any shape)."""
         return self._engine.take(self._rows, row_ids)
 
     def slice(self, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Rows from `start` up to `stop`."""
+        """Return the rows from `start` up to `stop`."""
         return self._rows.slice(start, stop)
 
     def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """All rows in order, `size` at a time."""
+        """Yield all rows in order, `size` at a time."""
         return self._rows.chunks(size)
 
 
 def _number(name: str | None = None) -> int:
-    """A number under which workers remember something, unique among all that ask them."""
+    """Return a key under which workers remember something, unique among all drivers."""
     data = uuid4().bytes if name is None else name.encode()
     return int.from_bytes(blake2b(data, digest_size=7).digest())
 
 
 def _tasks(chunks: int, workers: int) -> list[list[int]]:
-    """Numbers of the chunks of each task: several where there are many, and four per worker."""
+    """Return the chunk numbers of each task, aiming at four tasks or more per worker."""
     together = max(1, min(TOGETHER, chunks // (4 * workers)))
     return [
         list(range(i * together, min((i + 1) * together, chunks)))

@@ -1,4 +1,4 @@
-"""Ray, imported when it is used: an extra that most installations do without."""
+"""Import Ray, an optional dependency, only when it is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["ray_library"]
 
 
 def ray_library(module: str = "ray") -> ModuleType:
-    """Return the package, or say how to get it."""
+    """Return the module, or say how to install Ray."""
     try:
         return import_module(module)
     except ImportError:

@@ -1,14 +1,14 @@
-"""Numbers per row that stay with the workers, and the rows in the order of their classes.
+"""Per-row numbers that stay with the workers, and rows sorted by weight class across workers.
 
-Weighted rows are drawn by class and place in it (`modicum.designs.Weighted`): a draw names a place
-in the order of all rows sorted by class, from its key alone. Shards of a million rows are sorted by
-whoever passes over them. The driver holds how many rows of each class every shard has, 256 numbers,
-from which it knows the shard of a place and the place in that shard's order; the worker turns it
-into a row. Sorting is stable and shards come in the order of their rows, so that places stand for
-the same rows as in an order that one machine makes, and sums of weights are added in the same
-order: draws are the same to the last bit.
+A weighted design (`modicum.designs.Weighted`) draws places in the order of all rows sorted by
+class, from its key alone. Each shard of a million rows is sorted by the worker that passes over it.
+The driver keeps the number of rows of each class in every shard, 256 numbers, from which it finds
+the shard of a place and the place within that shard's order; the worker turns the latter into a
+row. Sorting is stable and shards keep the order of their rows, so that places denote the same rows
+as when one machine sorts them all, and sums of weights are added in the same order: draws are the
+same to the last bit.
 
-A worker that takes another's place makes the numbers of a shard again when it is first asked.
+A worker that replaces another recomputes the numbers of a shard when it is first asked for them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
 __all__ = ["Actor", "NumberRecipe", "NumbersAtWorkers", "Share", "in_shape", "rows_from"]
 
-# Places at the end of the order, where certainty rows are, that are looked up at once.
+# Certainty rows lie at the end of the order; this many places there are looked up at once.
 TAIL = 20_000
 
 
 class RemoteMethod(Protocol):
-    """A method of an actor, which is called where the actor is."""
+    """A method of an actor, called remotely."""
 
     def remote(self, *arguments: object) -> Reference:
-        """Ask for the answer; return at once."""
+        """Start the call, and return a reference to its answer."""
         ...
 
     def options(self, *, concurrency_group: str) -> RemoteMethod:
-        """The same, by another thread of the actor."""
+        """Return the method as run by another thread of the actor."""
         ...
 
 
@@ -55,15 +55,15 @@ class Actor(Protocol):
 
 
 class NumberRecipe(NamedTuple):
-    """How a worker makes a number per row of a shard."""
+    """How a worker computes a number for each row of a shard."""
 
     work: Parcel  # function and arguments
     rows: Parcel
-    shard: int  # rows of each but the last
+    shard: int  # rows per shard; the last may have fewer
 
 
 class Share(NamedTuple):
-    """Part of a pass: whose turn it is, what is asked, and the rows that are done with it."""
+    """Part of a pass: the worker to ask, the request, and how many rows are done after it."""
 
     worker: int
     ask: Callable[[Actor], Reference]
@@ -71,29 +71,29 @@ class Share(NamedTuple):
 
 
 class Workers(Protocol):
-    """What is asked of the workers of a cluster; `RayEngine` is one."""
+    """The workers of a cluster, as `RayEngine` implements them."""
 
     def source(self, rows: Rows) -> Parcel:
-        """Where workers find the rows."""
+        """Return where workers find the rows."""
         ...
 
     def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
-        """Numbers of the workers that pass over these rows."""
+        """Return the numbers of the workers that pass over these rows."""
         ...
 
     def each_from(
         self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
     ) -> Iterator[tuple[np.ndarray, Answer]]:
-        """Ask each worker once for what is its own: places in `owner`, and the answer for these."""
+        """Ask each worker once about its places in `owner`; yield the places and its answer."""
         ...
 
     def sweep(self, shares: Iterable[Share], total: int, description: str) -> Iterator[Answer]:
-        """Answers for all shares of a pass in order."""
+        """Yield the answers for all shares of a pass in order."""
         ...
 
 
 class Shards:
-    """Rows in pieces that never divide a block of `rows.weight_classes`."""
+    """Rows cut into shards, along the boundaries of the blocks of `rows.weight_classes`."""
 
     def __init__(self, workers: Workers, rows: Rows, size: int) -> None:
         self.workers, self.rows, self.size = workers, rows, size
@@ -104,23 +104,23 @@ class Shards:
     def sweep(
         self, ask: Callable[[Actor, int, int], Reference], description: str
     ) -> Iterator[Answer]:
-        """Answers of actors about all shards, in order; each is asked about a range of rows."""
+        """Ask the owner of each shard about its range of rows; yield the answers in order."""
 
         def shares() -> Iterator[Share]:
             for owner, first, end in zip(self.owners, self.starts, self.stops, strict=True):
 
-                def of_shard(
+                def ask_about_shard(
                     actor: Actor, start: int = int(first), stop: int = int(end)
                 ) -> Reference:
                     return ask(actor, start, stop)
 
-                yield Share(int(owner), of_shard, int(end))
+                yield Share(int(owner), ask_about_shard, int(end))
 
         return self.workers.sweep(shares(), len(self.rows), description)
 
 
 class NumbersAtWorkers:
-    """A number per row, which is made when something is asked about them (see `KeptNumbers`)."""
+    """A number per row, computed and kept by the workers on first use (see `KeptNumbers`)."""
 
     def __init__(self, workers: Workers, work: Parcel, rows: Rows, description: str) -> None:
         self._shards, self._description = Shards(workers, rows, weight_classes.BLOCK), description
@@ -131,7 +131,7 @@ class NumbersAtWorkers:
         return len(self._shards.rows)
 
     def extent(self) -> Extent:
-        """What classes depend on, over all rows; the pass is made once."""
+        """Return what the classes depend on, over all rows; the pass is made once."""
         if self._extent is None:
             recipe = self._recipe
             parts: list[Extent] = list(
@@ -150,7 +150,7 @@ class NumbersAtWorkers:
         return self._extent
 
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, OrderAtWorkers]:
-        """Weight and size of each class, and the rows sorted by class, shard by shard."""
+        """Return the weight and size of each class, and the rows sorted by class."""
         recipe = self._recipe
         mass, sizes = np.zeros(CLASSES), []
         for part, size in self._shards.sweep(
@@ -163,7 +163,7 @@ class NumbersAtWorkers:
 
 
 class OrderAtWorkers:
-    """Row numbers sorted by class, of which workers hold their shards' (see `KeptOrder`).
+    """Row numbers sorted by class; each worker holds those of its shards (see `KeptOrder`).
 
     Parameters
     ----------
@@ -175,8 +175,8 @@ class OrderAtWorkers:
         self, shards: Shards, recipe: NumberRecipe, classes: Classes, counts: np.ndarray
     ) -> None:
         self._shards, self._recipe, self._classes = shards, recipe, classes
-        # Places of the order, class after class and in each shard after shard: where each piece
-        # ends, and where it begins in the order of its shard.
+        # The order is made of pieces, class by class and shard by shard within a class: where
+        # each piece begins and ends, and where it begins in the order of its own shard.
         self._ends = np.cumsum(counts.T.ravel())
         self._begins = self._ends - counts.T.ravel()
         self._within = (np.cumsum(counts, axis=1) - counts).T.ravel()
@@ -186,11 +186,11 @@ class OrderAtWorkers:
         return len(self._shards.rows)
 
     def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
-        """Row numbers at these places: int64."""
+        """Return the row numbers (int64) at these places."""
         n = len(self)
         if isinstance(places, slice):
             first, stop, step = places.indices(n)
-            if stop == n and step == 1 and n - first <= TAIL:  # asked for again and again
+            if stop == n and step == 1 and n - first <= TAIL:  # asked for repeatedly, so cached
                 if len(self._tail) < n - first:
                     self._tail = self._row_ids(np.arange(max(0, n - TAIL), n))
                 return self._tail[len(self._tail) - (n - first) :]
@@ -199,7 +199,7 @@ class OrderAtWorkers:
         return flat.reshape(np.shape(places))
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """The whole order, from all workers: as many numbers as there are rows."""
+        """Return the whole order, gathered from all workers: one number per row."""
         del copy
         every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
         recipe, classes = self._recipe, self._classes
@@ -216,7 +216,7 @@ class OrderAtWorkers:
         return every if dtype is None else every.astype(dtype)
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at these places of the order, any shape, each from the worker that sorted it."""
+        """Return the rows at these places (any shape), each from the worker that sorted it."""
         flat, rows = places.ravel(), self._shards.rows
         return in_shape(rows_from(self._ask("take_sorted", flat), len(flat), rows), places.shape)
 
@@ -245,7 +245,7 @@ class OrderAtWorkers:
 def rows_from(
     parts: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]], number: int, rows: Rows
 ) -> dict[str, np.ndarray]:
-    """Rows that several workers sent, each in its place."""
+    """Assemble the rows that several workers sent, each in its place."""
     out = {
         name: np.empty((number, *shape), rows.dtypes[name]) for name, shape in rows.fields.items()
     }
@@ -256,5 +256,5 @@ def rows_from(
 
 
 def in_shape(fields: dict[str, np.ndarray], shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-    """Fields of rows, with leading axes of this shape."""
+    """Reshape the leading axis of every field to `shape`."""
     return {name: part.reshape(*shape, *part.shape[1:]) for name, part in fields.items()}

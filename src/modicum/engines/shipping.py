@@ -1,7 +1,7 @@
-"""How what a pass computes travels to a worker: functions of Modicum's by name, others by value.
+"""Pickle the work of a pass for the workers: Modicum's functions by name, others by value.
 
-A compiled function holds locks and cannot be pickled, and need not be: every worker has Modicum. It
-goes as its module and the name it has there. Functions of a user's own model go by value, as Ray
+A compiled function holds locks and cannot be pickled. It need not be, since every worker has
+Modicum: it is sent as its module and name. Functions of a user's model are sent by value, as Ray
 sends the functions of a script.
 """
 
@@ -21,23 +21,23 @@ from modicum.engines.ray_library import ray_library
 
 __all__ = ["Answer", "Parcel", "Reference", "packed", "unpacked"]
 
-Reference: TypeAlias = object  # ray.ObjectRef: to an answer, or to what lies in the cluster
-Answer: TypeAlias = Any  # what a worker returns, which depends on what it is asked
+Reference: TypeAlias = object  # a ray.ObjectRef to an answer, or to an object in the cluster
+Answer: TypeAlias = Any  # what a worker returns, which depends on the request
 
 
 class Parcel(NamedTuple):
-    """Something that a worker unpacks once, and remembers by its number."""
+    """Something that a worker unpacks once and remembers by its number."""
 
     number: int
-    content: str | list[Reference]  # the folder of a store; else what `packed` made, in a list
+    content: str | list[Reference]  # the folder of a store, or a list with one packed object
 
 
 def packed(value: object) -> bytes:
-    """An object as bytes, with device arrays as NumPy arrays."""
+    """Pickle an object, with device arrays as NumPy arrays."""
     pickler: Any = ray_library("ray.cloudpickle").Pickler  # Ray has no types
 
     class Pickler(pickler):  # type: ignore[misc]
-        def reducer_override(self, thing: Any) -> Any:  # as pickle has it
+        def reducer_override(self, thing: Any) -> Any:  # pickle's hook
             if isinstance(thing, jax.Array) and not isinstance(thing, jax.core.Tracer):
                 return np.asarray, (np.asarray(thing),)
             name = _own_name(thing)
@@ -51,15 +51,15 @@ def packed(value: object) -> bytes:
 
 
 def unpacked(data: bytes) -> Answer:
-    """Undo `packed`; the bytes come from the driver of this very run."""
+    """Undo `packed`; the bytes come from this run's own driver, so unpickling is safe."""
     return pickle.loads(data)
 
 
 def _own_name(shipped: object) -> str | None:
-    """The name of a function in its module, if that is one of Modicum's."""
+    """Return the name of a function in its module, if the module is one of Modicum's."""
     if not isinstance(shipped, FunctionType) or not shipped.__module__.startswith("modicum."):
         return None
-    if shipped is _named:  # which goes the usual way, or it would need itself
+    if shipped is _named:  # pickled as usual, since unpickling by name needs it
         return None
     in_module = vars(sys.modules[shipped.__module__])
     return next((name for name, value in in_module.items() if value is shipped), None)

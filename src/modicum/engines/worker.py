@@ -1,4 +1,4 @@
-"""What a worker of a cluster does: open the rows, and make the results of some of their chunks."""
+"""A worker of a cluster: it opens the rows and computes the results of some of their chunks."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["Worker"]
 
 Work: TypeAlias = tuple[ChunkSum[Pytree], Pytree]  # a function of chunks, and its arguments
 
-HELD = 2  # data sets (all rows, and the subset from which the mode is looked for), and weights
+HELD = 2  # data sets held (all rows, and the subset that starts the mode search), and weights
 
 
 class Worker:
-    """An actor. It holds what can be sent again, so that another may take its place at any time.
+    """A Ray actor; everything it holds can be sent again, so that it can be replaced at any time.
 
     Parameters
     ----------
     threads
-        That it computes with.
+        Number of threads to compute with.
     """
 
     def __init__(self, threads: int) -> None:
@@ -38,29 +38,29 @@ class Worker:
         self._kept: dict[int, dict[int, np.ndarray]] = {}
 
     def ready(self) -> bool:
-        """Answer that the worker has started."""
+        """Confirm that the worker has started."""
         return True
 
     def node(self) -> str:
-        """Id of the node that the worker runs on."""
+        """Return the id of the node that the worker runs on."""
         return str(ray_library().get_runtime_context().get_node_id())
 
     def results(self, work: Parcel, rows: Parcel, numbers: list[int], dtype: str) -> list[Pytree]:
-        """Results of the chunks of these numbers."""
+        """Return the results of the chunks with these numbers."""
         function, arguments = self._unpacked(*work)
         opened = self._opened(*rows)
         results = chunk_results(function, arguments, opened, numbers, dtype, self._threads)
         return list(results)
 
     def take(self, rows: Parcel, row_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Rows at these numbers, which are those of chunks that come to this worker."""
+        """Return the rows with these numbers, which lie in chunks that this worker reads."""
         opened = self._opened(*rows)
         return {name: np.ascontiguousarray(part) for name, part in opened.take(row_ids).items()}
 
-    # Numbers per row that are kept -----------------------------------------------------------
+    # Per-row numbers that the worker keeps ----------------------------------------------------
 
     def extent(self, recipe: NumberRecipe, start: int, stop: int) -> Extent:
-        """Make the numbers of a shard, keep them, and say what their classes depend on."""
+        """Compute and keep the numbers of a shard; return what their classes depend on."""
         numbers = self._numbers(recipe, start, stop)
         self._shards_of(recipe)[start] = numbers
         return extent_of(numbers)
@@ -76,7 +76,7 @@ class Worker:
     def sorted_row_ids(
         self, recipe: NumberRecipe, classes: Classes, shards: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
-        """Row numbers at places in the orders of shards (which begin at these rows)."""
+        """Return row numbers at places in the orders of shards, given by their first rows."""
         row_ids = np.empty(len(places), np.int64)
         n = len(self._opened(*recipe.rows))
         for start in np.unique(shards):
@@ -88,18 +88,18 @@ class Worker:
     def take_sorted(
         self, recipe: NumberRecipe, classes: Classes, shards: np.ndarray, places: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Rows at places in the orders of shards."""
+        """Return the rows at places in the orders of shards."""
         return self.take(recipe.rows, self.sorted_row_ids(recipe, classes, shards, places))
 
     def order(self, recipe: NumberRecipe, classes: Classes, start: int, stop: int) -> np.ndarray:
-        """Places of a shard's rows, sorted by class; made again if another worker had made it."""
+        """Return a shard's order by class; recompute it if another worker had computed it."""
         shard = self._shards_of(recipe).get(start)
         if shard is None or shard.dtype != np.uint32:
             self.sort(recipe, classes, start, stop)
         return self._shards_of(recipe)[start]
 
     def _shards_of(self, recipe: NumberRecipe) -> dict[int, np.ndarray]:
-        """By their first rows: float32 numbers per row, or their order, uint32."""
+        """Return the kept shards by their first row: float32 numbers per row, or uint32 order."""
         number, _ = recipe.work
         if number not in self._kept:
             while len(self._kept) >= HELD:
@@ -108,7 +108,7 @@ class Worker:
         return self._kept[number]
 
     def _numbers(self, recipe: NumberRecipe, start: int, stop: int) -> np.ndarray:
-        """Numbers of the rows of a shard: of all chunks that it has part of, as in any pass."""
+        """Compute the numbers of a shard's rows, by whole chunks as in any pass."""
         shard = self._shards_of(recipe).get(start)
         if shard is not None and shard.dtype == np.float32:
             return shard

@@ -1,4 +1,4 @@
-"""The named methods: what `method=` accepts, and which of them is the default."""
+"""The methods that `method=` accepts, and the default among them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "resolve",
 ]
 
-# One line per method; those of stochastic gradients have theirs in `sgmcmc/named.py`.
+# Every method; those of stochastic gradients are listed in `sgmcmc/named.py`.
 _CLASSES: tuple[type[Method], ...] = (
     Auto,
     HMCECS,
@@ -44,12 +44,12 @@ DEFAULT = Auto.name
 
 
 def list_methods() -> str:
-    """Every method by name with a few words about it, one per line, for help texts.
+    """List every method with its summary, one per line, for help texts.
 
     Examples
     --------
     >>> print(list_methods().splitlines()[0])
-    auto                 the cheapest that is right: laplace, hmc-ecs or nuts; the default
+    auto                 the cheapest valid one: laplace, hmc-ecs or nuts; the default
     """
     width = max(len(name) for name in METHODS) + 2
     return "\n".join(f"{name:<{width}}{cls.summary}" for name, cls in METHODS.items())

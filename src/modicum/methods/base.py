@@ -1,4 +1,4 @@
-"""What a method is: settings in, a plan for the runner out."""
+"""The interface of a method: it turns a task into a plan that the runner executes."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ Tuning = dict[str, Chosen | str | float | list[float]]  # what `Posterior.tuning
 
 @dataclass(frozen=True)
 class Task:
-    """What was asked for: a posterior, how many draws of it, and the means to get them."""
+    """What to sample: a posterior, the number of draws, and the sums over rows that methods use."""
 
     target: Target
     start: np.ndarray
     rows: Rows
     sums: Sums
     names: tuple[str, ...]  # of the entries of the flat vector
-    draws: int  # iterations after warm-up, those not recorded included
+    draws: int  # iterations after warm-up, including those that thinning discards
     tune: int
     chains: int
     seed: int
     checkpoint: Checkpoint | None = None
-    starts: Starts | None = None  # where other modes are looked for
-    anchor: Anchor | None = None  # at the mode, where it was found with the task
-    few_chains: int | None = None  # enough for a method whose steps read all rows
-    # what was found once, for other methods of the same run
+    starts: Starts | None = None  # where to search for other modes
+    anchor: Anchor | None = None  # at the mode, if it is known already
+    few_chains: int | None = None  # number of chains for a method whose steps read all rows
+    # results that other methods of the same run can reuse
     cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     def of_few_chains(self) -> Task:
-        """The same with the chains that a method gets whose steps read all rows."""
+        """Return the task with as many chains as suit a method whose steps read all rows."""
         if self.few_chains is None:
             return self
         anchor = self._anchor if isinstance(self._anchor, Anchor) else None
@@ -77,19 +77,19 @@ class Task:
 
     @property
     def ledger(self) -> Ledger:
-        """Where row evaluations are counted."""
+        """The ledger that counts row evaluations."""
         return self.sums.ledger
 
     def check_fields(self, method: str) -> None:
         """Refuse rows with a field that would be mistaken for a row's sampling probability."""
         if "probability" in self.rows.fields:
             raise SettingError(
-                f"{method} calls the chance with which a row was drawn `probability`; give the "
-                "field of that name another one."
+                f"{method} uses the field `probability` for the chance with which a row is drawn; "
+                "rename your field of that name."
             )
 
     def refuse_own_parameters(self, method: str) -> None:
-        """Refuse priors with parameters of their own: chains would not be whitened for these."""
+        """Refuse priors that have parameters: chains would not be whitened for them."""
         if self.target.likelihood.size < self.target.size:
             raise SettingError(
                 f"{method} does not sample the parameters of priors (scales of groups, of a "
@@ -97,9 +97,9 @@ class Task:
             )
 
     def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
-        """What `read` makes of arrays that are computed, or taken from the checkpoint.
+        """Return `read` of arrays that are computed, or restored from the checkpoint.
 
-        The ledger counts them either way.
+        The ledger counts the row evaluations of computing them either way.
         """
         if self.checkpoint is None:
             return read(compute())
@@ -120,12 +120,12 @@ class Task:
         return value
 
     def anchor_at_mode(self) -> Anchor:
-        """Find the mode, or a point next to it, and what is known there, once per run.
+        """Find the mode, or a point near it, and expand there; done once per run.
 
         Raises
         ------
         NoModeError
-            If there is none that could be found.
+            If no mode was found.
         """
         anchor = self._anchor
         if isinstance(anchor, NoModeError):
@@ -148,21 +148,21 @@ class Task:
 
 
 class Coordinates(Protocol):
-    """What a chain moves in: t = point + factor z. An `Anchor` is one."""
+    """The coordinates z of a chain: t = point + factor z. An `Anchor` implements them."""
 
     @property
     def point(self) -> np.ndarray:
-        """Where z = 0 is."""
+        """The point z = 0."""
         ...
 
     @property
     def factor(self) -> Factor:
-        """L; a vector where it is diagonal, and a number c where it is c I."""
+        """The factor L; a vector if it is diagonal, and a number c if it is c I."""
         ...
 
     @property
     def record(self) -> ModeRecord | None:
-        """How the mode was found, if it was looked for."""
+        """How the mode was found, if there was a search."""
         ...
 
 
@@ -179,50 +179,50 @@ class Parameters:
 class Plan:
     """A kernel ready to run, with everything it reads."""
 
-    kernel: Kernel[Pytree, Pytree] | None  # None: the draws are made already, see `history`
+    kernel: Kernel[Pytree, Pytree] | None  # None: `history` holds all draws already
     context: Pytree
     flags: Pytree
     anchor: Coordinates
-    rows: Batch | Rows | None = None  # those the kernel requests (see run.Chains)
-    floats_per_iteration: int = 0  # prepared of the rows an iteration requests
-    start_rows: int = 0  # evaluated by each chain before its first iteration
+    rows: Batch | Rows | None = None  # from which the kernel requests rows (see run.Chains)
+    floats_per_iteration: int = 0  # floats prepared from the rows that an iteration requests
+    start_rows: int = 0  # rows that each chain evaluates before its first iteration
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)
-    hook: PeriodicHook | None = None  # what is done to the chains between iterations
-    history: History | None = None  # all draws, where no chain had to run
-    memo: object = None  # what the method needs again in `finish`
-    settled: Settled | None = None  # does many iterations at once after warm-up
+    hook: PeriodicHook | None = None  # runs on the chains between iterations
+    history: History | None = None  # all draws, if no chain needs to run
+    memo: object = None  # whatever the method needs in `finish`
+    settled: Settled | None = None  # runs many iterations at once after warm-up
 
 
 @dataclass
 class Outcome:
-    """What a method makes of a finished run, beyond the draws themselves."""
+    """What a method adds to the draws of a finished run."""
 
     weights: np.ndarray | None = None
-    target_accept: float = 0.8  # what the moves were tuned for
-    independent: bool = False  # whether R-hat and ESS have nothing to find: no chain, no start
+    target_accept: float = 0.8  # acceptance rate that the moves were tuned for
+    independent: bool = False  # whether draws are independent, so that R-hat and ESS are moot
     warnings: list[ModicumWarning] = field(default_factory=list)
 
 
 class Method(ABC):
-    """A named composition with its settings: what `method=` accepts."""
+    """A sampling method with its settings: what `method=` accepts."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  # in a few words, for help texts and lists
     has_warmup: ClassVar[bool] = True
-    of_digests: ClassVar[bool] = False  # whether it takes a digest in place of rows
+    of_digests: ClassVar[bool] = False  # whether it accepts a digest in place of rows
     of_few_rows: ClassVar[bool] = True  # whether a step is cheap enough for thousands of chains
 
     @abstractmethod
     def plan(self, task: Task) -> Plan:
-        """Find the anchor, tune what is tuned ahead, compose the kernel."""
+        """Find the anchor, tune what must be tuned before the run, and compose the kernel."""
 
     def decide(self, task: Task) -> tuple[Method, Plan]:
-        """The method that is taken, and its plan: itself, unless it chooses among others."""
+        """Return the method to run, and its plan: itself, unless it chooses among others."""
         return self, self.plan(task)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: weights of the draws, and reasons to doubt them."""
+        """Return weights of the draws, and reasons to doubt them, from the finished run."""
         del task, plan, history
         return Outcome()
 
@@ -231,11 +231,11 @@ class Method(ABC):
         del plan, doubts
 
     def iterations(self, passes: float, rows: int) -> int:
-        """The number of iterations of one chain that cost `passes` passes over the rows."""
+        """Return the number of iterations of one chain that cost `passes` passes over the rows."""
         del passes, rows
         raise SettingError(
-            f"iterations of {self.name} differ in cost, so that a number of passes does not say "
-            "how many there are; give draws instead."
+            f"iterations of {self.name} differ in cost, so that passes does not determine their "
+            "number; give draws instead."
         )
 
 

@@ -1,6 +1,6 @@
-"""Which method, if the user names none: the cheapest of those that are right.
+"""Choose a method if the user names none: the cheapest valid one.
 
-The choice is made by counted work and by what is known of the posterior, never by a clock: the same
+The choice depends on counted work and on properties of the posterior, never on a clock: the same
 seed and rows give the same draws on any machine. Times are only reported.
 """
 
@@ -30,39 +30,39 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["Auto"]
 
-ROOM = 0.4  # Pareto k below which weighted normal draws are taken: .5 is the limit
-EFFECTIVE = 0.6  # of the draws, at least
-MOST = 0.8  # of those along skewed axes, above which 0.5 is limit enough
+ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
+EFFECTIVE = 0.6  # smallest share of effective draws
+MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5
 # Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
-# posterior sds, whatever the shape of their tail, and .7 is limit enough.
+# posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
 ALIKE = 0.999
 # Share of effective draws, along skewed axes too, below which NUTS takes trajectories longer than
 # those of a normal posterior: four times as long on 3,031 firms with 64 heavy-tailed columns.
 FEW = 0.05
-LONGER = "longer"  # of a task: whether that is so
-# Gradients that the value and slope of a residual take, of a model without a linear predictor.
+LONGER = "longer"  # key in a task's cache: whether trajectories will be that long
+# Gradients that cost as much as value and slope of a residual, without a linear predictor.
 RESIDUAL = 4
 
 
 @dataclass(frozen=True)
 class Auto(Method):
-    """The cheapest method that is right: weighted normal draws, HMC-ECS, or NUTS on all rows.
+    """The cheapest valid method: weighted normal draws, HMC-ECS, or NUTS on all rows.
 
-    Thousands of normal draws at the mode are weighed by a pool of rows. Where the posterior is so
-    close to normal that these will do with room to spare (a Pareto k below 0.4, and a pool whose
-    noise is far below Monte Carlo error), they are the answer; where it is far from normal on a few
-    axes only, so are draws that follow its quantiles there. Else the pilot study of HMC-ECS says
-    how many rows it needs, or why it would not do; where it foresees a doubt and all rows are
-    affordable, or scales of groups are sampled and the rows are few, NUTS is taken. A model of your
-    own without a mode, or with one far from the posterior, is studied about the mean of short
-    chains on a subset. Otherwise NUTS runs on all rows. `Posterior.tuning["method"]` says in one
-    line what was taken, and what the alternatives would cost.
+    Thousands of normal draws at the mode are weighted using a pool of rows. If the posterior is so
+    close to normal that they suffice with room to spare (a Pareto k below 0.4, and a pool whose
+    noise is far below Monte Carlo error), they are the answer; if it is far from normal on a few
+    axes only, so are draws that follow its quantiles there. Otherwise the pilot study of HMC-ECS
+    tells how many rows it needs, or why it would fail. NUTS runs instead if the study raises a
+    doubt and all rows are affordable, or if scales of groups are sampled and the rows are few. For
+    a model of your own without a mode, or with one far from the posterior, HMC-ECS is studied about
+    the mean of short chains on a subset. If all of this fails, NUTS runs on all rows.
+    `Posterior.tuning["method"]` says in one line what was chosen, and what NUTS would cost.
 
     Parameters
     ----------
     laplace
-        Whether weighted normal draws may be taken. `mo.sample` says no where `tune`, `thin` or
-        `parallel` are given: they are settings of chains.
+        Whether weighted normal draws may be chosen. `mo.sample` excludes them if `tune`, `thin`,
+        `parallel` or `superchains` is given, since these are settings of chains.
 
     Examples
     --------
@@ -73,27 +73,27 @@ class Auto(Method):
 
     laplace: bool = True
     name: ClassVar[str] = "auto"
-    summary: ClassVar[str] = "the cheapest that is right: laplace, hmc-ecs or nuts; the default"
+    summary: ClassVar[str] = "the cheapest valid one: laplace, hmc-ecs or nuts; the default"
     of_digests: ClassVar[bool] = True
 
     def plan(self, task: Task) -> Plan:
-        """The plan of the method that is taken."""
+        """Return the plan of the chosen method."""
         return self.decide(task)[1]
 
     @in_double_precision
     def decide(self, task: Task) -> tuple[Method, Plan]:
-        """Take the cheapest that is right."""
+        """Choose the cheapest valid method, and return it with its plan."""
         nuts, few = NUTS(), task.of_few_chains()
         steps = nuts.gradients(task.target.size)
         all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
         study, reason, misled = _study(task)
         verdict: str | None = None
         if study is not None and self.laplace and _may_be_normal(task, study):
-            weighed, verdict = _weighed(task, study, all_rows)
-            if weighed is not None:
-                return weighed
+            chosen, verdict = _weighted_draws(task, study, all_rows)
+            if chosen is not None:
+                return chosen
         if study is not None:
-            subsampled, reason, misled = _subsampled(task, HMCECS(), study, all_rows)
+            subsampled, reason, misled = _plan_subsampling(task, HMCECS(), study, all_rows)
             if subsampled is not None:
                 if verdict is not None:
                     subsampled.tuning["normal draws"] = verdict
@@ -102,14 +102,14 @@ class Auto(Method):
             about_mean = HMCECS(anchor="mean")
             with suppress(ConvergenceError, CrudeControlVariateError):
                 elsewhere = about_mean.study(task, about_mean.find_anchor(task))
-                subsampled, why, _ = _subsampled(task, about_mean, elsewhere, all_rows)
+                subsampled, why, _ = _plan_subsampling(task, about_mean, elsewhere, all_rows)
                 if subsampled is not None:
                     return about_mean, subsampled
                 reason += f", and about the mean {why}"
         plan = nuts.plan(few)
         if verdict is not None:
             plan.tuning["normal draws"] = verdict
-        # Scales are learned, or few proposals were any good: trajectories are longer.
+        # Trajectories are longer if scales must be learned, or if few proposals were effective.
         if isinstance(plan.anchor, Parameters) or task.cache.get(LONGER):
             all_rows = all_rows.longer(WIDER)
         (seconds,) = seconds_for(task, all_rows)
@@ -117,10 +117,10 @@ class Auto(Method):
         return nuts, plan
 
 
-def _weighed(
+def _weighted_draws(
     task: Task, study: Study, all_rows: Work
 ) -> tuple[tuple[Method, Plan] | None, str | None]:
-    """Weighted draws, normal or along skewed axes, where they will do; else why they do not."""
+    """Plan weighted draws, normal or along skewed axes, if they suffice; else say why not."""
     method, started = Laplace(weighted=False), time.perf_counter()
     taken = "weighted normal draws"
     pool, proposals = method.weighed(study, ENOUGH)
@@ -138,12 +138,12 @@ def _weighed(
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
     plan = method.of(pool, proposals)
     took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
-    plan.tuning["method"] = _line(taken, took, others)
+    plan.tuning["method"] = _cost_line(taken, took, others)
     return (method, plan), None
 
 
 def _study(task: Task) -> tuple[Study | None, str, bool]:
-    """The pilot study at the mode; None, why there is none, and whether the mode is to blame."""
+    """Return the pilot study at the mode, or None, the reason, and whether the mode is to blame."""
     method = HMCECS()
     try:
         anchor = task.anchor_at_mode()
@@ -163,24 +163,24 @@ def _study(task: Task) -> tuple[Study | None, str, bool]:
 
 
 def _has_scales(task: Task) -> bool:
-    """Whether some parameters are those of priors, as scales of groups are."""
+    """Whether some parameters belong to priors, as scales of groups do."""
     return task.target.likelihood.size != task.target.size
 
 
 def _may_be_normal(task: Task, study: Study) -> bool:
-    """Whether rows are weighed one by one, about a mode, and no parameter is a prior's own."""
+    """Whether normal draws are worth trying: plain rows, a concave mode, no priors' parameters."""
     concave = not any(note.code in UNFIT for note in study.anchor.notes)
-    rows = not isinstance(task.rows, GroupedRows)
+    plain = not isinstance(task.rows, GroupedRows)
     if _has_scales(task) or study.proxy.warp is not None:
         return False
-    return concave and rows and task.target.model.has_mode
+    return concave and plain and task.target.model.has_mode
 
 
 def _enough(verdict: Verdict, curved: bool = False) -> bool:
-    """Whether weighted draws will do, with room to spare.
+    """Whether weighted draws suffice, with room to spare.
 
-    Along skewed axes proposals have the posterior's tails there, and most of them being effective
-    is room enough.
+    Proposals along skewed axes have the posterior's tails there; a large share of effective draws
+    is then room enough.
     """
     limit = FAR if verdict.share > ALIKE else ROOM
     if curved and verdict.share > MOST:
@@ -188,10 +188,10 @@ def _enough(verdict: Verdict, curved: bool = False) -> bool:
     return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
 
 
-def _subsampled(
+def _plan_subsampling(
     task: Task, method: HMCECS, study: Study, all_rows: Work
 ) -> tuple[Plan | None, str, bool]:
-    """The plan of HMC-ECS; None, why it would not do or be dearer, whether the mode is to blame."""
+    """Plan HMC-ECS; or None, why it would fail or cost more, and whether the mode is to blame."""
     try:
         plan = method.plan(task, study)
     except CrudeControlVariateError as crude:
@@ -221,15 +221,15 @@ def _subsampled(
             False,
         )
     seconds = seconds_for(task, work, all_rows)
-    plan.tuning["method"] = _line(f"HMC-ECS, m = {kernel.subsample:,}", *seconds)
+    plan.tuning["method"] = _cost_line(f"HMC-ECS, m = {kernel.subsample:,}", *seconds)
     return plan, "", False
 
 
 def _doubt(plan: Plan, study: Study) -> str | None:
-    """Why the answer of HMC-ECS would come with a warning that it may be wrong, if it would.
+    """Say why HMC-ECS would warn that its answer may be wrong; None if it would not.
 
-    The pilot study has looked at draws of the posterior itself, which show where chains will go: so
-    far from the mode that `anchor-far` follows, or where residuals are heavy-tailed.
+    The pilot study has seen draws of the posterior itself, which show where chains will go: so far
+    from the mode that `anchor-far` follows, or where residuals are heavy-tailed.
     """
     doubts = [note for note in plan.notes if note.code in DOUBTED]
     if doubts:
@@ -244,7 +244,7 @@ def _doubt(plan: Plan, study: Study) -> str | None:
 
 
 def _seconds_since(task: Task, started: float) -> float:
-    """Seconds that normal draws took; a resumed run reports what they took at first."""
+    """Return the seconds that normal draws took; a resumed run reports the original time."""
 
     def compute() -> dict[str, np.ndarray]:
         return {"seconds": np.array(time.perf_counter() - started)}
@@ -252,8 +252,8 @@ def _seconds_since(task: Task, started: float) -> float:
     return task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
 
 
-def _line(taken: str, seconds: float, all_rows: float) -> str:
-    """What is taken and what it takes; what all rows would take."""
+def _cost_line(taken: str, seconds: float, all_rows: float) -> str:
+    """Describe the chosen method, its time, and the time that NUTS on all rows would take."""
     return (
         f"{taken}: about {duration(seconds)}; NUTS on all rows would take about "
         f"{duration(all_rows)}."

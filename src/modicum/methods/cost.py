@@ -1,9 +1,8 @@
 """A rough estimate of how long a run will take, before it starts.
 
-What is counted is the same on every machine; seconds are those of the machine. A gradient of a
-user's own function is timed as it was compiled, less what it takes to call anything compiled: the
-loop of a chain is compiled as a whole, and calls nothing. On the few rows of a small table that
-call would be all there is to time.
+Counts of work are the same on every machine; seconds depend on the machine. The compiled gradient
+of a user's function is timed, less the overhead of calling any compiled function: a chain's loop
+is compiled as a whole and makes no such calls, which would dominate the time on a small table.
 """
 
 from __future__ import annotations
@@ -36,25 +35,25 @@ __all__ = [
     "slow_run",
 ]
 
-PATIENCE = 120.0  # seconds from which a run is called slow
-QUICK = 3e10  # row evaluations times parameters that are not worth a measurement
-OVERHEAD = 2_000  # gradients of rows that an iteration which evaluates none counts as
+PATIENCE = 120.0  # a run that takes longer, in seconds, is called slow
+QUICK = 3e10  # below this, row evaluations times parameters are not worth a measurement
+OVERHEAD = 2_000  # overhead of an iteration, in gradients of rows
 LINK = 40  # operations of a link function
-# Operations up to which a run on all rows is taken where the alternative's answer is in doubt:
-# about five minutes on two cores.
+# Most operations of a run on all rows that is preferred to an answer in doubt: about five minutes
+# on two cores.
 AFFORDABLE = 6e11
-# Operations up to which it is taken where the alternative's answer may yet turn out to be in doubt:
-# half a minute.
+# Most operations of a run on all rows that is preferred to an answer that may turn out to be in
+# doubt: half a minute.
 SHORT = 6e10
-# What is not measured, in seconds on a usual machine:
-ITERATION = 5e-5  # of a chain that evaluates nothing
-STEP = 5e-5  # of a trajectory, besides the rows that it evaluates
-OPERATION = 1e-9  # of a gradient
-LEAST = 1e-9  # a gradient of one row
-COMPILING, CACHED = 8.0, 1.5  # the step of a chain; where compiled code is at hand
-AT_HAND = 0.2  # seconds of compiling by which a model of one's own shows that none is
-MANY = 50_000  # rows from which a pass says what one of them takes
-REPEATS, LONG = 7, 0.1  # evaluations that are timed at most, and seconds after which they end
+# Assumed rather than measured, in seconds on a typical machine:
+ITERATION = 5e-5  # an iteration of a chain, without the rows that it evaluates
+STEP = 5e-5  # a step of a trajectory, without the rows that it evaluates
+OPERATION = 1e-9  # an operation of a gradient
+LEAST = 1e-9  # the gradient of one row, at least
+COMPILING, CACHED = 8.0, 1.5  # compiling a chain's step; loading it if compiled earlier
+AT_HAND = 0.2  # seconds of compiling so far below which a user's model was compiled earlier
+MANY = 50_000  # fewest rows for which a pass tells the cost of a row
+REPEATS, LONG = 7, 0.1  # most evaluations to time, and seconds after which timing stops
 
 
 def slow_run(
@@ -65,15 +64,15 @@ def slow_run(
     Parameters
     ----------
     task
-        What was asked for.
+        What to sample.
     point
-        Where a gradient is timed.
+        Where to time a gradient.
     evaluations
         Rows that an iteration of one chain evaluates.
     work
         What takes so long, such as "NUTS on all 500,000 rows".
     remedy
-        What would be quicker.
+        What would be faster.
     """
     total = evaluations * (task.tune + task.draws) * task.chains
     if total * task.target.size < QUICK and not task.target.model.users_functions:
@@ -93,17 +92,17 @@ def slow_run(
 
 
 def _chains_at_once(chains: int) -> int:
-    """Chains that advance together: one per core, and all on an accelerator."""
+    """Return how many chains advance at once: one per core, or all on an accelerator."""
     on_cpu = jax.default_backend() == "cpu"
     return min(chains, os.cpu_count() or 1) if on_cpu else chains
 
 
 @in_double_precision
 def seconds_per_row(task: Task, point: np.ndarray) -> float:
-    """Time the gradient of one row, by the first chunk of rows; the ledger does not count it.
+    """Time the gradient of one row on the first chunk of rows; the ledger does not count it.
 
-    The chunk lies where chains will find it: on the device, or on the host if all rows are too
-    many for the device's memory.
+    The chunk lies where chains will read it: on the device, or on the host if the rows do not fit
+    the device's memory.
     """
     rows, target = task.rows, task.target.likelihood
     size = chunk_rows(rows)
@@ -119,19 +118,19 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
         return _quickest(evaluate)
 
     here = int(np.sum(chunk[1]))
-    calling = seconds(_nothing) if resident else 0.0  # chains on rows elsewhere call as well
+    calling = seconds(_nothing) if resident else 0.0  # chains that stream rows pay for calls too
     return max((seconds(chunk_gradient) - calling) / here, LEAST)
 
 
 @compiled_pass
 def _nothing(target: Target, t: Array, batch: Batch, present: Array) -> tuple[Array, ...]:
-    """What a gradient takes and returns, without the gradient."""
+    """Take and return what a gradient does, without computing it."""
     del target, batch
     return t[0] * present[0], t * 2.0
 
 
 def _quickest(evaluate: Callable[[], None]) -> float:
-    """Seconds of the quickest evaluation of a few: other programs may slow the rest."""
+    """Time a few evaluations and return the fastest: other programs may slow the rest."""
     evaluate()  # compiles
     seconds: list[float] = []
     while len(seconds) < REPEATS and sum(seconds) < LONG:
@@ -141,23 +140,23 @@ def _quickest(evaluate: Callable[[], None]) -> float:
     return min(seconds)
 
 
-# What methods would cost, to choose among them ---------------------------------------------
+# Cost of a method, to choose among methods ------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Work:
-    """What chains take, counted: the same on every machine, so that a choice by it is as well.
+    """Counted work of a run: the same on every machine, and so is a choice based on it.
 
     Attributes
     ----------
     rows
-        Gradients of single rows, or what takes as long.
+        Gradients of single rows, or the equivalent.
     iterations
-        Of all chains together.
+        Iterations of all chains together.
     steps
-        Of all their trajectories.
+        Steps of all their trajectories.
     chains
-        How many they are.
+        Number of chains.
     """
 
     rows: float
@@ -167,41 +166,41 @@ class Work:
 
     @classmethod
     def of_chains(cls, task: Task, rows: float, steps: float) -> Work:
-        """Chains whose iterations evaluate so many rows, in a trajectory of so many steps."""
+        """Return the work of chains, given rows and trajectory steps per iteration."""
         iterations = (task.tune + task.draws) * task.chains
         return cls(iterations * rows, iterations, iterations * steps, task.chains)
 
     @property
     def gradients(self) -> float:
-        """All of it as gradients of rows, by which methods are compared."""
+        """The whole work in gradients of rows, by which methods are compared."""
         return OVERHEAD * self.iterations + self.rows
 
     def longer(self, times: float) -> Work:
-        """The same with trajectories that are so many times as long."""
+        """Return the work with trajectories `times` times as long."""
         return replace(self, rows=times * self.rows, steps=times * self.steps)
 
 
 def affordable(task: Task, work: Work) -> bool:
-    """Whether a run takes only minutes, by counting operations: no clock decides."""
+    """Whether a run takes only minutes, judged by counted operations rather than a clock."""
     return work.rows * _operations(task) <= AFFORDABLE
 
 
 def is_short(task: Task, work: Work) -> bool:
-    """Whether a run takes half a minute at most, by counting operations."""
+    """Whether a run takes at most half a minute, judged by counted operations."""
     return work.rows * _operations(task) <= SHORT
 
 
 def _operations(task: Task) -> int:
-    """Operations of one row's gradient: two products with a vector, and the link."""
+    """Count the operations of one row's gradient: two products with a vector, and the link."""
     coding = task.target.coding
     d = task.target.size if coding is None else len(coding.dense) + len(coding.terms)
     return 4 * d + LINK
 
 
 def seconds_for(task: Task, *works: Work) -> list[float]:
-    """About how long chains will take here.
+    """Estimate how long chains will take on this machine.
 
-    A resumed run uses what was measured when it began.
+    A resumed run uses the times measured when it began.
     """
 
     def compute() -> dict[str, np.ndarray]:
@@ -221,38 +220,38 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
 
 
 def _seconds_of_compiling(task: Task) -> float:
-    """Seconds to compile the step of a chain, by those that the model's functions took so far."""
+    """Estimate the time to compile a chain's step, from the model's compilation so far."""
     so_far = task.sums.clock.compiling
     own = task.target.model.users_functions
     return CACHED if own and so_far < AT_HAND else COMPILING + so_far
 
 
 def _seconds_per_gradient(task: Task) -> float:
-    """Seconds per gradient of one row on one core."""
+    """Estimate the seconds per gradient of one row on one core."""
     target, rows = task.target, task.rows
     linear = isinstance(target.model, LinearPredictorModel)
     if target.model.users_functions and not linear:
         return seconds_per_row(task, task.start)  # compiled already, by the search for a mode
     measured = task.sums.clock.per_row.get("hessian")
-    if measured is None or len(rows) < MANY:  # a pass over few rows is all calls
+    if measured is None or len(rows) < MANY:  # a pass over few rows is dominated by calls
         return OPERATION * _operations(task)
     measured *= min(os.cpu_count() or 1, len(chunk_bounds(rows)))
     if not linear:
         return measured / (1 + target.size)
-    # Two products with a vector, against one of matrices, which does twice as much per second.
+    # Two matrix-vector products, against a matrix product, which does twice as much per second.
     each = _operations(task)
     return measured * each / (((each - LINK) / 4) ** 2 + each)
 
 
 def duration(seconds: float) -> str:
-    """Say how long something takes, in the unit one would choose.
+    """Format a duration in a suitable unit.
 
     Examples
     --------
     >>> [duration(seconds) for seconds in (0.2, 4.4, 36, 200, 9000, 400_000)]
     ['0.2 s', '4 s', '40 s', '3 minutes', '2 hours', '5 days']
     """
-    if seconds < 90:  # to one digit: no more is known
+    if seconds < 90:  # one digit, the accuracy of the estimate
         return f"{float(f'{seconds:.1g}'):g} s"
     if seconds < 5400:
         return f"{round(seconds / 60)} minutes"

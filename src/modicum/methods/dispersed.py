@@ -1,8 +1,8 @@
-"""Where chains on all rows start when the mode is no use: dispersed points, a first step size.
+"""Starting points and a first step size for chains on all rows, when the mode is of no use.
 
-Laplace's approximation is a bad guide where the posterior has a funnel, a kink or no mode at all.
-Chains then start as in Stan: apart, in the parameters themselves, with a step size that one
-leapfrog step survives; warm-up learns the scales.
+Laplace's approximation is a bad guide if the posterior has a funnel, a kink or no mode at all.
+Chains then start as in Stan: at dispersed points, in the parameters themselves, with a step size
+at which one leapfrog step is accepted; warm-up learns the scales.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from modicum.runtime import to_device
 
 __all__ = ["Dispersed", "disperse", "dispersed_starts", "far_from_normal"]
 
-RADIUS = 2.0  # about the model's own start, in unconstrained parameters, as in Stan
-TRIES = 12  # each at half the distance of the one before
-DRAWS = 24  # of the normal approximation, at which it is compared with the posterior
-SPREAD = 3.0  # of the log-ratio over these draws, and so much more per parameter:
-SPREAD_EACH = 0.1
-ACCEPTED = np.log(0.8)  # energy error of the first leapfrog step
-DOUBLINGS = 30
+RADIUS = 2.0  # distance from the model's start, in unconstrained parameters, as in Stan
+TRIES = 12  # attempts to find a start, each at half the distance of the one before
+DRAWS = 24  # draws at which the normal approximation is compared with the posterior
+SPREAD, SPREAD_EACH = 3.0, 0.1  # largest spread of the log-ratio there: constant, per parameter
+ACCEPTED = np.log(0.8)  # log acceptance probability that the first step size aims at
+DOUBLINGS = 30  # most doublings or halvings of the step
 
 
 class Dispersed(NamedTuple):
@@ -40,14 +39,14 @@ class Dispersed(NamedTuple):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Dispersed:
-        """Read what a checkpoint has kept."""
+        """Restore from the arrays of a checkpoint."""
         return cls(arrays["points"], float(arrays["step_size"]))
 
 
 def far_from_normal(task: Task, anchor: Anchor) -> bool:
-    """Whether the normal approximation at the mode is no guide to the posterior's scales.
+    """Whether the normal approximation at the mode is a bad guide to the posterior's scales.
 
-    Draws of it are looked at: how much the log-posterior over its quadratic varies among them. A
+    The test is how much log-posterior minus log-approximation varies among draws of the latter. A
     mode in the neck of a funnel, or at a spike, gives scales that are wrong by orders of magnitude.
     """
     d = task.target.size
@@ -62,7 +61,7 @@ def far_from_normal(task: Task, anchor: Anchor) -> bool:
 
 
 def disperse(task: Task) -> Dispersed:
-    """Points about the model's start, or the user's own, and a step size for them."""
+    """Draw a point for each chain about the model's or the user's starts, and a step size."""
 
     def compute() -> dict[str, np.ndarray]:
         offsets, kicks = (generator(task.seed, s) for s in (Stream.DISPERSED, Stream.FIRST_STEP))
@@ -74,7 +73,7 @@ def disperse(task: Task) -> Dispersed:
 
 
 def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> ModeStarts:
-    """The points as kernels read them, counted from `origin`; `keys` are those of the chains."""
+    """Return the points in coordinates about `origin`, for kernels; `keys` are of the chains."""
     return ModeStarts(
         keys=first_keys(keys),
         mode=jnp.arange(len(begin.points)),
@@ -84,7 +83,7 @@ def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> 
 
 
 def _near(task: Task, chain: int, rng: np.random.Generator) -> np.ndarray:
-    """A point of finite density about a start; nearer to it at every try."""
+    """Draw a point of finite density about a start, closer to it at every attempt."""
     bases = (task.start, *(task.starts.points if task.starts else ()))
     base = bases[chain % len(bases)]
     radius = RADIUS
@@ -97,14 +96,14 @@ def _near(task: Task, chain: int, rng: np.random.Generator) -> np.ndarray:
     value, gradient = _log_posterior(task, base)
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
         raise ConvergenceError(
-            "the log-posterior, or its gradient, is not finite at the points chains would start "
-            "from; start elsewhere (`init`), or check the model's functions there."
+            "the log-posterior or its gradient is not finite at the points where chains would "
+            "start; start elsewhere (`init`), or check the model's functions there."
         )
     return np.asarray(base)
 
 
 def _first_step(task: Task, point: np.ndarray, rng: np.random.Generator) -> float:
-    """Double or halve the step until one leapfrog step is just about accepted."""
+    """Double or halve the step until one leapfrog step is just accepted."""
     momentum = rng.standard_normal(len(point))
     value, gradient = _log_posterior(task, point)
 

@@ -1,4 +1,4 @@
-"""HMC and NUTS on all rows: exact, the reference, and affordable while n is moderate."""
+"""HMC and NUTS on all rows: exact, and affordable for moderate n."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["HMC", "NUTS", "WIDER"]
 
-# The usual acceptance rate, and one of shorter steps for effects of groups of which the data say no
-# more than so many times what their own spread does: hardly a divergence, for half as many more
-# gradients; where the data say more there are none, and steps would be half as long for nothing.
+# The usual acceptance rate; one with shorter steps for group effects about which the data carry at
+# most CLEAR times as much information as their prior, which nearly avoids divergences for half as
+# many more gradients. With more information there are none, and shorter steps would be wasted.
 ACCEPT, CAREFUL, CLEAR = 0.8, 0.95, 5.0
-DENSE_METRIC = 50  # parameters up to which warm-up learns a dense mass matrix
-WIDER = 4  # times the gradients of a whitened posterior, where scales are learned
+DENSE_METRIC = 50  # most parameters for which warm-up learns a dense mass matrix
+WIDER = 4  # cost of learning scales: times the gradients of a whitened posterior
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ class _FullData(Method):
     Parameters
     ----------
     target_accept
-        Acceptance rate the step size is tuned for. By default 0.8, and 0.95 where groups have
-        effects that the data say little about: next to a standard deviation of zero, steps must be
-        shorter.
+        Acceptance rate for which the step size is tuned. By default 0.8, and 0.95 if the data say
+        little about the effects of some groups: near a group standard deviation of zero, steps must
+        be shorter.
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     memory_limit
-        Bytes of rows that may be held in memory; a larger data set is read anew at every gradient.
-        By default half of what is free.
+        Bytes of rows that may be held in memory; a larger data set is read again for every
+        gradient. By default half of the free memory.
     metric
-        The mass that warm-up learns: "diagonal" or "dense". By default its diagonal where the
-        parameters are whitened at the mode already; else all of it, up to 50 parameters.
+        The mass matrix that warm-up learns: "diagonal" or "dense". By default diagonal if the
+        parameters are whitened at the mode; otherwise dense, up to 50 parameters.
     """
 
     target_accept: float | None = None
@@ -92,26 +92,26 @@ class _FullData(Method):
 
     @abstractmethod
     def move(self) -> Move:
-        """The Hamiltonian move."""
+        """Return the Hamiltonian move."""
 
     @abstractmethod
     def gradients(self, size: int) -> int:
-        """Gradients of all rows that an iteration is expected to take, with `size` parameters."""
+        """Return the expected gradients of all rows per iteration, with `size` parameters."""
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
-        """Whiten at the mode, hold the rows, compose the kernel.
+        """Whiten at the mode, load the rows, and compose the kernel.
 
-        Where no mode is of use, short chains on a subset say where the posterior is; where these
-        do not either, chains start from dispersed points and learn all scales.
+        If no mode is of use, short chains on a subset locate the posterior; if these fail too,
+        chains start from dispersed points and learn all scales.
         """
         import_ahead()
         try:
             anchor = task.anchor_at_mode()
         except NoModeError:
-            if self.step_size is not None:  # in posterior standard deviations, which are not known
+            if self.step_size is not None:  # its unit, posterior standard deviations, is unknown
                 raise
-            return self._without_mode(task, "it has none that could be found")
+            return self._without_mode(task, "none was found")
         if self.step_size is None and _misleads(task, anchor):
             return self._without_mode(task, "the posterior is far from normal about it")
         return self._at_mode(task, anchor)
@@ -123,7 +123,7 @@ class _FullData(Method):
         return self._dispersed(task, reason)
 
     def _accept(self, warp: Warp | None) -> float:
-        """The acceptance rate that was set, or the one that suits the effects of groups."""
+        """Return the acceptance rate that was set, or one that suits the group effects."""
         if self.target_accept is not None:
             return self.target_accept
         if warp is None:
@@ -133,11 +133,11 @@ class _FullData(Method):
         return ACCEPT if weakest > CLEAR else CAREFUL
 
     def _dense(self, task: Task) -> bool:
-        """Whether warm-up learns a dense mass matrix, where no mode whitens."""
+        """Whether warm-up learns a dense mass matrix if no mode whitens the parameters."""
         return task.target.size <= DENSE_METRIC if self.metric is None else self.metric == "dense"
 
     def _at_mean(self, task: Task, mean: AtMean, reason: str) -> Plan:
-        """Whiten by the covariance of short chains on a subset, and learn what that leaves."""
+        """Whiten by the covariance of short chains on a subset; warm-up learns the remainder."""
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         kernel = FullDataKernel(
             log_posterior, self.move(), self._accept(None), dense=self._dense(task)
@@ -211,7 +211,7 @@ class _FullData(Method):
             dense=self.metric == "dense",
         )
         spread = anchor.modes is not None and len(anchor.modes) > 1
-        # A step size that was set refers to coordinates that the user knows.
+        # A step size set by the user refers to whitened coordinates without curves.
         curves = curves_on_all_rows(task, anchor) if self.step_size is None and not warp else None
         context = FullDataContext(
             point=to_device(anchor.point),
@@ -236,7 +236,7 @@ class _FullData(Method):
         return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Say so if chains that were spread over several modes stayed where they began."""
+        """Warn if chains that started at several modes stayed where they began."""
         modes = plan.anchor.modes if isinstance(plan.anchor, Anchor) else None
         assert isinstance(plan.kernel, FullDataKernel)
         accept = plan.kernel.target_accept
@@ -249,11 +249,11 @@ class _FullData(Method):
 
     def _slow(self, task: Task, point: np.ndarray, evaluations: float) -> list[ModicumWarning]:
         work = f"{self.name.upper()} on all {len(task.rows):,} rows"
-        return slow_run(task, point, evaluations, work, "draw less, or take fewer rows")
+        return slow_run(task, point, evaluations, work, "use fewer draws, or fewer rows")
 
 
 def _misleads(task: Task, anchor: Anchor) -> bool:
-    """Whether the mode of a model of one's own is alone and gives the wrong scales."""
+    """Whether the only mode of a user's model gives the wrong scales."""
     model = task.target.model
     if not (model.users_functions and model.has_mode) or anchor.factor.ndim < 2:
         return False
@@ -269,34 +269,34 @@ def _apart(modes: Modes, chains: int) -> ModicumWarning:
     counts = ", ".join(map(str, np.bincount(modes.chains_at(chains), minlength=len(modes))))
     return ModicumWarning(
         "modes-apart",
-        f"no chain went from one of the {len(modes)} modes to another, so that the draws hold each "
-        f"by the number of chains that started there ({counts}) and not by its weight (about "
+        f"no chain moved between the {len(modes)} modes, so that the draws represent each mode by "
+        f"the number of chains that started there ({counts}) and not by its weight (about "
         f"{weights} by Laplace's approximation)",
-        "leave a single mode: order the components, fix a sign, give a prior that tells the modes "
-        "apart; or look at the chains of each mode by themselves",
+        "make the posterior unimodal (order the components, fix a sign, or use a prior that "
+        "separates the modes), or analyse the chains of each mode separately",
         modes=len(modes),
     )
 
 
 def _starts(anchor: Anchor, task: Task) -> ModeStarts:
-    """Chains spread over all modes that are not negligible; a chain is recognised by its key."""
+    """Spread the chains over all modes that are not negligible; chains are known by their keys."""
     modes = anchor.modes
     assert modes is not None
-    into = np.linalg.inv(anchor.dense_factor)
+    whiten = np.linalg.inv(anchor.dense_factor)
     return ModeStarts(
         keys=first_keys(chain_keys(task.seed, task.chains)),
         mode=to_device(modes.chains_at(task.chains)),
-        centre=to_device((modes.points - anchor.point) @ into.T),
-        spread=to_device(into @ modes.factors),
+        centre=to_device((modes.points - anchor.point) @ whiten.T),
+        spread=to_device(whiten @ modes.factors),
     )
 
 
 @dataclass(frozen=True)
 class NUTS(_FullData):
-    """The no-U-turn sampler on all rows, whitened at the mode where that is of use.
+    """The no-U-turn sampler on all rows, whitened at the mode if that is of use.
 
-    A model of your own need not have one: where there is a kink, a funnel or a spike, chains start
-    from dispersed points and warm-up learns the scales in Stan's windows.
+    A model of your own need not have a mode: with a kink, a funnel or a spike, chains start from
+    dispersed points and warm-up learns the scales in Stan's windows.
 
     Examples
     --------
@@ -314,11 +314,11 @@ class NUTS(_FullData):
         whole_number("max_depth", self.max_depth)
 
     def move(self) -> Move:
-        """BlackJAX's NUTS."""
+        """Return BlackJAX's NUTS."""
         return NUTSMove(self.max_depth)
 
     def gradients(self, size: int) -> int:
-        """Those of a whitened posterior: trees of depth three or so."""
+        """Return the gradients that a whitened posterior takes: trees of about depth three."""
         del size
         return int(2 ** min(self.max_depth, 3) - 1)
 
@@ -359,10 +359,10 @@ class HMC(_FullData):
             raise SettingError("jitter must lie between 0 and 1.")
 
     def move(self) -> Move:
-        """Trajectories of a fixed length."""
+        """Return HMC with trajectories of a fixed length."""
         return HMCMove(self.trajectory, self.max_steps, self.jitter)
 
     def gradients(self, size: int) -> int:
-        """The trajectory over the step size, which is about 1.4 d^(-1/4) unless it is set."""
+        """Return trajectory over step size, which is about 1.4 d^(-1/4) unless it is set."""
         step = self.step_size or 1.4 * size**-0.25
         return min(self.max_steps, ceil(self.trajectory / step))

@@ -20,14 +20,14 @@ class FullLogPosterior:
 
     target: Target
     source: Resident | Streamed
-    has_rest: bool = False  # whether a quadratic stands in for rows that are absent
-    times: float = 1.0  # by which every row counts, where rows stand for others
+    has_rest: bool = False  # whether a quadratic represents the rows that are absent
+    times: float = 1.0  # weight of every row, if the rows are a subset that represents all
 
     @classmethod
     def of(
         cls, task: Task, limit: int | None, times: float = 1.0
     ) -> tuple[FullLogPosterior, Pytree]:
-        """The function of a task, and the data it reads: in memory within `limit` bytes."""
+        """Return the function of a task and its data, in memory if within `limit` bytes."""
         source, chunks = hold(task.rows, limit)
         rest = task.sums.rest
         if rest is None:
@@ -36,7 +36,7 @@ class FullLogPosterior:
         return cls(task.target, source, True, times), (chunks, numbers)
 
     def __call__(self, t: jax.Array, data: Pytree) -> jax.Array:
-        """The log-posterior at `t` of the rows in `data`."""
+        """Return the log-posterior at `t` of the rows in `data`."""
         chunks, rest = data if self.has_rest else (data, None)
         likelihood = log_likelihood(self.target, self.source, t, chunks)
         if self.times != 1:

@@ -1,4 +1,4 @@
-"""What methods do where the units are groups: nodes fixed at the mode, and groups drawn as rows."""
+"""Methods on groups of rows: quadrature nodes fixed at the mode, and groups drawn like rows."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 
-NEAR_ZERO = 0.5  # posterior sd of log group_sd from which its lower end is the prior's
-CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # of which the quadrature is checked
-COARSE = 0.1  # posterior standard deviations
+NEAR_ZERO = 0.5  # posterior sd of log group_sd above which the prior decides its lower end
+CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # on which the quadrature is checked
+COARSE = 0.1  # largest shift of a posterior mean, in posterior sd, that quadrature may cause
 
 
 def with_fixed_nodes(task: Task) -> Task:
-    """The same task with quadrature nodes fixed at the mode; other tasks are returned unchanged.
+    """Fix the quadrature nodes of a task at the mode; tasks without nodes are returned unchanged.
 
-    At the mode found here nodes and anchor agree: nodes were found at every point on the way, and
-    at the last one its gradient, with these nodes, is zero.
+    Nodes and anchor agree at this mode: the search placed nodes at every point on its way, and at
+    the last point the gradient with its nodes is zero.
     """
     if not isinstance(task.rows, GroupedRows) or task.rows.nodes is not None:
         return task
@@ -66,7 +66,7 @@ def with_fixed_nodes(task: Task) -> Task:
 
 
 def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
-    """Warnings about the groups before any chain runs."""
+    """Return warnings about the groups, before any chain runs."""
     model, groups = sums.target.model, sums.rows
     assert isinstance(model, IntegratedEffects)
     places = sums.target.unravel(np.arange(sums.target.size))["group_log_sd"]
@@ -82,9 +82,9 @@ def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
 
 
 def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
-    """Say so where so many groups of the largest one's size are more than all rows.
+    """Warn if `subsample` groups as large as the largest one hold more rows than there are.
 
-    A chain has room for that, since any group may be drawn, and computes with all of it.
+    Since any group may be drawn, every step allots that many rows and computes with all of them.
     """
     rows = len(groups.members)
     if subsample * groups.largest < rows:
@@ -92,8 +92,8 @@ def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
     return [
         ModicumWarning(
             "groups-uneven",
-            f"the largest group holds {groups.largest:,} of {rows:,} rows, and a step has room for "
-            f"{subsample:,} groups of that size: it costs more than all rows would",
+            f"the largest group holds {groups.largest:,} of {rows:,} rows, and a step computes as "
+            f"for {subsample:,} groups of that size, which costs more than all rows",
             "use method='nuts' on all rows",
             largest=groups.largest,
             rows=rows,
@@ -103,12 +103,13 @@ def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
 
 @in_double_precision
 def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[ModicumWarning]:
-    """Compare some groups with twice the nodes, at draws of the posterior (flat, one per line).
+    """Warn if twice as many nodes change the integrals of some groups at posterior draws.
 
-    The error of all groups is a function of the parameters that is added to the log-posterior:
-    its standard deviation bounds the shift of any posterior mean, in posterior standard deviations.
-    Draws are those from the smallest to the largest standard deviation of effects, and the finer
-    nodes are found at each of them: nodes that lie elsewhere than the integrand are noticed.
+    `points` are flat draws, one per row. The error of all groups is a function of the parameters
+    that is added to the log-posterior: its standard deviation bounds the shift of any posterior
+    mean, in posterior standard deviations. The draws used range from the smallest to the largest
+    standard deviation of effects, and the finer nodes are placed anew at each of them, so that
+    nodes that miss the integrand are noticed.
     """
     target, groups = sums.target.likelihood, sums.rows
     model = target.model
@@ -131,10 +132,10 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[Modicum
     return [
         ModicumWarning(
             "quadrature-coarse",
-            f"with {model.per_effect} quadrature nodes per effect the integrals over groups are "
-            f"off: by comparison with twice as many on {checked} groups, posterior means may be "
-            f"wrong by up to {bound:.2g} posterior standard deviations",
-            f"give IntegratedEffects more nodes (nodes={2 * model.per_effect}), or hold the "
+            f"{model.per_effect} quadrature nodes per effect are too few for the integrals over "
+            f"groups: compared with twice as many on {checked} groups, posterior means may be off "
+            f"by up to {bound:.2g} posterior standard deviations",
+            f"give IntegratedEffects more nodes (nodes={2 * model.per_effect}), or sample the "
             "effects explicitly (groups='explicit')",
             bound=bound,
             nodes=model.per_effect,
@@ -151,7 +152,7 @@ def _differences(finer: Target, target: Target, points: Array, batch: Batch) -> 
 def _difference(
     finer: Target, target: Target, flat: Groups, known: NodePlaces | None, t: jax.Array
 ) -> jax.Array:
-    """Difference of the sum over groups with nodes found at t and with those that are known."""
+    """Sum over groups with finer nodes placed at t, less the sum with the known nodes."""
     assert isinstance(finer.model, IntegratedEffects)
     assert isinstance(target.model, IntegratedEffects)
     theta = target.unravel(t)
@@ -162,11 +163,11 @@ def _difference(
 def _differences_by_numpy(
     finer: Target, target: Target, points: np.ndarray, batch: Batch
 ) -> np.ndarray:
-    """The same without a compiler, block after block."""
+    """Like `_differences`, in NumPy and block by block."""
     known = NodePlaces.in_batch(batch)
     assert known is not None
 
-    def of_block(part: tuple[slice, NumPyGroups]) -> np.ndarray:
+    def in_block(part: tuple[slice, NumPyGroups]) -> np.ndarray:
         own, block = part
         places = known._replace(centre=known.centre[own])
         with np.errstate(all="ignore"):
@@ -174,41 +175,41 @@ def _differences_by_numpy(
         return np.array(at)
 
     with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-        return np.sum(list(threads.map(of_block, NumPyGroups.of(batch).in_blocks())), axis=0)
+        return np.sum(list(threads.map(in_block, NumPyGroups.of(batch).in_blocks())), axis=0)
 
 
-# Groups drawn as rows -----------------------------------------------------------------------
+# Groups drawn like rows ---------------------------------------------------------------------
 
 
 class DrawnGroups(NamedTuple):
-    """Groups that were drawn, as their rows: a request for rows."""
+    """A request for all rows of the groups that were drawn."""
 
-    row_ids: jax.Array  # (groups, width); rows beyond a group's are copies of its last
+    row_ids: jax.Array  # (groups, width); padded with copies of each group's last row
     probability: jax.Array
     group_rows: jax.Array
     group_centre: jax.Array
 
 
 class GroupTables(NamedTuple):
-    """Those of the design that draws groups, and what is known of each group."""
+    """The tables of the design that draws groups, and the place of each group's rows."""
 
     design: Pytree
-    order: Array | None  # numbers of the rows in group order; None: 0, 1, 2, ...
-    start: Array  # of each group, in that order
+    order: Array | None  # row numbers in group order; None: 0, 1, 2, ...
+    start: Array  # where each group begins in that order
     size: Array
     centre: Array
 
 
 @dataclass(frozen=True)
 class GroupDesign:
-    """A design over groups, which requests all rows of the groups it draws.
+    """A design over groups that requests all rows of the groups it draws.
 
     Parameters
     ----------
     groups
-        How groups are drawn.
+        The design that draws groups.
     width
-        Rows of the largest group: requests have one shape.
+        Rows of the largest group, so that all requests have the same shape.
     """
 
     groups: Design[Any]
@@ -221,14 +222,13 @@ class GroupDesign:
         within = jnp.minimum(jnp.arange(self.width), size[:, None] - 1)
         place = tables.start[group][:, None] + within
         row_ids = place if tables.order is None else tables.order[place].astype(place.dtype)
-        beside = (size, tables.centre[group])
-        return DrawnGroups(row_ids, drawn.probability, *beside)
+        return DrawnGroups(row_ids, drawn.probability, size, tables.centre[group])
 
 
 def of_groups(
     design: Design[Any], tables: Pytree, rows: GroupedRows
 ) -> tuple[GroupDesign, GroupTables]:
-    """The design that requests the rows of the groups that `design` draws."""
+    """Return a design that requests the rows of the groups that `design` draws."""
     assert rows.nodes is not None, "nodes are fixed before groups are drawn"
     index = rows.index
     known = (index.order, index.start[:-1], index.size, rows.nodes.centre)

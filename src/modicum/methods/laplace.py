@@ -1,13 +1,13 @@
-"""Weighted normal draws: no chain where the posterior is nearly normal, as it is on many tables.
+"""Weighted normal draws, without a chain, for a nearly normal posterior, as many tables have.
 
-S independent draws z of the normal approximation at the mode are each weighed by one pool of rows
-(`methods.weighing_pool`), and with Pareto-smoothed weights stand for the posterior. Three numbers
-say whether that is enough: the Pareto index k of the weights, their effective sample size, and the
-noise of the pool.
+S independent draws z of the normal approximation at the mode are all weighted with one pool of rows
+(`methods.weighing_pool`), and with Pareto-smoothed weights represent the posterior. Three numbers
+tell whether that is accurate: the Pareto index k of the weights, their effective sample size, and
+the noise of the pool.
 
-Draws that count alike are often handier than draws with weights. The independence sampler makes
-them: a chain whose proposals are the draws, each accepted with probability min(1, w' / w), leaves
-the weighted distribution invariant. Where weights hardly vary, nearly all are accepted.
+Draws of equal weight are often handier. The independence sampler makes them: a chain whose
+proposals are the draws, each accepted with probability min(1, w' / w), leaves the weighted
+distribution invariant. If weights hardly vary, nearly all proposals are accepted.
 """
 
 from __future__ import annotations
@@ -34,43 +34,41 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["ENOUGH", "FAR", "STILL", "Laplace", "Proposals", "Verdict"]
 
-FAR = 0.7  # Pareto k from which weights cannot be relied on (Vehtari and others, 2024)
-ENOUGH = 0.5  # below which they are as good as draws
-NOISY = 0.05  # posterior standard deviations by which a pool may move a mean, one standard error
-STILL = 0.01  # by which one that was chosen does
-LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of that
-TRIAL = 4_096  # draws on which the verdict rests, at most
-FEWEST = 1_000  # at least
-FIRST = 24  # proposals of the independence sampler before the first that is kept
+FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari and others, 2024)
+ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
+NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small
+STILL = 0.01  # standard error that a pool of automatic size aims at
+LEAST_POOL, MOST_POOL = 2_000, 20_000  # rows of a pool of automatic size
+TRIAL = 4_096  # most draws on which the verdict rests
+FEWEST = 1_000  # fewest draws
+FIRST = 24  # proposals of the independence sampler that are discarded as burn-in
 
 
 class Verdict(NamedTuple):
-    """Whether weighted normal draws will do."""
+    """How well weighted normal draws represent the posterior."""
 
     tail: float  # Pareto k
     share: float  # effective draws per draw
-    noise: float  # of the pool: sd of the shift of a posterior mean, in posterior sds
+    noise: float  # sd of the shift of a posterior mean due to the pool, in posterior sds
 
     @classmethod
     def on(cls, log_ratio: np.ndarray, noise: float) -> Verdict:
-        """The verdict on draws of these weights."""
+        """Judge draws with these log-weights."""
         weights, tail = pareto_smoothed(log_ratio)
         return cls(tail, float(1 / np.sum(weights**2) / len(weights)), noise)
 
     @property
     def enough(self) -> bool:
-        """Whether they are as good as draws of the posterior."""
+        """Whether the draws are as good as draws of the posterior."""
         return self.tail < ENOUGH and self.noise < NOISY / 2
 
     def text(self, pool: int) -> str:
-        """The three numbers, and what they mean."""
-        verdict = (
-            "enough" if self.enough else "usable" if self.tail < FAR else "not to be relied on"
-        )
+        """Return the three numbers, and what they mean."""
+        verdict = "enough" if self.enough else "usable" if self.tail < FAR else "unreliable"
         return f"{verdict}: {self.numbers(pool)}"
 
     def numbers(self, pool: int) -> str:
-        """The three numbers, in words."""
+        """Return the three numbers, in words."""
         return (
             f"Pareto k {self.tail:.2f}, {self.share:.0%} effective, and the {pool:,} rows of the "
             f"pool move a posterior mean by {self.noise:.2g} posterior sd at most (one standard "
@@ -79,20 +77,20 @@ class Verdict(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Normal draws, some of which were weighed to see whether they will do.
+    """Normal draws, the first of which were weighted to judge them.
 
-    Along curves, `growth` is the log of normal approximation over proposal density at each of them.
+    With curves, `growth` is the log of normal approximation over proposal density at each draw.
     """
 
     z: np.ndarray  # (length, chain, d)
-    log_ratio: np.ndarray  # posterior over proposal of the first, as many as were weighed
+    log_ratio: np.ndarray  # posterior over proposal at the draws that were weighted, the first
     verdict: Verdict
-    curves: Curves | None = None  # on which the draws lie
+    curves: Curves | None = None  # along which the draws were bent
     growth: np.ndarray | None = None  # (length, chain)
 
     @classmethod
     def of(cls, pool: WeighingPool, first: int, curves: Curves | None = None) -> Proposals:
-        """Draw as many as a run needs after the `first`, and weigh the first thousands."""
+        """Draw `first` proposals plus those that the run needs, and weigh the first thousands."""
         study, task = pool.study, pool.study.task.of_few_chains()
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
@@ -116,17 +114,17 @@ class Proposals(NamedTuple):
 class Laplace(Method):
     """Independent draws of the normal approximation at the mode, weighted by a pool of rows.
 
-    No warm-up: right where the posterior is nearly normal, and it says whether it is
-    (`Posterior.tuning["verdict"]`).
+    There is no warm-up. The method is accurate if the posterior is nearly normal, and
+    `Posterior.tuning["verdict"]` says whether it is.
 
     Parameters
     ----------
     pool
-        Rows in the pool; all rows where there are no more. None: 2,000, or as many more as keep
-        its noise below 0.01 posterior standard deviations, up to 20,000.
+        Rows in the pool, at most all rows. None: 2,000, or as many more as keep its noise below
+        0.01 posterior standard deviations, up to 20,000.
     weighted
-        True: draws carry weights, which all summaries use. False: draws count alike, by an
-        independence sampler whose proposals they are.
+        True: draws carry weights, which all summaries use. False: draws have equal weight, made by
+        an independence sampler that proposes the weighted draws.
 
     Examples
     --------
@@ -154,8 +152,8 @@ class Laplace(Method):
         """Find the mode, study the rows, and draw."""
         if isinstance(task.rows, GroupedRows) or not task.target.model.has_mode:
             raise SettingError(
-                "method='laplace' weighs normal draws about a mode row by row, which effects that "
-                "are integrated out and networks do not allow; use method='hmc-ecs' or 'nuts'."
+                "method='laplace' weights normal draws at a mode row by row, which is impossible "
+                "with integrated effects and networks; use method='hmc-ecs' or 'nuts'."
             )
         task.refuse_own_parameters("laplace")
         settings = HMCECS()
@@ -164,13 +162,13 @@ class Laplace(Method):
 
     @property
     def _first(self) -> int:
-        """Proposals before the first draw."""
+        """Number of proposals before the first draw that is kept."""
         return 0 if self.weighted else FIRST
 
     def weighed(
         self, study: Study, tail: float, curves: Curves | None = None
     ) -> tuple[WeighingPool, Proposals]:
-        """A pool, and proposals that it has weighed; a larger one, unless k is above `tail`."""
+        """Return a pool and proposals weighted with it; enlarge the pool if k is below `tail`."""
         pool = WeighingPool(study, self.pool or LEAST_POOL)
         proposals = Proposals.of(pool, self._first, curves)
         noise = proposals.verdict.noise
@@ -181,7 +179,7 @@ class Laplace(Method):
         return pool, proposals
 
     def of(self, pool: WeighingPool, proposals: Proposals) -> Plan:
-        """The plan, with all its draws, given proposals of which some were weighed."""
+        """Return the plan with all its draws, given proposals of which some were weighted."""
         study, verdict = pool.study, proposals.verdict
         return Plan(
             kernel=None,
@@ -200,10 +198,10 @@ class Laplace(Method):
         )
 
     def _drawn(self, pool: WeighingPool, proposals: Proposals) -> History:
-        """Draws with their weights, or draws that count alike."""
+        """Return draws with their weights, or draws of equal weight."""
         study, task, z = pool.study, pool.study.task.of_few_chains(), proposals.z
         log_ratio = self._all_ratios(pool, proposals)
-        # What HMC-ECS calls `lp` as well: the log-posterior by the rows that were evaluated.
+        # `lp` as in HMC-ECS: the log-posterior estimated from the rows that were evaluated.
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=2)
         of_normal = log_ratio if proposals.growth is None else log_ratio - proposals.growth
         stats = {"lp": of_normal - away + study.anchor.C + study.folded_prior}
@@ -229,7 +227,7 @@ class Laplace(Method):
         )
 
     def _all_ratios(self, pool: WeighingPool, proposals: Proposals) -> np.ndarray:
-        """Log-ratios of all proposals, (length, chain)."""
+        """Return the log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
         weighed, growth = len(proposals.log_ratio), proposals.growth
         parts = [proposals.log_ratio]
@@ -239,25 +237,25 @@ class Laplace(Method):
         return np.concatenate(parts).reshape(proposals.z.shape[:2])
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Weights of the draws, and reasons to doubt them."""
+        """Return the weights of the draws, and reasons to doubt them."""
         del task
         assert isinstance(plan.memo, list)
-        weights = history.stats.pop("weight", None)  # a posterior keeps them apart from its stats
+        weights = history.stats.pop("weight", None)  # a posterior keeps weights apart from stats
         return Outcome(weights=weights, warnings=plan.memo, independent=True)
 
 
 def _independence_sampler(
     log_ratio: np.ndarray, chances: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each chain's state after every proposal, and its probability to be accepted.
+    """Return which proposal is each chain's state after every step, and acceptance probabilities.
 
-    Of uniform numbers, `chances`, one per proposal; arrays are (length, chain).
+    `chances` are uniform random numbers, one per proposal; arrays are (length, chain).
     """
     length, chains = log_ratio.shape
     places, rate = np.zeros((length, chains), int), np.ones((length, chains))
     place, ratio = places[0], log_ratio[0]
     for k in range(1, length):
-        with np.errstate(invalid="ignore"):  # whatever follows a state that cannot be is accepted
+        with np.errstate(invalid="ignore"):  # a state of zero density accepts any proposal
             rate[k] = np.exp(np.minimum(np.where(np.isfinite(ratio), log_ratio[k] - ratio, 0), 0))
         accepted = chances[k] < rate[k]
         place, ratio = np.where(accepted, k, place), np.where(accepted, log_ratio[k], ratio)
@@ -281,8 +279,8 @@ def _doubts(verdict: Verdict, size: int) -> list[ModicumWarning]:
         doubts.append(
             ModicumWarning(
                 "laplace-pool",
-                f"the {size:,} rows that weigh the draws are too few: they may move a posterior "
-                f"mean by {verdict.noise:.2g} posterior standard deviations (one standard error)",
+                f"the pool of {size:,} rows that weights the draws is too small: it may move a "
+                f"posterior mean by {verdict.noise:.2g} posterior sd (one standard error)",
                 "use a larger pool, mo.Laplace(pool=...), or method='hmc-ecs'",
                 noise=verdict.noise,
             )

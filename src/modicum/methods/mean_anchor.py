@@ -1,17 +1,17 @@
-"""An anchor where the mode is no use: the posterior mean, by short chains on a subset of the rows.
+"""An anchor at the posterior mean, found by short chains on a subset, when the mode is of no use.
 
-A mode may be missing or mislead: the spike of a mixture, the neck of a funnel in a hierarchy that
-was written by hand, a kink. The mean exists all the same. NUTS runs on a few thousand rows, each
-of which counts as often as it takes to stand for all: the covariance V of its draws is about that
-of the posterior p, and their mean is off by the sampling error of the subset. Passes over all rows
-then look for the shift s of a few of these draws t_i for which
+A mode may be missing or misleading: the spike of a mixture, the neck of a funnel in a hand-written
+hierarchy, a kink. The mean still exists. NUTS runs on a few thousand rows, weighted to represent
+all: the covariance V of its draws is about that of the posterior p, and their mean is off by the
+sampling error of the subset. Passes over all rows then look for the shift s of a few of these draws
+t_i for which
 
     mean of grad log p(t_i + s) = mean of grad log p_subset(t_i):
 
-expectations of either gradient under its own posterior are zero, and the difference of two means
-over the same draws is free of most of their noise, whatever the posterior's shape. Where both
-log-posteriors are quadratic, s = V (mean of grad log p - grad log p_subset) is the difference of
-their means; elsewhere Broyden's method goes on from there.
+each gradient has expectation zero under its own posterior, and the difference of two means over the
+same draws is free of most of their noise, whatever the posterior's shape. If both log-posteriors
+are quadratic, s = V (mean of grad log p - grad log p_subset) is the difference of their means;
+otherwise Broyden's method iterates from there.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["AtMean", "NoMeanError", "anchor_at_mean", "may_have_mean"]
 
-ROWS, ROWS_EACH = 2_000, 20  # of the subset, and per parameter
-FEWEST = 5  # times as many are all rows, at least: else NUTS on all of them is as good
+ROWS, ROWS_EACH = 2_000, 20  # fewest rows of the subset: in all, and per parameter
+FEWEST = 5  # all rows must be this many times the subset, or NUTS on all of them is as good
 CHAINS, TUNE, DRAWS, DEPTH = 4, 300, 200, 8
-STAGE = 90  # of the chains' random numbers
-APART = 1.3  # R-hat from which chains are in different places
-DENSE = 50  # parameters up to which V is more than its diagonal
+STAGE = 90  # stage of the chains' random keys
+APART = 1.3  # R-hat above which the chains disagree
+DENSE = 50  # most parameters for which V is a full matrix, not a diagonal
 POINTS = 16  # draws at which gradients of all rows are averaged
-MOST_STEPS = 12  # passes that move the mean
-NEAR, FAR = 0.1, 0.5  # posterior sds of the last step: enough, and too many
-LONGEST = 10.0  # step, in posterior sds of each parameter
+MOST_STEPS = 12  # most passes that move the mean
+NEAR, FAR = 0.1, 0.5  # last step, in posterior sds: converged below NEAR, failed above FAR
+LONGEST = 10.0  # longest step, in posterior sds of each parameter
 
 
 class NoMeanError(ConvergenceError):
-    """Short chains on a subset, or the passes after them, came to no mean."""
+    """Short chains on a subset, or the passes after them, found no mean."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class AtMean:
 
     @property
     def text(self) -> str:
-        """How it was found, in words."""
+        """How the anchor was found, in words."""
         return (
             f"the mean of {CHAINS} short chains on {self.rows:,} rows, moved by {self.passes} "
             "passes over all rows"
         )
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Everything as arrays, for a checkpoint."""
+        """Convert to arrays, for a checkpoint."""
         return self.anchor.to_arrays() | {"found": np.array([self.rows, self.passes])}
 
     @classmethod
@@ -84,14 +84,14 @@ class AtMean:
 
 
 def may_have_mean(task: Task) -> bool:
-    """Whether a subset can stand for all rows, of a model of which nothing else is known."""
+    """Whether to look for a mean: for a user's model, and rows enough that a subset is cheap."""
     own = task.target.model.users_functions and task.target.model.has_mode
     all_rows = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
     return own and all_rows and len(task.rows) >= FEWEST * _subset_size(task)
 
 
 def anchor_at_mean(task: Task) -> AtMean:
-    """Find the mean and what is known there, once per run.
+    """Find the mean and expand there; done once per run.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def anchor_at_mean(task: Task) -> AtMean:
         If chains on the subset do not agree, or no mean of all rows was reached.
     """
     mean = task.cache.get("mean")
-    if not isinstance(mean, _MeanOfRows) or mean.rows is not task.rows:  # a subset has its own mean
+    if not isinstance(mean, _MeanOfRows) or mean.rows is not task.rows:  # a subset's mean differs
         mean = _MeanOfRows(task.rows, _attempt(task))
         task.cache["mean"] = mean
     if isinstance(mean.result, NoMeanError):
@@ -108,7 +108,7 @@ def anchor_at_mean(task: Task) -> AtMean:
 
 
 class _MeanOfRows(NamedTuple):
-    """The anchor at the mean of these rows' posterior, or why there is none."""
+    """The anchor at the mean of the posterior given these rows, or why there is none."""
 
     rows: Rows
     result: AtMean | NoMeanError
@@ -139,7 +139,7 @@ def _subset_size(task: Task) -> int:
 
 
 def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
-    """Draws (chain, draw, d) of NUTS on a subset whose rows stand for all, and its task."""
+    """Return draws (chain, draw, d) of NUTS on a weighted subset, and the subset's task."""
     n, size, d = len(task.rows), _subset_size(task), task.target.size
     row_ids = np.sort(generator(task.seed, Stream.MEAN_SUBSET).choice(n, size, replace=False))
     rows = task.rows.subset(row_ids)
@@ -179,9 +179,9 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
 
 def _check_agreement(draws: np.ndarray, rows: int) -> None:
     worst = float(np.max(r_hat(draws)))
-    if not worst < APART:  # NaN: chains that did not move
+    if not worst < APART:  # NaN if no chain moved
         raise NoMeanError(
-            f"short chains on {rows:,} rows do not agree on where the posterior is (R-hat "
+            f"short chains on {rows:,} rows disagree about where the posterior is (R-hat "
             f"{worst:.2f}), so that there is no mean to expand about; use method='nuts'."
         )
 
@@ -194,13 +194,13 @@ class _Normal(NamedTuple):
 
 
 def _moments(draws: np.ndarray) -> _Normal:
-    """Mean of draws, and their covariance if parameters are few, else its diagonal."""
+    """Return the mean of draws, and a factor of their covariance (diagonal if d is large)."""
     flat = draws.reshape(-1, draws.shape[2])
     count, d = flat.shape
     variance = flat.var(axis=0)
     if d > DENSE:
         return _Normal(flat.mean(axis=0), np.diag(np.sqrt(variance)))
-    share = d / (d + count)  # towards the diagonal, by how few draws there are
+    share = d / (d + count)  # shrink towards the diagonal, more so with fewer draws
     cov = (1 - share) * np.cov(flat, rowvar=False).reshape(d, d) + share * np.diag(variance)
     return _Normal(flat.mean(axis=0), np.linalg.cholesky(cov))
 
@@ -208,7 +208,7 @@ def _moments(draws: np.ndarray) -> _Normal:
 def _moved(
     task: Task, small: Task, draws: np.ndarray, about: _Normal
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Move the mean from that of the subset to that of all rows; with the passes it took."""
+    """Move the mean from the subset's to that of all rows; return it, the factor and the passes."""
     flat = draws.reshape(-1, draws.shape[2])
     draw_ids = generator(task.seed, Stream.MEAN_POINTS).choice(len(flat), POINTS, replace=False)
     points, (mean, factor), d = flat[draw_ids], about, flat.shape[1]
@@ -217,7 +217,7 @@ def _moved(
     origin = mean
 
     def slope(at: np.ndarray) -> np.ndarray:
-        """The step to the mean, in posterior standard deviations, if all is quadratic."""
+        """The step to the mean if all is quadratic, in posterior standard deviations."""
         moved = points + (at - origin)
         gradients = task.sums.gradients(moved, "anchor") + _prior_slopes(task, moved)
         return np.asarray(factor.T @ (gradients - of_subset).mean(axis=0))

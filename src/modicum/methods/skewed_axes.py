@@ -1,16 +1,15 @@
-"""Along which axes a posterior is far from normal, and what it is like there.
+"""Find the axes along which a posterior is far from normal, and its quantiles along them.
 
-Candidates are the directions in which one parameter moves and all others follow, L'e_j, by the
-normal approximation at the mode: the coefficient of a level with few events, or none, is one of
-them. Where columns are collinear, the linear predictor of such a level's rows is known better than
-any coefficient: what its mean row x says, L'x, is a candidate too. Sums over the rows of a level
-are at hand in the Hessian B of the log-likelihood, whose line B e_j is one. And single rows far
-from all others, L'x with their own x, are what the posterior ends at in tables of heavy-tailed
-columns.
+Candidates are, first, the directions L'e_j in which one parameter moves and all others follow, by
+the normal approximation at the mode; the coefficient of a level with few events, or none, is a
+typical case. If columns are collinear, the linear predictor of such a level's rows is better known
+than any coefficient, so that L'x with the level's mean row x is a candidate too; sums over a
+level's rows are available as rows B e_j of the log-likelihood's Hessian B. Finally, in tables with
+heavy-tailed columns, single rows far from all others cut the posterior off along L'x.
 
-Where the log-posterior two standard deviations away is not what a normal distribution has there,
-the axis is skewed, and the posterior along it is computed on a grid, by density evaluations alone.
-The curves that follow (`modicum.kernels.curves`) are coordinates for NUTS and HMC, and proposals
+An axis is skewed if the log-posterior two standard deviations away differs from that of a normal
+distribution. The posterior along it is then computed on a grid, by density evaluations alone. The
+resulting curves (`modicum.kernels.curves`) serve as coordinates for NUTS and HMC, and as proposals
 for weighted draws.
 """
 
@@ -44,21 +43,21 @@ __all__ = [
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
 
-KEPT = "curves"  # of a task, where they were looked for: None where there are none
+KEPT = "curves"  # key in a task's cache, set after a search; None if no axis is skewed
 TOGETHER = 64  # points that a pass over all rows evaluates
-NORMAL = 0.5  # sd of log posterior / normal approximation below which nothing is looked for
-AWAY = 2.0  # standard deviations at which the log-posterior is looked at
-SKEWED = 0.5  # by how much it may be off there; a normal distribution has -AWAY^2 / 2
-WALL = 10.0  # from which an axis ends in a wall
-ROWS = 256  # that are candidates
-MOST = 64  # axes at most
-APART = 0.3  # of a unit vector, what other axes must leave of a further one
+NORMAL = 0.5  # sd of log posterior / normal approximation below which there is no search
+AWAY = 2.0  # distance, in standard deviations, at which axes are tested
+SKEWED = 0.5  # largest deviation there from the -AWAY^2 / 2 of a normal distribution
+WALL = 10.0  # deviation above which an axis ends in a wall
+ROWS = 256  # most rows that are candidates
+MOST = 64  # most axes
+APART = 0.3  # smallest part of a candidate's unit vector orthogonal to the other axes
 SWEEPS = 2  # the first with the other axes at the mode, the next with these at their medians
 DEEP = 25.0  # how far below its maximum the log-posterior is followed; Phi(-6) is e^-21
-STEEP = 5.0  # fall of the log-posterior from one place to the next, where there is a wall
-DOUBLINGS = 9  # from half a standard deviation on, until it is so low
-GRID, COARSE = 129, 41  # points at which it is evaluated: for proposals, and for coordinates alone
-FINE = 2_001  # at which it is interpolated
+STEEP = 5.0  # fall of the log-posterior between neighbouring places that marks a wall
+DOUBLINGS = 9  # of half a standard deviation, until the log-posterior is that low
+GRID, COARSE = 129, 41  # points of the grid: for proposals, and for coordinates alone
+FINE = 2_001  # points of the interpolated density
 
 
 def skewed_axes(
@@ -69,23 +68,23 @@ def skewed_axes(
     grid: int = GRID,
     finer_at_walls: bool = False,
 ) -> Curves | None:
-    """The axes along which a posterior is skewed, with its quantiles there; None if there are none.
+    """Return the axes along which a posterior is skewed, with its quantiles; None if none is.
 
     Parameters
     ----------
     log_posterior
-        Of points in whitened coordinates, up to a constant.
+        Log-posterior of points in whitened coordinates, up to a constant.
     centre
-        Where the mode is in these.
+        The mode in whitened coordinates.
     anchor
-        At the mode.
+        The anchor at the mode.
     rows
-        L'x of rows, (rows, d), of which the longest are candidates.
+        L'x of rows, (rows, d), the longest of which are candidates.
     grid
         Points at which the posterior along an axis is evaluated, twice.
     finer_at_walls
-        Whether half of them lie, the second time, where the log-posterior falls steeply. Chains
-        that move along curves would else meet a wall where a curve has it a step too early or late.
+        Whether half of them lie, the second time, where the log-posterior falls steeply. Otherwise
+        a curve has a wall up to a step too early or late for chains that move along it.
     """
     axes = _axes(log_posterior, centre, _candidates(anchor, rows))
     if axes is None:
@@ -102,7 +101,7 @@ def skewed_axes(
 
 
 def may_be_curved(task: Task, anchor: Anchor) -> bool:
-    """Whether axes can be looked at: of a linear predictor, about one mode, no scale of groups."""
+    """Whether skewed axes can be found: a linear predictor, one mode, and no scales of groups."""
     model, target = task.target.model, task.target
     return (
         isinstance(model, LinearPredictorModel)
@@ -117,9 +116,9 @@ def may_be_curved(task: Task, anchor: Anchor) -> bool:
 
 
 def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
-    """The same by passes over all rows, if draws of the normal approximation give cause.
+    """Find skewed axes by passes over all rows, if draws of the normal approximation give cause.
 
-    A run that has weighed its draws already knows.
+    A run that has already weighted normal draws reuses the axes found then.
     """
     if KEPT in task.cache:
         known = task.cache[KEPT]
@@ -128,10 +127,10 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
         return None
 
     def log_posterior(z: np.ndarray) -> np.ndarray:
-        def of_block(t: np.ndarray) -> np.ndarray:
+        def evaluate(t: np.ndarray) -> np.ndarray:
             return np.asarray(task.sums.values(t, "skewness") + task.target.log_priors(t))
 
-        return in_equal_blocks(of_block, anchor.point + z @ anchor.dense_factor.T, TOGETHER)
+        return in_equal_blocks(evaluate, anchor.point + z @ anchor.dense_factor.T, TOGETHER)
 
     def compute() -> dict[str, np.ndarray]:
         z = generator(task.seed, Stream.NORMALITY).standard_normal((TOGETHER, len(anchor.point)))
@@ -151,7 +150,7 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
 def in_equal_blocks(
     evaluate: Callable[[np.ndarray], np.ndarray], points: np.ndarray, size: int
 ) -> np.ndarray:
-    """One number per point, always of `size` points at once, so that one shape is compiled."""
+    """Evaluate points in padded blocks of exactly `size`, so that one shape is compiled."""
     parts = []
     for first in range(0, len(points), size):
         block = points[first : first + size]
@@ -161,7 +160,7 @@ def in_equal_blocks(
 
 
 def explain_curves(curves: Curves | None) -> Tuning:
-    """What `Posterior.tuning` says of them."""
+    """Describe the curves for `Posterior.tuning`."""
     if curves is None:
         return {}
     count = curves.axes.shape[1]
@@ -173,7 +172,7 @@ def explain_curves(curves: Curves | None) -> Tuning:
 
 
 def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:
-    """Unit vectors in whitened coordinates, one per line."""
+    """Return candidate unit vectors in whitened coordinates, one per row."""
     L, B = anchor.dense_factor, anchor.dense_hessian
     along = np.concatenate([B @ L, L])  # L'B e_j, and L'e_j
     if rows is not None:
@@ -183,12 +182,12 @@ def _candidates(anchor: Anchor, rows: np.ndarray | None) -> np.ndarray:
 
 
 def _longest(rows: np.ndarray) -> np.ndarray:
-    """The rows of largest leverage."""
+    """Return the rows of largest leverage."""
     return np.asarray(rows[np.argsort(-np.sum(rows**2, axis=1), kind="stable")[:ROWS]])
 
 
 def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
-    """L'x of the rows of largest leverage, by a pass; None unless rows are seen through one x."""
+    """Return L'x of the rows of largest leverage, by a pass; None without a linear predictor."""
     form = control_variate(task.target, 2)
     if not isinstance(form, LinearTaylor):
         return None
@@ -204,12 +203,12 @@ def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
 
 
 def _axes(log_posterior: LogPosterior, centre: np.ndarray, along: np.ndarray) -> np.ndarray | None:
-    """Orthonormal axes, (d, k), along which the posterior is skewed: the most skewed first."""
+    """Return orthonormal axes, (d, k), along which the posterior is skewed, most skewed first."""
     ends = np.concatenate([centre + AWAY * along, centre - AWAY * along])
     with np.errstate(invalid="ignore"):
         fall = log_posterior(np.concatenate([centre[None], ends]))
         off = np.abs(fall[1:] - fall[0] + AWAY**2 / 2).reshape(2, -1).max(axis=0)
-    # All that end in a wall are alike, and the first candidates are at right angles to it.
+    # Cap walls, so that among them the earliest candidates win: they are orthogonal to the wall.
     off = np.where(np.isfinite(off), np.minimum(off, WALL), WALL)
     axes = np.zeros((len(centre), 0))
     for j in np.argsort(-off, kind="stable"):
@@ -230,14 +229,14 @@ def _quantiles(
     grid: int,
     finer_at_walls: bool,
 ) -> list[np.ndarray | None]:
-    """Quantiles of the posterior along each axis, the others at their medians, for every node.
+    """Return quantiles along each axis at every node, with the other axes at their medians.
 
-    None for an axis along which the posterior does not end where it is looked for.
+    None for an axis along which the posterior does not decay within the range searched.
     """
     count = axes.shape[1]
 
     def along(places: np.ndarray) -> np.ndarray:
-        """Log-posterior at places (k, S) on each axis, less its largest value there."""
+        """Return the log-posterior at places (k, S) on each axis, less its maximum there."""
         others = np.tile(medians, (count, 1))
         np.fill_diagonal(others, 0.0)
         points = (centre + others @ axes.T)[:, None] + places[:, :, None] * axes.T[:, None]
@@ -256,7 +255,7 @@ def _quantiles(
 
 
 def _within(places: np.ndarray, values: np.ndarray, grid: int) -> np.ndarray:
-    """A grid from the last place on either side where the log-posterior is low already."""
+    """Return a grid that covers the places where the log-posterior is not yet low."""
     high = np.flatnonzero(values > -DEEP)
     if not len(high):
         return np.linspace(places[0], places[-1], grid)
@@ -265,12 +264,12 @@ def _within(places: np.ndarray, values: np.ndarray, grid: int) -> np.ndarray:
 
 
 def _finer_at_walls(places: np.ndarray, values: np.ndarray, grid: int) -> np.ndarray:
-    """The same, with half of the places where the log-posterior falls steeply."""
+    """Like `_within`, with half of the places where the log-posterior falls steeply."""
     fall, higher = np.abs(np.diff(values)), np.maximum(values[1:], values[:-1])
     steep = np.flatnonzero((higher > -DEEP) & ~(fall < STEEP))[: grid // 2]
     if not len(steep):
         return _within(places, values, grid)
-    # Inside the steps, and at no place that a grid of even steps has as well.
+    # Place them inside the steep intervals, avoiding the points of the even grid.
     inside = (np.arange(grid // 2 // len(steep)) + np.sqrt(0.2)) / (grid // 2 // len(steep))
     width = places[steep + 1] - places[steep]
     further = (places[steep] + inside[:, None] * width).ravel()
@@ -278,27 +277,27 @@ def _finer_at_walls(places: np.ndarray, values: np.ndarray, grid: int) -> np.nda
 
 
 def _inverse(places: np.ndarray, values: np.ndarray) -> np.ndarray | None:
-    """F^{-1}(Phi(u)) at the nodes u, of a density by its log on a grid."""
+    """Return F^{-1}(Phi(u)) at the nodes u, given the log-density on a grid."""
     from scipy.interpolate import PchipInterpolator
     from scipy.special import log_ndtr
 
     if values[0] > -DEEP / 2 or values[-1] > -DEEP / 2 or not np.isfinite(values).any():
         return None
     fine = np.linspace(places[0], places[-1], FINE)
-    # Piecewise and monotone: next to a wall, a smoother curve would overshoot.
+    # Monotone pieces, since a smoother curve would overshoot next to a wall.
     log_density = PchipInterpolator(places, np.maximum(values, -4 * DEEP))(fine)
     mass = np.exp(log_density)
     cells = (mass[1:] + mass[:-1]) / 2
     below, above = np.cumsum(cells), np.cumsum(cells[::-1])
     nodes = FIRST + STEP * np.arange(NODES)
-    # In logarithms, since quantiles are needed far out, and each half from its own side.
+    # Work in logarithms, each half from its own side, since quantiles are needed far out.
     left = np.interp(log_ndtr(nodes), np.log(below / below[-1]), fine[1:])
     right = np.interp(log_ndtr(-nodes), np.log(above / above[-1]), fine[-2::-1])
     return np.where(nodes < 0, left, right)
 
 
 def _pieces(quantiles: np.ndarray) -> np.ndarray:
-    """Coefficients of an increasing curve through the quantiles at the nodes."""
+    """Return the coefficients of an increasing curve through the quantiles at the nodes."""
     from scipy.interpolate import CubicSpline, PchipInterpolator
 
     nodes = FIRST + STEP * np.arange(NODES)

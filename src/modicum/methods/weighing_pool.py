@@ -1,21 +1,21 @@
-"""A pool of rows that weighs draws of the normal approximation at the mode.
+"""A pool of rows that weights draws of the normal approximation at the mode.
 
-A draw z is weighed by the log of posterior over normal approximation,
+The log-weight of a draw z is that of posterior over normal approximation,
 
     r(z) = sum_k q_k(z) + sum_(i in pool) d_i(z) / c_i + log prior(z) + |z - centre|^2 / 2,
 
 where the sum of the control variates q is known exactly and the sum of the residuals d is estimated
-by the pool, the same for all draws. Rows that would be drawn more than once are in it for certain
-(c_i = 1); the others are drawn in proportion to their expected residual, and c_i is the expected
-number of times each was drawn.
+from the pool, the same for all draws. Rows that would be drawn more than once are included with
+certainty (c_i = 1); the others are drawn in proportion to their expected residual, and c_i is the
+expected number of times that row i is drawn.
 
-An error of r(z), the same for all draws, moves the posterior mean of z_j by its covariance with z_j
-over the posterior. The error is a sum over the rows that were drawn, so that with
+The error of r(z) shifts the posterior mean of z_j by the posterior covariance of error and z_j. The
+error is a sum over the rows that were drawn, so that with
 
     s_ij = E (z_j - E z_j) d_i(z) / c_i
 
-the shift of the mean of z_j has, over all pools that might have been drawn, the variance
-R Var_i(s_ij) with R rows drawn: thousands of terms, from which it is known to a percent or two.
+the shift of the mean of z_j has variance R Var_i(s_ij) over pools of R drawn rows. R is in the
+thousands, so that this variance is known to a percent or two.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 __all__ = ["Weighed", "WeighingPool"]
 
-BLOCK = 1_024  # rows, and draws, that are evaluated at once: a block of each stays in the caches
+BLOCK = 1_024  # rows and draws evaluated at once, so that a block of each stays in the caches
 
 
 class Weighed(NamedTuple):
-    """What a pool says of some draws."""
+    """Log-weights of some draws, and the noise in them due to the pool."""
 
     log_ratio: np.ndarray  # posterior over normal approximation, up to a constant; (S,)
-    noise: float  # of the pool: sd of the shift of a posterior mean, in posterior sds; the largest
+    noise: float  # largest sd of the shift of a posterior mean due to the pool, in posterior sds
 
 
 class WeighingPool:
@@ -60,9 +60,9 @@ class WeighingPool:
     Parameters
     ----------
     study
-        Control variates at the mode, and how rows are weighted.
+        The pilot study, with control variates at the mode and weights of rows.
     size
-        Rows in the pool; all rows, where there are no more.
+        Rows in the pool, at most all rows.
     """
 
     def __init__(self, study: Study, size: int) -> None:
@@ -71,7 +71,7 @@ class WeighingPool:
         rng = generator(task.seed, Stream.LAPLACE_ROWS)
         sampled = sample_on_host(rng, size, study.weight_tables, study.method.floor)
         self.rows = len(sampled.row_ids)
-        self.certain = sampled.certain  # how many of the rows are, the first
+        self.certain = sampled.certain  # the first rows, this many, are included with certainty
         batch = task.rows.take(sampled.row_ids) | {"probability": sampled.expected}
         self._plain: NumPyRows | None = None
         self._parts: list[Pytree] = []
@@ -82,14 +82,14 @@ class WeighingPool:
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
 
     def _cached(self, batch: Batch, first: int) -> Pytree:
-        """What is kept of one block; the last is filled up with rows that are not counted."""
+        """Prepare one block of rows; the last is padded with rows that are not counted."""
         places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
         part = {name: values[places] for name, values in batch.items()}
         return cached_rows(self.study.control_variate, part, self.study.proxy)
 
     @in_double_precision
     def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> Weighed:
-        """Weigh draws (S, d) in whitened coordinates, whose mean is `middle` or the centre."""
+        """Weight draws (S, d) in whitened coordinates with mean `middle`, by default the centre."""
         study = self.study
         middle = study.centre if middle is None else middle
         study.task.ledger.add("weights", self.rows * len(z), "density")
@@ -105,7 +105,7 @@ class WeighingPool:
 
     @property
     def whitened(self) -> np.ndarray | None:
-        """The rows in whitened coordinates, (rows, d); None if the model has none."""
+        """The rows in whitened coordinates, (rows, d); None without a linear predictor."""
         if self._plain is not None:
             return self._plain.whitened
         if not isinstance(self.study.control_variate, LinearTaylor):
@@ -113,12 +113,12 @@ class WeighingPool:
         return np.concatenate([np.asarray(part.rows) for part in self._parts])[: self.rows]
 
     def log_posterior(self, z: np.ndarray) -> np.ndarray:
-        """Log-posterior at points (S, d) in whitened coordinates, up to a constant."""
+        """Estimate the log-posterior at whitened points (S, d), up to a constant."""
         away = 0.5 * np.sum((z - self.study.centre) ** 2, axis=1)
         return np.asarray(self.weigh(z).log_ratio - away)
 
     def _compiled_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Which draws, which rows, and their residuals over expected numbers, (draws, rows)."""
+        """Yield slices of draws and of rows, and d_i / c_i for these, (draws, rows)."""
         evaluate = partial(_block_values, self.study.control_variate)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for first in range(0, len(z), BLOCK):
@@ -128,15 +128,15 @@ class WeighingPool:
                 filled = np.concatenate([z[block], padding])
 
                 @in_double_precision
-                def of_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
+                def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
                     return np.asarray(evaluate(cached, filled, self.study.proxy))
 
-                for k, values in enumerate(threads.map(of_part, self._parts)):
+                for k, values in enumerate(threads.map(evaluate_part, self._parts)):
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
                     yield block, rows, values[:draws, : rows.stop - rows.start]
 
     def _log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """The part that is not a sum over rows of the pool."""
+        """Return the part of the log-posterior that is not a sum over rows of the pool."""
         study, proxy = self.study, self.study.proxy
         linear = isinstance(study.task.target.model, LinearPredictorModel)
         if not linear or proxy.prior is not None or proxy.bend is not None:
@@ -145,7 +145,7 @@ class WeighingPool:
         return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2), axis=1))
 
     def _noise(self, slopes: np.ndarray) -> float:
-        """Largest sd of the shift of a parameter's mean, over pools, in its posterior sd."""
+        """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
         drawn = slopes[self.certain :]
         if len(drawn) < 2:
             return 0.0
@@ -158,7 +158,7 @@ class WeighingPool:
 def _block_values(
     control_variate: ControlVariate[Pytree], cached: Pytree, z: Array, proxy: Proxy
 ) -> jax.Array:
-    """D of each row at each draw, (draws, rows)."""
+    """Return d_i / c_i of each row at each draw, (draws, rows)."""
     z = jnp.asarray(z)
     if not isinstance(control_variate, LinearTaylor):
         return jax.lax.map(lambda point: control_variate.values(cached, point, proxy), z)

@@ -1,7 +1,7 @@
 """The control variates of a run, expanded about its anchor, and the normal approximation there.
 
-Whatever studies or weighs rows of an HMC-ECS run starts from this: the control variate, the sum of
-its proxies over all rows, and where the posterior lies in whitened coordinates.
+The pilot study and the weighting of rows in an HMC-ECS run start from these: the control variate,
+the sum of its proxies over all rows, and where the posterior lies in whitened coordinates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from modicum.rows.groups import GroupedRows
 
 __all__ = ["AnchoredProxy"]
 
-FACTOR_ROWS = 256  # on which the error of whitening in float32 is measured
+FACTOR_ROWS = 256  # rows on which the error of whitening in float32 is measured
 
 
 @dataclass
@@ -40,11 +40,11 @@ class AnchoredProxy:
     Attributes
     ----------
     control_variate, proxy
-        What rows leave of their expansions, and the expansions' sum over all rows.
+        The residuals of rows about their expansions, and the expansions' sum over all rows.
     folded_prior
-        The log-prior at the anchor as far as the proxy includes it.
+        The part of the log-prior at the anchor that the proxy includes.
     whitening
-        How fresh rows are whitened, and why, where there is a choice.
+        How fresh rows are whitened, and why, if there is a choice.
     centre
         Mean of the normal approximation, in whitened coordinates.
     """
@@ -65,14 +65,14 @@ class AnchoredProxy:
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self._some_rows: np.ndarray | None = None
         self.proxy, self.whitening = self.with_row_factor(self._proxy())
-        # One Newton step from t* is where the posterior is: pilot draws about t* itself would
-        # flatter the control variates, whose residuals vanish there. The mean is in its middle.
+        # The posterior lies one Newton step from t*: pilot draws about t* itself would flatter the
+        # control variates, whose residuals vanish there. The mean is its centre already.
         self.centre = anchor.factor.T @ (anchor.A + self._prior_slope())
         if self.method.at_mean:
             self.centre = np.zeros_like(self.centre)
 
     def _proxy(self) -> Proxy:
-        """The anchor's sums; those of groups in the coordinates that suit what groups say."""
+        """Return the anchor's sums; for groups, in the coordinates that suit their information."""
         target, anchor, order = self.task.target, self.anchor, self.method.order
         if not isinstance(self.task.rows, GroupedRows):
             return proxy(anchor, target, order)
@@ -80,7 +80,7 @@ class AnchoredProxy:
         return group_proxy(anchor, target, order, unit)
 
     def _prior_slope(self) -> np.ndarray:
-        """Gradient of the log-prior at t*, or of its normal stand-in where it is not normal."""
+        """Return the gradient at t* of the log-prior, or of its normal approximation."""
         target, point = self.task.target, self.anchor.point
         if target.exact_prior is None:
             return prior_slope(target, point)[1]
@@ -96,7 +96,7 @@ class AnchoredProxy:
         return isinstance(self.anchor.factor, ArrowFactor)
 
     def with_row_factor(self, proxy: Proxy) -> tuple[Proxy, Tuning]:
-        """The proxy with a factor by which rows of many columns are whitened faster, and why."""
+        """Add a factor that whitens rows of many columns faster to the proxy; say how accurate."""
         form, rows = self.control_variate, self.task.rows
         if not isinstance(form, LinearTaylor) or form.target.coding is not None:
             return proxy, {}
@@ -111,13 +111,13 @@ class AnchoredProxy:
         return proxy._replace(row_factor=factor), {"whitening": chosen}
 
     def straight(self, draws: np.ndarray) -> np.ndarray:
-        """Draws as control variates take them, with effects no longer relative to their scales."""
+        """Return draws as control variates need them, with effects in absolute units."""
         if self.proxy.warp is None and not self.arrow:
             return draws
         return np.asarray(straightened(self.proxy, draws))
 
     def log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """Log ratio of proxy to normal approximation at these whitened points."""
+        """Return the log ratio of proxy to normal approximation at whitened points."""
         proxy = self.proxy
         bent = proxy.warp is not None or proxy.bend is not None
         if bent or proxy.prior is not None or self._has_own_prior():
@@ -127,7 +127,7 @@ class AnchoredProxy:
         return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2) + away**2 / 2, axis=1))
 
     def _has_own_prior(self) -> bool:
-        """Whether the proxy's quadratic leaves the prior out, as for a model of the user's own."""
+        """Whether the proxy's quadratic excludes the prior, as for a user's model."""
         return not isinstance(self.task.target.model, LinearPredictorModel)
 
     @property

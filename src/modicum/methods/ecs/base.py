@@ -1,4 +1,4 @@
-"""What perturbed and signed HMC-ECS share: settings, the anchor, cost accounting."""
+"""The base of perturbed and signed HMC-ECS: settings, the anchor, and cost accounting."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive",
 C = TypeVar("C", bound=Costed)
 ANCHORS = ("mode", "mean")
 Integrator: TypeAlias = Literal["auto", "leapfrog", "split"]
-LEAPFROG_LENGTH = 1.2  # of a trajectory, as in the HMC-ECS paper (section 6.3)
-QUARTER_TURN = pi / 2  # after which a standard normal has forgotten where it was
+LEAPFROG_LENGTH = 1.2  # length of a trajectory, as in the HMC-ECS paper (section 6.3)
+QUARTER_TURN = pi / 2  # length after which a standard normal is independent of its start
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyConserving(Method):
-    """Subsampling whose dynamics and accept step use the same rows.
+    """Subsampling in which the dynamics and the accept step use the same rows.
 
-    The settings that do not depend on the estimator; see `HMCECS`.
+    It holds the settings that do not depend on the estimator; see `HMCECS`.
     """
 
     blocks: int | None = None
@@ -57,7 +57,7 @@ class EnergyConserving(Method):
     memory_limit: int | None = None
     fused: Fused = "auto"
     of_digests: ClassVar[bool] = True
-    # Whether rows are weighted by the spread of pilot chains where the posterior is not normal.
+    # Whether rows are weighted by the spread of pilot chains if the posterior is not normal.
     weighted_by_spread: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -67,9 +67,9 @@ class EnergyConserving(Method):
             object.__setattr__(self, "anchor", tuple(float(t) for t in point.ravel()))
 
     def _check(self) -> None:
-        """Refuse settings that cannot work."""
+        """Raise on invalid settings."""
         check_counts({"blocks": self.blocks, "refreshes": self.refreshes})
-        # Blocks are replaced one by one, which designs that fix a whole batch do not allow.
+        # Blocks are replaced one by one, which rules out designs that draw a whole batch jointly.
         usable = [k for k, v in DESIGNS.items() if v.independent and v.needs != "clusters"]
         if self.design not in usable:
             names = " or ".join(map(repr, usable))
@@ -104,7 +104,7 @@ class EnergyConserving(Method):
             raise SettingError("jitter must lie between 0 and 1.")
 
     def hmc(self, split: bool) -> HMCMove:
-        """The inner HMC by either integrator, over the length that is set or usual for it."""
+        """Return the inner HMC with either integrator, of the length set or usual for it."""
         usual = QUARTER_TURN if split else LEAPFROG_LENGTH
         length = usual if self.trajectory is None else self.trajectory
         return HMCMove(length, jitter=self.jitter, split=split)
@@ -121,17 +121,17 @@ class EnergyConserving(Method):
 
     @property
     def anchor_name(self) -> str:
-        """What the anchor is, in words."""
+        """The anchor in a word: "mode", "mean" or "anchor"."""
         return str(self.anchor) if isinstance(self.anchor, str) else "anchor"
 
     def check_task(self, task: Task) -> None:
-        """Refuse rows and models that no setting would help."""
+        """Refuse rows and models that HMC-ECS cannot handle with any setting."""
         task.check_fields("HMC-ECS")
         if task.target.size > DENSE_LIMIT and task.target.arrow is None:
-            besides = ", beside the effects of one factor," if task.target.model.has_groups else ""
+            besides = " besides the effects of one factor" if task.target.model.has_groups else ""
             raise CrudeControlVariateError(
-                f"HMC-ECS forms the Hessian of all {task.target.size:,} parameters, which is "
-                f"possible up to {DENSE_LIMIT:,}{besides}",
+                f"HMC-ECS needs the Hessian of all {task.target.size:,} parameters, and the limit "
+                f"is {DENSE_LIMIT:,}{besides}",
                 "use method='nuts' on all rows",
             )
 
@@ -146,8 +146,8 @@ class EnergyConserving(Method):
         if isinstance(task.rows, GroupedRows):
             if self.certainty not in ("auto", 0):
                 raise SettingError(
-                    "groups whose effects are integrated out are drawn whole, and have no "
-                    "certainty rows; use certainty=0."
+                    "groups with integrated effects are drawn whole, and have no certainty rows; "
+                    "use certainty=0."
                 )
             why = "groups are drawn, each with all its rows"
         elif self.design != "weighted":
@@ -158,7 +158,7 @@ class EnergyConserving(Method):
             return Certainty(0, choose(0), why)
         if self.certainty != "auto" and self.certainty >= len(task.rows):
             raise SettingError(
-                f"certainty={self.certainty} leaves none of {len(task.rows):,} rows to be drawn; "
+                f"certainty={self.certainty} leaves none of {len(task.rows):,} rows to draw; "
                 "use fewer, or method='nuts' on all rows."
             )
         return cheapest_certainty(choose, self.certainty, steps, most)
@@ -172,8 +172,8 @@ class EnergyConserving(Method):
         if self.at_mean:
             if not may_have_mean(task):
                 raise NoMeanError(
-                    "anchor='mean' is for models of one's own on rows in their thousands, a subset "
-                    "of which says where the posterior is; use anchor='mode', or method='nuts'."
+                    "anchor='mean' is for models of your own on thousands of rows, of which a "
+                    "subset can locate the posterior; use anchor='mode', or method='nuts'."
                 )
             return anchor_at_mean(task).anchor
         point = np.asarray(self.anchor, np.float64)
@@ -187,7 +187,7 @@ class EnergyConserving(Method):
         )
 
     def account(self, task: Task, plan: Plan, history: History) -> None:
-        """Enter what full-data HMC would have cost, and the step size that was used."""
+        """Record the cost that full-data HMC would have had, and the step size that was used."""
         steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
         task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * task.ledger.rows
         plan.tuning["step_size"] = {
@@ -199,30 +199,30 @@ class EnergyConserving(Method):
 
 
 def check_counts(counts: Mapping[str, int | None], least: int = 1) -> None:
-    """Refuse counts that are neither None nor a whole number of at least `least`."""
+    """Raise unless every count is None or a whole number of at least `least`."""
     for name, value in counts.items():
         if value is not None:
             whole_number(name, value, least)
 
 
 def check_positive(numbers: Mapping[str, float | None]) -> None:
-    """Refuse settings that are neither None nor a positive number."""
+    """Raise unless every setting is None or a positive number."""
     for name, value in numbers.items():
         if value is not None and not (is_number(value) and value > 0):
             raise SettingError(f"{name} must be a positive number.")
 
 
 def check_blocks(number: int | None, blocks: int | None, phrase: str, unit: str) -> None:
-    """Refuse a number that blocks of equal size cannot hold; `phrase` is "{} products"."""
+    """Raise unless `blocks` divides `number`; `phrase` describes it, such as "{} products"."""
     if number is not None and blocks is not None and number % blocks:
         raise SettingError(
             f"{phrase.format(number)} cannot be divided into {blocks} blocks; "
-            f"take {blocks * ceil(number / blocks)} {unit} or another number of blocks."
+            f"use {blocks * ceil(number / blocks)} {unit} or another number of blocks."
         )
 
 
 def check_tuning(tuning: str, method: EnergyConserving) -> None:
-    """Refuse an unknown schedule, or one that would ignore settings the user made."""
+    """Refuse an unknown schedule, or one that would ignore the user's settings."""
     if tuning not in ("auto", "paper"):
         raise SettingError(f"tuning must be 'auto' or 'paper', not {tuning!r}.")
     if tuning == "paper" and not method.at_mode:

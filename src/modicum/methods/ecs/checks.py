@@ -1,7 +1,7 @@
-"""Checks of an HMC-ECS run: of its plan, by the pilot study, and of its record afterwards.
+"""Checks of an HMC-ECS run: of its plan, using the pilot study, and of its record afterwards.
 
-Each warning names what is wrong and a remedy that applies in that case. First the checks of the
-perturbed method, then those of the signed one, then what they share.
+Each warning says what is wrong and gives a remedy that applies in that case. Checks of the
+perturbed method come first, then those of the signed method, then what they share.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = [
     "withdraw_bound",
 ]
 
-# The pilot study shows that draws would not come from the posterior.
+# Warnings of the pilot study that draws would not come from the posterior.
 UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
-# Of these, what may be otherwise about the mean.
+# Those among them that an anchor at the mean may avoid.
 MISLED = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
-# It shows that using all rows would cost less than subsampling.
+# Warnings that using all rows would cost less than subsampling.
 COSTLY = frozenset({"groups-uneven"})
-# It shows that the run would end with a doubt about its numbers.
+# Warnings that the run would end with doubts about its numbers.
 DOUBTED = frozenset({"heavy-tails", "subsample-small"})
-ANCHOR_FAR = 1.0  # posterior sds from the anchor at which control variates are crude
-# After one of these, a bound on the bias of the perturbation means nothing.
+ANCHOR_FAR = 1.0  # posterior sds from the anchor beyond which control variates are crude
+# Warnings that invalidate the bound on the bias of the perturbation.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
     "heavy-tails",
@@ -61,11 +61,11 @@ BOUND_FALLS = UNFIT | {
     "divergences",
     "r-hat",
 }
-NOISY_SHARE = 0.05  # of the pilot chains' draws; real tables have up to .01
-# Rows per step from which reading a quarter of all rows saves nothing: each is read anew, far from
-# the next, while a pass over all of them is one product.
+NOISY_SHARE = 0.05  # largest share of noisy draws in pilot chains; real tables have up to .01
+# Rows per step above which reading a quarter of all rows saves nothing: they are scattered in
+# memory, while a pass over all rows is one product.
 MANY = 10_000
-LEAST_SIGN = 0.999  # below it, chains get stuck behind sign boundaries
+LEAST_SIGN = 0.999  # mean sign below which chains get stuck behind sign boundaries
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Case:
     method: EnergyConserving
     target: Target
     rows: int
-    along_curves: np.ndarray | None = None  # pilot draws, whitened, where they follow curves
+    along_curves: np.ndarray | None = None  # whitened pilot draws, if they follow curves
 
     @property
     def units(self) -> str:
@@ -89,7 +89,7 @@ class Case:
 
     @property
     def remedy(self) -> str:
-        """The first thing to try where control variates are too crude."""
+        """The first thing to try if control variates are too crude."""
         if self.method.design == "uniform":
             return 'use design="weighted"'
         if self.method.order < 2:
@@ -98,18 +98,18 @@ class Case:
             return 'anchor at the mode (anchor="mode")'
         if isinstance(self.target.model, LinearPredictorModel):
             return "give a tighter prior, or drop or merge rare columns"
-        return "give tighter priors, or parameters in which the posterior is nearer to normal"
+        return "give tighter priors, or reparametrise so that the posterior is closer to normal"
 
     def more_rows(self, m: int, factor: float) -> str:
-        """Advice to take `factor` times `m` rows, where there are enough of them."""
+        """Advise using `factor` times `m` rows, if there are enough of them."""
         subsample = ceil(m * factor / 100) * 100
         if 2 * subsample > self.rows:
             return f"{self.remedy}, or {self.all_rows}"
         return f"use more {self.units} (subsample={subsample})"
 
     @property
-    def nearer(self) -> str:
-        """What to do where chains are far from the anchor."""
+    def remedy_if_far(self) -> str:
+        """The remedy if chains are far from the anchor."""
         if not isinstance(self.method.anchor, str):
             return 'anchor at the mode (anchor="mode")'
         return self.all_rows
@@ -127,15 +127,15 @@ def look_ahead(
     chosen: bool,
     advice: str | None,
 ) -> list[ModicumWarning]:
-    """Check the choice of the subsample, beside `certain` certainty rows, before the run.
+    """Check the size of the subsample, given `certain` certainty rows, before the run.
 
-    `chosen` says whether m was left to the pilot study; `advice` what to do about too small an m
-    beside the usual remedy, if anything.
+    `chosen` says whether the pilot study chose m; `advice`, if not None, is what to do about too
+    small an m besides the usual remedy.
 
     Raises
     ------
     CrudeControlVariateError
-        If the control variates are so crude that no affordable subsample would do.
+        If the control variates are too crude for any affordable subsample.
     """
     m = choice.subsample
     if chosen and 2 * (m + certain) > case.rows:
@@ -161,8 +161,8 @@ def look_ahead(
             ModicumWarning(
                 "heavy-tails",
                 f"the residuals are heavy-tailed under this design: 1 % of the draws hold "
-                f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so a "
-                "subsample rarely shows how wrong it is",
+                f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so that a "
+                "subsample rarely reveals its own error",
                 case.remedy,
                 top_share=pilot.top_share,
                 pareto_k=pilot.tail,
@@ -172,7 +172,7 @@ def look_ahead(
 
 
 def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumWarning]:
-    """Check by short chains whether the posterior lies where the pilot study looked."""
+    """Check with short chains whether the posterior lies where the pilot study looked."""
     variance = chains.variance / m
     share = float(np.mean(variance > NOISY))
     distance = chains.distance(case.target.likelihood.size)
@@ -180,10 +180,10 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
         return [
             ModicumWarning(
                 "mode-not-typical",
-                f"short chains on {chains.rows:,} rows went {distance:.1f} posterior sd away "
-                f"from the {case.method.anchor_name}, so that what was learned "
-                "there does not hold where the posterior is",
-                case.nearer,
+                f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
+                f"from the {case.method.anchor_name}, so that the pilot study there does not "
+                "describe the posterior",
+                case.remedy_if_far,
                 distance=distance,
             )
         ]
@@ -193,8 +193,8 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
                 "posterior-not-normal",
                 f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
                 f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
-                f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws are not those "
-                "of the posterior",
+                f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws do not follow the "
+                "posterior",
                 f"{case.remedy}, or {case.all_rows}",
                 share=share,
                 largest=float(variance.max()),
@@ -204,14 +204,14 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
 
 
 def check_short_chains(case: Case, stuck: bool) -> list[ModicumWarning]:
-    """Check whether short chains, by whose draws rows were chosen, got about."""
+    """Check whether the short chains whose draws the choice of rows rests on moved at all."""
     if not stuck:
         return []
     return [
         ModicumWarning(
             "posterior-not-normal",
             "the posterior is far from normal: short chains on some of the rows hardly moved, so "
-            "that how many rows a step needs is not known, and chains may not move either",
+            "that the number of rows that a step needs is unknown, and chains may not move either",
             f"{case.remedy}, or {case.all_rows}",
         )
     ]
@@ -260,12 +260,12 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 def look_ahead_signed(
     case: Case, pilot: Pilot, choice: Products, always: int, chosen: bool
 ) -> list[ModicumWarning]:
-    """Check the choice of products, beside rows that are `always` read, before the run.
+    """Check the number of products, given the number of rows `always` read, before the run.
 
     Raises
     ------
     CrudeControlVariateError
-        If the control variates are so crude that no affordable number of products would do.
+        If the control variates are too crude for any affordable number of products.
     """
     expected = choice.products * choice.batch + always
     too_many = 4 if expected > MANY else 2
@@ -280,8 +280,8 @@ def look_ahead_signed(
                 "products-few",
                 f"{choice.products} products are too few: factors vary by "
                 f"{deviation / choice.products:.0%} of their size ({choice.positive:.1%} of the "
-                f"estimates are positive, and a mean sign of {choice.chain_sign:.2f} is to be "
-                "expected), so that chains are caught behind sign boundaries",
+                f"estimates are positive, and the expected mean sign is {choice.chain_sign:.2f}), "
+                "so that chains get stuck behind sign boundaries",
                 advice,
                 products=choice.products,
                 positive=choice.positive,
@@ -313,7 +313,7 @@ def look_back_signed(
             ModicumWarning(
                 "sign-boundary",
                 f"{near:.0%} of the draws lie close to a sign boundary (a factor below 0.1), where "
-                "log |Lhat| has no floor and trajectories are turned back",
+                "log |Lhat| is unbounded below and trajectories are turned back",
                 "use more products",
                 share=near,
             )
@@ -325,8 +325,8 @@ def look_back_signed(
         doubts.append(
             ModicumWarning(
                 "factors-full",
-                f"{full:.1%} of the draws used nearly all of the {room} factors there is room for, "
-                "which cuts tails of the posterior short",
+                f"{full:.1%} of the draws used nearly all of the {room} factors that there is room "
+                "for, which truncates the tails of the posterior",
                 f"{anchor}use more products",
                 share=full,
                 room=room,
@@ -338,14 +338,14 @@ def look_back_signed(
     return doubts + _wandering(case, blocks, refreshes, history)
 
 
-# Both --------------------------------------------------------------------------------------
+# Both methods ------------------------------------------------------------------------------
 
 
 def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
-    """Say why these rows should not be subsampled; `smallest` is what a good one needs."""
+    """Say why these rows should not be subsampled; `smallest` is the smallest sensible size."""
     if m <= smallest:
         return CrudeControlVariateError(
-            f"{case.rows:,} {case.units} are too few for subsampling to make sense ({m:,} would be "
+            f"{case.rows:,} {case.units} are too few for subsampling to pay ({m:,} would be "
             "used at every step)",
             case.all_rows,
         )
@@ -392,11 +392,11 @@ def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> lis
             doubts.append(
                 ModicumWarning(
                     "subsample-slow",
-                    f"the subsample mixes slowly: {trace.size} draws saw the equivalent of "
+                    f"the subsample mixes slowly: {trace.size} draws are worth "
                     f"{effective:.0f} independent subsamples",
                     f"raise `refreshes` (now {refreshes} of {blocks} blocks per iteration)"
                     if refreshes < blocks
-                    else "draw more (every block is refreshed at every iteration already)",
+                    else "use more draws (every block is refreshed at every iteration already)",
                     ess=effective,
                 )
             )
@@ -404,10 +404,10 @@ def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> lis
 
 
 def _far(case: Case, history: History) -> list[ModicumWarning]:
-    """Check how far the chains went from where residuals were studied: from the anchor.
+    """Check how far the chains went from where residuals were studied, usually the anchor.
 
-    Along curves, pilot draws lie where the posterior does, however far from the anchor that is, and
-    rows were chosen by their residuals there.
+    With curves, pilot draws lie where the posterior does, however far from the anchor, and rows
+    were chosen by their residuals there.
     """
     # Parameters of priors come last, and are not expanded about the anchor.
     read = case.target.likelihood.size
@@ -416,7 +416,7 @@ def _far(case: Case, history: History) -> list[ModicumWarning]:
     if case.along_curves is not None:
         looked_at = case.along_curves[:, :read]
         mean = (mean - looked_at.mean(axis=0)) / np.maximum(looked_at.std(axis=0), 1.0)
-        where = "draws by whose residuals rows were chosen: what was learned from them fails"
+        where = "pilot draws by which rows were chosen: the pilot study does not hold"
     distance = float(np.abs(mean).max())
     if not distance > ANCHOR_FAR:
         return []
@@ -424,7 +424,7 @@ def _far(case: Case, history: History) -> list[ModicumWarning]:
         ModicumWarning(
             "anchor-far",
             f"the chains' mean lies {distance:.1f} posterior sd from the {where} there",
-            case.nearer,
+            case.remedy_if_far,
             distance=distance,
         )
     ]

@@ -1,4 +1,4 @@
-"""The kernel of an HMC-ECS run, composed as its pilot study advised, and the plan of the run."""
+"""Compose the kernel and the plan of an HMC-ECS run from the choices of its pilot study."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ __all__ = ["Composition", "cached_coreset", "rows_of"]
 
 @dataclass(frozen=True)
 class Composition:
-    """A likelihood estimator and the subsample it works on.
+    """A likelihood estimator and its subsample.
 
     Attributes
     ----------
     estimator
-        Turns residuals into a likelihood.
+        Estimates the likelihood from residuals.
     subsample, blocks, refreshes
-        Rows there is room for, blocks they lie in, and blocks proposed anew per iteration.
+        Capacity of the subsample in rows, its blocks, and blocks proposed anew per iteration.
     tables
-        What the estimator knows about the data.
+        The estimator's constants for this data set.
     certainty
-        Rows beside the subsample that are always evaluated.
+        Number of rows outside the subsample that are always evaluated.
     coreset
-        Rows whose residuals say what the estimator expects, if there are any.
+        Rows whose residuals predict the estimator's expectation, if any.
     """
 
     estimator: Estimator[Pytree]  # of tables of any kind
@@ -58,7 +58,7 @@ class Composition:
     coreset: Coreset | None = None
 
     def plan(self, study: Study, tuning: Tuning, notes: list[ModicumWarning]) -> Plan:
-        """Everything a run needs."""
+        """Return the plan of the run."""
         task, method = study.task, study.method
         design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
         uneven = []
@@ -91,7 +91,7 @@ class Composition:
     def kernel(self, study: Study) -> EnergyConservingKernel:
         """Compose the kernel."""
         return EnergyConservingKernel(
-            self._of_usual_groups(study),
+            self._sized_control_variate(study),
             self.estimator,
             study.row_design,
             _move(study.method),
@@ -103,16 +103,16 @@ class Composition:
         )
 
     @staticmethod
-    def _of_usual_groups(study: Study) -> ControlVariate[Pytree]:
-        """The control variate for groups with as many rows as those that are drawn usually have."""
+    def _sized_control_variate(study: Study) -> ControlVariate[Pytree]:
+        """Return the control variate, for groups with the typical number of rows of a draw."""
         form = study.control_variate
         if not isinstance(form, GroupTaylor) or study.slope_groups is None:
             return form
-        usual = float(np.mean(study.slope_groups["group_rows"]))
-        return replace(form, typical=8 * ceil(usual / 8))
+        typical = float(np.mean(study.slope_groups["group_rows"]))
+        return replace(form, typical=8 * ceil(typical / 8))
 
     def context(self, study: Study) -> EnergyConservingContext:
-        """What the kernel reads."""
+        """Return the data that the kernel reads."""
         certain, tables = study.certain(self.certainty), study.tables
         if certain is not None:
             tables = study.design.without(certain, tables)
@@ -128,7 +128,7 @@ class Composition:
         )
 
     def floats_per_iteration(self, study: Study) -> int:
-        """Numbers that an iteration holds for the rows it requests."""
+        """Floats that an iteration holds for the rows it requests."""
         requested = self.refreshes * (self.subsample // self.blocks)
         rows = study.task.rows
         fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
@@ -140,20 +140,20 @@ class Composition:
 
 
 def rows_of(study: Study) -> Batch | Rows:
-    """What chains read, by the numbers that the design draws."""
-    if isinstance(study.task.rows, GroupedRows):  # groups are drawn, and their rows are known
+    """Return the rows that chains read, in the order in which the design numbers them."""
+    if isinstance(study.task.rows, GroupedRows):  # group tables hold plain row numbers
         return study.placed
     return rows_for_chains(study.tables, study.placed)
 
 
 def _cached_certain(study: Study, certain: CertaintyRows) -> Pytree:
-    """Read the certainty rows once, and keep what evaluations need."""
+    """Read the certainty rows once, and prepare them for evaluation."""
     batch = study.task.rows.take(certain.row_ids) | {"probability": np.ones(len(certain))}
     return cached_rows(study.control_variate, batch, study.proxy)
 
 
 def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
-    """What evaluations need of the coreset's rows, with their weights."""
+    """Prepare the coreset's rows for evaluation, with their weights."""
     batch = {name: np.asarray(values)[coreset.rows] for name, values in study.pilot_rows.items()}
     batch["probability"] = 1 / coreset.weights
     return cached_rows(study.control_variate, batch, study.proxy)
@@ -162,10 +162,10 @@ def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
 def with_integrator(
     method: EnergyConserving, kernel: EnergyConservingKernel, context: EnergyConservingContext
 ) -> tuple[EnergyConservingKernel, Tuning]:
-    """The kernel with the integrator that "auto" stands for, and the reason if it is HMC's.
+    """Resolve integrator="auto" of the inner HMC; return the kernel and the reason.
 
-    On a CPU draws stay those of the paper's integrator. The other is chosen where draws differ from
-    a CPU's in their rounding anyway.
+    A CPU keeps the paper's integrator. The split integrator is chosen only where rounding makes
+    draws differ from a CPU's anyway.
     """
     if method.inner != "hmc":
         return kernel, {}
@@ -173,7 +173,7 @@ def with_integrator(
     if method.integrator == "auto":
         obstacle = fusing_obstacle(kernel, context)
         split = obstacle is None
-        why = "a chain can be one program of the GPU" if obstacle is None else obstacle
+        why = "a chain can run as one GPU program" if obstacle is None else obstacle
         kernel = replace(kernel, move=method.hmc(split))
     chosen: Chosen = {"value": "split" if split else "leapfrog", "why": why}
     return kernel, {"integrator": chosen}

@@ -1,4 +1,4 @@
-"""Whether the chains of a run can be programs of the accelerator, one each, and why not."""
+"""Decide whether each chain can run as one fused GPU program, and if not, say why."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from modicum.kernels.moves import HMCMove
 __all__ = ["Fused", "check_fused", "fused_kernel", "fusing_obstacle"]
 
 Fused: TypeAlias = bool | Literal["auto"]
-WIDEST = 512  # columns a program can hold a few rows of
+WIDEST = 512  # most columns for which a program can hold a few rows
 
 
 def check_fused(fused: object) -> None:
-    """Refuse a setting that is neither a truth value nor "auto"."""
+    """Raise unless the setting is a bool or "auto"."""
     if not isinstance(fused, bool) and fused != "auto":
         raise SettingError(f'fused must be True, False or "auto", not {fused!r}.')
 
@@ -35,12 +35,12 @@ def check_fused(fused: object) -> None:
 def fused_kernel(
     fused: Fused, kernel: EnergyConservingKernel, context: EnergyConservingContext
 ) -> tuple[Settled | None, str]:
-    """The kernel that does many iterations per launch, or None; and the reason, in a few words.
+    """Return the kernel that fuses many iterations per launch, or None; and the reason.
 
-    With `fused=True` a reason against it is an error.
+    With `fused=True`, an obstacle is an error.
     """
     if fused is False:
-        return None, "fused iterations were not asked for"
+        return None, "fused iterations were switched off"
     why = fusing_obstacle(kernel, context)
     if why is None:
         from modicum.kernels.fused import FusedKernel
@@ -49,23 +49,23 @@ def fused_kernel(
         assert isinstance(form, LinearTaylor)
         assert isinstance(estimator, Perturbed)
         settled = FusedKernel(kernel, form, estimator.ddof, certain_rows(context))
-        return settled, "a chain is one program of the GPU"
+        return settled, "a chain runs as one GPU program"
     if fused is True:
         raise SettingError(f"iterations cannot be fused, since {why}; leave `fused` out.")
     return None, why
 
 
 def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
-    """Why iterations run one by one; None: there is no reason."""
+    """Say why iterations cannot be fused; None if they can."""
     proxy, form = context.proxy, kernel.control_variate
     if jax.default_backend() != "gpu":
         return "there is no GPU"
     if not isinstance(kernel.estimator, Perturbed):
-        return "the estimator is not the perturbed one"
+        return "the estimator is not the perturbed estimator"
     if type(kernel.move) is not HMCMove:
         return "parameters are not moved by HMC"
     if not isinstance(form, LinearTaylor):
-        return "rows do not enter through one linear predictor alone"
+        return "rows do not enter through a single linear predictor"
     if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
         return "a prior is not normal"
     if proxy.curves is not None:
@@ -74,12 +74,12 @@ def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingCon
         return "control variates are not of second order about the mode"
     if proxy.point.shape[0] > WIDEST:
         return f"there are more than {WIDEST} parameters"
-    return None if _is_known(form) else "the family has a function that programs of a GPU lack"
+    return None if _can_lower(form) else "the family uses a function that GPU programs lack"
 
 
 @lru_cache(maxsize=8)
-def _is_known(form: LinearTaylor) -> bool:
-    """Whether residuals of the family can be part of a program: by making one, of no use."""
+def _can_lower(form: LinearTaylor) -> bool:
+    """Whether the family's residuals can be lowered to a GPU program, by trying it."""
     try:
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import triton
@@ -95,6 +95,6 @@ def _is_known(form: LinearTaylor) -> bool:
     call = pl.pallas_call(program, out_shape=(shape, shape), compiler_params=params)
     try:
         jax.jit(call).trace(shape).lower(lowering_platforms=("cuda",))
-    except Exception:  # what is raised depends on the version
+    except Exception:  # the exception depends on JAX's version
         return False
     return True

@@ -1,8 +1,8 @@
 """The tuning schedule of the HMC-ECS paper (section 6.3), for comparison.
 
-The anchor starts at the posterior mean of a 1 % subset; through 1,000 burn-in iterations it is
-moved to the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated
-after the first 100. G = 100 blocks, one refreshed per iteration.
+The anchor starts at the posterior mean of a 1 % subset. During 1,000 burn-in iterations it moves to
+the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated after the
+first 100. There are G = 100 blocks, one of which is refreshed per iteration.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Scheduled(Protocol):
 
     @property
     def subsample(self) -> int | None:
-        """m, where it is set by hand."""
+        """The number of rows m, if set by hand."""
         ...
 
     def study(self, task: Task, anchor: Anchor) -> Study:
-        """The pilot study at an anchor."""
+        """Return the pilot study at an anchor."""
         ...
 
     def choose(self, study: Study, settings: Mapping[str, int] | None = None) -> Choice:
-        """Choose m, G and K but for what is in `settings`."""
+        """Choose those of m, G and K that are not in `settings`."""
         ...
 
     def composition(self, choice: Choice) -> Composition:
-        """The estimator on the subsample that was chosen."""
+        """Return the estimator on the chosen subsample."""
         ...
 
 
@@ -59,14 +59,13 @@ class BurnIn:
     Attributes
     ----------
     anchor
-        At the mean of the last draws.
+        The anchor at the mean of the last draws.
     subsample
-        m, recalibrated unless it was set by hand.
+        The number of rows m, recalibrated unless set by hand.
     calibrated
-        m as chosen at the first anchor, and again after 100 iterations; empty where it was set by
-        hand.
+        Values of m chosen at the first anchor and after 100 iterations; empty if m was set by hand.
     variance
-        Estimated variance of the log-likelihood estimate at each iteration, mean of the chains.
+        Estimated variance of the log-likelihood estimate at each iteration, averaged over chains.
     """
 
     anchor: Anchor
@@ -76,7 +75,7 @@ class BurnIn:
 
 
 def burn_in(method: Scheduled, task: Task) -> BurnIn:
-    """Run the schedule, once per run."""
+    """Run the schedule, or restore its result from a checkpoint."""
 
     def compute() -> dict[str, np.ndarray]:
         done = _burn_in(method, task)
@@ -102,7 +101,7 @@ def _burn_in(method: Scheduled, task: Task) -> BurnIn:
         )
     anchor = anchor_at(task.sums, _subset_mean(task))
     m = method.subsample or 0
-    # Stages keep no checkpoint of their own: the whole burn-in is remembered at its end.
+    # Stages are not checkpointed one by one: the result of the whole burn-in is.
     staged = replace(task, checkpoint=None)
     variance, calibrated = [], []
     for number, length in enumerate(STAGES):
@@ -134,7 +133,7 @@ def explain_burn_in(burn_in: BurnIn, by_hand: Collection[str]) -> tuple[dict[str
 
 
 def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
-    longest = max(STAGES)  # flags and capacity of the same shape: compiled once for all stages
+    longest = max(STAGES)  # flags and capacity have one shape, so that all stages compile once
     chains = Chains(
         parts.kernel(study),
         parts.context(study),
@@ -149,7 +148,7 @@ def _stage(study: Study, parts: Composition, task: Task, length: int, number: in
 
 
 def _subset_mean(task: Task) -> np.ndarray:
-    """Posterior mean of a random 1 % of the rows, by full HMC on them."""
+    """Return the posterior mean given a random 1 % of the rows, by HMC on all of these."""
     n = len(task.rows)
     size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
     row_ids = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))

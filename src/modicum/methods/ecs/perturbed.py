@@ -1,4 +1,4 @@
-"""HMC-ECS: Hamiltonian Monte Carlo with energy-conserving subsampling, tuned by itself."""
+"""HMC-ECS: Hamiltonian Monte Carlo with energy-conserving subsampling, tuned automatically."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = ["HMCECS"]
 class HMCECS(EnergyConserving):
     """Perturbed HMC-ECS (Dang, Quiroz, Kohn, Tran and Villani), with weighted rows by default.
 
-    Every setting left at None is chosen from a pilot study of the residuals and explained in
+    Every setting left at None is chosen by a pilot study of the residuals and explained in
     `Posterior.tuning`.
 
     Parameters
@@ -68,52 +68,55 @@ class HMCECS(EnergyConserving):
     refreshes
         Blocks proposed anew per iteration, K.
     design
-        "weighted": rows drawn in proportion to their expected residual. "uniform": the papers'.
+        "weighted": rows are drawn in proportion to their expected residual. "uniform": rows are
+        drawn with equal probability, as in the papers.
     order
         Order of the Taylor control variates: 0, 1 or 2.
     inner
         "hmc", "nuts", or any `Move`: a hashable function (key, point, logdensity, step_size,
         inverse_mass) -> (point, MoveInfo), such as a wrapped BlackJAX kernel.
     trajectory
-        Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, and
-        pi / 2 of a split integrator.
+        Step size times steps of the inner HMC, in posterior standard deviations; None: 1.2, or
+        pi / 2 with the split integrator.
     integrator
-        Of the inner HMC. "leapfrog"; "split": the normal approximation at the mode is followed
-        exactly, and steps are for what the posterior has beside it, so that fewer do and ends are
-        accepted more often; "auto": "split" on a GPU, where a chain can be one program (see
-        `fused`), "leapfrog" elsewhere. `Posterior.tuning["integrator"]` says which it was on a GPU.
+        Integrator of the inner HMC. "leapfrog"; "split": the normal approximation at the mode is
+        integrated exactly, and steps only follow the deviation from it, so that fewer steps suffice
+        and more proposals are accepted; "auto": "split" on a GPU if a chain can run as one program
+        (see `fused`), else "leapfrog". On a GPU, `Posterior.tuning["integrator"]` says which.
     jitter
         Share by which each trajectory of the inner HMC is randomly longer or shorter.
     target_accept
-        Acceptance rate the step size is tuned for.
+        Acceptance rate for which the step size is tuned.
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     anchor
-        What control variates are expanded about. "mode"; "mean": that of short chains on a subset,
-        moved by passes over all rows, which is taken by itself where a model of your own has no
-        mode, or one far from the posterior; or a flat vector of unconstrained parameters.
+        The point about which control variates are expanded. "mode"; "mean": the mean of short
+        chains on a subset, moved by passes over all rows, which also replaces the mode of a model
+        of your own that has none, or one far from the posterior; or a flat vector of unconstrained
+        parameters.
     floor
         Share of weighted draws that is uniform.
     certainty
-        Rows that every evaluation reads, those with the largest expected residuals; the others are
-        subsampled. "auto": as many as make an effective draw cheapest, 0 where none would.
+        Number of rows that every evaluation reads, those with the largest expected residuals; the
+        others are subsampled. "auto": the number, possibly 0, that makes an effective draw
+        cheapest.
     precision
-        "float64" or "float32": of the subsample's rows and residuals (sums are float64).
+        "float64" or "float32": type of the subsample's rows and residuals (sums are float64).
     whitening
-        Of the product that whitens fresh rows, most of the work where there are hundreds of
-        columns. "auto": from 256 dense columns on by blocks of a triangular factor, and in float32
-        where that is accurate; "float64": as with fewer columns.
+        How to compute the product that whitens fresh rows, which is most of the work with hundreds
+        of columns. "auto": from 256 dense columns on, use blocks of a triangular factor, in float32
+        if that is accurate; "float64": the plain product, as with fewer columns.
     memory_limit
-        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
-        rows. By default half of the free memory, or 256 MiB for a row store.
+        Bytes of rows that may be held in memory; rows of larger data sets are read when chains
+        need them. By default half of the free memory, or 256 MiB for a row store.
     fused
-        "auto": on a GPU, after warm-up, a chain is one program that does many iterations per
-        launch, in float32, where the model and the settings allow it; else iterations run one by
-        one, as with False. `Posterior.tuning["path"]` says which it was. True: an error where
-        "auto" would fall back.
+        "auto": on a GPU, after warm-up, a chain runs as one program that does many iterations per
+        launch, in float32, if the model and the settings allow it; else iterations run one by one,
+        as with False. `Posterior.tuning["path"]` says which. True: raise an error where "auto"
+        would fall back.
     bias
-        Largest shift of a posterior mean the perturbation may cause, in posterior standard
-        deviations, by the pilot study.
+        Largest shift of a posterior mean that the perturbation may cause, in posterior standard
+        deviations, as estimated by the pilot study.
     estimator
         How residuals become a log-likelihood; "perturbed": their average less half its variance.
     ddof
@@ -122,7 +125,7 @@ class HMCECS(EnergyConserving):
         None: the perturbed method. "delayed": every proposal is accepted or rejected by the
         log-likelihood of all rows, so that the posterior is exact at one pass per iteration.
     tuning
-        "auto": anchor at the mode, m, G and K from a pilot study. "paper": the schedule of the
+        "auto": anchor at the mode, and m, G and K from a pilot study. "paper": the schedule of the
         paper's section 6.3, from the mean of a 1 % subset through 1,000 burn-in iterations.
 
     Examples
@@ -139,7 +142,7 @@ class HMCECS(EnergyConserving):
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"
-    summary: ClassVar[str] = "a few hundred rows per step, chosen by themselves"
+    summary: ClassVar[str] = "a few hundred rows per step, tuned automatically"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +163,7 @@ class HMCECS(EnergyConserving):
 
     @in_double_precision
     def decide(self, task: Task) -> tuple[HMCECS, Plan]:
-        """Itself; about the mean of short chains, where a model of one's own has no mode of use."""
+        """Plan at the mode, or at the mean of short chains if a user's model has no useful mode."""
         try:
             plan = self.plan(task)
         except NoModeError:
@@ -176,13 +179,13 @@ class HMCECS(EnergyConserving):
         return self, plan
 
     def about_mean(self, task: Task) -> tuple[HMCECS, Plan]:
-        """The same about the mean of short chains, and its plan."""
+        """Return the method with its anchor at the mean of short chains, and its plan."""
         method = replace(self, anchor="mean")
         return method, method.plan(task)
 
     @in_double_precision
     def plan(self, task: Task, study: Study | None = None) -> Plan:
-        """Anchor, pilot study (unless there is one), choice of the subsample, its kernel."""
+        """Find the anchor, study rows unless `study` is given, choose m, compose the kernel."""
         self.check_task(task)
         tuning: Tuning = {}
         if self.tuning == "paper":
@@ -208,7 +211,7 @@ class HMCECS(EnergyConserving):
         return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
     def study(self, task: Task, anchor: Anchor) -> Study:
-        """The pilot study at an anchor."""
+        """Return the pilot study at an anchor."""
         return Study(self, task, anchor, scheduled=self.tuning == "paper")
 
     def _by_hand(self) -> dict[str, int]:
@@ -218,7 +221,7 @@ class HMCECS(EnergyConserving):
     def choose(
         self, study: Study, settings: Mapping[str, int] | None = None, certainty: int = 0
     ) -> Choice:
-        """Choose m, G and K given the certainty rows; `settings` and the user's own stay."""
+        """Choose m, G and K, given the certainty rows, except where `settings` or the user did."""
         fixed = dict(settings or {}) | self._by_hand()
         return choose(
             study.pilot_with(certainty),
@@ -234,7 +237,7 @@ class HMCECS(EnergyConserving):
         )
 
     def composition(self, choice: Choice) -> Composition:
-        """The likelihood estimator on m rows in G blocks."""
+        """Return the likelihood estimator on m rows in G blocks."""
         estimator = LIKELIHOODS[self.estimator](self.ddof)
         return Composition(estimator, choice.subsample, choice.blocks, choice.refreshes)
 
@@ -253,23 +256,23 @@ class HMCECS(EnergyConserving):
         work = f"{choice.subsample + certain:,} rows per step"
         if self.exact:
             work = f"exact='delayed' on all {len(task.rows):,} rows"
-        remedy = "draw less" + (", or leave `exact` out" if self.exact else f", or {case.all_rows}")
+        remedy = f"use fewer draws, or {'leave `exact` out' if self.exact else case.all_rows}"
         return notes + slow_run(task, study.anchor.point, evaluations, work, remedy)
 
     def _advice(self, study: Study) -> str | None:
-        """What to do about too few rows, where that would help."""
+        """Say what to do about too few rows, if that would help."""
         if self.subsample is None:
             return 'use tuning="auto"' if self.tuning == "paper" else None
         advised = replace(self, subsample=None).choose(study).subsample
-        helps = 2 * advised <= len(study.task.rows)  # else it would be refused
-        return "leave `subsample` out to have it chosen" if helps else None
+        helps = 2 * advised <= len(study.task.rows)  # otherwise the advised size would be refused
+        return "leave `subsample` out to choose it automatically" if helps else None
 
     def _with_all_rows(self, plan: Plan, study: Study) -> Plan:
         """Wrap the kernel in delayed acceptance, which evaluates proposals on all rows."""
         task = study.task
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
         assert isinstance(plan.kernel, EnergyConservingKernel)
-        exact: Chosen = {"value": 0.0, "why": "every proposal is judged by all rows"}
+        exact: Chosen = {"value": 0.0, "why": "every proposal is evaluated on all rows"}
         return replace(
             plan,
             settled=None,

@@ -1,8 +1,8 @@
 """The pilot study before an HMC-ECS run.
 
 A `Study` adds the sampling design to the control variates at the anchor, and measures residuals of
-a sample of rows at draws from the normal approximation of the posterior. From their moments a
-method chooses its subsample. Rows and draws of the study are the same for every seed, so that the
+a sample of rows at draws from the normal approximation of the posterior. A method chooses its
+subsample from their moments. Rows and draws of the study are the same for every seed, so that the
 choice depends on the data alone.
 """
 
@@ -73,19 +73,19 @@ __all__ = ["Study"]
 
 PILOT_ROWS = 8_192
 OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost more
-SPREAD_DRAWS = 64  # by which rows are weighed there, where the posterior is not normal
-PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups, where they are integrated out
-MOST_CERTAIN = 20_000  # certainty rows at most, and never more than a quarter of the table
+SPREAD_DRAWS = 64  # draws of the posterior by which rows are weighted if it is not normal
+PILOT_GROUPS, SLOPE_GROUPS = 512, 64  # groups in place of rows, if effects are integrated out
+MOST_CERTAIN = 20_000  # most certainty rows; they are never more than a quarter of the table
 COORDINATE_ROWS = 2_048  # for choosing the coordinates of dispersions
 CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run on
-SCATTER = 0.1  # sd of their starts where the posterior may lie on one side of the mode
+SCATTER = 0.1  # sd of their starts, since the posterior may lie on one side of the mode
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
-MOST_AXES = 64  # along which residuals are looked at far out
-AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which they are chosen
-# Share of iterations that move, below which pilot chains have run into walls: on tables of levels
-# with few events or none it is 0 to 0.3, and where they get about it is 0.75 or more.
+MOST_AXES = 64  # most axes along which residuals are evaluated far out
+AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which these axes are chosen
+# Share of iterations that move, below which pilot chains have run into walls: it is 0 to 0.3 on
+# tables of levels with few events or none, and 0.75 or more for chains that move freely.
 STUCK = 0.5
-AT_ONCE = 256  # points at which all rows of pilot chains are evaluated
+AT_ONCE = 256  # points at which the rows of pilot chains are evaluated at once
 NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
 
 
@@ -93,12 +93,12 @@ NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot 
 class Study(AnchoredProxy):
     """The pilot study of one run: control variates, design and residual moments."""
 
-    # By the paper's schedule, whose anchor moves and whose chains are straight.
+    # Whether it is part of the paper's schedule, whose anchor moves and whose chains are straight.
     scheduled: bool = False
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
-    # Known after residuals were evaluated: along which axes the posterior is so skewed that
-    # straight trajectories do not get about, and whether short chains did not even so.
+    # Set when residuals are evaluated: the axes along which the posterior is too skewed for
+    # straight trajectories, and whether short chains got stuck even along curves.
     curves: Curves | None = field(init=False, default=None)
     stuck: bool = field(init=False, default=False)
 
@@ -121,7 +121,7 @@ class Study(AnchoredProxy):
     def _weigh(
         self, draws: np.ndarray, proxy: Proxy, stage: str = "design", by_draws: bool = False
     ) -> None:
-        """Weigh all rows by their expected residuals, for every design."""
+        """Weight all rows by their expected residuals, and make the design's tables."""
         facts = self._facts(draws, proxy, by_draws)
         self._weighted = design_tables(self.task, Weighted(), facts, stage)
         self.tables: Pytree = self._weighted
@@ -129,9 +129,9 @@ class Study(AnchoredProxy):
             self.tables = design_tables(self.task, self.design, facts, stage)
 
     def _has_kinks(self) -> bool:
-        """Whether log-likelihoods of rows have a kink, which only a few draws in 100 may cross.
+        """Whether log-likelihoods of rows may have a kink, which few draws in 100 may cross.
 
-        A model of one's own without a mode may have one for this very reason.
+        A kink may be the very reason why a user's model has no mode.
         """
         model = self.task.target.model
         if self.method.at_mean:
@@ -139,7 +139,7 @@ class Study(AnchoredProxy):
         return isinstance(model, LinearPredictorModel) and not model.has_mode
 
     def _expansion(self, draws: np.ndarray) -> Expansion:
-        """Choose the coordinates of the control variates, by residuals where there is a choice."""
+        """Choose the coordinates of the control variates, by residuals if there is a choice."""
         rows = self.task.rows
         grouped = isinstance(rows, GroupedRows)
         rng = generator(self.task.seed if grouped else SHARED, Stream.COORDINATE_ROWS)
@@ -164,13 +164,13 @@ class Study(AnchoredProxy):
                 expected = expected / np.sqrt(sums.rows.index.size)
             return expected
 
-        # Four bytes per row, which only a design of one's own asks for a second time.
+        # Four bytes per row, kept only for a user's design, which asks for them a second time.
         asked_twice = self.design.needs == "expected" and type(self.design) is not Weighted
         remembered = cache(expected) if asked_twice else expected
         return RowFacts(len(self.task.rows), PILOT_ROWS, remembered, floor=self.method.floor)
 
     def _take_rows(self, rng: np.random.Generator) -> None:
-        """Draw the pilot rows, by their weights whatever the design that is studied."""
+        """Draw the pilot rows by their weights, whatever the design under study."""
         rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
@@ -185,8 +185,8 @@ class Study(AnchoredProxy):
 
     @cached_property
     def _residuals(self) -> Residuals:
-        """Pilot rows evaluated at the pilot draws."""
-        _ = self._placement  # rows are copied meanwhile: this takes one core
+        """Residuals of the pilot rows at the pilot draws."""
+        _ = self._placement  # start copying rows in the background: this takes one core
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
@@ -197,24 +197,24 @@ class Study(AnchoredProxy):
             log_proxy = None
         elif not resampled or self.proxy.bend is not None:
             log_proxy = self.log_proxy(self.draws)
-        evaluated = self._evaluated(log_proxy, resampled)
+        evaluated = self._evaluate(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
             # Chains that go elsewhere show that the expansion is far off, but not what the
-            # posterior is like there: the pilot rows were weighed for where it was expected. Along
-            # curves, which end where the posterior does, they go where it is.
+            # posterior is like there: the pilot rows were weighted for where it was expected.
+            # Chains along curves, which end where the posterior does, do reach it.
             far = np.abs(draws.mean(axis=0) - self.centre).max() > FAR
             if self.curves is not None or not far:
                 self.draws = draws
-                evaluated = self._evaluated_again(rng)
+                evaluated = self._evaluate_again(rng)
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ evaluated.whitened[bad[0]]
             raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
         return evaluated
 
-    def _evaluated_again(self, rng: np.random.Generator) -> Residuals:
-        """Residuals at draws of the posterior itself, of rows that are weighed by them."""
+    def _evaluate_again(self, rng: np.random.Generator) -> Residuals:
+        """Return residuals at draws of the posterior itself, of rows weighted by these draws."""
         curved = self.curves is not None
         if isinstance(self.design, Weighted) and (self.method.weighted_by_spread or curved):
             straight = self.straight(self.draws)
@@ -225,10 +225,10 @@ class Study(AnchoredProxy):
                 nowhere = np.zeros((1, len(self.centre)))
                 self._weigh(nowhere, self._spread_as(straight), stage="design-again")
             self._take_rows(rng)
-        return self._evaluated()
+        return self._evaluate()
 
-    def _evaluated(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
-        """Residuals of the pilot rows at the pilot draws."""
+    def _evaluate(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
+        """Return the residuals of the pilot rows at the pilot draws."""
         self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
         about = (self.control_variate, self.pilot_rows, self.proxy)
         straight = self.straight(self.draws)
@@ -236,10 +236,11 @@ class Study(AnchoredProxy):
         return evaluate(*about, straight, log_proxy, self.slope_groups, resampled, whitened)
 
     def _spread_as(self, draws: np.ndarray) -> Proxy:
-        """The proxy with a factor that gives standard normal numbers the spread of these draws.
+        """Return the proxy with a factor that gives normal numbers the spread of these draws.
 
-        About the anchor, from which residuals grow. A row's expected residual is then that over the
-        posterior itself: a level whose rows all have one outcome has a long tail on one side.
+        The spread is about the anchor, from which residuals grow. A row's expected residual is then
+        that over the posterior itself: a level whose rows all have one outcome has a long tail on
+        one side.
         """
         count, size = draws.shape
         square = draws.T @ draws / count
@@ -248,11 +249,11 @@ class Study(AnchoredProxy):
         return self.with_row_factor(self.proxy._replace(factor=to_device(factor)))[0]
 
     def _draws_of_short_chains(self) -> np.ndarray:
-        """Draws from the posterior that the pilot rows imply, where it is far from normal.
+        """Draw from the posterior given the pilot rows, which is far from normal.
 
         With a linear predictor, a few thousand weighted rows have nearly the posterior of all rows,
-        tails and skewed directions included. Where such chains run into walls, as those of levels
-        with few events or none, or go far, which would end in a doubt, curves are followed instead.
+        tails and skewed directions included. If chains run into walls, as with levels of few events
+        or none, or go so far that a warning would follow, they move along curves instead.
         """
         chains = self._short_chains(SCATTER)
         failed = chains.moved < STUCK or chains.distance(len(self.centre)) > ANCHOR_FAR
@@ -283,34 +284,34 @@ class Study(AnchoredProxy):
         return chains
 
     def _curves(self) -> Curves | None:
-        """The axes along which the posterior that short chains see is skewed."""
+        """Return curves along the axes on which the posterior given the chains' rows is skewed."""
         rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
         whitened = cached_rows(self.control_variate, rows, self.proxy).rows
 
-        def of_block(z: np.ndarray) -> np.ndarray:
-            ratio = self._at(z, rows).log_ratio
+        def evaluate_block(z: np.ndarray) -> np.ndarray:
+            ratio = self._residuals_at(z, rows).log_ratio
             return np.asarray(ratio - np.sum((z - self.centre) ** 2, axis=1) / 2)
 
         def log_posterior(z: np.ndarray) -> np.ndarray:
-            return in_equal_blocks(of_block, z, AT_ONCE)
+            return in_equal_blocks(evaluate_block, z, AT_ONCE)
 
         about = (np.zeros_like(self.centre), self.anchor, np.asarray(whitened))
         return skewed_axes(log_posterior, *about, finer_at_walls=True)
 
     @property
     def draws_along_curves(self) -> np.ndarray | None:
-        """The pilot draws, where they are draws of the posterior along curves."""
+        """The pilot draws, if they are draws of the posterior along curves."""
         return None if self.curves is None else self.draws
 
     @property
     def proxy_of_chains(self) -> Proxy:
-        """The proxy with the curves along which chains move, where there are any."""
+        """The proxy with the curves along which chains move, if any."""
         if self.curves is None:
             return self.proxy
         return self.proxy._replace(curves=to_device(self.curves))
 
     def _thinned_rows(self, count: int) -> Batch:
-        """The certainty rows of the pilot, and up to `count` of its other rows, reweighted."""
+        """Return the pilot's certainty rows, and up to `count` of its other rows, reweighted."""
         others = len(self.pilot_rows["probability"]) - self._certain_count
         first = slice(0, self._certain_count + min(count, others))
         batch = {name: values[first] for name, values in self.pilot_rows.items()}
@@ -320,21 +321,21 @@ class Study(AnchoredProxy):
 
     @property
     def weight_tables(self) -> WeightTables:
-        """Tables of the design that draws rows in proportion to their expected residual."""
+        """Tables of the design that draws rows in proportion to their expected residuals."""
         return self._weighted
 
     def certain(self, count: int) -> CertaintyRows | None:
-        """The `count` rows that are expected to have the largest residuals."""
+        """Return the `count` rows with the largest expected residuals."""
         return certainty_rows(self._weighted, count, self.method.floor) if count else None
 
     def pilot_with(self, certainty: int) -> Pilot:
-        """Moments of the residuals of all rows but the certainty rows."""
+        """Return moments of the residuals of all rows but the certainty rows."""
         if certainty not in self._pilots:
             self._pilots[certainty] = self._residuals.pilot(self._probability(certainty))
         return self._pilots[certainty]
 
     def _probability(self, certainty: int) -> np.ndarray:
-        """Probability of each pilot row under the design; zero for certainty rows."""
+        """Return the probability of each pilot row under the design; zero for certainty rows."""
         certain, drawn = self.certain(certainty), self._drawn
         if certain is None:
             return self.design.probability_of(drawn, self.tables)
@@ -344,10 +345,10 @@ class Study(AnchoredProxy):
         return np.where(among > 0, probability, 0.0)
 
     def coreset_with(self, certainty: int) -> Coreset | None:
-        """Rows that follow l - sum q over all rows but the certainty rows.
+        """Return weighted rows that predict l - sum q of all rows but the certainty rows.
 
-        None for groups, whose rows differ in number, and for the effects of a factor that has too
-        many of them: there are too many axes to go out on.
+        None for groups, which differ in their number of rows, and for a factor with very many
+        effects, which has too many axes to explore.
         """
         if isinstance(self.task.rows, GroupedRows) or self.arrow:
             return None
@@ -359,54 +360,55 @@ class Study(AnchoredProxy):
 
     @cached_property
     def _far_out(self) -> tuple[Residuals, np.ndarray]:
-        """Pilot rows far out along axes, and the log-posterior there, relative to its mean's."""
+        """Residuals far out along axes, and the log-posterior there relative to the mean."""
         residuals = self._residuals
         middle = residuals.share @ residuals.whitened
         axes = self._skewed_axes(middle)
         points = middle + np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
         points = np.concatenate([middle[None], points])
-        far = self._at(points, self.pilot_rows)
+        far = self._residuals_at(points, self.pilot_rows)
         height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
         is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
-        is_finite[0] = False  # the mean itself
+        is_finite[0] = False  # drop the mean itself
         finite = replace(far, values=far.values[is_finite], log_ratio=far.log_ratio[is_finite])
         return finite, (height - height[0])[is_finite]
 
     def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
-        """Unit vectors of the whitened coordinates: where they are many, those that matter most."""
+        """Return unit vectors of the whitened coordinates; if there are many, the most relevant."""
         axes = np.eye(len(middle))
         if len(axes) <= MOST_AXES:
             return axes
         rows = self._thinned_rows(AXES_ROWS)
-        ends = self._at(middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes]), rows)
+        ends = self._residuals_at(middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes]), rows)
         size = np.abs(ends.values).sum(axis=1).reshape(2, -1).max(axis=0)
         return np.asarray(axes[np.argsort(-np.nan_to_num(size, nan=np.inf))[:MOST_AXES]])
 
-    def _at(self, points: np.ndarray, rows: Batch) -> Residuals:
-        """Residuals of pilot rows at whitened points."""
+    def _residuals_at(self, points: np.ndarray, rows: Batch) -> Residuals:
+        """Return the residuals of pilot rows at whitened points."""
         self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
         about = (self.control_variate, rows, self.proxy)
         return evaluate(*about, self.straight(points), self.log_proxy(points), resampled=True)
 
     @property
     def distance(self) -> float:
-        """How far from the anchor the pilot draws' mean is, in whitened coordinates that are read.
+        """Distance of the pilot draws' mean from the anchor, in whitened coordinates.
 
-        Once residuals have been evaluated, these are draws of the posterior itself.
+        Parameters of priors do not count. Once residuals have been evaluated, the pilot draws are
+        draws of the posterior itself.
         """
         read = self.task.target.likelihood.size
         return float(np.abs(self.straight(self.draws).mean(axis=0)[:read]).max())
 
     @property
     def most_certain(self) -> int:
-        """The most certainty rows that are considered."""
+        """The largest number of certainty rows to consider."""
         return min(MOST_CERTAIN, len(self.task.rows) // 4)
 
     def pilot_chains(self, certainty: int = 0) -> PilotChains | None:
-        """Run short chains on some of the pilot rows; None where the posterior is nearly normal.
+        """Run short chains on some of the pilot rows; None if the posterior is nearly normal.
 
-        None with a linear predictor too: where its posterior is not normal, the pilot draws come
-        from such chains already.
+        None with a linear predictor too: if its posterior is not normal, the pilot draws already
+        come from such chains.
         """
         if isinstance(self.control_variate, LinearTaylor):
             return None
@@ -428,12 +430,12 @@ class Study(AnchoredProxy):
 
     @property
     def steps(self) -> int:
-        """Leapfrog steps to be expected per iteration."""
+        """Expected leapfrog steps per iteration."""
         return _expected_steps(self.method.hmc(split=False).trajectory, self.task.target.size)
 
     @cached_property
     def placed(self) -> Batch | Rows:
-        """The rows on the device, or on the host if they are too many."""
+        """The rows, on the device or, if there are too many, on the host."""
         return self._placement.result()
 
     @cached_property
@@ -442,5 +444,5 @@ class Study(AnchoredProxy):
 
 
 def _expected_steps(trajectory: float, size: int) -> int:
-    """Leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
+    """Return leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
     return max(1, ceil(trajectory / (1.4 * size**-0.25)))

@@ -37,22 +37,23 @@ __all__ = ["SignedHMCECS"]
 class SignedHMCECS(EnergyConserving):
     """Signed HMC-ECS: unbiased likelihood estimates, whose signs weight the draws.
 
-    The chain runs on the absolute value of a block-Poisson estimate of the likelihood; every
-    estimate from its draws respects their signs, so that expectations are exact up to Monte Carlo
-    error, whatever the control variates. Every setting left at None is chosen from a pilot study
-    and explained in `Posterior.tuning`.
+    The chain targets the absolute value of a block-Poisson estimate of the likelihood, and every
+    summary of its draws uses their signs, so that expectations are exact up to Monte Carlo error,
+    whatever the control variates. Every setting left at None is chosen by a pilot study and
+    explained in `Posterior.tuning`.
 
     Parameters
     ----------
     products
         Lambda: the expected number of factors of the likelihood estimate.
     batch
-        Rows per factor, m_b; the paper has 30. None: as many, from 5, as make an effective draw
-        cheapest.
+        Rows per factor, m_b; the paper uses 30. None: the number, at least 5, that makes an
+        effective draw cheapest.
     centre
-        The difference l - sum q to be expected over the posterior; the soft lower bound of the
-        paper's eq. 5.1 is a = centre - lambda, the same everywhere. None: the bound follows the
-        difference through the parameters, by a few rows that every evaluation reads (a coreset).
+        Expected difference l - sum q over the posterior; the soft lower bound of the paper's
+        eq. 5.1 is a = centre - lambda, the same everywhere. None: the bound varies with the
+        parameters like the difference, predicted by a few rows that every evaluation reads (a
+        coreset).
     blocks
         Blocks of the subsample, each with an equal share of the products.
     refreshes
@@ -62,8 +63,8 @@ class SignedHMCECS(EnergyConserving):
     certainty, precision, whitening, memory_limit, fused
         As for `HMCECS`.
     tuning
-        "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, whose burn-in
-        is run by the perturbed method; G = 100 and K = 1 unless they are set.
+        "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, with burn-in
+        by the perturbed method, and G = 100 and K = 1 unless they are set.
 
     Examples
     --------
@@ -78,8 +79,8 @@ class SignedHMCECS(EnergyConserving):
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs-signed"
     summary: ClassVar[str] = "HMC-ECS with signs: means that are exact up to Monte Carlo error"
-    # By the posterior's own spread, rows of its far tails are drawn less often: their factors then
-    # vary so much out there that a chain on Covertype was caught.
+    # Weighting by the posterior's spread draws rows of its far tails less often: their factors then
+    # vary so much in the tails that a chain on Covertype got stuck.
     weighted_by_spread: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -87,14 +88,14 @@ class SignedHMCECS(EnergyConserving):
         check_counts({"products": self.products, "batch": self.batch})
         if self.centre is not None and not is_number(self.centre):
             raise SettingError(
-                f"centre must be a number, or None to have it chosen, not {self.centre!r}."
+                f"centre must be a number, or None to choose it automatically, not {self.centre!r}."
             )
         check_blocks(self.products, self.blocks, "{} products", "products")
         check_tuning(self.tuning, self)
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
-        """A block-Poisson estimator with lambda, a, G and K from the pilot study."""
+        """Plan a block-Poisson estimator with lambda, a, G and K from the pilot study."""
         self.check_task(task)
         if self.order < 2:
             # Far from the anchor, where D is below -lambda, factors are negative and grow with the
@@ -105,12 +106,12 @@ class SignedHMCECS(EnergyConserving):
                 "use order=2",
             )
         study, certainty, burn_in_tuning = (
-            self._by_schedule(task) if self.tuning == "paper" else self._own(task)
+            self._tuned_by_schedule(task) if self.tuning == "paper" else self._tuned_by_pilot(task)
         )
         choice, certain = certainty.choice, certainty.count
         case = Case(self, task.target, len(task.rows))
-        # No pilot chains: a posterior that lies where the pilot study did not look costs signs, or
-        # room for factors, and `look_back_signed` counts both.
+        # No pilot chains are needed: a posterior that lies where the pilot study did not look
+        # shows in negative signs, or in full factors, and `look_back_signed` counts both.
         pilot, coreset = study.pilot_with(certain), self._coreset(study, certain)
         always = certain + (0 if coreset is None else len(coreset))
         notes = look_ahead_signed(case, pilot, choice, always, self.products is None)
@@ -119,7 +120,7 @@ class SignedHMCECS(EnergyConserving):
         notes += slow_run(
             *(task, study.anchor.point, rows * (study.steps + 1)),
             work=f"{rows:,} rows per step",
-            remedy=f"draw less, or {case.all_rows}",
+            remedy=f"use fewer draws, or {case.all_rows}",
         )
         parts = Composition(
             choice.estimator,
@@ -133,13 +134,13 @@ class SignedHMCECS(EnergyConserving):
         return parts.plan(study, _explain(certainty, coreset) | burn_in_tuning, notes)
 
     def _coreset(self, study: Study, certainty: int) -> Coreset | None:
-        """What the lower bound follows: nothing, where it is set by hand or as in the paper."""
+        """Return the coreset that the lower bound follows; None if it is fixed."""
         if self.centre is not None or self.tuning == "paper":
             return None
         return study.coreset_with(certainty)
 
-    def _own(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
-        """Let the pilot study at the anchor choose."""
+    def _tuned_by_pilot(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
+        """Choose settings by the pilot study at the anchor."""
         study = Study(self, task, self.find_anchor(task))
         certainty = self.certainty_for(
             task,
@@ -150,8 +151,8 @@ class SignedHMCECS(EnergyConserving):
         )
         return study, certainty, {}
 
-    def _by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
-        """Let it choose at the anchor of the perturbed method's burn-in, and report on that."""
+    def _tuned_by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
+        """Choose settings at the anchor of the perturbed method's burn-in, and describe that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
         schedule = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
         study = Study(self, task, schedule.anchor, scheduled=True)
@@ -163,7 +164,7 @@ class SignedHMCECS(EnergyConserving):
         return study, Certainty(0, choice, "as in the paper"), burn_in_tuning
 
     def _choose(self, study: Study, certainty: int) -> Products:
-        """Products, blocks and refreshes, given the number of certainty rows."""
+        """Choose products, blocks and refreshes, given the number of certainty rows."""
         return choose_products(
             study.pilot_with(certainty),
             self.batch,

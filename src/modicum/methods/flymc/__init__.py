@@ -1,4 +1,4 @@
-"""Firefly Monte Carlo: exact, by rows that are switched on and off."""
+"""Firefly Monte Carlo: exact sampling in which rows are switched on and off."""
 
 from modicum.methods.flymc.method import FlyMC
 

@@ -1,4 +1,4 @@
-"""What the user of FlyMC must know, before the run and after it, each in one sentence."""
+"""Warnings about a FlyMC run, before it starts and after it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["look_ahead", "look_back"]
 
 
 def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
-    """Judge the brightness of the rows before any draw is made."""
+    """Warn if so many rows are bright that FlyMC saves little."""
     ours = study.n * study.rate + study.bright * (study.steps + 2)
     theirs = study.n * study.steps
     if ours <= theirs / 2:
@@ -25,8 +25,8 @@ def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
         ModicumWarning(
             "bright-many",
             f"FlyMC saves little here: {study.share:.0%} of the rows are expected to be bright, "
-            f"and an iteration to evaluate {ours:,.0f} rows where all rows would take "
-            f"{theirs:,.0f}",
+            f"and an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
+            "all rows",
             remedy,
             share=study.share,
         )
@@ -34,16 +34,16 @@ def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
 
 
 def look_back(capacity: int, history: History) -> list[ModicumWarning]:
-    """Judge the run by what it recorded."""
+    """Warn if bright rows ran out of room, or if the lights changed slowly."""
     stats, doubts = history.stats, []
     refused = int(stats["bright_refused"].sum())
     if refused:
         doubts.append(
             ModicumWarning(
                 "bright-full",
-                f"{refused} of {stats['n_bright'].size} updates of the lights were refused for "
-                f"want of room for bright rows, so that parts of the posterior where more than "
-                f"{capacity:,} rows are bright are missing",
+                f"{refused} of {stats['n_bright'].size} updates of the lights were refused because "
+                f"there is room for only {capacity:,} bright rows, so that parts of the posterior "
+                "where more are bright are missing",
                 "raise `capacity`",
                 refused=refused,
                 capacity=capacity,
@@ -56,8 +56,8 @@ def look_back(capacity: int, history: History) -> list[ModicumWarning]:
             doubts.append(
                 ModicumWarning(
                     "lights-slow",
-                    f"the lights change slowly: {bright.size} draws saw the equivalent of "
-                    f"{effective:.0f} independent counts of bright rows",
+                    f"the lights change slowly: the number of bright rows has an effective sample "
+                    f"size of {effective:.0f} in {bright.size} draws",
                     "raise `rate`, or draw more",
                     ess=effective,
                 )

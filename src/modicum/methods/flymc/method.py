@@ -1,4 +1,4 @@
-"""FlyMC: Firefly Monte Carlo, exact sampling that reads the bright rows only."""
+"""FlyMC: Firefly Monte Carlo, exact sampling that evaluates only bright rows."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ class FlyMC(Method):
     tuned
         Whether each row's bound is tight at the mode, or the same for all rows.
     update
-        "implicit": bright rows may all go dark, some dark rows are tried. "explicit": the lights of
-        a random share of the rows are drawn anew.
+        "implicit": every bright row may go dark, and some dark rows are tried. "explicit": the
+        lights of a random share of the rows are drawn anew.
     inner
-        What moves the parameters: "hmc", "nuts", "mala", "random-walk", or any `Move`.
+        The move of the parameters: "hmc", "nuts", "mala", "random-walk", or any `Move`.
     rate
         Probability with which an update tries a row. By default an update tries as many rows as a
         move evaluates ("implicit"), or a tenth of all ("explicit").
     capacity
-        The most bright rows there is room for; None: from a pilot study.
+        The largest number of bright rows; None: chosen by a pilot study.
     trajectory, jitter
         Length of HMC's trajectories in posterior standard deviations, and the share by which each
         is randomly longer or shorter.
     target_accept
-        Acceptance rate the step size is tuned for; None: .8 for "hmc" and "nuts", .574 for "mala",
-        .234 for "random-walk".
+        Acceptance rate for which the step size is tuned; None: .8 for "hmc" and "nuts", .574 for
+        "mala", .234 for "random-walk".
     step_size
         A fixed step size, in posterior standard deviations; None: tuned during warm-up.
     memory_limit
-        Bytes of rows that may be held in memory; larger data sets are read as the chains need their
-        rows. By default half of the free memory, or 256 MiB for a row store.
+        Bytes of rows that may be held in memory; rows of larger data sets are read when chains
+        need them. By default half of the free memory, or 256 MiB for a row store.
 
     Examples
     --------
@@ -84,20 +84,20 @@ class FlyMC(Method):
 
     @property
     def accept(self) -> float:
-        """The acceptance rate the step size is tuned for."""
+        """The acceptance rate for which the step size is tuned."""
         if self.target_accept is not None:
             return self.target_accept
         return ACCEPT.get(self.inner, 0.8) if isinstance(self.inner, str) else 0.8
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
-        """Find the mode, collapse the bounds, find the bright rows, compose the kernel."""
-        bound_of(task.target.model)  # before any pass is made for nothing
+        """Find the mode, collapse the bounds, find the bright rows, and compose the kernel."""
+        bound_of(task.target.model)  # refuse models without a bound before making any pass
         task.refuse_own_parameters(self.name)
         if task.target.size > DENSE_LIMIT:
             raise SettingError(
-                f"FlyMC sums bounds to a matrix of all {task.target.size:,} parameters, which is "
-                f"possible up to {DENSE_LIMIT:,}; use method='nuts' on all rows."
+                f"FlyMC needs a matrix of all {task.target.size:,} parameters, and the limit is "
+                f"{DENSE_LIMIT:,}; use method='nuts' on all rows."
             )
         anchor = task.anchor_at_mode()
         study = FlyStudy(self, task, anchor, _expected_steps(self, task.target.size))
@@ -122,7 +122,7 @@ class FlyMC(Method):
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Enter what moving by all rows would have cost, and look back at the run."""
+        """Record what moves on all rows would have cost, and check the run."""
         steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
         task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * len(task.rows)
         why = f"dual averaging for an acceptance rate of {self.accept}"
@@ -147,12 +147,12 @@ def _move(method: FlyMC) -> Move:
 
 def _first_step(method: FlyMC, size: int) -> float | None:
     if method.step_size is None and method.inner == "random-walk":
-        return float(2.38 * size**-0.5)  # the best for a normal target in many dimensions
+        return float(2.38 * size**-0.5)  # optimal for a normal target in many dimensions
     return method.step_size
 
 
 def _expected_steps(method: FlyMC, size: int) -> int:
-    """Gradients a move takes, at the step size usual for the acceptance rate."""
+    """Return the gradients of a move, at the step size typical of the acceptance rate."""
     if method.inner in ("mala", "random-walk"):
         return 1
     return max(1, ceil(method.trajectory / (1.4 * size**-0.25)))
@@ -171,7 +171,7 @@ def _check(method: FlyMC) -> None:
     for name in ("rate", "target_accept"):
         value = getattr(method, name)
         if value is not None and not (is_number(value) and 0 < value < 1):
-            raise SettingError(f"{name} must lie between 0 and 1, or be None to have it chosen.")
+            raise SettingError(f"{name} must lie between 0 and 1, or be None for the default.")
     for name in ("trajectory", "step_size"):
         value = getattr(method, name)
         if value is not None and not (is_number(value) and value > 0):

@@ -1,4 +1,4 @@
-"""What is learned before a FlyMC run: the collapsed bounds, which rows are bright, how many."""
+"""The pilot study of a FlyMC run: the collapsed bounds, and which and how many rows are bright."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["FlyStudy"]
 
 FAR_DRAWS, PILOT_DRAWS = 4, 16
 FAR = 3.0  # the radius of a standard normal exceeds sqrt(d) + 3 once in 20,000 draws or more
-FEWEST_TRIED = 32  # rows an update tries at least: fewer would save nothing
-MARGIN = 8  # standard deviations of a count by which there is more room
+FEWEST_TRIED = 32  # fewest rows that an update tries: fewer would save nothing
+MARGIN = 8  # extra room for a count, in its standard deviations
 
 
 class Lit(Protocol):
@@ -44,17 +44,17 @@ class Lit(Protocol):
 
     @property
     def rate(self) -> float | None:
-        """With what probability an update tries a row, where it is set by hand."""
+        """Probability with which an update tries a row, if set by hand."""
         ...
 
     @property
     def capacity(self) -> int | None:
-        """Room for bright rows, where it is set by hand."""
+        """Room for bright rows, if set by hand."""
         ...
 
 
 class _PassResults(NamedTuple):
-    """The results of two passes, which a checkpoint remembers."""
+    """The results of two passes, which a checkpoint saves."""
 
     collapsed: Collapsed
     start: Candidates
@@ -78,7 +78,7 @@ class FlyStudy:
     method: Lit
     task: Task
     anchor: Anchor
-    steps: int  # gradients that a move is expected to take
+    steps: int  # expected gradients of a move
     bounded: BoundedRows = field(init=False)
     context: FlyContext = field(init=False)
 
@@ -98,13 +98,13 @@ class FlyStudy:
         )
 
     def _collapse(self) -> dict[str, np.ndarray]:
-        """Two passes: the sum of all bounds, and how bright each row may get."""
+        """Make two passes: for the sum of all bounds, and for how bright each row may get."""
         task = self.task
         collapsed = collapse(task.sums, self.bounded, self.anchor)
         bound = whitened_sums(self.anchor, collapsed)
         rng = generator(task.seed, Stream.BRIGHTNESS)
         pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
-        # Tuned rows are the brighter the farther from the mode: look where chains seldom get to.
+        # Tuned rows get brighter away from the mode, so look farther out than chains usually go.
         far = rng.standard_normal((FAR_DRAWS, task.target.size))
         far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
         task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
@@ -118,7 +118,7 @@ class FlyStudy:
         return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
 
     def _expected(self, start: dict[str, np.ndarray], bound: BoundSums, pilot: np.ndarray) -> float:
-        """Expected number of bright rows, from the candidates, each kept with a known chance."""
+        """Estimate the number of bright rows from candidates, kept with known probabilities."""
         batch = self.task.rows.take(start["row_ids"])
         bright = np.asarray(_mean_brightness(self.bounded, bound, batch, pilot))
         is_row = start["number"] < len(self.task.rows)
@@ -132,12 +132,12 @@ class FlyStudy:
 
     @property
     def rate(self) -> float:
-        """With what probability an update tries a row."""
+        """Probability with which an update tries a row."""
         if self.method.rate is not None:
             return float(self.method.rate)
         if self.method.update == "explicit":
             return 0.1  # Maclaurin and Adams 2014, section 3.2
-        # Mixing of the lights and the rows tried for it both grow with the rate: a balance.
+        # A larger rate mixes the lights faster but tries more rows: a compromise.
         return min(0.5, max(self.share * (self.steps + 1), FEWEST_TRIED / self.n))
 
     @property
@@ -153,12 +153,12 @@ class FlyStudy:
 
     @property
     def floats_per_iteration(self) -> int:
-        """How many numbers an iteration holds of the rows it tries."""
+        """Floats that an iteration holds for the rows it tries."""
         fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
         return self.proposals * (2 * fields + self.task.target.size + 4)
 
     def explain(self) -> Tuning:
-        """Every choice with its reason."""
+        """Describe every setting with its reason."""
         by_hand, method = "set by hand", self.method
         rate = "tries as many rows as a move evaluates, and at least 32"
         if method.update == "explicit":
@@ -182,9 +182,9 @@ class FlyStudy:
 
 
 def _with_margin(expected: float) -> int:
-    """Room for a count, from 64 on in steps of a quarter of a power of two.
+    """Return the room for a count, at least 64 and rounded up to a quarter of a power of two.
 
-    Each shape is compiled, and runs that differ only by their seed should share the code.
+    Every shape is compiled, and runs that differ only in their seed should share compiled code.
     """
     most = max(64, ceil(expected + MARGIN * sqrt(expected) + MARGIN))
     step = 2 ** (most.bit_length() - 3)
@@ -192,7 +192,7 @@ def _with_margin(expected: float) -> int:
 
 
 def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Keep each row with the largest chance of being bright it was seen to have."""
+    """Keep each row with a probability equal to its largest brightness seen so far."""
     n = len(brightest)
     chosen = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
     filled = np.full(max(1, _with_margin(len(chosen)) - len(chosen)), n)  # n: no row
@@ -203,7 +203,7 @@ def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np
 
 
 def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
-    """Probability that each row is bright at each pilot point: 1 - B/L = 1 - e^-gap."""
+    """Return the probability that each row is bright at each point: 1 - B/L = 1 - e^-gap."""
     rows = bounded.cache(batch, bound.point)
 
     def brightness(z: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
-"""Stochastic-gradient MCMC: what all its methods share, and the general composition.
+"""Stochastic-gradient MCMC: the base of all its methods, and the general composition.
 
-A method is its `Parts` (integrator, gradient estimator, selector of batches) with the settings of
+A method combines `Parts` (integrator, gradient estimator, selector of batches) with the settings of
 `StochasticGradientFamily`; `plan` places the chains, chooses the step size and composes the kernel.
 """
 
@@ -52,17 +52,17 @@ T = TypeVar("T")
 
 
 class Parts(NamedTuple):
-    """What a stochastic-gradient method is composed of."""
+    """The parts of a stochastic-gradient method."""
 
     integrator: Integrator
     estimator: BaseGradientEstimator
     selector: Selector
 
     def check(self) -> None:
-        """Refuse compositions that would not sample what they claim to."""
-        batches = self.selector.batches(self.integrator)  # refuses some integrators
+        """Refuse combinations that would not sample from the intended distribution."""
+        batches = self.selector.batches(self.integrator)  # raises for some integrators
         if getattr(self.integrator, "in_parameters", False) and batches > 1:
-            self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # says why not
+            self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # raises, saying why
         if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
             raise SettingError(
                 "pSGLD scales steps by the size of minibatch gradients, which control variates and "
@@ -79,9 +79,9 @@ class StochasticGradientFamily(Method):
     ----------
     step_size
         Step size in the chain's coordinates, see `whiten`: a number, a function of the iteration
-        number such as `mo.Decay`, or None. None takes the largest step whose variances are off by
-        no more than `bias`, computed on the posterior's normal approximation with the gradient
-        noise of a few pilot batches.
+        number such as `mo.Decay`, or None: the largest step at which variances are off by at most
+        `bias`, computed for the posterior's normal approximation with the gradient noise of a few
+        pilot batches.
     batch
         Rows in a batch, drawn with replacement.
     design
@@ -90,16 +90,16 @@ class StochasticGradientFamily(Method):
     clusters
         Number of clusters, for design="stratified".
     certainty
-        Number of rows that every step reads: those with the largest expected residuals, where
-        gradients have control variates. The others are drawn. "auto": with design="weighted" the
-        number that minimises noise times cost, otherwise 0.
+        Number of rows that every step reads, those with the largest expected residuals; the others
+        are drawn. Gradients must have control variates. "auto": with design="weighted" the number
+        that minimises noise times cost, otherwise 0.
     whiten
         True: chains move in z, t = mode + L z, where the posterior is about standard normal.
         False: in the parameters themselves, as in the papers; the mode is computed only if control
         variates or weighted rows need it. None: True up to 2,000 parameters.
     start
-        "mode" (the default where the mode is known): a draw about the mode; "zero"; "model": the
-        model's start (the default otherwise), different for each chain of a network unless
+        "mode" (the default if the mode is known): a draw about the mode; "zero"; "model" (the
+        default otherwise): the model's start, different for each chain of a network unless
         whitened; or a flat vector of unconstrained parameters.
     spread
         Scatter of the chains' starts: about the mode in posterior standard deviations (1), else in
@@ -107,7 +107,7 @@ class StochasticGradientFamily(Method):
     precision
         "float64" or "float32", for state and gradients.
     bias
-        Relative error of variances that is allowed, where step_size is None.
+        Largest relative error of variances, if step_size is None.
     memory_limit
         Bytes of rows that may be kept in memory; the rows of larger data sets are read when chains
         need them. By default half of the free memory, or 256 MiB for a row store.
@@ -133,7 +133,7 @@ class StochasticGradientFamily(Method):
         self.parts().check()
 
     def _check(self) -> None:
-        """Refuse settings that cannot work."""
+        """Raise on invalid settings."""
         whole_number("batch", self.batch)
         whole_number("clusters", self.clusters)
         if self.certainty != "auto":
@@ -142,8 +142,8 @@ class StochasticGradientFamily(Method):
         h = self.step_size
         if h is not None and not callable(h) and not (is_number(h) and h > 0):
             raise SettingError(
-                f"step_size must be a positive number, a function of the iteration's number, or "
-                f"None to have it chosen, not {h!r}."
+                f"step_size must be a positive number, a function of the iteration number, or "
+                f"None to choose it automatically, not {h!r}."
             )
         if self.design not in DESIGNS:
             raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {self.design!r}.")
@@ -154,7 +154,7 @@ class StochasticGradientFamily(Method):
                 f"start must be 'mode', 'zero', 'model' or a point, not {self.start!r}."
             )
         if self.spread is not None and not (is_number(self.spread) and self.spread >= 0):
-            raise SettingError(f"spread must be a number from 0, not {self.spread!r}.")
+            raise SettingError(f"spread must be a number of at least 0, not {self.spread!r}.")
         if self.precision not in ("float64", "float32"):
             raise SettingError("precision must be 'float64' or 'float32'.")
         if not is_number(self.bias) or not 0 < self.bias < 1:
@@ -162,10 +162,13 @@ class StochasticGradientFamily(Method):
 
     @abstractmethod
     def parts(self) -> Parts:
-        """Integrator, estimator and selector."""
+        """Return integrator, estimator and selector."""
 
     def iterations(self, passes: float, rows: int) -> int:
-        """Count gradients of rows as in the EWSG paper: M + 1 batches per step, n per snapshot."""
+        """Return the iterations that `passes` pay for, with the cost model of the EWSG paper.
+
+        A step costs M + 1 batches of row gradients, and a snapshot n.
+        """
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
@@ -179,7 +182,7 @@ class StochasticGradientFamily(Method):
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
-        """Coordinates, design, kernel, step size, snapshots."""
+        """Place the chains, make the design, compose the kernel, and choose the step size."""
         parts = self._checked(task)
         place = place_chains(self, task, parts.estimator.needs_anchor)
         estimator = parts.estimator.bind(task.target, self.precision)
@@ -224,7 +227,7 @@ class StochasticGradientFamily(Method):
         if task.checkpoint is not None and callable(self.step_size) and "0x" in repr(self):
             raise SettingError(
                 "a checkpoint cannot tell one function from another; give step_size as mo.Decay or "
-                "as a frozen dataclass with a __call__ of your own."
+                "as a frozen dataclass with a __call__ method."
             )
         return self.parts()
 
@@ -259,7 +262,7 @@ class StochasticGradientFamily(Method):
         kernel: StochasticGradientKernel,
         context: StochasticGradientContext,
     ) -> float:
-        """Largest variance of any coordinate of the gradient, at a few points."""
+        """Measure the largest variance of any coordinate of the gradient, at a few points."""
         rng = generator(task.seed, Stream.STEP_SEARCH)
         points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
         noise = gradient_noise(
@@ -274,7 +277,7 @@ class StochasticGradientFamily(Method):
         kernel: StochasticGradientKernel,
         measured: Callable[[], float],
     ) -> tuple[float | Callable[[int], float], Tuning]:
-        """The step size, and why."""
+        """Return the step size, and the reason for it."""
         if self.step_size is not None:
             value = repr(self.step_size) if callable(self.step_size) else self.step_size
             return self.step_size, {"step_size": {"value": value, "why": "set by hand"}}
@@ -287,8 +290,8 @@ class StochasticGradientFamily(Method):
         noise = measured()
         h = largest_step(kernel.integrator, noise, self.bias)
         why = (
-            f"the largest with variances at most {self.bias:.0%} off, where batches give the "
-            f"whitened gradient a variance of {noise:.2g}"
+            f"the largest with variances at most {self.bias:.0%} off, given a variance of "
+            f"{noise:.2g} of the whitened gradient over batches"
         )
         return h, {"step_size": {"value": h, "why": why}}
 
@@ -298,8 +301,8 @@ class StochasticGradientFamily(Method):
         estimator = kernel.estimator
         if not isinstance(estimator, SnapshotEstimator):
             return None
-        # Without a progress bar, since the run has one; and without the run's ledger, since each
-        # chain counts its snapshots among the rows it touched.
+        # No progress bar, since the run has one, and not the run's ledger, since each chain counts
+        # its snapshots among the rows it touched.
         uncounted = Ledger(rows=len(task.rows))
         sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
 
@@ -310,7 +313,7 @@ class StochasticGradientFamily(Method):
 
     @in_double_precision
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
-        """Look back at the run: chains that diverged, and gradient noise."""
+        """Check the run for chains that diverged and for gradient noise."""
         return Outcome(warnings=look_back(task, plan, history))
 
 
@@ -333,7 +336,7 @@ def _flags(
 def _floats_per_iteration(
     task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
 ) -> int:
-    """Numbers per iteration that the requested rows take in memory."""
+    """Return the floats per iteration that the requested rows take in memory."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
     prepared = task.target.size + 12 if estimator.needs_anchor else width
     return kernel.batches * kernel.batch * (width + prepared)
@@ -376,7 +379,7 @@ class StochasticGradient(StochasticGradientFamily):
     summary: ClassVar[str] = "any integrator with any gradient estimator and selector"
 
     def parts(self) -> Parts:
-        """The parts that the settings name."""
+        """Return the parts that the settings name."""
         return Parts(
             _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
             _part(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),  # type: ignore[type-abstract]
@@ -385,7 +388,7 @@ class StochasticGradient(StochasticGradientFamily):
 
 
 def _part(setting: object, registry: Mapping[str, type[T]], base: type[T], kind: str) -> T:
-    """The part that a setting names, or the setting itself if it is a part."""
+    """Return the part that a setting names, or the setting itself if it is a part."""
     if isinstance(setting, base):
         return setting
     if isinstance(setting, str) and setting in registry:

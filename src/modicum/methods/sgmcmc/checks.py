@@ -16,8 +16,8 @@ from modicum.run import History
 
 __all__ = ["NOISE_LIMIT", "look_ahead", "look_back"]
 
-NOISE_LIMIT = 0.25  # gradient noise over injected noise: variances are then a quarter too large
-NOISE_CHAINS = 4  # chains at whose last positions it is measured
+NOISE_LIMIT = 0.25  # gradient noise over injected noise, which makes variances a quarter too large
+NOISE_CHAINS = 4  # chains at whose last positions the noise is measured
 
 
 def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
@@ -102,7 +102,7 @@ def _parts(plan: Plan) -> tuple[StochasticGradientKernel, BaseGradientEstimator]
 def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> float:
     kernel, estimator = _parts(plan)
     points = position[:NOISE_CHAINS, -1]
-    # A snapshot is half a period old on average, which the draw before the last represents.
+    # A snapshot is half a period old on average; the last but one draw represents it.
     back = min(position.shape[1], 2) if isinstance(estimator, SnapshotEstimator) else 1
     noise = gradient_noise(
         kernel,

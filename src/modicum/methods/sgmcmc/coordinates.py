@@ -27,9 +27,9 @@ Start = str | tuple[float, ...] | np.ndarray | None
 class RandomStart:
     """A start drawn by the model for each key, so that chains of a network begin apart.
 
-    It is part of a kernel, which is a key of the cache of compiled code. So two are equal if their
-    parameters and rows have the same layout, and the rows, which are read only while compiling, are
-    not kept alive.
+    It is part of a kernel, which is a key of the compilation cache. So two of them are equal if
+    their parameters and rows have the same layout, and the rows, which are read only during
+    compilation, are held by a weak reference.
     """
 
     target: Target
@@ -73,16 +73,16 @@ class Placement:
     """Coordinates of a run, and where its chains start in them."""
 
     coordinates: Coordinates
-    anchor: Anchor | None  # its factor is that of the coordinates
+    anchor: Anchor | None  # with the factor of the coordinates
     whitened: bool
-    start: np.ndarray  # in the coordinates
-    spread: np.ndarray  # scatter about `start`: times a standard normal vector
-    random_start: RandomStart | None = None  # instead of `start`
+    start: np.ndarray  # in the chain's coordinates
+    spread: np.ndarray  # factor of the scatter about `start`
+    random_start: RandomStart | None = None  # replaces `start`
     notes: list[ModicumWarning] = field(default_factory=list)
 
 
 def place_chains(method: PlacementSettings, task: Task, control_variates: bool) -> Placement:
-    """Compute the mode where it is needed, and place the chains."""
+    """Find the mode if it is needed, and place the chains."""
     d = task.target.size
     whiten = d <= DENSE_LIMIT if method.whiten is None else method.whiten
     uses = {
@@ -94,8 +94,8 @@ def place_chains(method: PlacementSettings, task: Task, control_variates: bool) 
     reasons = [name for name, is_used in uses.items() if is_used]
     if reasons and d > DENSE_LIMIT:
         raise SettingError(
-            f"{reasons[0]} needs the Hessian of all {d:,} parameters, which is formed up to "
-            f"{DENSE_LIMIT:,}; do without it, with whiten=False and a start of your own."
+            f"{reasons[0]} needs the Hessian of all {d:,} parameters, and the limit is "
+            f"{DENSE_LIMIT:,}; leave it out, and use whiten=False and a start of your own."
         )
     at_mode = _anchor(task, reasons[0]) if reasons else None
     coordinates, anchor = _coordinates(at_mode, whiten, d)
@@ -111,7 +111,7 @@ def _is_models(start: Start, at_mode: Anchor | None) -> bool:
 
 
 def _random_start(task: Task) -> RandomStart | None:
-    """Random starts, if the model draws them."""
+    """Return random starts, if the model draws them."""
     if type(task.target.model).random_start is BaseModel.random_start:
         return None
     return RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
@@ -122,8 +122,8 @@ def _anchor(task: Task, reason: str) -> Anchor:
         return task.anchor_at_mode()
     except ConvergenceError as fault:
         raise ConvergenceError(
-            f"{fault} ({reason} asks for the mode; with whiten=False, a step size for the "
-            "parameters themselves and a plain minibatch no mode is needed.)"
+            f"{fault} ({reason} needs the mode; whiten=False, a step_size for the parameters "
+            "themselves and a plain minibatch do not.)"
         ) from fault
 
 
@@ -143,7 +143,7 @@ def _start(
     at_mode: Anchor | None,
     whiten: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where chains start, and the factor of their scatter."""
+    """Return where chains start, and the factor of their scatter."""
     start = method.start
     if start is None:
         start = "model" if _is_models(start, at_mode) else "mode"

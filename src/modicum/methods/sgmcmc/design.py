@@ -35,10 +35,10 @@ from modicum.runtime import Array, Pytree, jit
 
 __all__ = ["TabledDesign", "certainty_of", "design_of"]
 
-CLUSTERED_ROWS = 20_000  # rows k-means learns its centres from
+CLUSTERED_ROWS = 20_000  # rows from which k-means learns its centres
 NOISY = 0.25  # gradient noise, in posterior variances, above which it limits the step
-FIRST = 50  # certainty rows considered first
-GAIN = 0.9  # they are used if their cost, relative to none, is below this
+FIRST = 50  # certainty rows to try first
+GAIN = 0.9  # cost relative to no certainty rows, below which they are used
 FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")  # fields that k-means ignores
 
@@ -133,13 +133,11 @@ def certainty_of(
     if count != "auto" and count > 0:
         if fresh_cost is None:
             raise SettingError(
-                "rows can be certain only where gradients have control variates; use "
+                "certainty rows need gradients with control variates; use "
                 'estimator="taylor", or leave `certainty` out.'
             )
         if count >= n:
-            raise SettingError(
-                f"certainty={count} leaves none of {n:,} rows to be drawn; use fewer."
-            )
+            raise SettingError(f"certainty={count} leaves none of {n:,} rows to draw; use fewer.")
         ranked = drawn.tables
         if method.design != "weighted":
             ranked = design_tables(task, Weighted(), drawn.facts)
@@ -154,7 +152,7 @@ def certainty_of(
         return None, "step_size is set by hand"
     variance = noise()
     if variance < NOISY:
-        return None, f"the gradient noise is small without, {variance:.2g} posterior variances"
+        return None, f"the gradient noise is small anyway, {variance:.2g} posterior variances"
     best, why = _cheapest(drawn.tables, int(method.batch), fresh_cost)
     return (certainty_rows(drawn.tables, best, FLOOR) if best else None), why
 
@@ -162,9 +160,9 @@ def certainty_of(
 def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int, str]:
     """Choose the number of certainty rows that minimises noise times cost of a step.
 
-    The noise is sum_k e_k^2 / w_k over the rows that are drawn, with e_k the expected residuals,
-    which the weights give up to a factor. A step costs a fresh row per row of the batch and one
-    evaluation per certainty row.
+    The noise is sum_k e_k^2 / w_k over the rows that are drawn, where the weights give the expected
+    residuals e_k up to a factor. A step costs a fresh row per row of the batch and one evaluation
+    per certainty row.
     """
     n = int(np.sum(tables.size))
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
@@ -184,12 +182,13 @@ def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int,
             break
         count, best, number = number, cost, 2 * number
     if not best < GAIN * none:
-        return 0, "no number of them would make noise times cost a tenth less"
-    return count, f"the number at which noise times cost is smallest, {1 - best / none:.0%} less"
+        return 0, "certainty rows would not reduce noise times cost by a tenth"
+    saved = f"{1 - best / none:.0%} less than without"
+    return count, f"the number that minimises noise times cost, {saved}"
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumbers:
-    """Expected residuals of this order, which are about proportional to gradients."""
+    """Return expected residuals of this order, which are about proportional to gradients."""
     target = task.target
     draws = generator(task.seed, Stream.PILOT_DRAWS).standard_normal((8, target.size))
     return expected_residuals(
@@ -198,9 +197,9 @@ def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumber
 
 
 def _clusters(task: Task, count: int) -> np.ndarray:
-    """Cluster of each row, by k-means on the rows' fields (Fu and Zhang 2017).
+    """Return the cluster of each row, by k-means on the rows' fields (Fu and Zhang 2017).
 
-    Columns are scaled to unit variance, except that one that hardly varies stays small.
+    Columns are scaled to unit variance, except that a column that hardly varies stays small.
     """
     from scipy.cluster.vq import kmeans2  # slow to import, and seldom needed
 
@@ -226,7 +225,7 @@ def _columns(batch: Batch) -> jax.Array:
 
 
 def _formed(coding: Coding | None, batch: Batch) -> Batch:
-    """The fields, with codes expanded into columns of x."""
+    """Expand codes into columns of x, and keep the other fields."""
     if coding is None:
         return batch
     others = {name: values for name, values in batch.items() if name not in coding.fields}
@@ -239,7 +238,7 @@ def _nearest(
 ) -> jax.Array:
     if coding is None:
         return _nearest_centre(arguments, batch)
-    return map_in_blocks(  # columns are formed of a few rows at a time
+    return map_in_blocks(  # expand a few rows at a time
         lambda part, _: _nearest_centre(arguments, _formed(coding, part)), batch, present
     )
 

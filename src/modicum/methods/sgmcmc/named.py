@@ -1,6 +1,6 @@
-"""The named stochastic-gradient methods: each a composition, nothing more.
+"""The named stochastic-gradient methods, each a composition of parts.
 
-They take the settings of `StochasticGradientFamily` beside their own.
+They take the settings of `StochasticGradientFamily` in addition to their own.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class SGHMC(StochasticGradientFamily):
     Parameters
     ----------
     friction
-        gamma, or C: 2 is critical damping in whitened coordinates. In raw parameters it
-        depends on their units, and should be chosen.
+        gamma, or C: 2 is critical damping in whitened coordinates. In raw parameters the right
+        value depends on their units.
     form
         "underdamped": r <- r - h (g + gamma r) + sqrt(2 gamma h) xi, as in the EWSG paper.
         "friction": gradient at the new position, as in section 6.2 of the HMC-ECS paper.
@@ -171,7 +171,7 @@ class SGHMC(StochasticGradientFamily):
     summary: ClassVar[str] = "stochastic-gradient Hamiltonian Monte Carlo"
 
     def integrator(self) -> Integrator:
-        """The integrator of the chosen form."""
+        """Return the integrator of the chosen form."""
         if self.form == "friction":
             return Friction(self.friction, self.noise, self.period, self.in_parameters)
         if self.form != "underdamped":

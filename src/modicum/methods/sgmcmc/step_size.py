@@ -1,4 +1,4 @@
-"""Step sizes, and the noise of stochastic gradients, which limits them."""
+"""Step sizes of stochastic-gradient methods, and the gradient noise that limits them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCHES = 32  # per point, from which the gradient's variance is estimated
 
 @dataclass(frozen=True)
 class Decay:
-    """Step sizes that shrink: first (1 + k / delay)^-power at iteration k (Welling and Teh 2011).
+    """Decaying step sizes, first (1 + k / delay)^-power at iteration k (Welling and Teh 2011).
 
     Parameters
     ----------
@@ -56,12 +56,12 @@ class Decay:
                 raise SettingError(f"{name} must be a positive number.")
 
     def __call__(self, k: int) -> float:
-        """Step size of iteration `k`."""
+        """Return the step size of iteration `k`."""
         return float(self.first * (1 + k / self.delay) ** -self.power)
 
 
 def step_sizes(step_size: float | Callable[[int], float], total: int) -> np.ndarray:
-    """One step size per iteration."""
+    """Return one step size per iteration."""
     if not callable(step_size):
         return np.full(total, float(step_size))
     sizes = np.array([step_size(k) for k in range(total)], np.float64)
@@ -98,7 +98,7 @@ class GradientNoise:
 
     mean: np.ndarray
     variance: np.ndarray
-    evaluations: int  # row gradients that it cost
+    evaluations: int  # row gradients that the estimate cost
 
 
 def gradient_noise(
@@ -111,7 +111,7 @@ def gradient_noise(
 ) -> GradientNoise:
     """Estimate mean and variance of a batch's gradient, averaged over `points`.
 
-    If the estimator has a snapshot, it is at the reference of each point.
+    If the estimator uses a snapshot, it is taken at the reference of each point.
     """
     keys = jax.random.split(key, len(points))
     totals = []
@@ -141,7 +141,7 @@ def _moments(
     batches: Batch,
     context: StochasticGradientContext,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean and unbiased variance over batches, one batch at a time (Welford)."""
+    """Return mean and unbiased variance over batches, one batch at a time (Welford)."""
     estimator = kernel.estimator
     memory = estimator.start(point, context)
     if isinstance(memory, Snapshot):

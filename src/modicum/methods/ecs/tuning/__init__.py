@@ -1,4 +1,4 @@
-"""Choosing what the user need not: subsample size, products, blocks, refreshes, certainty rows."""
+"""Automatic choice of subsample size, products, blocks, refreshes and certainty rows."""
 
 from modicum.methods.ecs.tuning.block_poisson import Products, choose_products
 from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty

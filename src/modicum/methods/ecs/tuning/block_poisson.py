@@ -1,4 +1,4 @@
-"""How many products of how many rows, in how many blocks: lambda, m_b, a, G and K."""
+"""Choose the products of the block-Poisson estimator: lambda, m_b, a, G and K."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from modicum.random import Stream, generator
 __all__ = ["Products", "choose_products", "pilot_sign"]
 
 FEWEST = 20
-# Lambda in standard deviations of a mini-batch, below which chains get stuck; of 99 in 100 draws,
-# since it is in the tails that they do.
+# Lambda, in standard deviations of a mini-batch, below which chains get stuck; for 99 of 100 draws,
+# since chains get stuck in the tails.
 DEVIATIONS, NEARLY_ALL = 8, 0.99
-SIGN = 0.9993  # mean sign of the pilot's own mini-batches; with .995, one chain in 64 got stuck
+SIGN = 0.9993  # smallest mean sign of pilot mini-batches; with .995, one chain in 64 got stuck
 MOST = 10**6
-SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks that are considered
+SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks to consider
 EASY = 0.8  # acceptance rate of a refresh above which more blocks are not needed
 BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
 PAPER_BATCH = 30
-# Rows per mini-batch that are considered. Fewer than five do not average over extreme rows: with
-# one row per factor a chain on Covertype got stuck, which the pilot study had not predicted.
+# Rows per mini-batch to consider. Fewer than five do not average out extreme rows: with one row
+# per factor a chain on Covertype got stuck, which the pilot study had not predicted.
 SIZES = (5, 8, 12, 20, 30, 50)
 
 
@@ -40,18 +40,18 @@ class Products:
     products, batch, blocks, refreshes
         Lambda, m_b, G and K.
     centre
-        The expected difference l - sum q over the rows that are drawn, less that of the coreset if
-        there is one; a = centre - lambda.
+        The expected difference l - sum q over the rows that are drawn, less the coreset's if there
+        is one; a = centre - lambda.
     positive
-        Share of positive estimates when rows are drawn afresh, by the pilot study.
+        Share of positive estimates when rows are drawn afresh, predicted by the pilot study.
     chain_sign
-        Mean sign to be expected along the chain, by the pilot study.
+        Mean sign along the chain, predicted by the pilot study.
     cost
-        Evaluations of rows per effective draw, in theory.
+        Predicted evaluations of rows per effective draw.
     why
-        A sentence for each.
+        The reason for each setting.
     room
-        Expected factors that there is room for, in units of lambda.
+        Room for factors, in units of lambda.
     """
 
     products: int
@@ -67,7 +67,7 @@ class Products:
 
     @property
     def estimator(self) -> BlockPoisson:
-        """The estimator that was chosen."""
+        """The chosen estimator."""
         return BlockPoisson(self.products, self.batch, self.blocks, self.room)
 
 
@@ -75,22 +75,22 @@ class MiniBatches:
     """Mini-batches of the pilot rows, at posterior draws."""
 
     def __init__(self, pilot: Pilot, batch: int) -> None:
-        # the same for every run: what is chosen depends on the pilot alone
+        # the same for every run, so that the choice depends on the pilot study alone
         rng = generator(batch, Stream.SIGN_BATCHES)
         places = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
         self.draws = representatives(pilot.share, SIGN_DRAWS)
         thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
         self.dhat = thinned.values[:, places].mean(axis=2)
-        # Of a mini-batch with one given row, the others being average: a uniform design draws the
-        # rows that matter most more rarely than a few thousand mini-batches would show.
+        # dhat of a mini-batch with one given row and otherwise average rows: a uniform design draws
+        # the most influential rows too rarely for a few thousand mini-batches to show.
         away = thinned.values - thinned.mean[:, None]
         self.with_row = thinned.mean[:, None] + away / batch
-        self.weight = batch * thinned.weight  # probability that a mini-batch has it
+        self.weight = batch * thinned.weight  # probability that a mini-batch holds the row
 
     def sign(self, products: int, centre: np.ndarray) -> tuple[float, float]:
-        """Positive share and mean sign, the averages over draws; `centre` has one value for each.
+        """Return positive share and mean sign, averaged over draws.
 
-        A single value stands for all.
+        `centre` has one value per pilot draw, or one for all.
         """
         expected = centre[self.draws, None] if centre.ndim else centre
         factors = 1 + (self.dhat - expected) / products
@@ -104,7 +104,7 @@ class MiniBatches:
 
 
 def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[float, float]:
-    """Positive share and mean sign from mini-batches of the pilot rows themselves.
+    """Return positive share and mean sign from mini-batches of the pilot rows themselves.
 
     Skewed residuals make more factors negative than normal theory predicts.
     """
@@ -112,9 +112,9 @@ def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[
 
 
 class Bound:
-    """What the lower bound a = c - lambda follows: c at the pilot draws, and far out.
+    """The lower bound a = c - lambda: its c at the pilot draws, and far out.
 
-    Without a coreset it is the same everywhere, and nothing is known of what is far out.
+    Without a coreset c is the same everywhere, and points far out are not checked.
     """
 
     def __init__(self, pilot: Pilot, centre: float | None, coreset: Coreset | None) -> None:
@@ -127,7 +127,7 @@ class Bound:
         self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
 
     def products_far_out(self, batch: int, least: int) -> int:
-        """The smallest lambda from `least` on with which no mass is far out."""
+        """Return the smallest lambda >= `least` with which chains have no mass far out."""
         if self.coreset is None:
             return least
         far, centre = self.coreset.far, self.middle + self.coreset.at_points
@@ -139,16 +139,16 @@ class Bound:
 
 @dataclass(frozen=True)
 class Work:
-    """What is known of an iteration before its products are chosen.
+    """The work of an iteration that does not depend on its products.
 
     Attributes
     ----------
     steps
-        Leapfrog steps expected, L.
+        Expected leapfrog steps, L.
     fresh
         Cost of a fresh row, in evaluations of a row.
     always
-        Rows that every evaluation reads beside those of the products.
+        Rows that every evaluation reads besides those of the products.
     """
 
     steps: int
@@ -156,10 +156,10 @@ class Work:
     always: int = 0
 
     def cost(self, estimator: BlockPoisson, refreshes: int, noise: float, accept: float) -> float:
-        """Evaluations per effective draw.
+        """Predict the evaluations per effective draw.
 
-        Arrays have fixed shapes, so that room for factors costs as much as factors do: `packed`
-        of them per evaluation, and all the room in the blocks that are read anew.
+        Arrays have fixed shapes, so that unused room costs as much as factors: `packed` factors
+        per evaluation, and the whole room of the blocks that are refreshed.
         """
         rows = estimator.packed * estimator.batch
         room = refreshes * estimator.parts * estimator.batch
@@ -180,26 +180,26 @@ def choose_products(
     certainty: int = 0,
     coreset: Coreset | None = None,
 ) -> Products:
-    """Choose what the user has not set.
+    """Choose the settings that the user has not set.
 
     Parameters
     ----------
     pilot
         Moments and values of the residuals.
     batch
-        Rows per factor, m_b; None: as many as make an effective draw cheapest.
+        Rows per factor, m_b; None: the number that makes an effective draw cheapest.
     steps
-        Leapfrog steps expected per iteration, L.
+        Expected leapfrog steps per iteration, L.
     products, blocks, refreshes
-        Lambda, G and K where they are set by hand.
+        Lambda, G and K, if set by hand.
     centre
-        The expected difference l - sum q, where it is set by hand.
+        The expected difference l - sum q, if set by hand.
     fresh
         Cost of a fresh row, in evaluations of a row.
     certainty
-        Rows beside the products' that every evaluation reads; they are not among the pilot's.
+        Number of certainty rows, which the pilot's moments leave out.
     coreset
-        What the lower bound follows; None: it is the same everywhere.
+        Rows that the lower bound follows; None: it is the same everywhere.
     """
     bound = Bound(pilot, centre, coreset)
     work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
@@ -207,7 +207,7 @@ def choose_products(
     candidates = [
         _with_batch(pilot, size, work, bound, products, blocks, refreshes) for size in sizes
     ]
-    if batch is None and products is not None:  # the smallest that this lambda allows
+    if batch is None and products is not None:  # the smallest m_b for which lambda is enough
         allowed = [c for c in candidates if c.needed <= products] or candidates[-1:]
         best = allowed[0]
     else:
@@ -237,7 +237,7 @@ def choose_products(
 def _reasons(
     best: _Candidate, pilot: Pilot, coreset: Coreset | None, positive: float, sign: float
 ) -> dict[str, str]:
-    """Why each setting is what it is, where none is set by hand, and what follows from them."""
+    """Return the reason for each automatic setting, and the predicted variance and sign."""
     deviation = np.sqrt(pilot.variance / best.estimator.batch)
     return {
         "batch": "with this many per factor an effective draw takes the fewest evaluations",
@@ -262,7 +262,7 @@ _CENTRE = {
 _REASON = {
     "floor": f"of at least {FEWEST}",
     "deviation": f"of {DEVIATIONS} standard deviations of a mini-batch's dhat, below which "
-    "chains are caught behind sign boundaries",
+    "chains get stuck behind sign boundaries",
     "cost": "that minimises computational time",
     "slope": "with gradient noise of a quarter of the posterior variance",
     "sign": f"with an expected mean sign of {SIGN} among the pilot's own mini-batches",
@@ -276,11 +276,11 @@ def _whose(batch: int) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """All that goes with one number of rows per factor."""
+    """The best settings for one number of rows per factor."""
 
     estimator: BlockPoisson
     refreshes: int
-    needed: int  # products
+    needed: int  # smallest lambda that meets all criteria
     binding: str
     spread: float
     noise: float
@@ -318,14 +318,14 @@ def _with_batch(
 
 
 def _shares(products: int, spread: float, fixed: bool) -> list[int]:
-    """Numbers of blocks with equal shares of the products whose refreshes are often accepted."""
-    most = 1.0 if fixed else 1.1  # an equal share of the products per block may cost a few more
+    """Return numbers of blocks that share the products equally and are refreshed easily."""
+    most = 1.0 if fixed else 1.1  # equal shares may need a few more products
     fitting = [G for G in SHARES if most * products >= G * ceil(products / G)]
     return [G for G in fitting if refresh_acceptance(spread, G) > EASY] or fitting[-1:]
 
 
 def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) -> dict[str, int]:
-    """The smallest lambda that each criterion allows."""
+    """Return the smallest lambda that each criterion allows."""
     deviation = np.sqrt(pilot.variance / batch)
     typical = pilot.quantile(deviation, 0.9)
     needs = {
@@ -341,7 +341,7 @@ def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) ->
 
 
 def _cheapest(deviation: float, miss: float) -> int:
-    """Lambda of the least computational time, by theory, a tenth of the products refreshed."""
+    """Return the lambda of least computational time in theory, refreshing a tenth of products."""
     grid = np.unique(np.ceil(max(deviation, 0.1) * np.geomspace(1, 20, 40)).astype(int))
     costs = [NormalFactors(miss, deviation, at, -at).cost(0.1) for at in grid.astype(float)]
     return int(grid[int(np.argmin(costs))])

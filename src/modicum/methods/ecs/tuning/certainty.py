@@ -13,15 +13,15 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 __all__ = ["FIRST", "Certainty", "Costed", "cheapest_certainty"]
 
-FIRST = 50  # rows; twice as many are considered next, as long as that is cheaper
-GAIN = 0.9  # cost relative to none, above which certainty rows are not worth it
-# Cost relative to that of half as many, above which these will do: near its least the cost hardly
-# depends on the number, and every row is to be held and read.
+FIRST = 50  # certainty rows to try first; the number doubles as long as that is cheaper
+GAIN = 0.9  # cost relative to no certainty rows, above which they are not worth it
+# Cost relative to that of half as many, above which doubling stops: near its minimum the cost
+# hardly depends on the number, and every row must be held and read.
 AGAIN = 0.95
 
 
 class Costed(Protocol):
-    """A choice of rows with what it costs."""
+    """A choice of rows with its cost."""
 
     @property
     def cost(self) -> float:
@@ -34,7 +34,7 @@ C = TypeVar("C", bound=Costed)
 
 @dataclass(frozen=True)
 class Certainty(Generic[C]):
-    """The number of certainty rows, what was chosen along with it, and why."""
+    """The number of certainty rows, the settings chosen along with it, and the reason."""
 
     count: int
     choice: C
@@ -49,9 +49,9 @@ def cheapest_certainty(
     Parameters
     ----------
     choose
-        From a number of certainty rows to the choice of everything else.
+        Maps a number of certainty rows to the choice of everything else.
     setting
-        That number, if the user set it.
+        The number of certainty rows, if the user set it.
     steps
         Leapfrog steps expected per iteration.
     most
@@ -67,8 +67,8 @@ def cheapest_certainty(
             break
         count, best, number = number, choice, 2 * number
     if not best.cost < GAIN * none.cost:
-        return Certainty(0, none, "no number of them would save a tenth of the evaluations")
+        return Certainty(0, none, "certainty rows would not save a tenth of the evaluations")
     ratio = best.cost / none.cost
     share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
-    why = f"the number from which on an effective draw takes hardly fewer evaluations, {share} of"
-    return Certainty(count, best, f"{why} those without")
+    why = f"an effective draw takes {share} of the evaluations that it takes without certainty rows"
+    return Certainty(count, best, f"{why}, and more rows would save little")

@@ -1,8 +1,8 @@
-"""Coordinates in which scales and dispersions are expanded, chosen by the residuals they leave.
+"""Choose the coordinates in which to expand scales and dispersions, by the resulting residuals.
 
-Such parameters are sampled on the log scale. Where the posterior is wide there, the log-likelihood
-of a row may be far from quadratic on the log scale, and nearly quadratic in the parameter itself,
-its square or its reciprocal.
+Such parameters are sampled on the log scale. If the posterior is wide there, the log-likelihood of
+a row may be far from quadratic on the log scale, and nearly quadratic in the parameter itself, its
+square or its reciprocal.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
 __all__ = ["Expansion", "choose_coordinates"]
 
-WIDE = 0.1  # posterior sd of a logarithm up to which coordinates do not matter
-GAIN = 0.5  # share of the variance that a better coordinate may leave at most
+WIDE = 0.1  # posterior sd of a logarithm below which coordinates do not matter
+GAIN = 0.5  # largest variance, relative to the current one, of a coordinate worth changing to
 
 
 class Expansion(NamedTuple):
-    """The coordinates that were chosen.
+    """The chosen coordinates.
 
     Attributes
     ----------
     bend
-        What the proxy needs for them; None: all are expanded as they are sampled.
+        The change of coordinates for the proxy; None: expand in the sampled coordinates.
     tuning
         An explanation of the choice.
     evaluations
-        Row evaluations it took.
+        Row evaluations that the choice took.
     """
 
     bend: Bend | None
@@ -59,24 +59,24 @@ def choose_coordinates(
 ) -> Expansion:
     """Choose the coordinate of expansion of each parameter that is sampled on the log scale.
 
-    They are chosen one after the other, by the sum over rows of the root mean square residual; its
-    square is the variance of an estimate from one weighted row.
+    Parameters are handled one after another, by the sum over rows of the root mean square residual,
+    whose square is the variance of an estimate from one weighted row.
 
     Parameters
     ----------
     target
-        Its model names the parameters, and the coordinates the user has fixed.
+        The target, whose model names the parameters and the coordinates that the user fixed.
     control_variate, anchor, proxy
         The expansion on the log scale.
     draws
         Posterior draws in whitened coordinates, (draws, d).
     some_rows
-        Reads sampled rows with their `probability`; called only if there is a choice.
+        Function that reads sampled rows with their `probability`, if there is a choice.
     """
     settings = target.model.expansions()
     if not settings or not isinstance(control_variate, AutodiffTaylor) or control_variate.order < 2:
         return Expansion(None, {}, 0)
-    if isinstance(anchor.factor, ArrowFactor):  # so many effects take so many rows: none is wide
+    if isinstance(anchor.factor, ArrowFactor):  # that many rows leave no posterior wide
         return Expansion(None, {}, 0)
     entries = [(name, place) for name in settings for place in target.places[name]]
     sd = np.sqrt(np.sum(anchor.factor**2, axis=1))
@@ -133,7 +133,7 @@ def _descend(
 def _variances(
     cv: AutodiffTaylor, batch: Batch, proxy: Proxy, form: Bend, powers: Array, draws: Array
 ) -> jax.Array:
-    """Square of the sum over all rows of the root mean square residual, one per line of powers."""
+    """Square the sum over rows of the root mean square residual, for each row of `powers`."""
 
     def variance(power: jax.Array) -> jax.Array:
         bent = proxy._replace(bend=form._replace(power=power))
@@ -149,8 +149,8 @@ def _coordinate(name: str | None) -> str:
         return "log"
     if name not in POWERS:
         raise SettingError(
-            f"there is no coordinate {name!r}{suggestion(name, POWERS)}; rows are expanded in the "
-            f"{', '.join(POWERS)} of a positive parameter."
+            f"there is no coordinate {name!r}{suggestion(name, POWERS)}; the coordinates of a "
+            f"positive parameter are {', '.join(POWERS)}."
         )
     return name
 
@@ -158,7 +158,7 @@ def _coordinate(name: str | None) -> str:
 def _explain(names: list[str], power: np.ndarray, variance: tuple[float, float]) -> Tuning:
     called = {value: name for name, value in POWERS.items()}
     value = ", ".join(f"{n}: {called[p]}" for n, p in dict(zip(names, power, strict=True)).items())
-    why = "as asked for"
+    why = "set by hand"
     if not np.isnan(variance[0]):
         ratio = variance[0] / variance[1] if variance[1] > 0 else np.inf
         why = f"residuals have {ratio:,.3g} times less variance than in the logarithm"

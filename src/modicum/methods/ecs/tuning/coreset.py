@@ -1,15 +1,14 @@
-"""A coreset of the residuals: a few rows with weights that follow l - sum q through the parameters.
+"""A coreset of the residuals: a few weighted rows that predict l - sum q across the parameters.
 
-The signed method's lower bound a = c - lambda must follow the difference d = l - sum q that it is
-to lie below. If it is constant, d falls below it on the steep side of a skewed direction (a rare
-level of which all outcomes are alike): all factors are negative there, |Lhat| grows with the
-distance however small the likelihood is, and a chain that starts there or leaps there stays. On
-Covertype the chains' density E |Lhat| p was e^6000 times that of the posterior ten standard
-deviations away.
+The signed method's lower bound a = c - lambda must stay below the difference d = l - sum q. If it
+is constant, d falls below it on the steep side of a skewed direction (a rare level whose outcomes
+are all alike): all factors are negative there, |Lhat| grows with the distance however small the
+likelihood is, and a chain that starts or jumps there stays. On Covertype the chains' density
+E |Lhat| p was e^6000 times that of the posterior ten standard deviations away.
 
 The bound may be any function of the parameters. Here c is a sum of weighted residuals of a few
-rows, by non-negative least squares over pilot draws and points far out along the axes of the
-whitened coordinates. The same points then say whether lambda is large enough there.
+rows, fitted by non-negative least squares at pilot draws and at points far out along the axes of
+the whitened coordinates. The same points then tell whether lambda is large enough there.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ __all__ = ["DISTANCES", "Coreset", "FarOut", "fit_coreset"]
 
 DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
 MOST_ROWS = 32
-CLOSE = 0.05  # of the differences' size, below which more rows are not needed
-CANDIDATES = 2_048  # pilot rows among which they are chosen
+CLOSE = 0.05  # relative error of the fit below which no more rows are added
+CANDIDATES = 2_048  # pilot rows among which the coreset is chosen
 FITTED_DRAWS = 128
-RELATIVE = 0.2  # far out, errors of this share count like errors of one near the mean
+RELATIVE = 0.2  # far out, a relative error of this size counts like an error of one near the mean
 BATCHES = 1_000  # mini-batches per point
-# Log density, relative to that at the mean, which the chains' density must not exceed where the
-# posterior's does not, and by how much it may exceed that of the posterior elsewhere.
+# Log-density relative to the mean that counts as negligible, and by how much the chains'
+# log-density may exceed the posterior's where it is not.
 NEGLIGIBLE, EXCESS = -12.0, 1.0
 
 
 class FarOut(NamedTuple):
-    """Residuals of the rows that are drawn, at points far out."""
+    """Residuals, at points far out, of the rows that the design draws."""
 
     values: np.ndarray  # D of each pilot row, (points, rows)
-    weight: np.ndarray  # share of the design's draws each row stands for
-    log_posterior: np.ndarray  # relative to that at the posterior's mean
+    weight: np.ndarray  # share of the design's draws that each row represents
+    log_posterior: np.ndarray  # relative to the value at the posterior's mean
 
     def mini_batches(self, batch: int) -> np.ndarray:
-        """Estimates dhat from mini-batches, (points, mini-batches)."""
+        """Return estimates dhat from mini-batches, (points, mini-batches)."""
         rng = generator(batch, Stream.SIGN_BATCHES)
         places = rng.choice(len(self.weight), (BATCHES, batch), p=self.weight)
         return np.stack([values[places].mean(axis=1) for values in self.values])
 
     def is_negligible(self, dhat: np.ndarray, products: int, centre: np.ndarray) -> bool:
-        """Whether chains have next to no mass where the posterior has none.
+        """Whether chains have negligible mass where the posterior has none.
 
-        They have the density E |Lhat| p = L p exp(2 lambda E f^-), f^- being the negative part of
-        a factor f = 1 + (dhat - c) / lambda.
+        Their density is E |Lhat| p = L p exp(2 lambda E f^-), with f^- the negative part of a
+        factor f = 1 + (dhat - c) / lambda.
         """
         below = np.maximum(centre[:, None] - products - dhat, 0).mean(axis=1)
         chains = self.log_posterior + 2 * below
@@ -63,18 +62,18 @@ class FarOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Coreset:
-    """A few rows with weights whose residuals sum to nearly those of all rows that are drawn.
+    """A few rows whose weighted residuals sum to nearly those of all rows that are drawn.
 
     Attributes
     ----------
     rows
-        Places among the pilot rows.
+        Indices among the pilot rows.
     weights
-        What their residuals are multiplied by.
+        Weights of their residuals.
     at_draws, at_points
-        The sum, at each pilot draw and at each point far out.
+        The weighted sum at each pilot draw, and at each point far out.
     far
-        The residuals there.
+        The residuals at the points far out.
     """
 
     rows: np.ndarray
@@ -95,12 +94,12 @@ def fit_coreset(
     Parameters
     ----------
     residuals
-        Of the pilot rows at the pilot draws.
+        Residuals of the pilot rows at the pilot draws.
     far, log_posterior
-        Of the same rows at points far out, and the log-posterior there, relative to that at the
+        Residuals of the same rows at points far out, and the log-posterior there relative to the
         posterior's mean.
     probability
-        Zero for rows that are never drawn.
+        Probability of each pilot row; zero for rows that are never drawn.
     """
     factor, weight = reweighted(residuals.probability, probability)
     drawn = np.flatnonzero(weight > 0)
@@ -110,8 +109,8 @@ def fit_coreset(
     places, shares = _follow(np.concatenate([at_some_draws, away]) * weight)
     weights = shares * weight[places] / probability[drawn[places]]  # of d = probability times D
     at_draws, at_points = ((part * weight)[:, places] @ shares for part in (near, away))
-    # The rest could never be so far below l - sum q that chains had mass there, not even with one
-    # row per mini-batch and lambda at zero.
+    # At the other points chains have no mass even with one row per mini-batch and lambda = 0, so
+    # that they need not be checked.
     most = log_posterior + 2 * np.maximum(at_points[:, None] - away, 0) @ weight
     matters = most > NEGLIGIBLE
     checked = FarOut(away[matters], weight, log_posterior[matters])
@@ -119,11 +118,11 @@ def fit_coreset(
 
 
 def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Columns, and what to multiply each by, that sum to nearly the sum of all at every point.
+    """Choose columns and weights whose weighted sum is nearly the sum of all columns.
 
-    The column that is most like what is left comes next, and all are fitted anew by non-negative
-    least squares: orthogonal matching pursuit. Negative weights would follow as well where they
-    were fitted, and lead anywhere elsewhere.
+    This is orthogonal matching pursuit: the column most similar to the residual is added, and all
+    are refitted by non-negative least squares. Negative weights would fit as well at these points,
+    but extrapolate badly.
     """
     from scipy.optimize import nnls  # few runs need it, and it is slow to import
 
@@ -131,7 +130,7 @@ def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     importance = 1 / (1 + RELATIVE * np.abs(total))
     A, y = parts * importance[:, None], total * importance
     length = np.linalg.norm(A, axis=0)
-    # Some of every kind: the longest columns are those of a few levels only.
+    # Sample columns of all lengths, since the longest ones belong to a few levels only.
     candidates = np.unique(representatives(length, CANDIDATES))
     candidates = candidates[length[candidates] > 0]
     A, length = A[:, candidates], length[candidates]

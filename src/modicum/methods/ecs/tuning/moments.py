@@ -1,7 +1,7 @@
 """Moments of the residuals at each pilot draw, and the bias that follows from them.
 
-From the moments of D = residual / probability follow, for any number of rows m, the variance of
-the log-likelihood estimate and how far the perturbed target is from the posterior.
+The moments of D = residual / probability give, for any number of rows m, the variance of the
+log-likelihood estimate and the distance of the perturbed target from the posterior.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 __all__ = ["Bias", "Pilot", "representatives", "weighted_quantile"]
 
-SMALL = 0.1  # |y| up to which e^(y - y^2/2) is the first terms of its series
-SPLITS = (np.inf, 10.0, 3.0, 1.0, 0.3)  # |e^b / E e^b - 1| up to which b is small
+SMALL = 0.1  # |y| below which the first terms of the series of e^(y - y^2/2) suffice
+SPLITS = (np.inf, 10.0, 3.0, 1.0, 0.3)  # thresholds of |e^b / E e^b - 1| below which b is small
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Pilot:
     mean
         E D_1, one per draw: l - sum q over all rows but the certainty rows.
     values, weight
-        D of each pilot row, (draws, rows), and the share of the design's draws it stands for.
+        D of each pilot row, (draws, rows), and the share of the design's draws it represents.
     share
         Posterior weight of each draw; equal by default.
     distance
-        How far each draw is from their mean, in posterior standard deviations; by default unknown.
+        Distance of each draw from their mean, in posterior standard deviations; infinite if
+        unknown.
     """
 
     variance: np.ndarray
@@ -62,11 +63,11 @@ class Pilot:
             object.__setattr__(self, "distance", np.full(draws, np.inf))
 
     def spread(self, m: int) -> np.ndarray:
-        """sigma^2 = Var(lhat) with m rows, at each draw."""
+        """Return sigma^2 = Var(lhat) with m rows, at each draw."""
         return self.variance / m
 
     def quantile(self, values: np.ndarray, at: float) -> float:
-        """A quantile over the posterior of what has one value per draw."""
+        """Return a posterior quantile of a quantity with one value per draw."""
         return weighted_quantile(values, self.share, at)
 
     @property
@@ -75,15 +76,15 @@ class Pilot:
         return float(np.median(self.slope))
 
     def log_bias(self, m: int, ddof: int) -> np.ndarray:
-        """b of the perturbed target L(t) p(t) e^b(t), at each draw; see `Bias`."""
+        """Return b of the perturbed target L(t) p(t) e^b(t) at each draw; see `Bias`."""
         return Bias(self, m).log(m, ddof)
 
     def bias(self, m: int, ddof: int) -> float:
-        """A bound on the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
+        """Bound the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
         return Bias(self, m).bound(m, ddof)
 
     def thinned(self, count: int) -> Pilot:
-        """The study at `count` draws of equal posterior weight."""
+        """Return the moments at `count` draws of equal posterior weight."""
         at = representatives(self.share, count)
         moments = {name: getattr(self, name)[at] for name in _BY_DRAW}
         return replace(self, **moments, share=np.full(len(at), 1 / len(at)))
@@ -93,13 +94,13 @@ _BY_DRAW = ("variance", "third", "fourth", "mean", "values", "distance")
 
 
 class Bias:
-    """b(t) = log E_u exp(lhat - l - sigma-hat^2 / 2) for every m from `least` on.
+    """The log-bias b(t) = log E_u exp(lhat - l - sigma-hat^2 / 2) for every m >= `least`.
 
-    With y = (D - E D) / m, the exponent is the sum of y - y^2/2 over the rows of the subsample, but
-    for terms of order 1/m: b = m log E e^(y - y^2/2), whatever the distribution of D. Where y is
-    small, the expectation is by moments, e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order
-    m^-2 is that of eq. 4.6. Where y is large, the expectation is an average over the pilot rows:
-    a rare, large residual reduces the likelihood by its probability, not by its moments.
+    With y = (D - E D) / m, the exponent is the sum of y - y^2/2 over the rows of the subsample, up
+    to terms of order 1/m: b = m log E e^(y - y^2/2), whatever the distribution of D. For small y
+    the expectation uses moments, e^(y - y^2/2) = 1 + y - y^3/3 - y^4/12 + ...; its order m^-2 is
+    that of eq. 4.6. For large y it is an average over the pilot rows: a rare, large residual
+    reduces the likelihood by its probability, not by its moments.
     """
 
     def __init__(self, pilot: Pilot, least: int) -> None:
@@ -110,7 +111,7 @@ class Bias:
         self.weight = pilot.weight[row]
 
     def log(self, m: int, ddof: int) -> np.ndarray:
-        """b at each draw."""
+        """Return b at each draw."""
         pilot, draws = self.pilot, len(self.pilot.mean)
         y = self.large / m
         beyond = np.expm1(y - y**2 / 2) - y + y**3 / 3 + y**4 / 12
@@ -125,8 +126,8 @@ class Bias:
 
         The mean of h moves by E (e^b / E e^b - 1) (h - E h). Over any set of draws this is at most
         sd(h) times the root of E (e^b / E e^b - 1)^2 there, and over the others at most the mean of
-        |e^b / E e^b - 1| times their distance. The set is that of draws where b is small: elsewhere
-        may lie what the posterior does not have, and the perturbed target should not have either.
+        |e^b / E e^b - 1| times their distance. The set consists of draws where b is small; the
+        others may lie where the posterior has no mass, and the perturbed target should have none.
         """
         b, share = self.log(m, ddof), self.pilot.share
         counted = share > 0
@@ -142,14 +143,14 @@ class Bias:
 
 
 def weighted_quantile(values: np.ndarray, share: np.ndarray, at: float) -> float:
-    """The quantile of values with these weights, which sum to one."""
+    """Return a quantile of values whose weights sum to one."""
     order = np.argsort(values)
     middle = np.cumsum(share[order]) - share[order] / 2
     return float(np.interp(at, middle, values[order]))
 
 
 def representatives(share: np.ndarray, count: int) -> np.ndarray:
-    """Indices of `count` draws of equal posterior weight; all, if there are fewer.
+    """Return indices of `count` draws of equal posterior weight; all, if there are fewer.
 
     They are evenly spaced in the cumulative weight, so that a draw may occur more than once.
     """

@@ -1,10 +1,9 @@
-"""Does the posterior lie where the pilot study looked? Short chains on the pilot rows will show.
+"""Short chains on the pilot rows, to check that the posterior lies where the pilot study looked.
 
-The pilot study draws from the normal approximation about the anchor. Where the posterior is far
-from normal (a mixture weight at its boundary, the neck of a funnel), the variance of the
-log-likelihood estimate at those draws says nothing about that at the draws of the run. So a few
-short chains are run on the posterior that the pilot rows alone imply, and the residuals are studied
-where these chains went.
+The pilot study draws from the normal approximation about the anchor. If the posterior is far from
+normal (a mixture weight at its boundary, the neck of a funnel), the variance of the log-likelihood
+estimate at those draws says nothing about the variance at the draws of the run. So a few short
+chains run on the posterior given the pilot rows alone, and residuals are studied where they went.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ __all__ = [
 ]
 
 TRAJECTORY = 1.2
-TOGETHER = 32  # draws that are evaluated at once, where a factor has many levels
-FAR = 3.0  # posterior sds from the anchor from which the mean of the chains lies elsewhere
+TOGETHER = 32  # draws that are evaluated at once if a factor has many levels
+FAR = 3.0  # distance of the chains' mean from the anchor, in posterior sds, that is too far
 
 
 class Extent(NamedTuple):
-    """How many chains, of how many iterations, of which the first are dropped."""
+    """The number of chains, their iterations, and how many of the first are dropped."""
 
     chains: int
     iterations: int
     dropped: int
-    side_by_side: bool = False  # one product for all chains, where a row is one
+    side_by_side: bool = False  # whether chains are vectorised
 
 
 ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 64, 16, side_by_side=True)
-OF_LEVELS = Extent(8, 48, 16, side_by_side=True)  # where a factor has many, and a step costs more
+OF_LEVELS = Extent(8, 48, 16, side_by_side=True)  # for factors of many levels, with costly steps
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class PilotChains:
     position
         Whitened coordinates, (chains, draws, d).
     variance
-        Of D_1 at each of these draws, (chains, draws): Var(lhat) = variance / m.
+        Variance of D_1 at each of these draws, (chains, draws): Var(lhat) = variance / m.
     rows, evaluations
-        Rows that the chains ran on, and row evaluations in all.
+        Rows that the chains ran on, and total row evaluations.
     """
 
     position: np.ndarray
@@ -75,13 +74,13 @@ class PilotChains:
 
     @property
     def moved(self) -> float:
-        """Share of the iterations that ended elsewhere than they began."""
+        """Share of the iterations that moved."""
         return float(np.mean(np.any(np.diff(self.position, axis=1) != 0, axis=2)))
 
     def distance(self, read: int) -> float:
-        """Largest distance of the chains' mean from the anchor, in sds of a coordinate.
+        """Return the largest distance of the chains' mean from the anchor, in posterior sds.
 
-        Only the first `read` coordinates are expanded; the likelihood does not depend on others.
+        Only the first `read` coordinates are expanded; the likelihood ignores the others.
         """
         return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
@@ -89,9 +88,9 @@ class PilotChains:
 def proxy_ratios(
     control_variate: ControlVariate[Pytree], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Log ratio of posterior to normal approximation at `draws`, up to a constant.
+    """Return the log ratio of posterior to normal approximation at `draws`, up to a constant.
 
-    The proxy stands in for the log-likelihood: no row is read.
+    The proxy replaces the log-likelihood, so that no row is read.
     """
     quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
     log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
@@ -104,14 +103,14 @@ def _log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
 
-    if isinstance(proxy.factor, ArrowFactor):  # all of them at once would be large
+    if isinstance(proxy.factor, ArrowFactor):  # all draws at once would need much memory
         return jax.lax.map(log_proxy, jnp.asarray(draws), batch_size=TOGETHER)
     return jax.vmap(log_proxy)(jnp.asarray(draws))
 
 
 @jit(options=FASTEST_COMPILE)
 def straightened(proxy: Proxy, draws: Array) -> jax.Array:
-    """Whitened coordinates of `draws` in which effects are relative to their scales."""
+    """Straighten `draws`, in whose coordinates effects are relative to their scales."""
     if isinstance(proxy.factor, ArrowFactor):
         return jax.lax.map(
             lambda z: straighten(z, proxy)[0], jnp.asarray(draws), batch_size=TOGETHER
@@ -129,21 +128,21 @@ def run_pilot_chains(
     scatter: float = 1.0,
     extent: Extent = ONE_BY_ONE,
 ) -> PilotChains:
-    """Run short chains on the posterior that the rows in `batch` imply.
+    """Run short chains on the posterior given the rows in `batch`.
 
     Parameters
     ----------
     batch
         Pilot rows; `probability` is the expected number of times each was drawn.
     probability
-        Their probabilities under the design that is studied; zero: never drawn.
+        Probabilities of the rows under the design under study; zero: never drawn.
     centre
-        Mean of the normal approximation, from which chains start.
+        Mean of the normal approximation, about which chains start.
     scatter
-        Sd of the starts, in standard deviations of the normal approximation. Where that reaches
-        far beyond the posterior, as for a separated level, chains would never come back.
+        Sd of the starts, in standard deviations of the normal approximation. If that reaches far
+        beyond the posterior, as with a separated level, chains would never come back.
     extent
-        How many chains, and how long.
+        The number of chains and their length.
     """
     d = len(centre)
     step = 0.7 * d**-0.25  # half the step size for an acceptance rate of .8

@@ -1,8 +1,9 @@
 """Points at which the pilot study evaluates rows: approximate draws from the posterior.
 
-They come from the normal approximation. Log standard deviations of groups may be far from normal;
-there, draws are resampled by the proxy, which is nearly exact in them. They are in whitened
-coordinates, and where rows are drawn, the same for every seed.
+They are draws of the normal approximation, in whitened coordinates. The posterior of group log
+standard deviations may be far from normal; such draws are resampled by the proxy, which is nearly
+exact in these parameters. Unless groups are drawn in place of rows, they are the same for every
+seed.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from modicum.runtime import Pytree
 
 __all__ = ["SHARED", "PilotDraws", "pilot_draws"]
 
-SHARED = 0  # seed of whatever all runs share
+SHARED = 0  # seed of everything that all runs share
 DRAWS = 256
 OTHER_DRAWS = 128  # for models without a linear predictor, whose rows cost more
-CANDIDATES, RESAMPLED = 2_048, 32  # where groups are integrated out
-EXPLICIT_CANDIDATES = 4_096  # where effects are held explicitly
-MOST_NUMBERS = 2**23  # in all candidates: fewer of them, where effects are many
-DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # at which rows are weighted
-# Most draws lie on one side of a row's kink, so that eight of them may not cross it and make the
-# row look harmless: for a quantile regression with 500 of 20,000 rows, the bound on the bias is 2
-# posterior sds with eight draws, and 0.1 with 64.
+CANDIDATES, RESAMPLED = 2_048, 32  # for integrated effects
+EXPLICIT_CANDIDATES = 4_096  # for explicit effects
+MOST_NUMBERS = 2**23  # most floats in all candidates, which limits their number with many effects
+DESIGN_DRAWS, DESIGN_DRAWS_OF_GROUPS = 8, 4  # draws at which rows are weighted
+# Most draws lie on one side of a row's kink, so that with eight of them all may, and the row looks
+# harmless: for a quantile regression with 500 of 20,000 rows, the bound on the bias is 2 posterior
+# sds with eight draws, and 0.1 with 64.
 DESIGN_DRAWS_AT_KINKS = 64
 
 
@@ -38,12 +39,12 @@ class PilotDraws(NamedTuple):
     Attributes
     ----------
     weighing
-        Those at which rows are weighted.
+        Draws at which rows are weighted.
     study
-        Those at which residuals are studied.
+        Draws at which residuals are studied.
     proxy_ratios
-        Log ratio of proxy to normal approximation at the latter; None if they come from the normal
-        approximation itself.
+        Log ratio of proxy to normal approximation at `study`; None if these draws come from the
+        normal approximation itself.
     """
 
     weighing: np.ndarray
@@ -63,7 +64,7 @@ def pilot_draws(
     Parameters
     ----------
     seed
-        That of the run, which only draws for groups depend on.
+        Seed of the run, on which only draws for groups depend.
     has_kinks
         Whether rows' log-likelihoods have a kink, which only a few draws in 100 may cross.
     """
@@ -75,7 +76,7 @@ def pilot_draws(
     size, linear = len(centre), isinstance(control_variate, LinearTaylor)
     number = DRAWS if linear else OTHER_DRAWS
     weighing = centre[None]
-    if not linear or proxy.warp is not None:  # else the spread is known: leverages
+    if not linear or proxy.warp is not None:  # otherwise leverages give the spread
         count = DESIGN_DRAWS_AT_KINKS if has_kinks else DESIGN_DRAWS
         rng = generator(SHARED, Stream.PILOT_DRAWS)
         weighing = weighing + rng.standard_normal((count, size))
@@ -98,7 +99,7 @@ def _resampled(
     count: int,
     least: int,
 ) -> PilotDraws | None:
-    """Draws from the posterior that the proxy implies, by importance resampling.
+    """Draw from the posterior that the proxy implies, by importance resampling.
 
     None if the effective number of candidates is below `least`.
     """

@@ -1,9 +1,9 @@
 """Residuals of pilot rows at pilot draws, from which any design can be studied.
 
-Pilot rows are drawn by the weighted design, whatever design is studied, and reweighted: a uniform
-pilot would miss the very rows that make a uniform design fail. Pilot draws come from the normal
-approximation of the posterior and are importance-weighted: where the posterior is skewed, residuals
-are largest at draws that it makes very unlikely, and those must not dominate.
+Pilot rows are drawn by the weighted design, whatever design is under study, and reweighted: a
+uniform pilot would miss the very rows that make a uniform design fail. Pilot draws come from the
+normal approximation of the posterior and are importance-weighted: if the posterior is skewed,
+residuals are largest at draws that are very unlikely under it, and those must not dominate.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
 __all__ = ["Residuals", "evaluate", "posterior_share", "reweighted", "study"]
 
-BLOCK = 4096  # rows with codes that are whitened at once; slopes take no more
+BLOCK = 4096  # rows with codes that are whitened at once, and most rows for slopes
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
-# Rows per column where there are many dense ones. From few rows the largest eigenvalue of a
-# covariance looks larger than it is: (1 + sqrt(columns / rows))^2 times, where gradients point in
-# all directions alike.
+# Rows per column if there are many dense columns. Few rows inflate the largest eigenvalue of a
+# covariance by a factor of (1 + sqrt(columns / rows))^2 if gradients point in all directions alike.
 SLOPE_ROWS = 4
 SLOPE_DRAWS = 16
 TOGETHER = 8  # draws at which rows are evaluated by one product
-FEWEST_DRAWS = 0.125  # share of the draws that must count
+FEWEST_DRAWS = 0.125  # smallest effective share of the draws
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,9 @@ class Residuals:
     Attributes
     ----------
     control_variate, proxy, draws
-        The expansion whose residuals these are, and where they were evaluated.
+        The expansion, and the points at which its residuals were evaluated.
     rows, few
-        The pilot rows; for groups, the first few as a batch.
+        The pilot rows; for groups, also the first few as a batch.
     values
         Residual over `probability`, (draws, rows).
     probability
@@ -75,17 +74,17 @@ class Residuals:
 
     @property
     def finite(self) -> bool:
-        """Whether every row has a residual at every draw."""
+        """Whether every row has a finite residual at every draw."""
         return bool(np.all(np.isfinite(self.values)))
 
     @property
     def distance(self) -> np.ndarray:
-        """How far each draw is from the posterior's mean, in standard deviations."""
+        """Distance of each draw from the posterior's mean, in standard deviations."""
         draws = self.whitened
         return np.asarray(np.linalg.norm(draws - self.share @ draws, axis=1))
 
     def pilot(self, probability: np.ndarray) -> Pilot:
-        """The moments under a design that gives the rows this `probability`; zero: never drawn."""
+        """Return moments under a design that draws rows with this `probability`, possibly zero."""
         factor, weight = reweighted(self.probability, probability)
         drawn = weight > 0
         slopes = self._slopes(weight, factor)
@@ -108,7 +107,7 @@ class Residuals:
             first = slice(len(self.few["probability"]))
             return slopes_of_groups(form, self.few, proxy, draws, weight[first], factor[first])
         size = proxy.a.shape[0]
-        # rows of an arrow are not whitened
+        # rows are not whitened if the factor is an arrow
         products = size if isinstance(proxy.factor, ArrowFactor) else size**2
         count = int(np.clip(SLOPE_WORK / products, 64, BLOCK))
         if proxy.row_factor is not None:
@@ -121,7 +120,7 @@ class Residuals:
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Factor of D = d / w under another design, and the share of that design's draws per row.
+    """Return the factor of D = d / w under another design, and each row's share of its draws.
 
     Both are zero for rows that the design never draws. `drawn_with` need not sum to one.
     """
@@ -150,15 +149,15 @@ def evaluate(
     Parameters
     ----------
     draws
-        From the posterior's normal approximation, in whitened coordinates, (draws, d).
+        Draws of the posterior's normal approximation, in whitened coordinates, (draws, d).
     log_proxy
         Log ratio of proxy to that approximation at each draw; None: equal weights.
     few
-        For groups: the first few as a batch, whose rows lie side by side.
+        For groups: the first few as a batch of contiguous rows.
     resampled
-        Whether the draws were resampled by the proxy already: equal weights.
+        Whether the draws were already resampled by the proxy, and so have equal weights.
     whitened
-        The draws in whitened coordinates, where `draws` are not.
+        The draws in whitened coordinates, if `draws` are not.
     """
     if few is None:
         values = np.asarray(_values_in_blocks(control_variate, batch, proxy, draws))
@@ -192,7 +191,7 @@ def study(
     batch
         Pilot rows, with their `probability` under the design that is studied.
     ratio
-        That probability over the one the row was drawn with: 1 where the designs agree.
+        That probability over the one with which the row was drawn: 1 if the designs agree.
     """
     probability = np.asarray(batch["probability"])
     drawn_with = dict(batch) | {"probability": probability / ratio}
@@ -212,7 +211,7 @@ _values_of_groups = jit(static=0, options=SCATTERS)(_evaluate)
 def _values_in_blocks(
     cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: np.ndarray
 ) -> jax.Array | np.ndarray:
-    """Values of all rows; rows with codes are whitened block by block.
+    """Evaluate all rows; rows with codes are whitened block by block.
 
     Whitened rows of factors with many levels are large: 20,000 rows of 900 columns take 140 MB, and
     as much again while they are computed.
@@ -225,14 +224,14 @@ def _values_in_blocks(
         return _values(cv, batch, proxy, draws)
     parts = []
     for start in range(0, rows, BLOCK):
-        row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # all of one shape
+        row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # pad to one shape
         block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
         parts.append(np.asarray(_values(cv, block, proxy, draws))[:, : rows - start])
     return np.concatenate(parts, axis=1)
 
 
 def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
-    """Importance weights of draws from another distribution, tempered if they are too uneven.
+    """Return importance weights from log-ratios, tempered if they are too uneven.
 
     They are proportional to e^(c log_ratio), with c = 1 unless the effective share of the draws
     would fall below an eighth: c is then lowered until it does not.
@@ -254,7 +253,7 @@ def posterior_share(log_ratio: np.ndarray) -> np.ndarray:
 
 
 def _tail(size: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
-    """Share of the second moment in the largest 1 %, and Hill's estimate of the tail index."""
+    """Return the share of the second moment in the largest 1 %, and Hill's tail index."""
     order = np.argsort(-size)
     size, weight = size[order], weight[order]
     above = np.cumsum(weight) <= 0.01

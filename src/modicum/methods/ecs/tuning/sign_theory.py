@@ -1,6 +1,6 @@
-"""What theory says of the block-Poisson estimate: its variance, its sign, its cost.
+"""Theory of the block-Poisson estimate: its variance, its sign and its cost.
 
-With factors f ~ N(mu, s^2), mu = (d - a) / lambda and s = sigma_m / lambda, where sigma_m is the
+Factors are f ~ N(mu, s^2) with mu = (d - a) / lambda and s = sigma_m / lambda, where sigma_m is the
 standard deviation of one mini-batch's dhat.
 """
 
@@ -17,7 +17,7 @@ from modicum.estimators.block_poisson import poisson_chance
 __all__ = ["NormalFactors"]
 
 
-SHARP = 1e6  # (mean / sd)^2 / 2 of a factor beyond which the mixture has too many parts
+SHARP = 1e6  # (mean / sd)^2 / 2 of a factor above which the mixture has too many terms
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class NormalFactors:
     Parameters
     ----------
     difference
-        d = l - sum q, what one mini-batch estimates.
+        d = l - sum q, which every mini-batch estimates.
     deviation
-        sigma_m: the standard deviation of that estimate.
+        sigma_m: the standard deviation of such an estimate.
     products
         Lambda.
     lower
@@ -49,7 +49,7 @@ class NormalFactors:
 
     @property
     def mean(self) -> float:
-        """mu of a factor."""
+        """The mean mu of a factor."""
         return (self.difference - self.lower) / self.products
 
     @property
@@ -58,10 +58,11 @@ class NormalFactors:
         return self.deviation / self.products
 
     def log_moments(self) -> tuple[float, float]:
-        """Mean and variance of log |f|: (f/s)^2 is noncentral chi-squared with one degree.
+        """Return mean and variance of log |f|.
 
-        That is a Poisson mixture of chi-squared variables with 1 + 2J degrees, whose logarithms
-        have digamma means and trigamma variances.
+        (f/s)^2 is noncentral chi-squared with one degree of freedom: a Poisson mixture of
+        chi-squared variables with 1 + 2J degrees, whose logarithms have digamma means and trigamma
+        variances.
         """
         if self.sd == 0:
             return math.log(abs(self.mean)), 0.0
@@ -84,7 +85,7 @@ class NormalFactors:
 
     @property
     def log_variance(self) -> float:
-        """Var log |Lhat|: of a compound Poisson sum, lambda E (log |f|)^2."""
+        """Var log |Lhat| = lambda E (log |f|)^2, as of any compound Poisson sum."""
         mean, variance = self.log_moments()
         return self.products * (variance + mean**2)
 
@@ -108,7 +109,7 @@ class NormalFactors:
         return float(np.exp(-2 * self.products * max(below, 0.0)))
 
     def cost(self, share: float) -> float:
-        """Computational time lambda IF / (2 tau - 1)^2 when a share of the products is refreshed.
+        """Return the computational time lambda IF / (2 tau - 1)^2 with a share refreshed.
 
         IF = (2 - alpha) / alpha with the acceptance rate alpha of a pseudo-marginal step.
         """

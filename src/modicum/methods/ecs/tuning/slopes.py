@@ -1,7 +1,7 @@
 """Gradient noise: how much the gradients of the residuals differ between rows.
 
-It is measured by the largest eigenvalue of the covariance of the rows' gradients in whitened
-coordinates, at each of some draws. Divided by m it is the noise of the gradient in posterior units.
+The measure is the largest eigenvalue of the covariance of the rows' gradients in whitened
+coordinates, at some of the draws. Divided by m it is the noise of the gradient in posterior units.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_b
 
 __all__ = ["representative_rows", "slopes_of_groups", "slopes_of_rows"]
 
-GROUP_DRAWS = 8  # at which groups are evaluated, without a compiler
-EXACT, POWERS = 16, 20  # parameters whose covariance is formed; power iterations where it is not
+GROUP_DRAWS = 8  # draws at which NumPy evaluates groups
+EXACT, POWERS = 16, 20  # most parameters for which the covariance is formed; else power iterations
 
 
 def slopes_of_rows(
@@ -36,17 +36,17 @@ def slopes_of_rows(
     weight: np.ndarray,
     factor: np.ndarray,
 ) -> np.ndarray:
-    """Largest eigenvalue of the covariance of the rows' gradients, one per draw.
+    """Return the largest eigenvalue of the covariance of the rows' gradients, one per draw.
 
     Parameters
     ----------
     weight
-        The share of the design's draws that each row stands for.
+        The share of the design's draws that each row represents.
     factor
-        What the residual over `probability` of each row is multiplied by; see `reweighted`.
+        Multiplier of each row's residual over `probability`; see `reweighted`.
     """
     if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
-        return _by_numpy(map(NumPyRows(cv, batch, proxy).gradients, draws), weight, factor)
+        return _slopes_by_numpy(map(NumPyRows(cv, batch, proxy).gradients, draws), weight, factor)
     return np.asarray(_compiled(cv, batch, proxy, draws, weight, factor))
 
 
@@ -58,22 +58,22 @@ def slopes_of_groups(
     weight: np.ndarray,
     factor: np.ndarray,
 ) -> np.ndarray:
-    """The same for a batch of groups."""
+    """Like `slopes_of_rows`, for a batch of groups."""
     if groups_need_no_compiler(cv) and proxy.a.shape[0] <= EXACT:
         gradients = NumPyGroupValues(cv, batch, proxy).gradients(draws[:GROUP_DRAWS])
-        return _by_numpy(gradients, weight, factor)
+        return _slopes_by_numpy(gradients, weight, factor)
     return np.asarray(_compiled_of_groups(cv, batch, proxy, draws, weight, factor))
 
 
 def representative_rows(
     weight: np.ndarray, count: int, size: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places of `count` rows that stand for all that a design draws, and the share of each.
+    """Return indices of `count` rows that represent all rows a design draws, and their shares.
 
-    They are spaced evenly through the cumulated weights and, in equal parts, second moments of what
-    has this `size`: a uniform design draws the rows that matter most so rarely that by weight alone
-    there would be none. If no more than `count` rows are ever drawn, all of them are taken, and
-    others with a share of zero: the number of rows is always the same, for one compilation.
+    They are evenly spaced in the cumulative sum of, in equal parts, weights and second moments of
+    `size`: a uniform design draws the most influential rows so rarely that weight alone would
+    select none. If at most `count` rows are ever drawn, all of them are taken, padded with rows of
+    share zero, so that the number of rows is always the same and code is compiled once.
     """
     drawn = np.flatnonzero(weight > 0)
     if len(drawn) <= count:
@@ -94,7 +94,7 @@ def _slopes(
     weight: Array,
     factor: Array,
 ) -> jax.Array:
-    """Largest eigenvalue of the covariance of some rows' gradients, one per draw."""
+    """Return the largest eigenvalue of the covariance of some rows' gradients, one per draw."""
     cached = cv.cache(batch, proxy)
     share = weight / weight.sum()
 
@@ -115,7 +115,7 @@ def _slopes(
         def times(
             _: jax.Array, previous: tuple[jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array]:
-            """A power iteration: the covariance times v, and how much longer v became."""
+            """Do a power iteration: return the covariance times v, normalised, and its length."""
             v, _ = previous
             along = slope(v)
             (after,) = back(share * (along - share @ along))
@@ -129,12 +129,12 @@ def _slopes(
     return jax.lax.map(largest, draws)
 
 
-def _by_numpy(
+def _slopes_by_numpy(
     gradients: Iterable[np.ndarray], weight: np.ndarray, factor: np.ndarray
 ) -> np.ndarray:
-    """The same without a compiler, from the gradients (rows, d) at each draw.
+    """Like `_slopes`, in NumPy, from the gradients (rows, d) at each draw.
 
-    The covariance has the eigenvalues of the product of the smaller side.
+    Z'Z and ZZ' have the same largest eigenvalue, so that the smaller one is formed.
     """
     share = weight / weight.sum()
     largest = []

@@ -1,4 +1,4 @@
-"""How many rows, in how many blocks, how many of them refreshed: m, G and K from a pilot study."""
+"""Choose the rows m, blocks G and refreshes K of a subsample from a pilot study."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from modicum.methods.ecs.tuning.moments import Bias, Pilot
 __all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
 
 SMALLEST = 30
-# Groups at least, down to the fewest where m is a hundred times what any criterion asks for: the
-# estimate of sigma^2 from so few groups is rough, and of no account. On the flights four aircraft
+# Fewest groups; down to FEWEST_GROUPS if that is a hundred times what every criterion needs: the
+# rough estimate of sigma^2 from so few groups does not matter then. On the flights, four aircraft
 # leave sigma^2 = 0.002 and bound the bias at 2e-5 posterior sd.
 ENOUGH_GROUPS, FEWEST_GROUPS, AMPLE = 10, 4, 100
 FEWEST_BLOCKS = 20
-MEDIAN = 1.0  # sigma^2 of the log-likelihood estimate at the median draw
-NOISY = 3.0  # sigma^2 from which the perturbed target is off
+MEDIAN = 1.0  # largest sigma^2 of the log-likelihood estimate at the median draw
+NOISY = 3.0  # sigma^2 above which the perturbed target is inaccurate
 SELDOM = 0.01  # share of the draws in which that may happen
 MARGIN = 2.5  # safety factor: sigma^2 varies along the chain, and there are few pilot draws
 MOST = 10**12  # rows
-NOISE = 0.25  # gradient noise, in posterior variances
+NOISE = 0.25  # largest gradient noise, in posterior variances
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,12 @@ class Choice:
     subsample, blocks, refreshes
         m, G and K.
     bias_bound
-        On the shift of any posterior mean, in posterior standard deviations, by the pilot study.
+        Bound on the shift of any posterior mean, in posterior standard deviations, by the pilot
+        study.
     cost
-        Evaluations of rows per effective draw, in theory.
+        Predicted evaluations of rows per effective draw.
     why
-        A sentence for each.
+        The reason for each setting.
     """
 
     subsample: int
@@ -51,16 +52,16 @@ class Choice:
 
 
 def refresh_acceptance(variance: float, blocks: int) -> float:
-    """Acceptance rate of a block refresh: 2 Phi(-sqrt(sigma^2 / (2 G))), for normal blocks."""
+    """Return the acceptance rate of a block refresh, 2 Phi(-sqrt(sigma^2 / (2 G)))."""
     return float(2 * ndtr(-sqrt(variance / (2 * blocks))))
 
 
 def best_sweep(noise: float, steps: int, accept: float, fresh: float = 1.0) -> float:
-    """The share s = K/G of the subsample to refresh per iteration, at the least cost per ESS.
+    """Return the share s = K/G of the subsample to refresh per iteration, for least cost per ESS.
 
-    An iteration costs m (L + 1 + fresh s) evaluations, a fresh row as much as `fresh` of them, and
-    the inefficiency is 1 + 2 v / (s a), with v the gradient noise in posterior variances and a the
-    acceptance rate of a refresh.
+    An iteration costs m (L + 1 + fresh s) evaluations, where a fresh row costs as much as `fresh`
+    evaluations, and the inefficiency is 1 + 2 v / (s a), with v the gradient noise in posterior
+    variances and a the acceptance rate of a refresh.
 
     Examples
     --------
@@ -73,10 +74,10 @@ def best_sweep(noise: float, steps: int, accept: float, fresh: float = 1.0) -> f
 def cost_per_draw(
     rows: float, always: int, steps: int, sweep: float, noise: float, accept: float, fresh: float
 ) -> float:
-    """Evaluations per effective draw, of `rows` drawn ones and of those that are `always` read.
+    """Predict evaluations per effective draw, with `rows` drawn rows and `always` fixed rows.
 
-    An iteration evaluates all of them L + 1 times, and reads a share of the drawn ones anew;
-    the inefficiency is that of `best_sweep`.
+    An iteration evaluates all of them L + 1 times, and refreshes a share of the drawn rows; the
+    inefficiency is that of `best_sweep`.
     """
     iteration = (rows + always) * (steps + 1) + rows * sweep * fresh
     return iteration * (1 + 2 * noise / (sweep * accept))
@@ -94,26 +95,26 @@ def choose(
     of_groups: bool = False,
     certainty: int = 0,
 ) -> Choice:
-    """Choose what the user has not set.
+    """Choose the settings that the user has not set.
 
     Parameters
     ----------
     pilot
         Moments of the residuals.
     steps
-        Leapfrog steps expected per iteration, L.
+        Expected leapfrog steps per iteration, L.
     bias
         Largest shift of a posterior mean, in posterior standard deviations, that m may allow.
     ddof
-        Of the estimator's variance.
+        Degrees of freedom lost in the estimator's variance: 1 or 0.
     subsample, blocks, refreshes
-        m, G and K where they are set already.
+        m, G and K, if already set.
     fresh
         Cost of a fresh row, in evaluations of a row.
     of_groups
         Whether groups are subsampled, of which fewer are needed.
     certainty
-        Certainty rows, which the moments of the pilot leave out.
+        Number of certainty rows, which the pilot's moments leave out.
     """
     needs = _needs(pilot, bias, ddof, of_groups)
     binding = max(needs, key=lambda name: needs[name])
@@ -157,7 +158,7 @@ _REASON = {
 
 
 def _needs(pilot: Pilot, bias: float, ddof: int, of_groups: bool) -> dict[str, int]:
-    """The smallest m that each criterion allows."""
+    """Return the smallest m that each criterion allows."""
     criteria = {
         "median": pilot.quantile(pilot.variance, 0.5) / MEDIAN,
         "seldom": MARGIN * seldom_exceeded(pilot) / NOISY,
@@ -171,10 +172,10 @@ def _needs(pilot: Pilot, bias: float, ddof: int, of_groups: bool) -> dict[str, i
 
 
 def seldom_exceeded(pilot: Pilot) -> float:
-    """99th percentile of the variance of D_1 over draws.
+    """Return the 99th percentile of the variance of D_1 over draws.
 
-    The larger of the empirical percentile, which only two or three pilot draws exceed, and that of
-    a lognormal distribution with the same moments.
+    This is the larger of the empirical percentile, which only two or three pilot draws exceed, and
+    that of a lognormal distribution with the same moments.
     """
     quantile = pilot.quantile(pilot.variance, 1 - SELDOM)
     positive = pilot.variance > 0
@@ -190,7 +191,7 @@ def seldom_exceeded(pilot: Pilot) -> float:
 
 
 def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
-    """The smallest m from `least` on, to within a twentieth, with a bound of at most `bias`."""
+    """Return the smallest m >= `least`, to within a twentieth, whose bound is at most `bias`."""
     low = high = least
     perturbation = Bias(pilot, least)
     while perturbation.bound(high, ddof) > bias and high < MOST:
@@ -206,7 +207,7 @@ def _unbiased(pilot: Pilot, bias: float, ddof: int, least: int) -> int:
 
 
 def _blocks(variance: float, m: int, fixed: bool, of_groups: bool) -> int:
-    """G = max(20, 2 sigma^2); for an m set by hand, a divisor of it near that."""
+    """Return G = max(20, 2 sigma^2); for an m set by hand, a divisor of m near that."""
     fewest = max(ENOUGH_GROUPS if of_groups else FEWEST_BLOCKS, ceil(2 * variance))
     if not fixed:
         return min(fewest, m)
