@@ -200,8 +200,8 @@ def careless(frame: pd.DataFrame) -> pd.DataFrame:
 REFUSED = {
     "well ~ dose + (1 | hospital)": "'hospital' has a single level",
     "well ~ dose + (1 | hospital/ward)": "'hospital' has a single level",
-    "well ~ dose + (1 | patient)": "as many levels as there are rows|every row is a group of its",
-    "well ~ dose + (1 | ward:patient)": "as many levels as|every row is a group of its own",
+    "well ~ dose + (1 | patient)": "as many levels as there are rows|every row has its own",
+    "well ~ dose + (1 | ward:patient)": "as many levels as|every row has its own",
     "well ~ size + (size | ward)": "'size' does not vary within any level of 'ward'",
     "well ~ dose + (1 | age)": "'age' holds 0.25, and numbers that are not whole",
     "well ~ dose + (1 | region)": "'region' holds a missing value in row 5",
@@ -314,7 +314,7 @@ def test_many_levels_of_some_rows_are_integrated_out(levels: int, how: str) -> N
     terms = [mo.models.GroupTerm("g"), mo.models.GroupTerm("h")]
     held = multilevel(mo.models.Logistic(), terms, rows)
     assert held.how == how
-    assert ("explicitly would take" in held.why) == (how == "integrate")
+    assert ("explicit parameters would take" in held.why) == (how == "integrate")
 
 
 def test_the_factor_of_the_most_levels_is_integrated_out() -> None:

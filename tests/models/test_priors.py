@@ -86,7 +86,7 @@ def test_the_stand_in_has_the_slope_of_the_density(name, x64):
         (lambda: M.Logistic(priors={"common": P.HalfNormal(1)}), "number on the whole line"),
         (lambda: M.Gaussian(priors={"scale": P.Normal(0, 1)}), "positive number; use HalfNormal"),
         (lambda: M.Logistic(prior_scale=1.0, priors={"common": P.Flat()}), "given twice"),
-        (lambda: M.Logistic(priors={"intercept": P.Horseshoe()}), "one of many coefficients"),
+        (lambda: M.Logistic(priors={"intercept": P.Horseshoe()}), "a prior of many coefficients"),
     ],
 )
 def test_what_is_not_a_prior_is_refused_in_a_sentence(make, says):

@@ -606,7 +606,7 @@ def test_odd_pages_are_refused(saved, tmp_path, at, odd):
 def test_models_that_cannot_be_rebuilt(saved, tmp_path, spec):
     page, members = saved
     post = Posterior.load(write(tmp_path / "odd", replaced(page, ("predictor",), spec), members))
-    with pytest.raises(mo.DataError, match="no model that can be rebuilt"):
+    with pytest.raises(mo.DataError, match="cannot be rebuilt"):
         post.predict(ROWS)
 
 

@@ -121,7 +121,7 @@ def _log_terms(
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
         piece = _Piece.of(k, rows, cached)
         eta, _, seen = _predictors(model, piece, moving, nodes, cached)
-        f = jax.vmap(lambda eta: model.of_row(eta, moving[2], seen))(eta)
+        f = jax.vmap(lambda eta: model.row_values(eta, moving[2], seen))(eta)
         return sums + piece.total(f, count)
 
     zero = jnp.zeros(nodes.log_weight.shape[::-1])
@@ -168,7 +168,7 @@ def _scores(
         by_row, scores, *by_extra = sums
         piece = _Piece.of(k, rows, cached)
         eta, z, seen = _predictors(model, piece, moving, nodes, cached)
-        f1 = jax.vmap(lambda eta: model.slope_of_row(eta, extras, seen))(eta)
+        f1 = jax.vmap(lambda eta: model.row_slopes(eta, extras, seen))(eta)
         along = jnp.sum(piece.spread(p) * f1, axis=0)
         by_row = jax.lax.dynamic_update_slice_in_dim(by_row, along, k * rows, 0)
         added = [piece.total(f1 * z[:, a], count) for a in range(model.effects)]
@@ -176,7 +176,7 @@ def _scores(
 
             def at_extra(x: jax.Array, i: int = i) -> jax.Array:
                 others = (*extras[:i], x, *extras[i + 1 :])
-                return jax.vmap(lambda eta: model.of_row(eta, others, seen))(eta)
+                return jax.vmap(lambda eta: model.row_values(eta, others, seen))(eta)
 
             slope = jax.jvp(at_extra, (extras[i],), (jnp.ones_like(extras[i]),))[1]
             by_extra[i] = by_extra[i] + piece.total(slope, count)

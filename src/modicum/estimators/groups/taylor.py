@@ -29,7 +29,7 @@ from modicum.estimators.groups.padded import PaddedCache, group_likelihoods
 from modicum.kernels.base import Proxy, scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
-from modicum.models.groups.batches import BESIDE, FlatGroups, NumPyGroups, PaddedGroup
+from modicum.models.groups.batches import GROUP_FIELDS, FlatGroups, NumPyGroups, PaddedGroup
 from modicum.models.groups.covariance import entries_of, factor_of_entries
 from modicum.models.groups.integrals import Integrands, Nodes
 from modicum.passes.groups import covariance_places, curvature_sum
@@ -97,7 +97,9 @@ class GroupTaylor:
         scale = 1.0 / jnp.asarray(batch["probability"])
         if "group_of_row" in batch:
             return self.flat_cache(FlatGroups.of(batch), centre, scale, proxy)
-        rows = {name: jnp.asarray(field) for name, field in batch.items() if name not in BESIDE}
+        rows = {
+            name: jnp.asarray(field) for name, field in batch.items() if name not in GROUP_FIELDS
+        }
         if "weight" in rows:
             rows["row_weight"] = rows.pop("weight")
         size = jnp.asarray(batch["group_rows"])
@@ -119,9 +121,9 @@ class GroupTaylor:
         at_nodes = eta[:, None] + model.along_effects(flat.rows, effects)
         slopes = None
         if model.family.extras:
-            f = model.of_row(at_nodes, extras, flat.rows)
+            f = model.row_values(at_nodes, extras, flat.rows)
         else:
-            f, *slopes_of_f, _ = model.derivatives_of_row(at_nodes, flat.rows)
+            f, *slopes_of_f, _ = model.row_derivatives(at_nodes, flat.rows)
             slopes = (slopes_of_f[0], slopes_of_f[1])
         terms = nodes.log_weight + flat.sum(f)
         value = log_sum_exp(terms)
@@ -193,7 +195,7 @@ class GroupTaylor:
         e = model.linear(target.unravel(away), flat.rows)
         T_moved, extras = model.covariance.factor(theta), model.extras_of(theta)
         moved = model.nodes_near(cached.near, T_moved, model.shift(cached.near, e, flat))
-        f = model.of_row(eta + e[:, None] + shift(T_moved, moved), extras, flat.rows)
+        f = model.row_values(eta + e[:, None] + shift(T_moved, moved), extras, flat.rows)
         exact = log_sum_exp(moved.log_weight + flat.sum(f))
         first, second = e[:, None] + shift(T[1], cached.nodes), shift(T[2], cached.nodes)
         if cached.slopes is not None:
@@ -204,7 +206,7 @@ class GroupTaylor:
 
             def line(s: jax.Array) -> jax.Array:
                 others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
-                return model.of_row(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
+                return model.row_values(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
 
             _, f1, f2 = _derivatives(line)
         expansion, slope = cached.value, flat.sum(f1)
