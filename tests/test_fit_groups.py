@@ -342,5 +342,5 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
         columns=["a"],
         codes={"plane": codes["plane"], "carrier": rng.integers(0, 900, n)},
     )
-    with pytest.raises(mo.SettingError, match="up to 1000 parameters can be held"):
+    with pytest.raises(mo.SettingError, match="up to 1000 other parameters"):
         multilevel(mo.models.Logistic(), many, crowded, "integrate")

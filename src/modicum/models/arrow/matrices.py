@@ -345,7 +345,7 @@ class ArrowCholesky:
 
     @classmethod
     def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
-        """Factor `matrix`, replacing eigenvalues by absolute ones if it is not positive definite."""
+        """Factor `matrix`, or its absolute value (|eigenvalues|) if not positive definite."""
         try:
             return cls.of(matrix)
         except np.linalg.LinAlgError:
