@@ -459,7 +459,7 @@ def test_refusals():
         model.units(mo.Rows(x=x, y=y, codes={"g": [0, 0, 1, 1]}))
     with pytest.raises(DataError, match="whole number"):
         model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
-    with pytest.raises(DataError, match="of its own"):
+    with pytest.raises(DataError, match="has its own"):
         model.units(mo.Rows(x=x, y=y, g=np.arange(4)))
     with pytest.raises(SettingError, match="by their outcome 'y'"):
         IntegratedEffects(mo.models.Logistic(), "y").units(mo.Rows(x=x, y=y))

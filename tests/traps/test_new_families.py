@@ -26,7 +26,7 @@ def _with(name, field, value):
     [
         ("Probit", "y", 2, "is 2 in row 7, but Probit needs outcomes that are 0 or 1"),
         ("Binomial", "y", 1.5, "Binomial needs counts"),
-        ("Binomial", "y", 90, "row 7 has 90 successes among"),
+        ("Binomial", "y", 90, "row 7 has 90 successes in"),
         ("Binomial", "trials", 2.5, "among 2.5 trials; 'y' must count the successes"),
         ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
         ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
