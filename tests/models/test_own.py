@@ -121,7 +121,7 @@ def decay(th, batch):
     [
         ({"constraints": {"a": "positive"}}, "must be mo.positive"),
         ({"constraints": [1]}, "must map names"),
-        ({"constraints": {"b": mo.positive}, "init": {"a": 1.0}}, "which is no parameter"),
+        ({"constraints": {"b": mo.positive}, "init": {"a": 1.0}}, "which is not a parameter"),
         ({"constraints": {"a": mo.simplex}}, "takes a vector"),
         ({"constraints": {"a": mo.positive}, "init": {"a": -1.0}}, "allows positive numbers"),
         ({"shapes": {"a": 2}, "init": {"a": 1.0}}, "leave `shapes` out"),
@@ -129,7 +129,7 @@ def decay(th, batch):
         ({"report": lambda th: {"a": th["a"]}}, "give it another name"),
         ({"report": lambda th: th["a"]}, "must return a dict"),
         ({"report": lambda th: {"c": th["z"]}}, "`report` fails"),
-        ({"init": lambda key: 1 / 0}, "`init` is a function that fails"),
+        ({"init": lambda key: 1 / 0}, "the function `init` fails"),
         ({"init": {}}, "holds no parameters"),
     ],
 )
@@ -163,7 +163,7 @@ def test_positive_parameters_choose_what_they_are_expanded_in():
     assert model(expand={"sigma": "square"}).expansions() == {"sigma": "square"}
     with pytest.raises(mo.SettingError, match="no parameter"):
         model(expand={"sgma": "square"}).expansions()
-    with pytest.raises(mo.SettingError, match="no logarithm of each entry"):
+    with pytest.raises(mo.SettingError, match="does not map each entry to a logarithm"):
         model(expand={"w": "square"}).expansions()
     with pytest.raises(mo.SettingError, match="expand must map"):
         model(expand="square")
