@@ -1,4 +1,4 @@
-"""Run a NumPyro model function on a batch of rows; collect the densities and values of its sites."""
+"""Run a NumPyro model function on a batch of rows, and read densities and values of its sites."""
 
 from __future__ import annotations
 
