@@ -211,8 +211,9 @@ class LogPosterior:
     def _refuse_without_mode(self) -> None:
         if not self._target.model.has_mode:
             raise SettingError(
-                "the posterior of a neural network has many modes, none of which stands for all; "
-                "sample it instead (mo.sample)."
+                "Newton's method finds no mode that represents the posterior of "
+                f"{type(self._target.model).__name__} (a neural network has many modes, a "
+                "likelihood with kinks is not smooth); sample it instead (mo.sample)."
             )
         if self._target.exact_prior is not None:
             raise SettingError(
