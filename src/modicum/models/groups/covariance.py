@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.arrays import namespace
+from modicum.models.groups.small_matrices import lower_factor
 
 __all__ = ["Covariance", "entries_of", "factor_of_entries"]
 
@@ -99,13 +100,13 @@ class Covariance:
             for i in range(self.size):
                 for j in range(i):
                     R, k = R.at[i, j].set(correlation[k]), k + 1
-            L = _cholesky(R)
+            L = lower_factor(R)
             partial = []
             for i in range(self.size):
                 remaining = jnp.ones(())
                 for j in range(i):
-                    partial.append(L[i][j] / jnp.sqrt(remaining))
-                    remaining = remaining - L[i][j] ** 2
+                    partial.append(L[i, j] / jnp.sqrt(remaining))
+                    remaining = remaining - L[i, j] ** 2
             theta["group_partial"] = jnp.arctanh(jnp.stack(partial))
         return theta
 
@@ -124,19 +125,4 @@ def factor_of_entries(entries: jax.Array, size: int, correlated: bool) -> jax.Ar
         for j in range(i + 1):
             if correlated or i == j:
                 S, k = S.at[i, j].set(entries[k]), k + 1
-    zero = jnp.zeros(())
-    rows = [[*row, *[zero] * (size - len(row))] for row in _cholesky(S)]
-    return jnp.stack([jnp.stack(row) for row in rows])
-
-
-def _cholesky(S: jax.Array) -> list[list[jax.Array]]:
-    """Rows of the Cholesky factor, from the lower triangle of S, without a library call."""
-    L: list[list[jax.Array]] = []
-    for i in range(len(S)):
-        row: list[jax.Array] = []
-        for j in range(i + 1):
-            inner = sum((row[k] * (L[j] if j < i else row)[k] for k in range(j)), jnp.zeros(()))
-            entry = S[i, j] - inner
-            row.append(jnp.sqrt(entry) if i == j else entry / L[j][j])
-        L.append(row)
-    return L
+    return lower_factor(S)
