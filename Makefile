@@ -1,32 +1,33 @@
-# Every target sets up .venv by itself when it is missing or older than pyproject.toml.
+# Every target creates .venv if it is missing or older than pyproject.toml.
 PYTHON ?= python3
 BIN    := .venv/bin
 STAMP  := .venv/.installed
-# One worker more than there are cores, since tests of signals and locks wait; at most four. Tests of
-# one file share what they sampled, so a file stays with one worker.
+# One worker more than cores, because tests of signals and locks wait; at most four. Tests in a file
+# share fits, so a file stays with one worker (loadfile).
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PAGES   := tests/test_readme.py
 DOCS    := $(PAGES) src/modicum
 LAB     := src/modicum_lab
 LINTED  := src tests conftest.py docs/conf.py
-# Workers and the processes that tests start read each other's bytecode.
+# Let workers and the processes that tests start share bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install demo test test-unit test-docs test-lab test-slow test-lowest coverage lint format bench parts docs clean
 
 help:
-	@echo "make demo         fit real flights data and write a picture"
+	@echo "make demo         fit real flight data and draw a picture"
 	@echo "make test         run the tests of the library"
-	@echo "make test-unit    only those that run no chain (two minutes)"
-	@echo "make test-docs    run the examples of docstrings, README and docs/rows.md"
+	@echo "make test-unit    run only tests that run no chain (two minutes)"
+	@echo "make test-docs    run the examples in docstrings, README and docs/rows.md"
 	@echo "make test-lab     run the tests of the laboratory: papers, benchmarks, demo"
-	@echo "make test-slow    run the longer statistical checks too"
-	@echo "make test-lowest  run the unit tests on the oldest versions pyproject.toml allows"
-	@echo "make coverage     run the tests and print which lines they reach"
-	@echo "make lint         ruff and strict types;  make format to fix the layout"
-	@echo "make bench        Modicum beside its peers (QUICK=1: a couple of minutes)"
-	@echo "make parts        timings of Modicum's parts; make docs to build the pages"
+	@echo "make test-slow    run all tests, including the longer statistical checks"
+	@echo "make test-lowest  run the unit tests with the oldest dependencies pyproject.toml allows"
+	@echo "make coverage     run the tests of the library and print line coverage"
+	@echo "make lint         run ruff and strict mypy;  make format to reformat"
+	@echo "make bench        compare with other samplers (QUICK=1: a couple of minutes)"
+	@echo "make parts        time Modicum's components"
+	@echo "make docs         build the documentation into site/"
 
 install: $(STAMP)
 

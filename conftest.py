@@ -1,7 +1,7 @@
-"""What every test run shares: quick compilation, compiled code on disk, memory given back.
+"""Settings of every test run: fast compilation, compiled code cached on disk, bounded memory.
 
-Nearly all of a test run is compilation. Its settings are in the environment, so that workers and
-the processes tests start have the same ones, and with them the same draws to the last bit.
+Tests spend nearly all of their time compiling. The settings are environment variables, so that
+workers and the processes that tests start share them and make the same draws to the last bit.
 """
 
 import gc
@@ -12,45 +12,45 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-# Compiled as quickly as can be: slow code, which is quick enough for tests (where it is not, see
-# helpers/compiling.py). One module per function, since with all cores at work splitting it costs
-# more than it gains. Read when JAX is imported.
+# Compile as fast as possible. The code is slow but fast enough for tests (if not, see
+# helpers/compiling.py). Do not split modules: with all cores busy, that costs more than it gains.
+# JAX reads these flags when it is imported.
 QUICKLY_COMPILED = (
     "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
     "--xla_cpu_parallel_codegen_split_count=1"
 )
-# JAX ends the process over a flag it does not know: only versions that were tried have them.
+# XLA aborts on an unknown flag, so set them only for versions that are known to accept them.
 if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)):
     os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
-# One thread per computation: workers keep all cores busy, and idle threads look for work all day.
-os.environ.setdefault("NPROC", "1")  # of XLA
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy
+# One thread per computation: workers keep all cores busy, and idle threads would spin.
+os.environ.setdefault("NPROC", "1")  # XLA
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy and SciPy
 
-gc.disable()  # until tests begin: what is imported stays
+gc.disable()  # until tests begin: imported objects stay alive anyway
 
-import pytest  # noqa: E402  (JAX is imported where tests run: xdist's controller needs none)
+import pytest  # noqa: E402  (only processes that run tests import JAX; xdist's controller does not)
 
 from helpers import patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
-WORTH_KEEPING = 0.2  # seconds of compiling; to write what takes less costs more than it saves
-MEMORY_KEPT = 1.2 * (1 << 30)  # bytes; with more, a worker frees compiled code after a file
-PEAKS = []  # memory of each worker, in KiB
+WORTH_KEEPING = 0.2  # seconds of compilation; caching less costs more than it saves
+MEMORY_KEPT = 1.2 * (1 << 30)  # bytes; above this, a worker frees compiled code after a file
+PEAKS = []  # peak memory of each worker, in KiB
 
 
 def pytest_configure(config):
-    """Have all workers, their children and the next run share what was compiled.
+    """Share compiled code between workers, their child processes and the next run.
 
-    JAX's key is the function as XLA sees it, with the compiler's version and options: another
-    function never comes from there.
+    JAX's cache key is the program given to XLA with the compiler's version and options, so the
+    cache never returns the code of another function.
     """
     if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # tests run here
-        # not in pyproject.toml, since pytest would import JAX to read it before the flags above
+        # not in pyproject.toml: pytest would import JAX to read it, before the flags above are set
         config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
         patching.watch()
-    # Tests patch the library, and so do the processes they start.
+    # Tests, and the processes they start, patch the library: do not reuse traced loops.
     os.environ.setdefault("MODICUM_KEEP_COMPILED", "0")
-    config.option.loadscopereorder = False  # else files of few tests come last, however long
+    config.option.loadscopereorder = False  # otherwise files with few, long tests come last
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
@@ -64,7 +64,7 @@ def pytest_configure(config):
 
 
 def _cache_folder(config):
-    """A folder of pytest's cache, emptied when it has grown too large; else a temporary one."""
+    """Return a folder in pytest's cache, emptied if it is too large, or a temporary folder."""
     cache = getattr(config, "cache", None)
     if cache is None:  # pytest -p no:cacheprovider
         folder = Path(tempfile.mkdtemp(prefix="modicum-compiled-"))
@@ -78,7 +78,7 @@ def _cache_folder(config):
 
 
 def pytest_sessionfinish(session):
-    """A worker tells how much memory it had at most."""
+    """Report the peak memory of this worker to the controller."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None and sys.platform != "win32":
         import resource
@@ -88,21 +88,21 @@ def pytest_sessionfinish(session):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Collect what the workers tell."""
+    """Collect each worker's peak memory."""
     memory = getattr(node, "workeroutput", {}).get("memory")
     if memory is not None:
         PEAKS.append(memory)
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Print it, beside the slowest tests."""
+    """Print the peak memory of the workers."""
     if PEAKS:
         sizes = ", ".join(f"{peak / 2**20:.2f}" for peak in PEAKS)
-        terminalreporter.write_line(f"memory of the workers at most: {sizes} GiB")
+        terminalreporter.write_line(f"peak memory of the workers: {sizes} GiB")
 
 
 def pytest_collection_finish():
-    """Have the garbage collector look at what tests make alone, and less often."""
+    """Make the garbage collector scan only objects created by tests, and less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -111,7 +111,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_code_stays():
-    """Tests of one file share what they compiled, however many functions that is."""
+    """Keep compiled code for all tests of a file, however many functions that is."""
     from modicum import runtime
 
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +121,7 @@ def compiled_code_stays():
 
 @pytest.fixture(scope="module", autouse=True)
 def let_compiled_code_go():
-    """The next file uses what this one compiled, unless memory runs short."""
+    """Keep compiled code for the next file, unless memory runs short."""
     yield
     from modicum import runtime
 
@@ -130,7 +130,7 @@ def let_compiled_code_go():
 
 
 def _memory():
-    """Bytes of memory that this process has now; infinite where the system does not say."""
+    """Return the resident memory of this process in bytes; infinity if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: `make docs`."""
+"""Sphinx configuration of these pages, built by `make docs`."""
 
 import hashlib
 import re
@@ -21,8 +21,8 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 
-# Markdown, and notebooks written in it: those in tutorials/ are run when the pages are built, and
-# their results kept until their code changes, or the library's.
+# Markdown, and notebooks in Markdown: those in tutorials/ run when the pages are built, and their
+# results are cached until their code or the library changes.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
@@ -30,14 +30,14 @@ sources = sorted(Path(mo.__file__).parent.rglob("*.py"))
 library = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 kept_results = Path(__file__).resolve().parents[1] / "build" / "notebooks" / library[:12]
 nb_execution_cache_path = str(kept_results)
-nb_execution_timeout = 1800  # seconds of a cell, on a busy machine
+nb_execution_timeout = 1800  # seconds per cell, on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
-try:  # a table of its own, downloaded: without a network its page is built without results
+try:  # claims is downloaded: without a network its page is built without results
     mo.datasets.frame("claims", progressbar=False)
 except mo.DataError:
     nb_execution_excludepatterns = ["tutorials/claims.md"]
-# (pages that are written by programs begin at headings of the third level)
+# generated pages have headings of the third level below the first
 suppress_warnings = ["mystnb.unknown_mime_type", "myst.header"]
 
 # Docstrings write `names` as Markdown does, and equations as plain text.
@@ -71,7 +71,7 @@ html_sidebars = {"index": [], "quickstart": []}
 
 
 def as_plain_text(app, what, name, obj, options, lines):
-    """Docstrings are plain text with `code`: a * of an equation is no emphasis."""
+    """Treat docstrings as plain text with `code`: a * in an equation is not emphasis."""
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
@@ -82,5 +82,5 @@ def as_plain_text(app, what, name, obj, options, lines):
 
 
 def setup(app):
-    """Before Napoleon reads the sections of a docstring."""
+    """Escape docstrings before Napoleon parses their sections."""
     app.connect("autodoc-process-docstring", as_plain_text, priority=100)

@@ -1,11 +1,11 @@
-"""Which tests run first, and which are quick; see also the conftest.py of the checkout."""
+"""Order the tests and mark the quick ones; the root conftest.py has the settings."""
 
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-COMPILING = (  # where tests run chains, or compile much: folders and files
+COMPILING = (  # folders and files with tests that run chains or compile much
     *("digest", "engines", "kernels", "methods", "run", "traps"),
     *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
     *("test_taylor.py", "test_block_poisson.py", "test_bounds.py"),
@@ -14,7 +14,7 @@ COMPILING = (  # where tests run chains, or compile much: folders and files
     *("test_coded_rows.py", "test_sampling.py", "test_effects.py", "test_sklearn.py"),
     *("test_fit.py", "test_fit_groups.py"),
 )
-LONGEST = (  # files that take the longest, which workers begin with: what comes last is waited for
+LONGEST = (  # the longest files: workers start with them, so that none runs alone at the end
     *("models/test_integrated.py", "methods/test_small_groups.py", "test_readme.py"),
     *("kernels/test_fused.py", "methods/test_stochastic_gradient.py"),
     *("models/test_from_numpyro.py", "kernels/test_stochastic_gradient.py"),
@@ -30,7 +30,7 @@ LONGEST = (  # files that take the longest, which workers begin with: what comes
     *("digest/test_digest.py", "run/test_chains.py", "posterior/test_simulate.py"),
     *("methods/test_no_mode.py", "traps/test_models.py", "kernels/test_lights.py"),
 )
-SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
+SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
     *(
         "modicum.posterior.outcomes.OutcomesMixin.effects",
@@ -42,7 +42,7 @@ SLOW_EXAMPLES = {  # of docstrings: what they sample, quick tests sample too
 
 
 def pytest_collection_modifyitems(items):
-    """Put the longest files first; mark as `unit` what neither runs a chain nor compiles much."""
+    """Put the longest files first; mark tests that run no chain and compile little as `unit`."""
     places = {HERE / name: k for k, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
     for item in items:
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def x64():
-    """Double precision for a test's own JAX arithmetic; Modicum scopes its own."""
+    """Enable double precision for JAX code in a test; Modicum enables its own."""
     import jax
 
     with jax.enable_x64(True):

@@ -1,6 +1,6 @@
-"""The order of the packages, no import in a circle, and a laboratory of public names alone.
+"""The order of the packages, no import cycles, and a laboratory that uses only public names.
 
-What is enforced is written as data here. Each check has a made-up tree that breaks it.
+The rules are written as data here. Each check has a made-up tree that breaks it.
 """
 
 import os
@@ -20,7 +20,7 @@ from helpers.architecture import (
     uses_of_the_laboratory,
 )
 
-ORDER = (  # from the top down; packages of one line may use each other
+ORDER = (  # from the top down; packages on one line may use each other
     ("__main__",),
     ("cli",),
     ("sklearn",),
@@ -59,7 +59,7 @@ PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else 
     "modicum.sklearn",
 )
 
-ONLY_SOME_RUNS = (  # what `import modicum` must not wait for
+ONLY_SOME_RUNS = (  # packages that `import modicum` must not load
     *("matplotlib", "rich", "typer", "pyarrow", "polars", "pandas", "xarray", "arviz"),
     *("arviz_stats", "numpyro", "statsmodels", "sklearn", "flax", "equinox", "modicum_lab", "ray"),
     *("scipy.optimize", "blackjax", "optax"),
@@ -103,7 +103,7 @@ def test_every_package_of_the_order_exists(library):
         "def late():\n    from modicum import sample",
         "if TYPE_CHECKING:\n    from modicum.posterior import Posterior",
         "import modicum.cli",
-        "from modicum import SettingError",  # the exports are above all
+        "from modicum import SettingError",  # `modicum` itself is the top package
     ],
 )
 def test_an_import_from_above_is_caught(source):
@@ -151,7 +151,7 @@ def test_a_circle_is_caught_whatever_kind_of_import_closes_it():
         "p.a": "from p.b import f",
         "p.b": "if TYPE_CHECKING:\n    from p import c",
         "p.c": "def late():\n    import p.a",
-        "p.d": "from p.a import g",  # uses the circle, and is not in it
+        "p.d": "from p.a import g",  # uses the cycle, but is not part of it
         "p.e": "from p.e import h",
     }
     assert sorted(map(sorted, circles(tree))) == [["p.a", "p.b", "p.c"], ["p.e"]]
@@ -212,7 +212,7 @@ def test_public_names_are_all_there(public):
 
 
 def in_child(code):
-    # as users have it: what is imported was compiled before, whatever this process is told
+    # like users, with bytecode written, whatever the environment of this process says
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own)
     assert result.returncode == 0, result.stderr
@@ -220,7 +220,7 @@ def in_child(code):
 
 
 def loaded_by(code):
-    """Which of the packages that only some runs need are loaded after `code`."""
+    """Return the packages that only some runs need and that `code` loads."""
     printed = in_child(
         f"{code}\nimport sys\nprint(*(m for m in {ONLY_SOME_RUNS} if m in sys.modules))"
     )

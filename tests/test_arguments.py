@@ -1,4 +1,4 @@
-"""Arguments that other packages have: what they are called here, or where that is decided."""
+"""Arguments of other packages: errors say what they are called here, or where that is set."""
 
 import inspect
 import re
@@ -50,7 +50,7 @@ def test_fit_says_what_an_argument_is_called(foreign, words):
     ],
 )
 def test_sample_has_answers_of_its_own(foreign, words):
-    with pytest.raises(TypeError, match=re.escape(words)):  # as Python's own error
+    with pytest.raises(TypeError, match=re.escape(words)):  # like Python's own error
         mo.sample(mo.models.Logistic(), ROWS, **{foreign: 1})
 
 
@@ -77,8 +77,8 @@ def test_the_table_names_what_there_is():
     doors = {name for door in (mo.fit, mo.sample, *asked) for name in _arguments(door)}
     assert set(OTHER_NAMES) <= {*doors, *inspect.signature(Regressor).parameters}
     foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
-    # `data` of the one is `rows` of the other, scikit-learn's seeds have a name of their own, and
-    # `prior` of outcomes that are drawn is no list of priors
+    # `data` in one is `rows` in the other, scikit-learn has its own name for seeds, and
+    # `prior` of `predictive` is not a list of priors
     assert foreign.isdisjoint(doors - {"data", "random_seed", "prior"})
     called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(ELSEWHERE.values()))
     assert len(called) > 8

@@ -45,12 +45,12 @@ def run(*arguments):
 
 
 def refused(*arguments):
-    """One sentence on standard error, exit code 1, no traceback."""
+    """Check for one sentence on standard error, exit code 1 and no traceback."""
     result = run(*arguments)
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
     said = [line for line in result.stderr.splitlines() if not line.startswith("modicum: ")]
-    assert len(said) == 1, result.stderr  # beside the phases that a log file is told of
+    assert len(said) == 1, result.stderr  # apart from the lines about phases
     assert said[0].startswith("Error: ")
     return said[0]
 
@@ -144,7 +144,7 @@ def test_resumes_to_the_same_draws(csv, tmp_path, monkeypatch):
 
     result = run(*command, "--out", tmp_path / "killed")
     assert result.exit_code == 0, result.output
-    assert "Going on from the checkpoint" in result.stdout
+    assert "Continuing from the checkpoint" in result.stdout
     one, other = (mo.Posterior.load(tmp_path / f / "posterior") for f in ("whole", "killed"))
     np.testing.assert_array_equal(one["beta"], other["beta"])
 
@@ -157,7 +157,7 @@ def test_stopped_before_the_first_draw(csv, tmp_path, monkeypatch):
     command = ["fit", csv, *USUAL, *SHORT]
     result = run(*command, "--out", tmp_path / "run")
     assert result.exit_code == 130
-    assert result.stderr.endswith("Stopped: the same command goes on where it was.\n")
+    assert result.stderr.endswith("Stopped: run the same command again to continue.\n")
     assert "Traceback" not in result.stderr
 
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_run_is_refused(csv, tmp_path):
     command = ["fit", csv, *USUAL]
     command += ["--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", *SHORT]
     assert run(*command).exit_code == 0
-    assert (tmp_path / "kept" / "run.json").is_file()  # asked for, so it stays
+    assert (tmp_path / "kept" / "run.json").is_file()  # named by the user, so it stays
     other = refused(*command, "--prior-scale", "1", "--overwrite")
     assert "belongs to another run" in other
 
@@ -183,7 +183,7 @@ def test_rows_are_read_again_only_when_something_changes(csv, tmp_path):
     assert made("dose")[0] == 301
     with pytest.raises(mo.SettingError):
         made("dose", "ward")
-    assert made("dose")[0] == 301  # a failed reading leaves the next one in order
+    assert made("dose")[0] == 301  # a failed read does not affect the next one
 
 
 def test_ingest_then_fit_the_store(csv, tmp_path):
@@ -240,7 +240,7 @@ def test_missing_values_are_named(csv, tmp_path):
         (["--prior-scale", "-1"], "prior_scale must be"),
     ],
 )
-def test_bad_settings_are_one_sentence(csv, tmp_path, options, said):
+def test_bad_settings_are_a_clear_error(csv, tmp_path, options, said):
     usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"]
     assert said in refused("fit", csv, *usual, *options)
 
@@ -288,8 +288,13 @@ def test_families_by_name():
     ("family", "options", "settings", "words"),
     [
         ("poisson", {"quantile": 0.9}, [], "--quantile does not apply to the family poisson"),
-        ("poisson", {}, ["df=3"], "--family-set df=3 is no setting of the family poisson"),
-        ("student-t", {}, ["priors=3"], "no setting of the family student-t.*scale, scale_prior"),
+        ("poisson", {}, ["df=3"], "--family-set df=3 is not a setting of the family poisson"),
+        (
+            "student-t",
+            {},
+            ["priors=3"],
+            "a setting of the family student-t.*scale, scale_prior",
+        ),
         ("student-t", {"df": 3.0}, ["df=4"], "df is given by --df and by --family-set"),
         ("binomial", {"link": "logi"}, [], "no link 'logi'; did you mean|no link 'logi'"),
         ("asymmetric-laplace", {}, ["quantile=many"], "quantile must lie between 0 and 1"),
@@ -314,7 +319,7 @@ def test_every_family_and_its_settings_are_in_the_help():
     ("options", "words"),
     [
         (("n ~ 1", "--groups", "some"), "must be explicit or integrate"),
-        (("--outcome", "n", "--groups", "explicit"), "for group terms of a formula"),
+        (("--outcome", "n", "--groups", "explicit"), "needs a formula with group terms"),
     ],
 )
 def test_groups_that_are_held_in_no_way(tmp_path, options, words):
@@ -329,7 +334,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_draw(tmp_path):
 
 @pytest.mark.slow
 def test_a_family_with_a_field_of_its_own_and_groups(tmp_path):
-    """`trials` stands in the formula; how groups are held is passed on."""
+    """`trials` is part of the formula, and `--groups` is passed on."""
     rng = np.random.default_rng(1)
     games = rng.integers(1, 9, 200)
     frame = pd.DataFrame(
@@ -352,7 +357,7 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     assert said.exit_code == 0, said.output
     report = (out / "report.html").read_text()
     assert formula in report
-    assert "<figcaption>dose</figcaption>" in report  # what a column does, read from the file
+    assert "<figcaption>dose</figcaption>" in report  # the effect of a column, from the file
     assert "report.html" in said.stdout
     post = mo.Posterior.load(out / "posterior")
     settings = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
@@ -384,7 +389,7 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
 def test_bad_settings_and_formulas_are_one_line(csv, tmp_path):
     out = ["--out", tmp_path / "run"]
     assert "did you mean 'design'" in refused("fit", csv, "well ~ dose", *out, "--set", "desing=u")
-    assert "is no setting of nuts" in refused(
+    assert "is not a setting of nuts" in refused(
         "fit", csv, "well ~ dose", *out, "--method", "nuts", "--set", "subsample=3"
     )
     assert "design must be" in refused("fit", csv, "well ~ dose", *out, "--set", "design=best")
@@ -392,7 +397,7 @@ def test_bad_settings_and_formulas_are_one_line(csv, tmp_path):
     assert "column 'dos'" in refused("fit", csv, "well ~ dos", *out)
     assert "write '0 +'" in refused("fit", csv, "well ~ dose", *out, "--no-intercept")
     assert "--missing must be" in refused("fit", csv, "well ~ dose", *out, "--missing", "no")
-    assert "not of a fit with a formula" in refused_prediction(csv, tmp_path)
+    assert "not from a fit with a formula" in refused_prediction(csv, tmp_path)
 
 
 def refused_prediction(csv, tmp_path):

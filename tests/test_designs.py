@@ -1,4 +1,4 @@
-"""Rows come with the probability they say, whatever the weights look like."""
+"""Designs draw rows with the probabilities they report, whatever the weights."""
 
 import sys
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ WEIGHTS = {
 
 
 def by_row(tables, n):
-    """Probability of every row, read from the tables."""
+    """Return the probability of every row, computed from the tables."""
     probability = np.zeros(n)
     for start, size, p in zip(tables.start, tables.size, tables.probability, strict=True):
         probability[tables.order[start : start + size]] = p
@@ -61,7 +61,7 @@ def _draw(design, key, count, tables):
 
 
 def chi_square(rows, probability):
-    """Pearson's statistic in standard units; rows too rare to count are pooled."""
+    """Return Pearson's statistic in standard units; rows that are too rare are pooled."""
     count = np.bincount(rows, minlength=len(probability))
     expected = probability * len(rows)
     rare = expected < 5
@@ -99,7 +99,7 @@ def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
     probability = by_row(weight_tables(WEIGHTS[name], floor), n)
     share = weights / weights.sum() if weights.any() else np.full(n, 1 / n)
     wanted = (1 - floor) * share + floor / n
-    # a class spans the range of log w over 255, and a row takes its class's average
+    # a class spans 1/255 of the range of log w, and a row gets the average of its class
     width = np.ptp(np.log(wanted)) / (CLASSES - 1)
     np.testing.assert_allclose(np.log(probability), np.log(wanted), atol=width * 1.01 + 1e-9)
     assert probability.min() >= floor / n * (1 - 1e-9) * np.exp(-width)
@@ -112,7 +112,7 @@ def test_classes_hold_every_row_once():
     np.testing.assert_array_equal(np.sort(tables.order), np.arange(len(weights)))
     assert tables.size.sum() == len(weights)
     assert np.all(np.diff(tables.cumulative) >= 0)
-    assert tables.cumulative[-1] == 1  # a uniform number below one finds a class
+    assert tables.cumulative[-1] == 1  # every uniform number below one falls into a class
     mass = tables.size * tables.probability
     np.testing.assert_allclose(np.cumsum(mass), tables.cumulative, rtol=1e-12)
     # within a class rows keep their order, and classes go by weight
@@ -121,7 +121,7 @@ def test_classes_hold_every_row_once():
 
 
 def test_tables_have_one_shape_whatever_the_weights():
-    # so that runs on other rows, as in cross-validation, share one compiled kernel
+    # so that runs on other rows, as in cross-validation, share a compiled kernel
     shapes = [
         {
             name: np.shape(values)
@@ -158,7 +158,7 @@ def test_impossible_weights_are_refused(bad):
 
 
 def counted(function):
-    """What a function returns, and how many lines of Python it took."""
+    """Return a function's result and the number of lines of Python executed."""
     lines = 0
 
     def trace(frame, event, argument):
@@ -188,7 +188,7 @@ def test_two_million_rows_take_no_time_and_little_memory():
     rows, probability = draw(Weighted(), tables, 50_000)
     assert rows.min() >= 0
     assert rows.max() < len(weights)
-    # E 1/(n p) = 1 over the draws: probabilities and frequencies fit together
+    # E 1/(n p) = 1 over the draws if probabilities and frequencies agree
     ratio = 1 / (len(weights) * probability)
     assert abs(ratio.mean() - 1) < 4.5 * ratio.std() / np.sqrt(len(ratio))
 
@@ -241,7 +241,7 @@ def test_every_design_makes_its_own_tables_and_is_unbiased(name):
     design = DESIGNS[name]()
     tables = design.tables(FACTS)
     assert isinstance(tables, design.layout)
-    assert type(tables)(**tables._asdict()) == tables  # as a checkpoint takes them apart
+    assert type(tables)(**tables._asdict()) == tables  # as a checkpoint does
     assert design.description
     on_device = jax.tree.map(jnp.asarray, tables)
     keys = jax.random.split(jax.random.key(1), 400)
@@ -255,7 +255,7 @@ def test_every_design_makes_its_own_tables_and_is_unbiased(name):
 
 @dataclass(frozen=True)
 class Alike(Design[UniformTables]):
-    """A design of one's own, as CONTRIBUTING says: one class, and one line of the registry."""
+    """A user's design, as in CONTRIBUTING: one class, and one line in the registry."""
 
     description = "all alike"
     layout = UniformTables
@@ -272,13 +272,13 @@ class Alike(Design[UniformTables]):
 
 
 class Lopsided(Alike):
-    """A mistake: it says less than a row's probability."""
+    """A mistake: it understates a row's probability."""
 
     def probability_of(self, drawn, tables):
         return super().probability_of(drawn, tables) / 3
 
 
-def test_a_design_of_ones_own_is_a_class_and_a_line(monkeypatch):
+def test_a_custom_design_is_a_class_and_a_line(monkeypatch):
     monkeypatch.setitem(DESIGNS, "alike", Alike)
     monkeypatch.setitem(DESIGNS, "lopsided", Lopsided)
     names = ("uniform", "alike", "lopsided")

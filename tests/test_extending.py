@@ -1,4 +1,4 @@
-"""One new part of each kind, added as CONTRIBUTING.md says: a class, and a line of a registry."""
+"""One new part of each kind, added as in CONTRIBUTING.md: a class, and a line in a registry."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -43,7 +43,7 @@ def some_rows():
 
 
 def log_likelihood(points):
-    """Of the logistic rows below, at points (beta, intercept)."""
+    """Return the log-likelihood of the logistic rows below at points (beta, intercept)."""
     x, y = all_of(some_rows()).values()
     eta = points[:, :3] @ x.T + points[:, 3:]
     return eta @ y - softplus(eta).sum(axis=1)
@@ -51,7 +51,7 @@ def log_likelihood(points):
 
 @pytest.fixture(scope="module")
 def truth():
-    """Rows, and draws of their posterior; beside so many, the default prior is flat."""
+    """Return rows and exact posterior draws; with so many rows the default prior is flat."""
     return some_rows(), exact_draws(log_likelihood, np.zeros(4), count=1_000)
 
 
@@ -229,7 +229,7 @@ def test_a_method(monkeypatch, truth):
 
 @dataclass(frozen=True)
 class HalfStep(Langevin):
-    """Langevin dynamics that is told twice the step it makes."""
+    """Langevin dynamics that makes half the given step."""
 
     def kick(self, key, state, gradient, h, context, diagonal):
         return super().kick(key, state, gradient, h / 2, context, diagonal)

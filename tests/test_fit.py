@@ -50,7 +50,7 @@ def post(frame: pd.DataFrame) -> mo.Posterior:
 
 
 def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Posterior) -> None:
-    """The same target, hence the same draws of the same method up to rounding, as dense columns."""
+    """Dense columns are the same target, so the same method gives the same draws up to rounding."""
     made = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
     assert made.coding is not None
     batch = made.slice(0, len(made))
@@ -77,7 +77,7 @@ def test_an_intercept_alone_is_the_logit_of_the_share(share: float) -> None:
     error = 5 * sd / np.sqrt(post.draws["intercept"].size)
     known = np.log(share / (1 - share))
     assert abs(post.mean("intercept") - known) < error
-    assert abs(post.mean("intercept") - known - sd / 2) > error  # so half an sd off is seen
+    assert abs(post.mean("intercept") - known - sd / 2) > error  # half an sd would be noticed
     assert post.predict(table.iloc[:3]).mean == pytest.approx(share, abs=0.01)
 
 
@@ -109,14 +109,14 @@ def test_predictions_go_by_the_fits_encoding(frame: pd.DataFrame, post: mo.Poste
     np.testing.assert_array_equal(post.predict(shuffled).mean, expected)
     np.testing.assert_array_equal(post.predict(pl.from_pandas(shuffled)).mean, expected)
     np.testing.assert_array_equal(post.predict(pa.Table.from_pandas(new)).mean, expected)
-    one = new[new["carrier"] == "DL"]  # a level is missing, and with it the reference
+    one = new[new["carrier"] == "DL"]  # one level only, without the reference
     kept = (new["carrier"] == "DL").to_numpy()
     np.testing.assert_allclose(post.predict(one).mean, expected[kept], rtol=1e-12)
     as_category = new.assign(carrier=new["carrier"].astype("category"))
     np.testing.assert_array_equal(post.predict(as_category).mean, expected)
     rows = mo.Rows.from_table(new, like=post)
     np.testing.assert_array_equal(post.predict(rows).mean, expected)
-    # A variant that is wrong is seen: without the offset, other probabilities.
+    # Negative control: without the offset, probabilities differ.
     wrong = post.predict(new.assign(base=0.0)).mean
     assert np.abs(wrong - expected).max() > 1e-3
 
@@ -124,7 +124,7 @@ def test_predictions_go_by_the_fits_encoding(frame: pd.DataFrame, post: mo.Poste
 def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Posterior) -> None:
     rows = read_formula(FORMULA, frame, weight="count", progressbar=False).rows
     assert post.score(frame).log_density == post.score(rows).log_density
-    # weights count where there are some, and need not be there
+    # weights are used if present, but are not required
     assert post.score(frame.drop(columns="count")).log_density != post.score(frame).log_density
     reordered = frame[sorted(frame.columns)]
     assert "correction" in post.correct(reordered, progressbar=False).tuning
@@ -144,7 +144,7 @@ def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.P
         post.predict(new, newlevels="ignore")  # type: ignore[arg-type]
 
 
-def test_wrong_tables_are_sentences(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) -> None:
     new = frame.iloc[:3]
     with pytest.raises(mo.DataError, match="column 'dist' of the formula is not in the data"):
         post.predict(new.drop(columns="dist"))
@@ -242,11 +242,11 @@ HOSTILE = {
     "factor": (["factors", 0, "expression"], "__import__('os').system('true')", "by name only"),
     "outcome": (["outcome", "expression"], "open('x').read()", "by name only"),
     "field": (["fields", "offset"], ["eval('1')"], "calls eval"),
-    "attribute": (["factors", 0, "expression"], "hour.__class__", "more than a formula may"),
+    "attribute": (["factors", 0, "expression"], "hour.__class__", "which formulas do not support"),
     "levels": (["factors", 0, "levels"], [["a"]], "neither text nor a number"),
     "terms": (["terms", 0, "parts"], [[[99, True]]], "damaged"),
     "knots": (["states", "bs(hour, df=5)", "values", 2], "x", "is damaged"),
-    "no knots": (["states"], {}, "knows nothing of bs"),
+    "no knots": (["states"], {}, "has no state for bs"),
     "columns": (["factors", 1, "expression"], "poly(hour, 100000000)", "more than 1,000 columns"),
 }
 
@@ -287,13 +287,15 @@ def test_a_hostile_file_is_refused(
         ("late ~ dist", {"weights": "nothing"}, "column 'nothing' of the formula"),
     ],
 )
-def test_what_cannot_be_fitted_is_a_sentence(frame: pd.DataFrame, formula, settings, words) -> None:
+def test_what_cannot_be_fitted_is_a_clear_error(
+    frame: pd.DataFrame, formula, settings, words
+) -> None:
     with pytest.raises(mo.SettingError, match=words):
         mo.fit(formula, frame, progressbar=False, **settings)
 
 
 def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
-    """The intercept alone: its posterior is that of a proportion."""
+    """With the intercept alone, the posterior is that of a proportion."""
     settings = {"draws": 200, "tune": 100, "chains": 2, "random_seed": 1, "progressbar": False}
     stored = mo.fit("late ~ 1", frame, store=tmp_path / "store", **settings)
     post = mo.fit("late ~ 1", frame, **settings)
@@ -304,15 +306,15 @@ def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
     expected = np.log(share / (1 - share)), 1 / np.sqrt(n * share * (1 - share))
     mean, sd, ess = summary.loc["intercept", ["mean", "sd", "ess_bulk"]]
     assert abs(mean - expected[0]) < 4 * expected[1] / np.sqrt(ess)
-    assert abs(mean + expected[0]) > 4 * expected[1] / np.sqrt(ess)  # of the other class: not so
+    assert abs(mean + expected[0]) > 4 * expected[1] / np.sqrt(ess)  # not the other class
     assert sd == pytest.approx(expected[1], rel=4 / np.sqrt(ess))
-    # a table need not have any column to be predicted, but rows
+    # a table to predict needs rows, but no columns
     np.testing.assert_allclose(post.predict(pd.DataFrame(index=range(3))).mean, share, atol=0.02)
     post.save(tmp_path / "post")
     loaded = mo.Posterior.load(tmp_path / "post")
     frame.to_csv(tmp_path / "new.csv")
     assert len(loaded.predict(tmp_path / "new.csv")) == n
-    with pytest.raises(mo.DataError, match="needs the field 'x'"):  # forgotten, more likely
+    with pytest.raises(mo.DataError, match="needs the field 'x'"):  # probably forgotten
         mo.sample(mo.models.Logistic(), mo.Rows(y=frame["late"] == "yes"), **settings)
 
 

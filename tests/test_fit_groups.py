@@ -1,4 +1,4 @@
-"""`mo.fit` with group terms: names, effects and predictions, held explicitly or integrated out."""
+"""`mo.fit` with group terms, explicit or integrated: names, effects and predictions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
 
 
 @pytest.mark.slow
-def test_effects_are_those_of_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
+def test_effects_match_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
     table = post.effects("ward")
     assert list(table.index) == sorted(frame["ward"].unique())
     np.testing.assert_array_equal(table["rows"], frame.groupby("ward").size())
@@ -97,7 +97,7 @@ def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Poster
     known = post.predict(new).mean
     ward = new["ward"].str[1:].astype(int).to_numpy()
     truth = 1 / (1 + np.exp(-(0.3 + new["dose"] + EFFECTS[ward])))
-    average = post.predict(new.drop(columns="ward")).mean  # which ward is not said: a new one
+    average = post.predict(new.drop(columns="ward")).mean  # no ward given: a new one
     np.testing.assert_allclose(post.predict(new, groups="new").mean, average)
     assert np.abs(known - truth).max() < 0.15 < np.abs(average - truth).max()
     # a new ward's effect is a draw of N(0, sd^2)
@@ -139,12 +139,12 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
     np.testing.assert_allclose(held.predict(new).mean, post.predict(new).mean, atol=1e-6)
     page = loaded.report(tmp_path / "report.html", data=frame).read_text()
     assert page == held.report(tmp_path / "held.html").read_text()
-    assert page.count('class="mean"') == 12  # of the picture of how far they are pulled
+    assert page.count('class="mean"') == 12  # points in the picture of shrinkage
 
 
 @pytest.mark.slow
 def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_path) -> None:
-    """A folder that `modicum fit` wrote holds the rows that integrated effects are drawn from."""
+    """A folder written by `modicum fit` has the rows needed to draw integrated effects."""
     frame.iloc[:6].to_csv(tmp_path / "known.csv", index=False)
     frame.iloc[:6].assign(ward="w99").to_csv(tmp_path / "unseen.csv", index=False)
     how, out = post.tuning["groups"]["value"], tmp_path / "out.csv"
@@ -185,7 +185,7 @@ def test_groups_without_a_common_column(frame: pd.DataFrame) -> None:
 
 @pytest.fixture(scope="module")
 def careless(frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns that cannot be groups, or slopes of them."""
+    """Return a table with columns that cannot be groups or slopes."""
     n = len(frame)
     return frame.assign(
         hospital="a",
@@ -203,18 +203,18 @@ REFUSED = {
     "well ~ dose + (1 | patient)": "as many levels as there are rows|every row has its own",
     "well ~ dose + (1 | ward:patient)": "as many levels as|every row has its own",
     "well ~ size + (size | ward)": "'size' does not vary within any level of 'ward'",
-    "well ~ dose + (1 | age)": "'age' holds 0.25, and numbers that are not whole",
+    "well ~ dose + (1 | age)": "'age' holds 0.25, and fractional numbers",
     "well ~ dose + (1 | region)": "'region' holds a missing value in row 5",
     "well ~ dose + (1 | nosuch)": "'nosuch' of the formula is not in the data",
     "well ~ dose + (1 | ward": "bracket or quote that is not closed",
-    "well ~ dose + 1 | ward": "stands by itself, in brackets",
+    "well ~ dose + 1 | ward": "must be separate and in brackets",
     "well ~ dose + (1 |)": "names no column after",
     "well ~ dose + (| ward)": "no effects before",
     "well ~ dose + (0 | ward)": "no effects before",
     "well ~ dose + (1 | ward + site)": "must name columns after",
-    "well ~ dose + (. | ward)": "'.' before |, which stands for all columns among the common",
-    "well ~ dose + (1 | well)": "the outcome 'well' is known once 'well' is",
-    "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is known once 'site:dose' is",
+    "well ~ dose + (. | ward)": "'.' before |, but '.' means all columns only among the common",
+    "well ~ dose + (1 | well)": "the outcome 'well' is determined by 'well'",
+    "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is determined by 'site:dose'",
     "well ~ (dose | ward)": "'dose' varies by 'ward' and is no common column of numbers",
     "well ~ dose + ward + (1 | ward)": "a term of its own and a group",
     "well ~ dose + (1 | ward) + (dose | ward)": "an effect twice",
@@ -223,13 +223,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("formula", REFUSED)
 @pytest.mark.parametrize("how", ["explicit", "integrate"])
-def test_bad_groups_are_a_sentence(careless: pd.DataFrame, formula: str, how: str) -> None:
+def test_bad_groups_are_a_clear_error(careless: pd.DataFrame, formula: str, how: str) -> None:
     with pytest.raises(mo.ModicumError, match=REFUSED[formula]):
         mo.fit(formula, careless, groups=how, progressbar=False)
 
 
 @pytest.mark.parametrize("column", ["hospital", "patient", "age", "region"])
-def test_bad_groups_are_a_sentence_from_a_store(careless, column: str, tmp_path) -> None:
+def test_bad_groups_are_a_clear_error_from_a_store(careless, column: str, tmp_path) -> None:
     careless.to_parquet(tmp_path / "table.parquet")
     formula = f"well ~ dose + (1 | {column})"
     with pytest.raises(mo.DataError, match=REFUSED[formula]):
@@ -237,7 +237,7 @@ def test_bad_groups_are_a_sentence_from_a_store(careless, column: str, tmp_path)
 
 
 def test_remedies_are_true(careless: pd.DataFrame) -> None:
-    """What the sentence says to do is not refused in turn."""
+    """Following the advice of an error does not raise another one."""
     quiet = {"progressbar": False}
     for how in ("explicit", "integrate"):
         with pytest.raises(mo.SettingError, match="Softmax has one per class; leave the group"):
@@ -259,7 +259,7 @@ def test_remedies_are_true(careless: pd.DataFrame) -> None:
 
 
 def test_a_store_lies_in_the_order_of_its_largest_group(frame: pd.DataFrame, tmp_path) -> None:
-    """Effects can be integrated out of it; a table in another order is still that of the fit."""
+    """Its effects can be integrated out; a table in another order still matches the fit."""
     formula = "well ~ dose + (1 | site) + (1 | ward)"
     store = read_formula(formula, frame, store=tmp_path / "s", progressbar=False).rows
     ordered = frame.sort_values("ward", kind="stable")
@@ -295,7 +295,7 @@ def test_integrated_from_a_store(tmp_path) -> None:
     table = first.effects("g")
     np.testing.assert_allclose(table["mean"], second.effects("g")["mean"], atol=1e-6)
     np.testing.assert_array_equal(table["rows"], frame.groupby("g").size())
-    # a run that is there is taken up, from the store
+    # a finished run is loaded from its checkpoint, with rows from the store
     rows = mo.Rows.open(tmp_path / "s")
     model = model_for(rows, "logistic", None, "integrate").model
     again = {k: v for k, v in run.items() if k not in ("groups", "dtype")}

@@ -1,4 +1,4 @@
-"""The log posterior as a function: against NumPy, its own derivatives, and what it refuses."""
+"""`mo.LogPosterior` against NumPy and its own derivatives, and what it refuses."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def by_numpy(x, y, beta):
     return likelihood - 0.5 * np.sum(beta**2 / 4 + np.log(2 * np.pi * 4))
 
 
-def test_values_are_those_of_numpy_up_to_a_constant(logistic):
+def test_values_match_numpy_up_to_a_constant(logistic):
     x, y, posterior = logistic
     points = np.random.default_rng(2).normal(size=(5, 2))
     ours, theirs = posterior.values(points), np.array([by_numpy(x, y, b) for b in points])
@@ -29,7 +29,7 @@ def test_values_are_those_of_numpy_up_to_a_constant(logistic):
     assert posterior.value(points[0]) == pytest.approx(ours[0], rel=1e-12)
 
 
-def test_derivatives_are_those_of_the_values(logistic):
+def test_derivatives_match_the_values(logistic):
     *_, posterior = logistic
     point, step = np.array([0.3, -0.2]), 1e-4 * np.eye(2)
     value, gradient, hessian = posterior.hessian(point)

@@ -1,4 +1,4 @@
-"""Patches that compiled functions would not show: see helpers/patching.py."""
+"""Patches of names that compiled functions looked up: see helpers/patching.py."""
 
 from pkgutil import resolve_name
 
@@ -30,7 +30,7 @@ def test_compiled_code_neither_hides_a_patch_nor_keeps_it(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(blocks, "BLOCK", blocks.BLOCK + 1)
         assert int(sizes(0)) == before + 1
-        patch.setattr("modicum.passes.blocks.BLOCK", blocks.BLOCK + 1)  # another one, by its name
+        patch.setattr("modicum.passes.blocks.BLOCK", blocks.BLOCK + 1)  # patched by its dotted name
         assert int(sizes(0)) == before + 2
     assert int(sizes(0)) == before
     with monkeypatch.context() as patch:
@@ -42,7 +42,7 @@ def test_compiled_code_neither_hides_a_patch_nor_keeps_it(monkeypatch):
 def test_other_patches_leave_it_alone(monkeypatch):
     sizes(0)
     before = len(TRACED)
-    monkeypatch.setattr(mode, "MAX_STEPS", 1)  # which no function of the library's is traced with
+    monkeypatch.setattr(mode, "MAX_STEPS", 1)  # which no compiled function looks up
     monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
     monkeypatch.setattr("os.sep", "/")
     monkeypatch.setitem(flymc.UPDATES, "another", 1)  # a new entry was never looked up

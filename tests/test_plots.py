@@ -1,4 +1,4 @@
-"""Pictures show what they should; what they look like is for eyes."""
+"""Plots show the right data; how they look is not tested."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_cost_draws_passes_beside_those_of_all_rows(post):
 
 
 def test_rows_that_matter_come_first_in_the_picture_of_residuals():
-    """A tenth of the rows have a large x, so that their curvature changes; residuals by hand."""
+    """A tenth of the rows have a large x, so their curvature changes; compare with NumPy."""
     rng = np.random.default_rng(1)
     x = np.where(np.arange(200) % 10 == 0, 20.0, 0.2)[:, None]
     rows = mo.Rows(x=x, y=1.0 * (rng.random(200) < 0.5))
@@ -104,7 +104,7 @@ def test_rows_that_matter_come_first_in_the_picture_of_residuals():
         plots.residual_weights(post)
 
 
-def test_errors_are_those_of_running_means(post):
+def test_errors_match_running_means(post):
     touched = {"rows_touched": np.full((2, 200), 5)}
     ledger = mo.Ledger(10)
     ledger.add("mode", 40, "hessian")

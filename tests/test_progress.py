@@ -1,4 +1,4 @@
-"""Progress: every phase is named from the start, on standard error, in a log, or by a callback."""
+"""Progress: every phase is reported, on standard error, in a log, or to a callback."""
 
 import io
 import logging
@@ -57,7 +57,7 @@ def test_without_a_log_the_lines_go_to_standard_error(tmp_path):
 
 
 class Cell:
-    """What a notebook shows under a cell, as IPython would be asked to show it."""
+    """Records what IPython is asked to display under a cell."""
 
     def __init__(self):
         self.shown, self.updates = [], 0
@@ -122,7 +122,7 @@ def test_phases_inside_each_other_share_one_display(monkeypatch):
         rows.advance(3)
         bars = progress._bars()
         assert len(bars._tasks) == 2
-    assert bars._display is None  # both are over
+    assert bars._display is None  # both have ended
     with phase("sampling", 5) as sampling:
         sampling.update(5, "accept 0.80")
     said = screen.getvalue()

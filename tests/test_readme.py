@@ -1,4 +1,4 @@
-"""Python snippets of README and docs run as they stand; those of most pages are slow tests."""
+"""The Python snippets of README and docs run; those of most pages are slow tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 QUICK = [ROOT / "README.md", ROOT / "docs" / "rows.md"]
 PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {*QUICK})
-NOTEBOOKS = sorted(  # these also run when the pages are built, which shows what they print
+NOTEBOOKS = sorted(  # these also run when the docs are built
     page
     for page in (ROOT / "docs").rglob("*.md")
     if "file_format: mystnb" in page.read_text()[:200]
@@ -25,7 +25,7 @@ NOTEBOOKS = sorted(  # these also run when the pages are built, which shows what
 
 
 def snippets(page: Path) -> list[tuple[str, str]]:
-    """Python blocks of a page, each with the output block that follows it (or "")."""
+    """Return the Python blocks of a page, each with the output block that follows it (or "")."""
     found = re.findall(
         r"^```python\n(.*?)^```\n(?:\n^```\n(.*?)^```)?", page.read_text(), re.DOTALL | re.MULTILINE
     )
@@ -61,7 +61,7 @@ PUBLIC = ("modicum", *(f"modicum.{part}" for part in
 
 @pytest.mark.parametrize("module", PUBLIC)
 def test_the_reference_has_every_public_name(module):
-    """Those that users import, and those that CONTRIBUTING tells people to subclass."""
+    """Names that users import, and classes that CONTRIBUTING tells people to subclass."""
     pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.rst"))
     documented = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (?:\w+\.)*(\w+)$", pages, re.M))
     names = {
@@ -84,7 +84,7 @@ def test_page(page, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
 def test_notebook(page, tmp_path, monkeypatch):
-    """The cells of a tutorial, as building the pages runs them."""
+    """Run the cells of a tutorial, as the documentation build does."""
     import matplotlib as mpl
 
     mpl.use("Agg")

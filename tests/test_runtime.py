@@ -1,4 +1,4 @@
-"""Compiling as `jax.jit` does, with options that a compiler may or may not know."""
+"""`runtime.jit` compiles like `jax.jit`, with options that a compiler may not know."""
 
 import gc
 
@@ -51,7 +51,7 @@ def test_what_was_lowered_and_compiled_is_not_compiled_again():
 
 
 def test_options_the_compiler_does_not_know_are_left_out():
-    # options come and go with the compiler's versions; this one has long been there
+    # options change with the compiler's version; this one has existed for long
     known = {"xla_backend_optimization_level": 1}
     usable = runtime._usable(tuple((known | {"xla_no_such_option": True}).items()))
     assert usable == known
@@ -60,7 +60,7 @@ def test_options_the_compiler_does_not_know_are_left_out():
 
 def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
     usable = runtime._usable(tuple(GPU_GRAPHS.items()))
-    assert usable == GPU_GRAPHS  # a slip of the pen would be left out silently
+    assert usable == GPU_GRAPHS  # a misspelt option would be left out silently
     asked = []
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)))
@@ -97,7 +97,7 @@ def test_collection_is_put_off_and_taken_up_again(before):
 
 
 def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime.COMPILED, "since_cleared", 0)  # by tests before this one
+    monkeypatch.setattr(runtime.COMPILED, "since_cleared", 0)  # earlier tests have counted
     log = []
     power = traced(log)
     power(jnp.arange(3.0), 2)

@@ -1,4 +1,4 @@
-"""The front door: right answers, reproducible draws, mistakes told in a sentence."""
+"""`mo.sample`: right answers, reproducible draws, clear errors."""
 
 import warnings
 
@@ -62,12 +62,12 @@ def test_the_same_check_notices_a_slightly_wrong_spread(conjugate, conjugate_pos
 
 
 class AlwaysAccept(moves.HMCMove):
-    """Leapfrog without the accept step: its stationary law is not the posterior."""
+    """Leapfrog without the accept step: its stationary distribution is not the posterior."""
 
     def __call__(self, key, point, logdensity, step_size, inverse_mass):
         momentum = jax.random.normal(key, point.position.shape)
         slope = jax.grad(logdensity)
-        position, step = point.position, 1.5  # far too long a step, and never refused
+        position, step = point.position, 1.5  # far too long a step, and never rejected
         momentum += 0.5 * step * slope(position)
         position += step * momentum
         _, info = super().__call__(key, point, logdensity, step_size, inverse_mass)
@@ -83,7 +83,7 @@ def test_the_same_check_notices_a_broken_kernel(conjugate, monkeypatch):
 
 
 def numpyro_draws(model, names, seed=3, draws=2_000):
-    """The same posterior by another library."""
+    """Sample the same posterior with NumPyro."""
     import numpyro
     from numpyro.infer import MCMC, NUTS
 
@@ -99,7 +99,7 @@ def numpyro_draws(model, names, seed=3, draws=2_000):
 
 
 def linear_in_numpyro(rows, outcome, scales=(), classes=0):
-    """Normal priors on beta and the intercept, as the families have them by default."""
+    """Normal priors on beta and the intercept, like the families' defaults."""
     import numpyro
     import numpyro.distributions as dist
 
@@ -183,7 +183,7 @@ def decay_model():
     return mo.Model(log_prior, log_likelihood, {"level": 1.0, "rate": 0.1})
 
 
-def test_a_nonlinear_model_of_ones_own_by_quadrature():
+def test_a_nonlinear_custom_model_by_quadrature():
     rng = np.random.default_rng(8)
     time = rng.uniform(0, 3, 40)
     seen = 2.0 * np.exp(-0.7 * time) + 0.2 * rng.normal(size=40)
@@ -213,7 +213,7 @@ def test_frequency_weights_are_repeated_rows_in_the_posterior():
     model = M.Gaussian(scale=0.7)
     a = quick(model, mo.Rows(**once, weight=np.full(60, 2.0)))
     b = quick(model, mo.Rows(**twice))
-    # the same log-posterior but for rounding, which short trajectories hardly amplify
+    # the same log-posterior up to rounding, which short trajectories hardly amplify
     np.testing.assert_allclose(flat_draws(a), flat_draws(b), rtol=1e-6, atol=1e-8)
 
 
@@ -237,7 +237,7 @@ def test_same_seed_same_draws(small, first):
     for name, values in first.stats.items():
         np.testing.assert_array_equal(again.stats[name], values)
     assert not same_draws(first, quick(*small, random_seed=6))
-    assert not np.array_equal(first["beta"][0], first["beta"][1])  # nor do chains repeat
+    assert not np.array_equal(first["beta"][0], first["beta"][1])  # chains differ too
 
 
 def test_every_bit_of_the_seed_counts(small):
@@ -270,7 +270,7 @@ def test_streamed_and_resident_rows_give_the_same_draws(small, monkeypatch):
     assert resident.tuning["rows held"] == "in memory"
     assert streamed.tuning["rows held"] == "on disk"
     assert same_draws(resident, streamed)
-    # other chunks, another rounding, the same answer
+    # other chunks: different rounding, the same answer
     np.testing.assert_allclose(flat_draws(resident), flat_draws(at_once), rtol=1e-3, atol=1e-4)
 
 

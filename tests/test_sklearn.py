@@ -1,4 +1,4 @@
-"""The estimators for scikit-learn: its own checks, and the posterior they hand back."""
+"""The scikit-learn estimators: scikit-learn's own checks, and the posterior they return."""
 
 import pickle
 import warnings
@@ -93,7 +93,7 @@ def test_sparse_columns_are_dense_ones(late, binary):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [LogisticRegression, LinearRegression, PoissonRegressor])
 def test_weights_count_rows(kind, binary):
-    """A row of weight 2 is two rows; and one of weight 0 is none: chains are the same."""
+    """Rows of weight 2 and 0 give the same chains as two rows and none."""
     X, y = binary
     y = y if kind is LogisticRegression else (y == "late") * 1.0
     weight = np.arange(N) % 3
@@ -115,7 +115,7 @@ def test_frames_with_categories(binary):
     assert list(fit.feature_names_in_) == ["dose", "ward", "age"]
     assert {"beta[ward[b]]", "beta[ward[c]]", "beta[age]"} < set(fit.posterior_.summary().index)
     np.testing.assert_array_equal(fit.predict_proba(frame[:9]), fit.predict_proba(frame)[:9])
-    one = frame[:3].astype({"ward": str})  # levels by name, not by place
+    one = frame[:3].astype({"ward": str})  # levels are matched by name, not position
     np.testing.assert_array_equal(fit.predict_proba(one), fit.predict_proba(frame)[:3])
     with pytest.raises(ValueError, match="order"):
         fit.predict(frame[["age", "ward", "dose"]])
@@ -178,7 +178,7 @@ def test_counts_over_exposures_are_counts(tmp_path):
     loaded = mo.Posterior.load(tmp_path / "saved")
     np.testing.assert_allclose(loaded.predict({"x": X}, draws=1000).mean, fit.predict(X))
     mean, std = fit.predict(X, return_std=True)
-    assert np.all(std > np.sqrt(mean))  # a Poisson outcome's, and that of its rate
+    assert np.all(std > np.sqrt(mean))  # variance of the outcome plus that of its rate
     plain = PoissonRegressor(**SHORT).fit(X, batch["y"] / exposure)  # the negative control
     assert np.any(np.abs(plain.coef_ - truth.mean("beta")) > TIMES * error)
 
@@ -193,7 +193,7 @@ def test_any_family_of_numbers():
     mean, std = fit.predict(X, return_std=True)
     np.testing.assert_allclose(mean, fit.predict(X))
     shape = fit.posterior_.mean("shape")
-    np.testing.assert_allclose(std, mean / np.sqrt(shape), rtol=0.1)  # and a bit for the mean's
+    np.testing.assert_allclose(std, mean / np.sqrt(shape), rtol=0.1)  # plus that of the mean
     assert np.all(std > mean * np.sqrt(1 / shape))
 
 
@@ -216,10 +216,10 @@ def test_one_class_is_refused():
         LogisticRegression().fit(np.eye(3), ["a", "a", "a"])
 
 
-# These have 15 rows, some of weight 0, and 30 columns, and ask for seven equal digits. Weighted and
-# repeated rows have the same priors to 1e-15, but their sums are rounded otherwise: by steps of HMC
-# in so wide a posterior that grows to the seventh digit (Poisson), or, where columns give classes
-# or real outcomes away, to the Monte Carlo error. With more rows than columns all draws agree to
+# These have 15 rows, some of weight 0, and 30 columns, and require seven equal digits. Weighted and
+# repeated rows have the same priors to 1e-15, but their sums round differently: by steps of HMC
+# in so wide a posterior that grows to the seventh digit (Poisson) or, if columns determine classes
+# or real outcomes, to the Monte Carlo error. With more rows than columns all draws agree to
 # 1e-5 (`test_weights_count_rows`).
 CHAINS = {
     f"check_sample_weight_equivalence_on_{kind}_data": (

@@ -9,14 +9,14 @@ PAGE = ROOT / "docs" / "warnings.md"
 
 
 def codes_in(source):
-    """First arguments of `ModicumWarning(...)` in Python source."""
+    """Return the first arguments of `ModicumWarning(...)` in Python source."""
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     named = (call for call in calls if getattr(call.func, "id", "") == "ModicumWarning")
     return {ast.literal_eval(call.args[0]) for call in named}
 
 
 def documented(page):
-    """Codes in the first cells of the page's tables."""
+    """Return the codes in the first cells of the page's tables."""
     rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
     return {code for row in rows for code in re.findall(r"`([a-z-]+)`", row)}
 

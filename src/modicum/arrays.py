@@ -1,8 +1,8 @@
-"""One formula for two kinds of arrays: JAX's, which are traced and compiled, and NumPy's.
+"""Formulas that work on both JAX arrays, which are traced and compiled, and NumPy arrays.
 
-What is run once over the rows, and by matrix products and elementwise functions, takes NumPy less
-time than JAX takes to compile it. So that no formula is written twice, a function asks what kind of
-array it was handed, and takes its operations from there:
+A computation that runs once over the rows, with matrix products and elementwise functions, takes
+NumPy less time than JAX needs to compile it. So that no formula is written twice, a function looks
+up the namespace of its argument:
 
     xp = namespace(eta)
     return xp.exp(eta) - 1
@@ -32,26 +32,26 @@ __all__ = [
 
 
 def is_numpy(x: object) -> bool:
-    """Whether nothing is traced here: an array of NumPy, or a plain number."""
+    """Whether `x` is a NumPy array or a plain number, so that nothing is traced."""
     return isinstance(x, np.ndarray | np.generic | float | int)
 
 
 def namespace(x: object) -> ModuleType:
-    """`numpy` for its arrays and for plain numbers, and `jax.numpy` for all others."""
+    """Return `numpy` for NumPy arrays and plain numbers, and `jax.numpy` otherwise."""
     return np if is_numpy(x) else jnp
 
 
 def as_either(x: np.ndarray | jax.Array) -> jax.Array:
-    """An array for a formula of either kind, which is typed as one of JAX's."""
+    """Cast to `jax.Array` for the type checker: formulas for both kinds of arrays are so typed."""
     return x  # type: ignore[return-value]
 
 
 def differentiable(
     slope: Callable[[jax.Array], jax.Array],
 ) -> Callable[[Callable[[jax.Array], jax.Array]], Callable[[jax.Array], jax.Array]]:
-    """Give an elementwise function of one argument a derivative of its own, for JAX.
+    """Decorate an elementwise function of one argument with a custom derivative for JAX.
 
-    NumPy arrays are handed to the function itself.
+    NumPy arrays go to the function itself.
     """
 
     def decorate(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
@@ -68,7 +68,7 @@ def differentiable(
 
 
 def power(x: jax.Array, exponent: int) -> jax.Array:
-    """x to a whole power from 0: NumPy calls a function for these, and a slow one from 3 on."""
+    """x to a power 0, 1, 2, ..., by products for NumPy arrays, whose `**` is slow from 3 on."""
     if not is_numpy(x) or exponent < 3:
         return x**exponent
     product = x * x

@@ -1,4 +1,4 @@
-"""The ledger: an exact count of the rows a run has evaluated, and what for."""
+"""The ledger: an exact count of a run's row evaluations, by purpose."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Ledger:
     rows
         Number of rows n in the data set.
     full_data
-        Evaluations that full-data HMC with the same trajectories would have cost; ``None`` where
-        the method itself uses all rows.
+        Evaluations that full-data HMC with the same trajectories would have cost; ``None`` if the
+        method itself uses all rows.
     counts
         Evaluations by (purpose, kind).
     sweeps
-        Complete sweeps over the data set that are included in the counts.
+        Complete sweeps over the data set, included in the counts.
     unit
-        What is counted, "row" or "group": where effects of groups are integrated out, a group is
-        evaluated as a whole.
+        What is counted: "row", or "group" if group effects are integrated out, since a group is
+        then evaluated as a whole.
 
     Examples
     --------
@@ -59,19 +59,19 @@ class Ledger:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise SettingError(f"A ledger needs at least one row to count, not {self.rows}.")
+            raise SettingError(f"a ledger needs at least one row, not {self.rows}.")
 
     def add(self, purpose: str, evaluations: int, kind: Kind, passes: int = 0) -> None:
-        """Enter `evaluations` row evaluations; `passes` of them were complete sweeps.
+        """Enter `evaluations` row evaluations, which include `passes` complete sweeps.
 
-        `passes` is a note, not an addition: three Newton steps on all n rows are
+        `passes` adds nothing to the count: three Newton steps on all n rows are
         ``add("mode", 3 * n, "hessian", passes=3)``.
         """
         evaluations, passes = int(evaluations), int(passes)
         if kind not in get_args(Kind):
-            raise SettingError(f"Unknown kind of evaluation {kind!r}; use one of {get_args(Kind)}.")
+            raise SettingError(f"unknown kind of evaluation {kind!r}; use one of {get_args(Kind)}.")
         if evaluations < 0 or passes < 0:
-            raise SettingError("A ledger only grows: evaluations and passes cannot be negative.")
+            raise SettingError("a ledger only grows: evaluations and passes cannot be negative.")
         if evaluations < passes * self.rows:
             raise SettingError(
                 f"{passes} passes over {self.rows} rows are {passes * self.rows} evaluations, but "
@@ -83,17 +83,17 @@ class Ledger:
 
     @property
     def evaluations(self) -> int:
-        """All row evaluations."""
+        """Total number of row evaluations."""
         return sum(self.counts.values())
 
     @property
     def passes(self) -> float:
-        """All row evaluations, in equivalents of one pass over the data set."""
+        """Total number of row evaluations, in passes over the data set."""
         return self.evaluations / self.rows
 
     @property
     def by_purpose(self) -> dict[str, int]:
-        """Evaluations for each purpose, in the order they were first entered."""
+        """Evaluations for each purpose, in order of first entry."""
         return self._totals(0)
 
     @property
@@ -103,14 +103,15 @@ class Ledger:
 
     @property
     def share(self) -> float | None:
-        """Evaluations as a share of full-data HMC's, where that is known."""
+        """Evaluations as a share of those of full-data HMC; None if the latter are unknown."""
         return self.evaluations / self.full_data if self.full_data else None
 
     def merge(self, other: Ledger) -> Ledger:
         """Add another ledger of the same rows to this one (in place), and return this one."""
         if other.rows != self.rows:
             raise SettingError(
-                f"Ledgers of {self.rows} and of {other.rows} rows count different data sets."
+                f"ledgers of {self.rows} and of {other.rows} rows count different data sets and "
+                "cannot be merged."
             )
         for key, evaluations in dict(other.counts).items():
             self.counts[key] = self.counts.get(key, 0) + evaluations
@@ -120,7 +121,7 @@ class Ledger:
         return self
 
     def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what was entered since `before` (an earlier `to_dict`), in the same form."""
+        """Return the entries made since `before` (an earlier `to_dict`), in the same form."""
         earlier = {(purpose, kind): n for purpose, kind, n in before["counts"]}
         fresh = {key: n - earlier.get(key, 0) for key, n in self.counts.items()}
         return Ledger(
@@ -131,7 +132,7 @@ class Ledger:
         ).to_dict()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain types only, ready for JSON."""
+        """Return plain types only, ready for JSON."""
         return {
             "rows": self.rows,
             "full_data": self.full_data,
@@ -142,7 +143,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
-        """Undo `to_dict`."""
+        """Make a ledger from the result of `to_dict`."""
         full_data = values["full_data"]
         return cls(
             rows=int(values["rows"]),

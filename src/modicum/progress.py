@@ -1,12 +1,12 @@
-"""Progress: what is being done, and how much of it is done.
+"""Progress display.
 
-Everything that takes time is a *phase* with a name. On a terminal the running phases are bars on
-standard error, in a notebook text under the cell; in a log file each is one line when it begins.
-Whoever wants neither gives a function in place of `progressbar=True`: it is called with a
-`ProgressEvent` whenever there is news.
+Everything that takes time is a *phase* with a name. Running phases are shown as bars on standard
+error in a terminal, and as text under the cell in a notebook; in a log file, each phase writes one
+line when it begins. For another display, pass a function as `progressbar`: it is called with a
+`ProgressEvent` at every update.
 
-Lines go to the logger "modicum" at level INFO, so a program that configures logging has them in its
-own log; where no log takes them, they are written to standard error.
+Lines go to the logger "modicum" at level INFO if the program configures logging, and to standard
+error otherwise.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase", "say"]
 
-PATIENCE = 2.0  # seconds a pass may take before it is shown
-BETWEEN_UPDATES = 0.2  # seconds between two drawings in a notebook, which travel over a network
-BAR = 24  # characters of a full bar
+PATIENCE = 2.0  # seconds before a pass is shown
+BETWEEN_UPDATES = 0.2  # seconds between updates in a notebook, which travel over a network
+BAR = 24  # width of a full bar, in characters
 logger = logging.getLogger("modicum")
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """News of a phase, as a callback receives it.
+    """The state of a phase, as a callback receives it.
 
     Attributes
     ----------
     phase
         "mode", "compile", "warm-up", "sampling", or the name of a pass.
     done, total
-        How much is done (iterations, rows), and of how much; `total` is None where nobody knows.
+        Amount done (iterations, rows) and its total; `total` is None where it is unknown.
     detail
-        What a bar would say beside it, such as "accept 0.83 · 1.2M rows touched".
+        The text beside a bar, such as "accept 0.83 · 1.2M rows touched".
 
     Examples
     --------
@@ -72,7 +72,7 @@ Progressbar: TypeAlias = bool | Callable[[ProgressEvent], None]
 
 
 class Phase:
-    """Something that is going on; `update` and `advance` say how far it is."""
+    """A running phase; `update` and `advance` report its progress."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Phase:
         self._begun = False
 
     def update(self, done: int, detail: str | None = None) -> None:
-        """Say that `done` of `total` are done."""
+        """Report that `done` of `total` are done."""
         self.done = done if self.total is None else min(done, self.total)
         self.detail = self.detail if detail is None else detail
         if self._show is not None and time.monotonic() >= self._due:
@@ -100,11 +100,11 @@ class Phase:
             self._show.update(self)
 
     def advance(self, count: int) -> None:
-        """Say that `count` more are done."""
+        """Report that `count` more are done."""
         self.update(self.done + count)
 
     def end(self) -> None:
-        """Say that it is over."""
+        """Report that the phase is over."""
         if self._show is not None and self._begun:
             self._show.end(self)
             self._begun = False
@@ -118,20 +118,20 @@ def phase(
     unit: str = "",
     patience: float = 0.0,
 ) -> Iterator[Phase]:
-    """Show that something is going on while the block runs.
+    """Show a phase while the block runs.
 
     Parameters
     ----------
     name
-        What it is called.
+        Its name.
     total
-        How much there is to do, where that is known.
+        Total amount to do, if known.
     progressbar
         True, False, or a function of a `ProgressEvent`.
     unit
         What is counted, such as "rows".
     patience
-        Seconds before anything is shown: what is over sooner stays silent.
+        Seconds before anything is shown; shorter phases are never shown.
     """
     going = Phase(name, total, progressbar, unit, patience)
     if not patience:
@@ -146,13 +146,13 @@ def phase(
 def pass_progress(
     description: str, total: int, enabled: Progressbar, unit: str = "rows"
 ) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts the rows of a pass, which is shown if it proves to be long."""
+    """Yield a function that counts the rows of a pass, which is shown if it takes long."""
     with phase(description, total, enabled, unit, PATIENCE) as going:
         yield going.advance
 
 
 def say(sentence: str, progressbar: Progressbar) -> None:
-    """Say something that is done for the user unasked; a callback receives it as a phase."""
+    """Tell the user about something done unasked; a callback receives it as a phase."""
     if callable(progressbar):
         progressbar(ProgressEvent(sentence))
     elif progressbar and logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
@@ -162,27 +162,27 @@ def say(sentence: str, progressbar: Progressbar) -> None:
         sys.stderr.flush()
 
 
-# Where it is shown ------------------------------------------------------------------------
+# Displays ---------------------------------------------------------------------------------
 
 
 class _Callback:
-    """A function of the user's own."""
+    """Calls the user's function."""
 
     def __init__(self, call: Callable[[ProgressEvent], None]) -> None:
         self.call = call
 
     def begin(self, phase: Phase) -> None:
-        """Nothing: the update that follows says it."""
+        """Do nothing: an update follows."""
 
     def update(self, phase: Phase) -> None:
         self.call(ProgressEvent(phase.name, phase.done, phase.total, phase.detail))
 
     def end(self, phase: Phase) -> None:
-        """Nothing: the last update said it."""
+        """Do nothing: the last update told all."""
 
 
 class _Lines:
-    """One line per phase, for a log file."""
+    """Writes one line per phase, for a log file."""
 
     def begin(self, phase: Phase) -> None:
         total = "" if phase.total is None else f", {phase.total:,} {phase.unit or 'iterations'}"
@@ -194,14 +194,14 @@ class _Lines:
             sys.stderr.flush()
 
     def update(self, phase: Phase) -> None:
-        """Write nothing: a log has a line at the start of each phase only."""
+        """Do nothing: a log has a line at the start of each phase only."""
 
     def end(self, phase: Phase) -> None:
-        """Write nothing."""
+        """Do nothing."""
 
 
 class _Bars:
-    """All running phases of the process as one display, since a terminal has room for one."""
+    """Shows all running phases of the process in one display, as a terminal has room for one."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -232,21 +232,21 @@ class _Bars:
                 return
             task = self._tasks.pop(id(phase))
             if phase.total is None or phase.unit:
-                display.remove_task(task)  # what was only on the way leaves no trace
+                display.remove_task(task)  # only phases with a number of iterations stay
             if not self._tasks:
                 display.stop()
                 self._display = None
 
 
 class _Output(Protocol):
-    """What is shown under a cell: a display handle of IPython."""
+    """IPython's display handle: the output under a cell."""
 
     def update(self, data: dict[str, str], *, raw: bool) -> None:
-        """Show something else in its place."""
+        """Replace the output."""
 
 
 class _Notebook:
-    """All running phases as text under a notebook's cell, which needs no widgets."""
+    """Shows all running phases as text under a notebook's cell, which needs no widgets."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -268,7 +268,7 @@ class _Notebook:
     def end(self, phase: Phase) -> None:
         with self._lock:
             self._going.pop(id(phase), None)
-            if phase.total is not None and not phase.unit:  # others were only on the way
+            if phase.total is not None and not phase.unit:  # it counts iterations
                 self._over.append(_line(phase))
             self._draw()
             if not self._going:
@@ -278,7 +278,7 @@ class _Notebook:
         text = "\n".join([*self._over, *map(_line, self._going.values())])
         content = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>"}
         if self._handle is None:
-            display = import_module("IPython.display").display  # there in every notebook
+            display = import_module("IPython.display").display  # installed in every notebook
             self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
@@ -286,7 +286,7 @@ class _Notebook:
 
 
 def _line(phase: Phase) -> str:
-    """A phase in one line of text, with a bar where its end is known."""
+    """Render a phase as one line of text, with a bar if its total is known."""
     if phase.total is None:
         count = f"{phase.done:,}" if phase.done else ""
     else:
@@ -302,7 +302,7 @@ def _display(console: Console) -> Progress:
     from rich.text import Text
 
     class Count(ProgressColumn):
-        """How much of how much; nothing where nothing is counted."""
+        """Amount done and total; empty if nothing is counted."""
 
         def render(self, task: Task) -> Text:
             if task.total is None and not task.completed:
@@ -333,7 +333,7 @@ def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | _Noteboo
 
 @cache
 def _bars() -> _Bars:
-    """The one display of this process; its console asks for standard error whenever it writes."""
+    """Return this process's only display; its console looks up `sys.stderr` at each write."""
     from rich.console import Console
 
     return _Bars(Console(stderr=True))

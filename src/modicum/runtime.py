@@ -1,8 +1,8 @@
 """How functions are compiled, and in which precision they run.
 
-A run's first draw waits for the compiler, so `jit` is `jax.jit` with options that suit the device.
-Double precision is switched on where the work is done, without touching the user's global JAX
-settings: JAX keeps the switch per thread, so every thread that computes enters the scope by itself.
+Compile time delays a run's first draw, so `jit` is `jax.jit` with compiler options chosen for the
+device. Double precision is enabled locally, without touching the user's global JAX settings; JAX
+keeps that switch per thread, so every thread that computes must enter the scope itself.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-Array: TypeAlias = jax.Array | np.ndarray  # what compiled functions take
-Pytree: TypeAlias = Any  # nested tuples, lists and dicts of arrays, of whatever structure
+Array: TypeAlias = jax.Array | np.ndarray  # accepted by compiled functions
+Pytree: TypeAlias = Any  # arbitrarily nested tuples, lists and dicts of arrays
 
 
 # Precision ------------------------------------------------------------------------------
@@ -72,15 +72,15 @@ def in_double_precision(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def devices() -> list[jax.Device]:
-    """What work is spread over: all devices of this process, or the one that the user chose."""
-    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # or a kind, by name
+    """Return the devices to use: all devices of this process, or the user's default device."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # may be a platform name
     if chosen is None or isinstance(chosen, str):
         return jax.local_devices(backend=chosen)
     return [chosen]
 
 
 def on_device(number: int) -> contextlib.AbstractContextManager[object]:
-    """Run what is compiled in the block on the device whose turn it is."""
+    """Make device `number`, modulo the number of devices, the default inside the block."""
     every = devices()
     if len(every) == 1:
         return contextlib.nullcontext()
@@ -88,22 +88,24 @@ def on_device(number: int) -> contextlib.AbstractContextManager[object]:
 
 
 def to_device(tree: Pytree) -> Pytree:
-    """Copies of a tree's NumPy arrays as JAX's.
+    """Copy a tree's NumPy arrays to JAX arrays.
 
-    `jnp.asarray` compiles a function for every shape that is new, a fiftieth of a second each.
+    `jnp.asarray` would compile a function for each new shape, at 20 ms each.
     """
     return jax.tree.map(jax.device_put, aligned(tree))
 
 
-ALIGNMENT = 64  # bytes; JAX on a CPU takes NumPy's memory as its own where this divides its address
+ALIGNMENT = 64  # bytes; on a CPU, JAX shares NumPy memory whose address is a multiple of this
 
 
 def aligned(tree: Pytree) -> Pytree:
-    """Copies of a tree's NumPy arrays that JAX need not copy again, and nobody else can change."""
-    return jax.tree.map(lambda leaf: _copy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree)
+    """Copy a tree's NumPy arrays to aligned memory, which JAX can use without copying again."""
+    return jax.tree.map(
+        lambda leaf: _aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree
+    )
 
 
-def _copy(array: np.ndarray) -> np.ndarray:
+def _aligned_copy(array: np.ndarray) -> np.ndarray:
     memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -115,11 +117,11 @@ def _copy(array: np.ndarray) -> np.ndarray:
 
 
 class _OneBLASThread:
-    """Matrix products of NumPy in the calling thread alone, while anybody is in the block.
+    """Limit BLAS to one thread while any thread is inside the block.
 
-    Threads that work on chunks of rows would each spread every product over all cores, and wait
-    for each other: ten times the processor time. The setting is that of the whole process, so that
-    the last to leave the block puts back what the first has found.
+    Otherwise each thread that works on a chunk of rows would spread its matrix products over all
+    cores, and threads would wait for each other: ten times the CPU time. The setting is global to
+    the process, so the last thread to leave restores what the first one found.
     """
 
     def __init__(self) -> None:
@@ -145,17 +147,16 @@ class _OneBLASThread:
                         put(before)
 
     def for_small(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """The same where matrices have so few columns that threads only wait for each other.
+        """Limit BLAS to one thread if matrices of `size` columns are too small to gain from more.
 
-        On a machine that others use as well, factoring 137 columns takes two threads 90 times the
-        processor time of one.
+        On a busy machine, factoring 137 columns takes two threads 90 times the CPU time of one.
         """
         return self() if size < FEW_COLUMNS else contextlib.nullcontext()
 
 
 FEW_COLUMNS = 500
-Switch: TypeAlias = tuple[Callable[[], int], Callable[[int], object]]  # gets, sets threads
-# Functions that get and set the number of threads, by their names in NumPy's libraries.
+Switch: TypeAlias = tuple[Callable[[], int], Callable[[int], object]]  # get, set thread count
+# Names of the functions that get and set the number of threads, in the BLAS libraries of NumPy.
 BLAS_SWITCHES = (
     ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
     ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
@@ -167,11 +168,11 @@ BLAS_SWITCHES = (
 
 @cache
 def _blas_threads() -> list[Switch]:
-    """Those of the libraries that NumPy and SciPy multiply by, where they have any of these."""
+    """Find the thread switches of the BLAS libraries that NumPy and SciPy are linked with."""
     switches: list[Switch] = []
     for module in (np.linalg._umath_linalg, lapack._flapack):
         with contextlib.suppress(AttributeError, OSError, TypeError):
-            # a name is looked up in what a module was linked with, too
+            # looking up a name also searches the libraries that the module is linked with
             library = ctypes.CDLL(module.__file__)
             for get, put in BLAS_SWITCHES:
                 if hasattr(library, get) and hasattr(library, put):
@@ -188,17 +189,17 @@ one_blas_thread = _OneBLASThread()
 CompilerOption: TypeAlias = tuple[str, str | bool | int]
 CompilerOptions: TypeAlias = dict[str, str | bool | int]
 
-# The CPU compiler's newer code generator and its last level of optimisation take more than half of
-# its time, and the loops made here run no faster for them.
+# XLA's newer CPU code generator and its highest optimisation level take more than half of the
+# compile time, and Modicum's loops run no faster for them.
 FAST_COMPILE: CompilerOptions = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": 1,
 }
-# Sums over codes are scattered, which the older code generator does one by one.
+# Sums over codes are scatters, which the older code generator executes element by element.
 SCATTERS: CompilerOptions = {"xla_backend_optimization_level": 1}
-# For what is run once: slow code.
+# Slow code, for functions that run once.
 FASTEST_COMPILE: CompilerOptions = FAST_COMPILE | {"xla_backend_optimization_level": 0}
-# Loops whose length the device decides stay on it, as part of one graph.
+# Keep loops with a data-dependent length on the GPU, as part of one graph.
 GPU_GRAPHS: CompilerOptions = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CONDITIONAL,WHILE,"
     "DYNAMIC_SLICE_FUSION",
@@ -216,7 +217,7 @@ class Compiled(Protocol[P, R]):
         ...
 
     def lower(self, *args: Pytree) -> jax.stages.Lowered:
-        """Make ready what is to be compiled, as `jax.jit` does."""
+        """Lower the function for these arguments, as a `jax.jit` function's `lower` does."""
         ...
 
 
@@ -228,8 +229,8 @@ def jit(
 ) -> Callable[[Callable[P, R]], Compiled[P, R]]:
     """Compile the decorated function as `jax.jit` does, with `options` on a CPU or `on_gpu`.
 
-    The arguments numbered in `static` are part of what is compiled. Options that the variable
-    XLA_FLAGS sets stay as they are there. Nothing is asked of JAX before the first call.
+    `static` numbers the static arguments. Options set in the environment variable XLA_FLAGS take
+    precedence. JAX's backend is not initialised before the first call.
     """
 
     def decorate(function: Callable[P, R]) -> Compiled[P, R]:
@@ -238,7 +239,7 @@ def jit(
         within = jax.jit(function, static_argnums=static)
 
         def outermost() -> jax.stages.Wrapped:
-            refuse_forked()  # here, since every computation of ours comes this way
+            refuse_forked()  # here, since all of Modicum's computations pass through
             with lock:
                 if not compiled_once:
                     wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
@@ -251,12 +252,12 @@ def jit(
         @wraps(function)
         def compiled(*args: Pytree) -> Pytree:
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
-                return within(*args)  # options are for the outermost function alone
+                return within(*args)  # only the outermost function may have options
             with COMPILED.counted():
                 return outermost()(*args)
 
         def lower(*args: Pytree) -> jax.stages.Lowered:
-            COMPILED.since_cleared += 1  # the caller is about to compile it
+            COMPILED.since_cleared += 1  # the caller is about to compile the result
             return outermost().lower(*args)
 
         compiled.lower = lower  # type: ignore[attr-defined]
@@ -266,17 +267,17 @@ def jit(
 
 
 def _not_in_flags(options: CompilerOptions) -> tuple[CompilerOption, ...]:
-    """The options that XLA_FLAGS does not set: what somebody chose there is what they get."""
+    """Drop the options that XLA_FLAGS sets: the user's choice wins."""
     flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
     return tuple((name, value) for name, value in options.items() if name not in flags)
 
 
 @cache
 def _usable(options: tuple[CompilerOption, ...]) -> CompilerOptions | None:
-    """The options as an argument of `jax.jit`, without those that the compiler does not know."""
+    """Return the options as an argument of `jax.jit`, without those unknown to the compiler."""
     if not options:
         return None
-    if not _are_known(*options):  # they come and go with the compiler's versions
+    if not _are_known(*options):  # options come and go between compiler versions
         options = tuple(option for option in options if _are_known(option))
     return dict(options)
 
@@ -284,7 +285,7 @@ def _usable(options: tuple[CompilerOption, ...]) -> CompilerOptions | None:
 def _are_known(*options: CompilerOption) -> bool:
     try:
         jax.jit(lambda: 0, compiler_options=dict(options))()
-    except Exception:  # what is raised depends on the version
+    except Exception:  # the exception's type depends on the version
         return False
     return True
 
@@ -292,15 +293,15 @@ def _are_known(*options: CompilerOption) -> bool:
 # Memory ---------------------------------------------------------------------------------
 
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-MOST_MAPS = 0.7  # share of the maps that may be in use before a run
-MANY = 100  # functions compiled since the last clearing: about thirty runs of different shapes
+MOST_MAPS = 0.7  # share of the allowed memory maps that may be in use before a run
+MANY = 100  # compilations before compiled code is freed: about thirty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 FROM_DISK = "/jax/compilation_cache/cache_hits"
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Put off garbage collection: while functions are traced, it is a tenth of the time."""
+    """Disable garbage collection inside the block: it takes a tenth of the time of tracing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -311,11 +312,11 @@ def uncollected() -> Iterator[None]:
 
 
 def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
-    """Free compiled code before there is too much of it; return whether it was freed.
+    """Free compiled code if there is too much of it; return whether it was freed.
 
-    Runs of different shapes (folds, groups, another n each) are compiled anew, and what was
-    compiled before stays: about 25 MB per run, and hundreds of memory maps, of which a process may
-    have only so many. What is still needed is compiled again.
+    Each run with new shapes (folds, groups, another n) compiles its functions anew, and JAX keeps
+    the old ones: about 25 MB per run, and hundreds of memory maps, whose number per process the
+    system limits. Code that is still needed is compiled again.
     """
     if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < MOST_MAPS:
         return False
@@ -325,7 +326,7 @@ def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
 
 
 def on_release(forget: Callable[[], None]) -> None:
-    """Have this called whenever compiled code is freed, by whoever holds some of it."""
+    """Register a function that drops references to compiled code, to be called to free it."""
     _HOLDERS.append(forget)
 
 
@@ -333,34 +334,34 @@ _HOLDERS: list[Callable[[], None]] = []
 
 
 def let_compiled_code_go() -> None:
-    """Free all compiled code, and return its memory to the system."""
+    """Free all compiled code and return its memory to the system."""
     for forget in _HOLDERS:
         forget()
     jax.clear_caches()
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)  # else the C library would keep it
+        ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library keeps freed memory
 
 
 def share_of_maps(maps: Path = MAPS, most: Path = MOST) -> float:
-    """Share of the system's limit on memory maps that is used."""
+    """Return this process's number of memory maps as a share of the system's limit."""
     try:
         limit = int(most.read_text())
         with maps.open("rb") as file:
             return sum(1 for _ in file) / limit
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return 0.0
 
 
 class _Compiled:
-    """Counts what the compiler makes in this process, and knows whether it is a forked copy."""
+    """Counts this process's compilations, and records whether it was forked after one."""
 
     def __init__(self) -> None:
         self.total = 0
-        self.seconds = 0.0  # that the compiler has taken
-        self.from_disk = 0  # of these, by JAX's cache
-        self.since_cleared = 0  # by functions of ours, or about as many
-        self.forked_after = False  # this process is a copy of one in which JAX had been at work
+        self.seconds = 0.0  # total compile time
+        self.from_disk = 0  # compilations answered by JAX's persistent cache
+        self.since_cleared = 0  # Modicum's own compilations since the last clearing, roughly
+        self.forked_after = False  # this process was forked from one that had used JAX
         jax.monitoring.register_event_duration_secs_listener(self._hear)
         jax.monitoring.register_event_listener(self._hear_event)
         if hasattr(os, "register_at_fork"):
@@ -381,7 +382,7 @@ class _Compiled:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what is compiled within the block as ours."""
+        """Count compilations inside the block as Modicum's own."""
         before = self.total
         yield
         self.since_cleared += self.total - before
@@ -391,13 +392,13 @@ COMPILED = _Compiled()
 
 
 def refuse_forked() -> None:
-    """Refuse to compute in a copy of a process in which JAX has computed.
+    """Refuse to compute in a process forked from one that has used JAX.
 
-    Its threads were not copied, and whatever waits for one of them waits for ever.
+    JAX's threads are not copied by a fork, so waiting for one of them would never end.
     """
     if COMPILED.forked_after:
         raise SettingError(
-            "this process was forked from one in which JAX had already been used, and JAX would "
+            "this process was forked from one in which JAX had already been used, so JAX would "
             "hang here; start processes with multiprocessing.get_context('spawn'), or fork before "
-            "anything is sampled."
+            "sampling anything."
         )

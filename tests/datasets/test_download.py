@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine: whole, right, or not there at all."""
+"""Downloads from a local server: complete and correct, or absent."""
 
 import gzip
 import hashlib
@@ -54,7 +54,7 @@ def test_download_is_whole(server, tmp_path, digest):
 def test_without_a_checksum_the_size_is_compared(server, tmp_path):
     length = len(CONTENT)
     for sizes in ((length + 1, 2 * length), (0, length - 1)):
-        with pytest.raises(DownloadError, match=f"it has {length:,} bytes, and the file has"):
+        with pytest.raises(DownloadError, match=f"it has {length:,} bytes instead of"):
             fetch(f"{server}/file", tmp_path / "file", None, False, sizes)
         assert names(tmp_path) == []
     fetch(f"{server}/file", tmp_path / "file", None, False, (length, length))
@@ -73,7 +73,7 @@ def test_progress_is_shown_to_the_end(server, tmp_path):
     ("path", "digest", "word"),
     [
         ("file", "sha256:" + "0" * 64, "checksum"),
-        ("broken", None, "broke off after 1,000"),
+        ("broken", None, "stopped after 1,000"),
         ("missing", None, "404"),
     ],
 )
@@ -145,6 +145,6 @@ def test_downloads_have_sha256_digests():
     modules = [getattr(d, f"{name}_table") for name in tables]
     sources = [*(module.SOURCE for module in modules), *d.mnist_digits.SOURCES.values()]
     unknown = [s.name for s in sources if s.digest is None]
-    assert unknown == ["taxi"]  # none is published: its size is compared
+    assert unknown == ["taxi"]  # no checksum is published: sizes are compared
     assert all((s.sizes is None) == (s.digest is not None) for s in sources)
     assert all(re.fullmatch("sha256:[0-9a-f]{64}", s.digest) for s in sources if s.digest)

@@ -1,4 +1,4 @@
-"""Loaders on tiny files in the public formats and in the narrow ones."""
+"""Loaders read tiny files in the public formats and with narrowed columns."""
 
 import gzip
 import lzma
@@ -42,7 +42,7 @@ def test_covertype(tmp_path):
     assert made.columns[0] == "elevation"
     assert made.columns[-1] == "soil[40]"
     assert made.test is None
-    # the narrow layout is the same table, and a file in the data folder itself is found too
+    # narrowed columns give the same table; a file directly in the data folder is found too
     put(tmp_path / "other", "covtype.data.xz", lzma.compress(gzip.decompress(content)))
     assert D.covertype(tmp_path / "other").rows.fingerprint() == made.rows.fingerprint()
     put(tmp_path / "bad", "covtype.data", b"1,2,3\n")
@@ -64,7 +64,7 @@ def test_higgs(tmp_path, monkeypatch):
     (tmp_path / "narrow").mkdir()
     narrow.to_parquet(tmp_path / "narrow" / "higgs_union.parquet")
     assert D.higgs(tmp_path / "narrow").rows.fingerprint() == made.rows.fingerprint()
-    # the whole file is known by its length, and its end is for testing
+    # the complete file is recognised by its length, and its end is the test set
     monkeypatch.setattr("modicum.datasets.higgs_table.WHOLE", 60)
     monkeypatch.setattr("modicum.datasets.higgs_table.TEST", 10)
     whole = D.higgs(tmp_path)
@@ -114,15 +114,15 @@ def test_flights(tmp_path, monkeypatch):
         D.flights(tmp_path / "nowhere", download=False)
 
 
-def test_an_unknown_table_is_one_sentence():
+def test_an_unknown_table_is_a_clear_error():
     with pytest.raises(mo.SettingError, match="no table 'flight'; there are claims, flights"):
         D.frame("flight")
 
 
-def test_a_file_that_is_not_the_taxi_table_is_one_sentence(tmp_path):
+def test_a_file_that_is_not_the_taxi_table_is_a_clear_error(tmp_path):
     path = tmp_path / "yellow_tripdata_2023-05.parquet"
     path.write_bytes(b"<html>Access denied</html>")
-    with pytest.raises(mo.DataError, match=r"05.parquet is no Parquet file, not the trips"):
+    with pytest.raises(mo.DataError, match=r"05.parquet is not a Parquet file, so it does not"):
         D.taxi(tmp_path, download=False)
     files.taxi().drop(columns="fare_amount").to_parquet(path)
     with pytest.raises(mo.DataError, match="a file without the column 'fare_amount'"):
@@ -211,7 +211,7 @@ def test_stand_ins_say_so_and_follow_the_fitted_model(tmp_path, name):
     drawn = everything(made.rows)
     known = {row.tobytes() for row in real["x"]}
     assert all(row.tobytes() in known for row in drawn["x"][:200])
-    # the fitted model has the outcomes' mean, and so have outcomes drawn from it
+    # the fitted model reproduces the mean outcome, and so do outcomes drawn from it
     error = np.sqrt(0.25 / 4000)
     assert abs(drawn["y"].mean() - real["y"].mean()) < 4.5 * error
     again = make(n=4000, seed=3, folder=tmp_path)
@@ -235,7 +235,7 @@ def test_real_files(name):
 
 
 def same_columns(codes, columns):
-    """Whether rows with codes stand for these rows."""
+    """Whether coded rows represent the same columns as these rows."""
     assert codes.columns == columns.columns
     assert codes.nbytes < columns.nbytes
     few, whole = everything(codes), everything(columns)

@@ -1,4 +1,4 @@
-"""The diagnostics of ArviZ, for all scalars at once, at the edges too."""
+"""Diagnostics equal ArviZ's, for all scalars at once, including edge cases."""
 
 import ast
 from pathlib import Path
@@ -141,7 +141,7 @@ def test_nested_r_hat_of_three_variances(draws):
     exact = np.sqrt(1 + between / within)
     error = 3 * np.sqrt(2 / groups) * between / within / exact
     assert nested_r_hat(x, groups) == pytest.approx(exact, abs=error)
-    # negative control: chains of different superchains, each with a start of its own
+    # negative control: chains of one superchain with different starts
     mixed = rng.permutation(x)
     assert nested_r_hat(mixed, groups) != pytest.approx(exact, abs=error)
 
@@ -174,7 +174,7 @@ def test_tiny_units_do_not_matter(draws):
 
 
 def test_import_is_light():
-    """Heavy libraries are imported where they are used, never when our modules are."""
+    """Heavy libraries are imported when used, not when our modules are imported."""
     heavy = {"jax", "arviz_stats", "arviz_base", "pandas", "xarray", "scipy"}
     package = Path(modicum.diagnostics.__file__).parents[1]
     files = [

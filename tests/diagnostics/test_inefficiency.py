@@ -1,4 +1,4 @@
-"""Inefficiency factors against autoregressions, whose answer is known."""
+"""Inefficiency factors of autoregressions, which are known."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_negative_correlation_is_better_than_independence():
 
 
 def test_a_wrong_variance_divisor_is_noticed():
-    """The two formulas that are easily got wrong change short series visibly."""
+    """Two common mistakes in the formulas visibly change short series."""
     x = ar1(0.5, (1, 40), seed=5)[0]
     spectrum, order = autoregressive_spectrum(x[:, None])
     right = spectrum[0] / x.var(ddof=1)

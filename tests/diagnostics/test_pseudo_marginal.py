@@ -1,4 +1,4 @@
-"""The variance of a likelihood estimate that is cheapest."""
+"""The optimal variance of a likelihood estimate."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def test_the_optimum(rho, variance):
 
 
 def test_the_inefficiency_is_that_of_a_simulated_chain():
-    """The chance of leaving Z, by brute force."""
+    """Simulate the probability of leaving Z."""
     variance, rho = 2.0, 0.5
     rng = np.random.default_rng(1)
     z = variance / 2 + np.sqrt(variance) * rng.normal(size=2_000)

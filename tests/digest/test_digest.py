@@ -1,4 +1,4 @@
-"""A digest against all rows: the posterior, sums that add up, rows that come and go, the file."""
+"""Digests compared with all rows: posterior, sums, added and removed rows, files."""
 
 import json
 import warnings
@@ -26,7 +26,7 @@ NORMAL = np.random.default_rng(1).standard_normal((100, 4))
 
 
 def made_up(n=N, seed=1, shift=0.0):
-    """A rare outcome and a column with long tails: a posterior that is no normal."""
+    """Simulate a rare outcome and a heavy-tailed column: a posterior that is not normal."""
     rng = np.random.default_rng(seed)
     x = np.c_[rng.normal(size=(n, 2)), rng.standard_t(4, size=n)]
     eta = -4.0 + shift + x @ np.array([0.8, -0.5, 0.3])
@@ -50,7 +50,7 @@ def sampled(model, data, **settings):
 def wrong(digest, rows):
     """Standard deviation over the posterior of the digest's error in the log-likelihood of `rows`.
 
-    No posterior mean is off by more than that many posterior standard deviations.
+    This bounds the error of any posterior mean, in posterior standard deviations.
     """
     sums, _ = sums_of(MODEL, rows)
     factor = np.linalg.inv(np.linalg.cholesky(-digest.total.B)).T
@@ -78,7 +78,7 @@ def digest(rows):
 
 @pytest.fixture(scope="module")
 def full(rows):
-    """Draws of the posterior of all rows, without a chain."""
+    """Return draws of the posterior of all rows, without a chain."""
     log_posterior = mo.LogPosterior(MODEL, rows)
     return exact_draws(log_posterior.values, log_posterior.mode().point)
 
@@ -95,7 +95,7 @@ def test_it_is_sampled_to_the_posterior_of_all_rows(digest, full):
 
 
 def test_sums_alone_would_not_be_enough(digest, rows):
-    """The negative control: a pool whose rows count for nothing is Laplace's approximation."""
+    """Negative control: with a pool of zero weight, a digest is the Laplace approximation."""
     crude = replace(digest, pool=replace(digest.pool, share=np.full(len(digest.pool), 1e-9)))
     assert wrong(crude, rows) > 10 * wrong(digest, rows)
 
@@ -118,7 +118,7 @@ def test_priors_change_without_the_data(digest, rows):
 
 @pytest.mark.slow
 def test_its_error_is_of_the_size_of_errors_that_occur(rows, digest):
-    """Pools of many seeds: their error over the posterior against what they say it is."""
+    """Compare the actual errors of pools of many seeds with the errors they report."""
     made = [
         mo.digest(MODEL, rows, size=200, random_seed=seed, progressbar=False) for seed in range(5)
     ]
@@ -130,7 +130,7 @@ def test_its_error_is_of_the_size_of_errors_that_occur(rows, digest):
 
 
 def test_rows_that_matter_are_kept(arrays):
-    """Uniform rows, the negative control, are much worse."""
+    """Negative control: uniform rows are much worse."""
     rng = np.random.default_rng(1)
     expected = rng.standard_t(2, size=N) ** 2
     errors = {}
@@ -179,7 +179,7 @@ def test_methods_that_need_all_rows_are_refused(digest):
         (mo.models.MLP((4,)), None, {}, "has no mode"),
     ],
 )
-def test_what_cannot_be_digested_is_a_sentence(rows, model, data, settings, sentence):
+def test_what_cannot_be_digested_is_a_clear_error(rows, model, data, settings, sentence):
     with pytest.raises(mo.SettingError, match=sentence):
         mo.digest(model, rows if data is None else data, progressbar=False, **settings)
 
@@ -192,7 +192,7 @@ def parts_of(arrays, where=N // 2):
     return rows_of(x[:where], y[:where]), rows_of(x[where:], y[where:])
 
 
-def test_sums_of_two_digests_at_one_anchor_are_those_of_all_rows(arrays, rows):
+def test_sums_of_two_digests_at_one_anchor_match_all_rows(arrays, rows):
     first, second = parts_of(arrays)
     one = digest_of(first)
     both = one + digest_of(second, like=one)
@@ -208,7 +208,7 @@ def test_sums_of_two_digests_at_one_anchor_are_those_of_all_rows(arrays, rows):
 
 
 def test_whole_digests_add_up_to_the_likelihood_of_all_rows(arrays, rows):
-    """Whatever their anchors are: only rounding is left."""
+    """They agree up to rounding, whatever the anchors."""
     both = digest_of(*parts_of(arrays)[:1], size=N) + digest_of(parts_of(arrays)[1], size=N)
     assert len(both.anchors) == 2
     sums, _ = sums_of(MODEL, rows)
@@ -226,7 +226,7 @@ def test_digests_of_unlike_anchors_are_merged(arrays, rows):
 
 
 def test_removed_rows_are_gone(arrays, digest):
-    """Of what is left the digest is right within .05 sd; the pool as it was would not be."""
+    """The digest is right within .05 sd for the rows left; the old pool would not be."""
     x, y = arrays
     gone = np.r_[np.flatnonzero(y == 1)[::4], np.flatnonzero(y == 0)[::20]]
     left = np.setdiff1d(np.arange(N), gone)
@@ -236,7 +236,7 @@ def test_removed_rows_are_gone(arrays, digest):
     kept = replace(less, pool=digest.pool)
     assert wrong(kept, rows_of(x[left], y[left])) > 2 * wrong(less, rows_of(x[left], y[left]))
     found = RowCounts.of(less.pool.rows).counted(rows_of(x[gone], y[gone]))
-    assert found.sum() == 0  # no raw row of them is left
+    assert found.sum() == 0  # none of the removed rows is left
     assert RowCounts.of(digest.pool.rows).counted(rows_of(x[gone], y[gone])).sum() > 0
 
 
@@ -264,7 +264,7 @@ def test_rows_that_come_and_go_leave_no_trace(arrays, digest):
 
 
 def test_removing_some_of_equal_rows_leaves_the_others_share():
-    """Levels only: every row has copies, and a pool of some must not lose what stays."""
+    """With levels only, every row has copies, and the pool must keep those that remain."""
     rng = np.random.default_rng(1)
     n = 4000
     x = rng.integers(0, 2, size=(n, 3)) * 1.0
@@ -278,14 +278,14 @@ def test_removing_some_of_equal_rows_leaves_the_others_share():
     assert np.all(less.pool.share[~same] == 1)
     everyone = RowCounts.of(made.pool.rows).counted(rows_of(x, y))
     np.testing.assert_array_equal(made.pool.count, everyone)
-    with pytest.raises(mo.DataError, match="are alike, and the digest holds"):
+    with pytest.raises(mo.DataError, match="are equal, but the digest holds"):
         less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
 
 
 def test_a_mode_that_leaves_the_anchor_is_warned_of(arrays, digest):
     x, y = arrays
     x_new, y_new = made_up(N, seed=5, shift=1.5)
-    with pytest.warns(mo.ModicumWarning, match="a pass is due") as said:
+    with pytest.warns(mo.ModicumWarning, match="make the digest again") as said:
         moved = digest.add(rows_of(x_new, y_new))
     assert said[0].message.code == "anchor-left"
     assert moved.distance > 3 > 0.05 > digest.distance
@@ -310,7 +310,7 @@ def test_other_rows_are_refused(digest, arrays):
     x, y = arrays
     with pytest.raises(mo.DataError, match="other fields, columns or levels"):
         digest.add(mo.Rows(x=x[:, :2], y=y))
-    with pytest.raises(mo.DataError, match="float32 and those of the digest float64"):
+    with pytest.raises(mo.DataError, match="float32 and the rows of the digest are float64"):
         digest.remove(mo.Rows(x=x, y=y, columns=["a", "b", "c"], dtype="float32"))
     with pytest.raises(mo.DataError, match="at least one must be left"):
         digest.remove(rows_of(x, y))
@@ -323,7 +323,7 @@ def test_other_rows_are_refused(digest, arrays):
 
 
 def codes(call):
-    """Warnings of a call, by their codes."""
+    """Return the codes of a call's warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", mo.ModicumWarning)
         call()
@@ -343,7 +343,7 @@ def test_rows_that_would_count_twice_are_warned_of(arrays, digest):
 
 
 def test_rows_that_were_never_added_are_warned_of(arrays, digest):
-    """Enough of them for chance: a tenth of all rows is kept, and of these strangers none."""
+    """A tenth of all rows is kept, so of this many some should be; of strangers none is."""
     strangers = rows_of(*made_up(400, seed=11))
     assert codes(lambda: digest.remove(strangers)) == {"digest-unknown-rows"}
     x, y = arrays
@@ -352,7 +352,7 @@ def test_rows_that_were_never_added_are_warned_of(arrays, digest):
         assert codes(lambda known=known: digest.remove(rows_of(x[known], y[known]))) == set()
 
 
-# Formulas and models of one's own ----------------------------------------------------------
+# Formulas and users' own models ------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     assert "newlevels" not in str(said.value)  # add takes no such argument
     with pytest.raises(mo.DataError, match=r"'z' in row 0.*leaving rows out needs the same rows"):
         post.loo(trips.assign(ward="z"))
-    again = replace(post, rows=None, table=None)  # as a fit of the digest is
+    again = replace(post, rows=None, table=None)  # like a fit of the digest
     with pytest.raises(mo.SettingError, match="made of a digest or loaded from a file"):
         again.marginal("dose")
     assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
@@ -409,7 +409,7 @@ def decay(sd=1.0, power=1.0):
 
 
 @pytest.mark.slow
-def test_a_model_of_ones_own_is_known_by_what_it_computes(tmp_path):
+def test_a_custom_model_is_known_by_what_it_computes(tmp_path):
     rng = np.random.default_rng(2)
     u = rng.uniform(0, 3, 3000)
     rows = mo.Rows(u=u, y=np.exp(-0.7 * u) + rng.normal(size=3000))
@@ -458,7 +458,7 @@ def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
     assert twice == pytest.approx(likelihood, rel=1e-9)
 
 
-def test_a_file_that_is_not_there_is_a_sentence(tmp_path):
+def test_a_missing_file_is_a_clear_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file at .*nowhere: check") as fault:
         mo.Digest.load(tmp_path / "nowhere")
     assert isinstance(fault.value, mo.DataError)
@@ -518,7 +518,7 @@ def test_hostile_files_are_refused(tmp_path, digest):
 
 
 @pytest.mark.slow
-def test_claims_from_a_digest_are_those_of_all_rows():
+def test_claims_from_a_digest_match_all_rows():
     from helpers import tables
     from modicum_lab.papers.references import reference
 
@@ -537,7 +537,7 @@ def test_claims_from_a_digest_are_those_of_all_rows():
 
 @pytest.mark.parametrize("size", [10_000, 300])
 def test_rows_leave_the_anchor_they_came_to(size):
-    """Removed from a sum of digests, rows take their own expansion with them, not another's."""
+    """Rows removed from a sum of digests take the expansion of their own anchor with them."""
     halves = [made_up(1000, seed=1, shift=2.0), made_up(1000, seed=2, shift=4.0)]
     parts = [digest_of(rows_of(*half), size) for half in halves]
     with warnings.catch_warnings():
@@ -548,7 +548,7 @@ def test_rows_leave_the_anchor_they_came_to(size):
             assert len(less) == 1000
             assert len(less.anchors) == 1
             assert wrong(less, rows_of(*halves[left])) < (1e-6 if size > 1000 else 0.1)
-        # expanded about the other's anchor, what is left of them moves the posterior
+        # expanded about the other anchor, their remainder moves the posterior
         about_first = sums_about(both.anchors[0], rows_of(*halves[1]))
         apart = replace(less, total=both.total - about_first)
         assert wrong(apart, rows_of(*halves[0])) > 1

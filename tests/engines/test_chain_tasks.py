@@ -1,4 +1,4 @@
-"""Chains that run elsewhere: the same draws, whatever befalls a host.
+"""Chains on other hosts: the same draws, whatever happens to a host.
 
 Hosts are objects of this process in the quick tests, and actors of a real Ray in the slow ones.
 """
@@ -20,7 +20,7 @@ MODEL = mo.models.Logistic()
 
 
 class HostsHere:
-    """Two hosts that answer at once; one is replaced by a new one before some call."""
+    """Two hosts that answer at once; one is replaced before a given call."""
 
     accelerators = False
 
@@ -47,7 +47,7 @@ class HostsHere:
 
 @pytest.fixture
 def elsewhere(monkeypatch):
-    """Have chains run by hosts of this process; returns these, the last first."""
+    """Run chains on hosts in this process; return the hosts, the last first."""
     made = []
     monkeypatch.setattr(chain_tasks, "fetched", tuple)
 
@@ -59,7 +59,7 @@ def elsewhere(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["hmc-ecs", mo.SVRGLD(batch=100)], ids=["rows", "passes"])
-def test_draws_are_those_of_chains_that_run_here(elsewhere, method, monkeypatch):
+def test_draws_match_chains_that_run_here(elsewhere, method, monkeypatch):
     """One host dies twice; snapshots of SVRG are renewed by the driver between chunks."""
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 32)
     made, begin = elsewhere
@@ -73,7 +73,7 @@ def test_draws_are_those_of_chains_that_run_here(elsewhere, method, monkeypatch)
 
 
 def test_a_state_that_is_not_taken_back_changes_draws(elsewhere, monkeypatch):
-    """The negative control: a new host that begins anew instead of going on."""
+    """Negative control: a new host starts over instead of continuing."""
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 32)
     rows = logistic_rows()
     here = quick(MODEL, rows, method="hmc-ecs")
@@ -116,7 +116,7 @@ def fetched(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["memory", "store"])
-def test_a_killed_task_goes_on_from_its_last_chunk(engine, store, where, request, monkeypatch):
+def test_a_killed_task_resumes_from_its_last_chunk(engine, store, where, request, monkeypatch):
     import ray
 
     rows = store.subset(np.arange(N)) if where == "memory" else store
@@ -146,7 +146,7 @@ def test_a_killed_task_goes_on_from_its_last_chunk(engine, store, where, request
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_a_checkpoint_with_chains_elsewhere(engine, store, tmp_path, fetched):
+def test_a_run_resumes_from_a_checkpoint_with_chains_elsewhere(engine, store, tmp_path, fetched):
     whole = quick(MODEL, store, method="hmc-ecs", draws=600)
 
     def stop(event):

@@ -1,4 +1,4 @@
-"""Engines without a cluster: settings, refusals, and sums that do not depend on who made them."""
+"""Engines without a cluster: settings, errors, and sums that do not depend on the engine."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_the_command_line_names_engines():
         build_engine("local", "auto")
 
 
-def test_a_ray_that_does_not_start_is_a_sentence(monkeypatch):
+def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     def busy(**settings):
         raise Exception("The current node timed out during startup.\nMore of it.")
 

@@ -1,4 +1,4 @@
-"""Several Ray nodes on this machine: chains fed by workers, nodes that go, memory that ends."""
+"""Several local Ray nodes: workers that feed chains, lost nodes, exhausted memory."""
 
 import sys
 
@@ -39,7 +39,7 @@ def fetched(monkeypatch):
 
 @pytest.fixture(params=[2, 1], ids=["with room", "without room"])
 def cluster(request):
-    """A node of one or two cores, to which others are added: room for a worker that must move."""
+    """Start a node of one or two cores; tests add others, with room for a worker to move."""
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": request.param})
@@ -70,7 +70,7 @@ def test_chains_are_fed_by_workers_and_a_node_that_goes_changes_no_draw(
 
     post = quick(MODEL, store, engine=engine, progressbar=remove_a_node, **RUN)
     assert gone
-    assert sum(asked) >= 1  # rows were asked for after it had gone
+    assert sum(asked) >= 1  # rows were requested after it was lost
     assert same_draws(post, local)
     ids = np.random.default_rng(1).integers(0, N, (40, 5))
     for name, values in there.take(store, ids).items():
@@ -79,22 +79,22 @@ def test_chains_are_fed_by_workers_and_a_node_that_goes_changes_no_draw(
 
 
 def hungry(arguments, batch, present):
-    """Ask for more than the process may have."""
+    """Allocate more memory than the process may have."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))
     return (np.ones(1 << 33).sum(),)
 
 
-def test_a_worker_out_of_memory_is_a_sentence(store):
+def test_a_worker_out_of_memory_is_a_clear_error(store):
     engine = mo.engines.Ray(workers=1, object_store=80_000_000)
     with pytest.raises(mo.ResourceError, match="memory ran out on a worker"):
         engine.connect(False).map_reduce(hungry, 0, store)
     engine.close()
 
 
-def test_a_node_out_of_memory_is_a_sentence(store, monkeypatch):
-    """Ray's own monitor stops workers once a node's memory is nearly full: here, at once."""
+def test_a_node_out_of_memory_is_a_clear_error(store, monkeypatch):
+    """Ray's monitor kills workers when a node's memory is nearly full: here, at once."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "100")
     engine = mo.engines.Ray(workers=1, object_store=80_000_000)

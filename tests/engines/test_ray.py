@@ -1,4 +1,4 @@
-"""A real Ray on this machine: the same sums to the last bit, whatever befalls a worker."""
+"""A real local Ray: the same sums to the last bit, whatever happens to a worker."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def local(rows):
 
 
 def outcomes(arguments, batch, present):
-    """Order matters here: sums of numbers of very unlike size."""
+    """Outcomes of very different size, so that the order of summation matters."""
     values = np.where(present, np.exp(20 * batch["x"][:, 0]), 0.0)
     return (values.sum(), np.array([values.sum(), present.sum()]) * arguments)
 
@@ -62,7 +62,7 @@ def has_no_memory(arguments, batch, present):
     raise MemoryError
 
 
-def test_draws_are_those_of_one_machine_with_any_number_of_workers(rows, engine, local, tmp_path):
+def test_draws_match_one_machine_with_any_number_of_workers(rows, engine, local, tmp_path):
     heard = []
     post = quick(MODEL, rows, method="hmc-ecs", engine=engine, progressbar=heard.append)
     assert same_draws(post, local)
@@ -72,8 +72,8 @@ def test_draws_are_those_of_one_machine_with_any_number_of_workers(rows, engine,
 
 
 def test_weights_stay_with_workers_and_draws_are_the_same(engine, tmp_path, monkeypatch):
-    """Chains draw places, workers know the rows at them, and one is killed on the way."""
-    monkeypatch.setattr(weight_classes, "BLOCK", 16_384)  # a shard: ten of them
+    """Chains draw positions, workers look up their rows, and one worker is killed."""
+    monkeypatch.setattr(weight_classes, "BLOCK", 16_384)  # rows per shard: ten shards
     monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
     store = mo.rows.ingest(logistic_rows(N), tmp_path / "store", dtype=None, progressbar=False)
     assert engine.connect(False).keeps(store)
@@ -105,7 +105,7 @@ def test_sums_are_the_same_to_the_last_bit_after_a_worker_died(rows, engine, tmp
     assert ours[0] == alone[0]
     np.testing.assert_array_equal(ours[1], alone[1])
     backwards = sum(np.exp(20 * chunk["x"][::-1, 0]).sum() for chunk in rows.chunks(1000))
-    assert backwards != alone[0]  # the negative control: another order, other bits
+    assert backwards != alone[0]  # negative control: another order gives other bits
 
 
 def test_three_workers_make_the_same_draws(rows, engine, local):
@@ -123,7 +123,7 @@ def test_a_worker_that_is_killed_between_passes_is_replaced(rows, engine, local)
     assert same_draws(quick(MODEL, rows, method="hmc-ecs", engine=engine), local)
 
 
-def test_a_model_of_ones_own_and_a_digest(rows, engine):
+def test_a_custom_model_and_a_digest(rows, engine):
     scale = 2.0
     own = mo.Model(
         lambda th: -0.5 * th["a"] ** 2 / scale,
@@ -137,12 +137,12 @@ def test_a_model_of_ones_own_and_a_digest(rows, engine):
     assert one.fingerprint() == other.fingerprint()
 
 
-def test_a_worker_without_memory_is_a_sentence(rows, engine):
+def test_a_worker_without_memory_is_a_clear_error(rows, engine):
     with pytest.raises(mo.ResourceError, match="memory ran out on a worker"):
         engine.connect(False).map_reduce(has_no_memory, 0, rows)
 
 
-def test_what_a_worker_cannot_import_is_a_sentence(rows, engine, tmp_path, monkeypatch):
+def test_what_a_worker_cannot_import_is_a_clear_error(rows, engine, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("def made(a, batch, present):\n    return (a,)\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
@@ -167,7 +167,7 @@ def test_progress_says_workers_and_rows_per_second(rows, engine, monkeypatch):
     assert heard[-1].detail.endswith("rows/s")
 
 
-def test_a_worker_that_keeps_dying_is_a_sentence(rows, engine, monkeypatch):
+def test_a_worker_that_keeps_dying_is_a_clear_error(rows, engine, monkeypatch):
     monkeypatch.setattr(cluster, "RESTARTS", 0)
     engine.close()
     with pytest.raises(mo.ResourceError, match=r"a worker died.*checkpoint"):
@@ -176,14 +176,14 @@ def test_a_worker_that_keeps_dying_is_a_sentence(rows, engine, monkeypatch):
 
 
 @pytest.mark.parametrize("address", ["nowhere.invalid:6379", "127.0.0.1:9", "nonsense", "auto"])
-def test_addresses_where_no_cluster_is_are_a_sentence(rows, engine, address):
+def test_addresses_where_no_cluster_is_are_a_clear_error(rows, engine, address):
     engine.close()
     with pytest.raises(mo.SettingError, match=r"no Ray cluster can be used|is not the address"):
         quick(MODEL, rows, engine=mo.engines.Ray(address=address))
 
 
-def test_a_killed_driver_goes_on_to_the_same_draws(rows, engine, tmp_path):
-    """Killed in the middle of sampling, with workers of its own; resumed here, without any."""
+def test_a_killed_driver_resumes_to_the_same_draws(rows, engine, tmp_path):
+    """It is killed while sampling with its workers, and resumed here without any."""
     engine.close()
     script = textwrap.dedent(f"""
         import os, sys

@@ -1,6 +1,6 @@
-"""Numbers per row that workers keep, without a cluster: the same tables, orders and draws.
+"""Weights kept by workers, without a cluster: the same tables, orders and draws.
 
-Workers are objects of this process here; `test_ray.py` has a real cluster do the same.
+Workers are objects in this process here; `test_ray.py` uses a real cluster.
 """
 
 from types import SimpleNamespace
@@ -20,11 +20,11 @@ from modicum.rows import weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, extent_of, sorted_by_class
 
 N = 100_003
-SHARD = 16_384  # seven of them, the last shorter, none of whole chunks
+SHARD = 16_384  # rows per shard: seven, the last shorter, none a multiple of a chunk
 
 
 class WorkersHere:
-    """Three workers that answer at once, and may forget what they kept."""
+    """Three workers that answer at once and can lose what they keep."""
 
     def __init__(self, rows, work):
         self.workers = [Worker(1) for _ in range(3)]
@@ -63,7 +63,7 @@ class WorkersHere:
 
 
 def sizes(arguments, batch, present):
-    """From nothing to e^8: some classes have no rows."""
+    """Weights from 0 to e^8, so that some classes have no rows."""
     return np.exp(arguments * batch["x"][:, 0]) * (batch["x"][:, 1] > -1)
 
 
@@ -88,7 +88,7 @@ def here(rows, monkeypatch):
     return weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
 
 
-def test_tables_and_order_are_those_of_one_machine(rows, here, there):
+def test_tables_and_order_match_one_machine(rows, here, there):
     workers, tables = there
     for name in ("start", "size", "cumulative", "probability"):
         np.testing.assert_array_equal(getattr(tables, name), getattr(here, name))
@@ -98,12 +98,12 @@ def test_tables_and_order_are_those_of_one_machine(rows, here, there):
     np.testing.assert_array_equal(np.asarray(tables.order), here.order)
     np.testing.assert_array_equal(tables.order[N - 7 :], here.order[N - 7 :])
     np.testing.assert_array_equal(tables.order[N - 30_000 :: 5], here.order[N - 30_000 :: 5])
-    workers.forget()  # as workers do that take the place of others
+    workers.forget()  # like workers that replace others
     np.testing.assert_array_equal(tables.order[places], here.order[places])
 
 
 def test_sums_depend_on_blocks_so_that_these_must_be_the_same(rows, here, monkeypatch):
-    """The negative control: other shards, other bits."""
+    """Negative control: other shards give other bits."""
     monkeypatch.setattr(weight_classes, "BLOCK", SHARD // 2)
     other = weight_tables(LocalEngine(1, progressbar=False).map_rows(sizes, 2.0, rows))
     assert (other.probability != here.probability).any()
@@ -141,7 +141,7 @@ def test_certainty_rows_and_samples_are_the_same(here, there):
     workers.asked.clear()
     for count in (2, 40, 600):
         certainty_rows(tables, count)
-    assert not workers.asked  # the end of the order is known by now
+    assert not workers.asked  # the end of the order is cached by now
     pairs = (sample_on_host(np.random.default_rng(4), 900, each) for each in (tables, here))
     for a, b in zip(*pairs, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -161,8 +161,8 @@ def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
     assert extent_of(np.ones(10, np.float32)).bad == -1
 
 
-def test_totals_are_those_of_numpy():
-    """Parts are summed as NumPy sums an array of float32 in float64: draws of old stay."""
+def test_totals_match_numpy():
+    """Parts are summed like NumPy's float64 sum of a float32 array, which keeps old draws valid."""
     rng = np.random.default_rng(5)
     for n in (1, 8_192, 100_003):
         values = np.exp(3 * rng.normal(size=n)).astype(np.float32)

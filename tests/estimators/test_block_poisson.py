@@ -22,7 +22,7 @@ SETTINGS = [
 ]
 
 
-# Compiled as a whole: one by one, their operations take much longer.
+# Compiled as one function; operation by operation it takes much longer.
 combine = jax.jit(BlockPoisson.combine, static_argnums=0)
 describe = jax.jit(BlockPoisson.describe, static_argnums=0)
 pack = jax.jit(BlockPoisson.pack, static_argnums=0)
@@ -31,7 +31,7 @@ draw_present = jax.jit(BlockPoisson.present, static_argnums=(0, 2))
 
 
 def by_hand(values, present, products, batch, centre):
-    """Log |Lhat| - sum q and its sign, by going through the factors one by one."""
+    """Return log |Lhat| - sum q and its sign, by a loop over the factors."""
     a, log, sign = centre - products, centre, 1
     for part, there in zip(values.reshape(-1, batch), present, strict=True):
         if there:
@@ -84,7 +84,7 @@ def test_expectation_sign_and_variance_are_what_theory_says(
     weight = np.abs(ratio)
     error = np.std(ratio - theory.chain_sign * weight) / weight.mean() / root
     assert abs(ratio.mean() / weight.mean() - theory.chain_sign) < TIMES * error
-    # what the check is worth: without signs the expectation is off where factors are negative
+    # negative control: without signs the expectation is off if factors are negative
     if positive < 0.99:
         assert abs(weight.mean() - 1) > 3 * weight.std() / root
 

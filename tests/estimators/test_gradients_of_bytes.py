@@ -1,4 +1,4 @@
-"""Rows held as bytes give a network the gradient that scaled rows give it."""
+"""Rows stored as bytes give a network the same gradient as scaled rows."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sums and residuals of groups without a compiler, against what is compiled."""
+"""Sums and residuals of groups in NumPy, compared with the compiled ones."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ GROUPS = 30
 
 
 def made(effects=1, correlated=True):
-    """Sums over groups with weights, an offset and a factor beside; and a point."""
+    """Return sums over groups with weights, an offset and another factor, and a point."""
     rng = np.random.default_rng(1)
     g = rng.permutation(np.repeat(np.arange(GROUPS), rng.integers(1, 12, GROUPS)))
     n = len(g)
@@ -45,7 +45,7 @@ def made(effects=1, correlated=True):
 
 
 class Study:
-    """Groups with nodes kept at a point, and what residuals are of."""
+    """Groups with quadrature nodes fixed at a point, and the inputs of their residuals."""
 
     def __init__(self, sums, t):
         self.target, groups = with_nodes(sums, t)
@@ -61,7 +61,7 @@ class Study:
 
 @pytest.fixture(autouse=True, scope="module")
 def double():
-    """Everything here is in double precision."""
+    """Use double precision everywhere here."""
     with jax.enable_x64(True):
         yield
 
@@ -72,7 +72,7 @@ def studied(double):
     return sums, t, Study(sums, t)
 
 
-def test_sums_are_those_of_the_compiled_pass(studied):
+def test_sums_match_the_compiled_pass(studied):
     sums, t, study = studied
     assert sums.by_numpy
     compiled = sums._sweep(group_hessian_sum, t, "mode", "hessian")
@@ -83,7 +83,7 @@ def test_sums_are_those_of_the_compiled_pass(studied):
     np.testing.assert_allclose(study.sums.rows.nodes.centre, places, rtol=1e-6)
 
 
-def test_residuals_and_slopes_are_those_of_the_compiled_study(studied):
+def test_residuals_and_slopes_match_the_compiled_study(studied):
     study = studied[2]
     by_numpy = NumPyGroupValues(study.form, study.batch, study.proxy)
     values = by_numpy.values(study.z)
@@ -109,7 +109,7 @@ def test_the_proxy_is_in_the_coordinates_of_the_residuals(studied):
 
 
 def test_paths_that_are_straight_in_the_variance_fail_the_check(studied):
-    """The negative control: the unit of the variances left out on the way only."""
+    """Negative control: omit the unit of the variances along the path only."""
     study = studied[2]
     by_numpy = NumPyGroupValues(study.form, study.batch, study.proxy)
     right = by_numpy.values(study.z)

@@ -1,4 +1,4 @@
-"""The perturbed estimate is its formula, for both divisors."""
+"""The perturbed estimate equals its formula, for both divisors."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def test_the_unbiased_divisor_is_the_default_and_is_unbiased(x64):
     error = found.std() / np.sqrt(len(found))
     assert abs(found.mean() - 2 / 8) < 4.5 * error
     assert Perturbed() == Perturbed(1)
-    assert abs(variances(0).mean() - 2 / 8) > 20 * error  # short by a share 1/m
+    assert abs(variances(0).mean() - 2 / 8) > 20 * error  # too small by a factor 1 - 1/m
 
 
 @pytest.mark.parametrize("ddof", [0, 1])

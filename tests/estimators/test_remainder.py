@@ -1,4 +1,4 @@
-"""What a Taylor polynomial leaves over keeps its relative precision, however small the step is."""
+"""Taylor remainders keep their relative precision, however small the step."""
 
 from functools import partial
 from itertools import product
@@ -46,7 +46,7 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 
 def exact(derivative, order, e, eta, y):
-    """The remainder and its slope as integrals, which lose nothing for small e."""
+    """Return the remainder and its slope as integrals, which are accurate for small e."""
     nodes, weights = np.polynomial.legendre.leggauss(80)
     s, w = (nodes + 1) / 2, weights / 2
     f = derivative(order + 1, eta + e * s[:, None, None], y)
@@ -59,7 +59,7 @@ def exact(derivative, order, e, eta, y):
 
 
 def ours(model, order, e, eta, y):
-    """Value and slope, by automatic differentiation."""
+    """Return value and slope, by automatic differentiation."""
 
     def total(e):
         values = remainder(model, order, e, eta, y, coefficients(model, eta, y))
@@ -117,7 +117,7 @@ def test_the_reference_itself_agrees_with_a_longer_float(family):
 
 
 @families
-def test_higher_derivatives_are_those_of_f(family, x64):
+def test_higher_derivatives_match_f(family, x64):
     model, _, y = FAMILIES[family]
     eta, outcome = jnp.asarray(ETA), jnp.full(len(ETA), y)
     nth = lambda t, y: model.log_density(t[None], y)  # noqa: E731
@@ -149,7 +149,7 @@ def test_float32_keeps_relative_precision_where_a_plain_difference_has_none(x64)
     found = jax.jit(partial(remainder, model, 2))(*single, taylor)
     assert found.dtype == np.float32
     assert relative_rms(found, right) < 1e-5
-    # the negative control: f(eta + e) - f - f' e - f'' e^2 / 2 as it stands
+    # negative control: f(eta + e) - f - f' e - f'' e^2 / 2 computed directly
     f, f1, f2, _ = model.derivatives(single[1], single[2])
     plain = model.derivatives(single[0] + single[1], single[2])[0] - (
         f + f1 * single[0] + f2 * single[0] ** 2 / 2
@@ -203,7 +203,7 @@ def test_float32_goes_in_and_comes_out(family, x64):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_quadratic_leaves_nothing_over(dtype, x64):
-    e, eta, y = (50 * a.astype(dtype) for a in grid(0.6))  # in units where steps look large
+    e, eta, y = (50 * a.astype(dtype) for a in grid(0.6))  # in units in which steps look large
     model = M.Gaussian(scale=35.0)
     taylor = coefficients(model, eta.astype("float64"), y.astype("float64")).astype(dtype)
     assert np.all(np.asarray(jax.jit(partial(remainder, model, 2))(e, eta, y, taylor)) == 0)

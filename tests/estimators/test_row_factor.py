@@ -1,4 +1,4 @@
-"""Whitening rows of many columns: in blocks, in float32, and right."""
+"""Whitening rows of many columns, in blocks and float32, is accurate."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ RUN = {"draws": 1_500, "tune": 300, "chains": 2, "random_seed": 1, "progressbar"
 
 
 def rows_and_factor(mean=0.0, alike=0.0, n=64, d=40, seed=1):
-    """Rows whose columns lie about `mean` and share a part, and the factor that whitens them."""
+    """Return rows with columns around `mean` that share a component, and the whitening factor."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, d)) * (1 - alike) + rng.normal(size=(n, 1)) * alike + mean
     x = np.c_[x, np.ones(n)]
@@ -67,7 +67,7 @@ def test_a_factor_that_is_not_triangular_is_one_block():
 
 
 def sampled(target, monkeypatch, broken=None):
-    """Draws with control variates of order 1, whose residuals a normal likelihood has too."""
+    """Draw with control variates of order 1, for which a normal likelihood has residuals too."""
     monkeypatch.setattr(anchored_proxy, "MANY", 2)
     if broken is not None:
         monkeypatch.setattr(anchored_proxy, "row_factor", broken)
@@ -84,7 +84,7 @@ def test_the_posterior_is_the_one_in_closed_form(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_rows_that_are_not_put_back_give_another_posterior(monkeypatch):
-    """The negative control: c L is left out."""
+    """Negative control: c L is left out."""
     target = Conjugate(n=200)
 
     def broken(factor, rows):
@@ -95,8 +95,8 @@ def test_rows_that_are_not_put_back_give_another_posterior(monkeypatch):
     assert normal_faults(flat_draws(post), target.mean, target.cov) != []
 
 
-def test_residuals_are_those_of_float64(monkeypatch):
-    """Energies too, then: they are sums of these and of what is in float64 anyway."""
+def test_residuals_match_float64(monkeypatch):
+    """So are energies, which add them to terms that are in float64 anyway."""
     rows, model = logistic_rows(400), mo.models.Logistic()
     residuals = []
     for many in (2, 10**6):

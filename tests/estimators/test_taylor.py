@@ -1,4 +1,4 @@
-"""Control variates: two forms of one thing, whose sums over all rows are exact."""
+"""Control variates: both forms agree, and their sums over all rows are exact."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ linear = pytest.mark.parametrize("family", LINEAR)
 
 
 def orders_of(families, quick):
-    """Every order of every family; in the quick suite order 2 of all, every order of some."""
+    """Pair every family with every order; most only with order 2 in the quick suite."""
     cases = [
         pytest.param(f, k, marks=[] if k == 2 or f in quick else pytest.mark.slow)
         for f in families
@@ -96,7 +96,7 @@ def test_where_it_is_not_it_stays():
     for order in (0, 1):  # the prior alone is curved
         assert expanded("logistic", order).proxy.B is not None
     rows = poisson_rows(40)
-    own = mo.Model(  # its prior may be anything, and is no part of the quadratic
+    own = mo.Model(  # its prior may be any function and is not part of the quadratic
         lambda th: -0.5 * th["rate"] ** 2,
         lambda th, b: -((b["y"] - th["rate"]) ** 2),
         {"rate": 0.0},
@@ -145,7 +145,7 @@ def test_an_offset_moves_the_expansion_point_of_a_row():
 
 
 def test_rows_may_have_fields_of_any_name():
-    # what a control variate keeps for itself must not hide what the model reads
+    # the cache of a control variate must not hide fields that the model reads
     n, rng = 50, np.random.default_rng(2)
     known = rng.uniform(0.5, 2.0, n)
     rows = mo.Rows(y=rng.normal(0.3, known), scale=known)
@@ -185,7 +185,7 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
     kernel = EnergyConservingKernel(e.cv, Perturbed(ddof), Uniform(), HMCMove(), 30, 5, 1)
     rng = np.random.default_rng(5)
     picked = rng.integers(0, e.n, 30)
-    # unequal probabilities, so that a forgotten one would show
+    # unequal probabilities, so that omitting them would show
     subsample = e.cache(rng.uniform(0.5, 2.0, 30) / e.n, picked)
     z = jnp.asarray(somewhere(len(e.anchor.point), scale=0.5))
 
@@ -218,7 +218,7 @@ def test_the_estimate_is_unbiased(design):
     np.testing.assert_allclose(D, d[picked] / np.asarray(drawn.probability), rtol=1e-9)
     assert abs(D.mean() - d.sum()) < TIMES * D.std() / np.sqrt(len(D))
     if design == "weighted":
-        # and it is not if the probabilities are left out: the same check must notice
+        # negative control: without the probabilities it is not
         careless = e.n * d[picked]
         error = careless.std() / np.sqrt(len(D))
         assert abs(careless.mean() - d.sum()) > 10 * error

@@ -1,1 +1,1 @@
-"""Targets with known answers, and what tests of several packages share."""
+"""Targets with known answers, and helpers shared by tests of several packages."""

@@ -1,4 +1,4 @@
-"""Which module imports which, read from the source: type-checking and local imports included."""
+"""Find which module imports which from the source, including type-checking and local imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-Sources = Mapping[str, str]  # dotted name of a module to its source
+Sources = Mapping[str, str]  # from the dotted name of a module to its source
 
 DOTTED = re.compile(r"modicum(\.\w+)+")
 
@@ -23,7 +23,7 @@ class Import(NamedTuple):
 
 
 def read_sources(folder: Path) -> dict[str, str]:
-    """Every module below the package `folder`, by its dotted name."""
+    """Read every module of the package in `folder`, keyed by dotted name."""
     sources = {}
     for path in sorted(folder.rglob("*.py")):
         parts = [folder.name, *path.relative_to(folder).with_suffix("").parts]
@@ -34,7 +34,7 @@ def read_sources(folder: Path) -> dict[str, str]:
 
 @cache
 def imports_of(source: str) -> list[Import]:
-    """All imports of a module, wherever they stand."""
+    """Return all imports of a module, at any level."""
     found: list[Import] = []
     functions = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -57,7 +57,7 @@ def _type_checking(node: ast.AST) -> bool:
 
 
 def imported_modules(sources: Sources) -> dict[str, set[str]]:
-    """Module to the modules of `sources` that it imports."""
+    """Map each module to the modules of `sources` that it imports."""
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
         named = {
@@ -69,7 +69,7 @@ def imported_modules(sources: Sources) -> dict[str, set[str]]:
 
 
 def circles(sources: Sources) -> list[set[str]]:
-    """Groups of modules that import each other: strongly connected, of two or more."""
+    """Return import cycles: strongly connected components of two or more modules."""
     graph = imported_modules(sources)
     reach = {module: _reachable(graph, module) for module in graph}
     groups = {frozenset({m, *(n for n in reach[m] if m in reach[n])}) for m in graph}
@@ -89,10 +89,10 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def upward_imports(sources: Sources, order: Sequence[Collection[str]]) -> list[str]:
-    """Sentences on packages that use one above them; `order` is from the top down.
+    """Describe imports of a higher package by a lower one; `order` is from the top down.
 
     The package of `modicum.kernels.moves` is "kernels"; `modicum` itself, which exports names, is
-    above all. A package that `order` does not know is a sentence too.
+    above all. A package missing from `order` is reported too.
     """
     level = {name: height for height, group in enumerate(order) for name in group}
     sentences = []
@@ -118,7 +118,7 @@ def _package(module: str) -> str | None:
 
 
 def uses_of_the_laboratory(sources: Sources) -> list[str]:
-    """Modules of the library that import the laboratory, unless `cli` does so when called."""
+    """Return modules of the library that import the laboratory, except `cli` inside functions."""
     return [
         module
         for module, source in sources.items()
@@ -129,10 +129,10 @@ def uses_of_the_laboratory(sources: Sources) -> list[str]:
 
 
 def deep_uses(sources: Sources, public: Mapping[str, Collection[str]]) -> list[str]:
-    """Sentences on uses of the library that are not public; `public` is module to names.
+    """Describe uses of private names of the library; `public` maps modules to names.
 
-    Imports, attributes of imported modules (`mo.models.Logistic`), and dotted names in strings,
-    which tests hand to monkeypatch.
+    Covers imports, attributes of imported modules (`mo.models.Logistic`), and dotted names in
+    strings, which tests pass to monkeypatch.
     """
     sentences = []
     for module, source in sources.items():
@@ -143,7 +143,7 @@ def deep_uses(sources: Sources, public: Mapping[str, Collection[str]]) -> list[s
 
 
 def _is_public(name: str, public: Mapping[str, Collection[str]]) -> bool:
-    """Whether `name` is a public module, or a public value of one, or an attribute of that."""
+    """Whether `name` is a public module, a public object in one, or an attribute of such."""
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
         module, last = ".".join(parts[: length - 1]), parts[length - 1]
@@ -153,9 +153,9 @@ def _is_public(name: str, public: Mapping[str, Collection[str]]) -> bool:
 
 
 def _library_names(source: str) -> set[str]:
-    """Dotted names of what a module uses of the library."""
+    """Return the dotted names of the library that a module uses."""
     tree = ast.parse(source)
-    bound: dict[str, str] = {}  # local name to the library's module, or what it may be
+    bound: dict[str, str] = {}  # from local names to candidate dotted names of the library
     used: set[str] = set()
     for one in (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)):
         for alias in one.names:

@@ -1,4 +1,4 @@
-"""The same data set twice: with codes, and with every column of its model matrix."""
+"""Data sets in two forms: with codes, and with every column of the model matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Pair(NamedTuple):
 
 
 def pair(n: int = 400, outcome: str = "binary", numbers: int = 2, weight: bool = False) -> Pair:
-    """Numbers and two factors, made by the door for arrays."""
+    """Make rows of numbers and two factors from arrays."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=(n, numbers)) if numbers else None
     factors = {
@@ -41,7 +41,7 @@ def pair(n: int = 400, outcome: str = "binary", numbers: int = 2, weight: bool =
 def crossed(n: int = 400) -> Pair:
     """A factor, its interaction with a number that has no column, and splines that overlap.
 
-    The columns stand in an order of their own: splines, factor, number, slopes per level.
+    The columns are in an unusual order: splines, factor, number, slopes per level.
     """
     rng = np.random.default_rng(6)
     part = rng.random(n)
@@ -74,7 +74,7 @@ def crossed(n: int = 400) -> Pair:
 
 
 def densely(coded: mo.Rows) -> mo.Rows:
-    """The same rows with all columns formed."""
+    """Return the same rows with all columns of the model matrix formed."""
     assert coded.coding is not None
     whole = coded.slice(0, len(coded))
     fields = {k: v for k, v in whole.items() if k not in (*coded.coding.fields, "x")}

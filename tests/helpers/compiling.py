@@ -1,4 +1,4 @@
-"""Optimised code, for the few tests that compute longer than they compile (see conftest.py)."""
+"""Optimised compilation, for the few tests that compute longer than they compile."""
 
 from contextlib import contextmanager
 from functools import cache
@@ -19,7 +19,7 @@ def optimised(function, **settings):
 
 @contextmanager
 def optimised_chains():
-    """Have the loops in which chains run, a pilot's too, compiled as users have them."""
+    """Compile the loops of chains and pilot chains with the optimisation that users get."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advance, "advance", _loop(ONE, 2))
         patch.setattr(advance, "advance_together", _loop(TOGETHER, 2))

@@ -1,4 +1,4 @@
-"""Tiny files in the formats that the public sources have."""
+"""Tiny files in the formats of the public sources."""
 
 import gzip
 import io
@@ -64,7 +64,7 @@ def flights(n=80):
 
 
 def taxi(n=200):
-    """The commission's own columns: times, miles and dollars."""
+    """Trips with the taxi commission's columns: times, miles and dollars."""
     seconds = RNG.integers(0, 86_400 * 31, size=n)
     lasting = RNG.integers(0, 4000, size=n)
     start = pd.Timestamp("2023-05-01") + pd.to_timedelta(seconds, unit="s")
@@ -82,7 +82,7 @@ def taxi(n=200):
 
 
 def narrowed_taxi(trips):
-    """The same trips in the narrow columns."""
+    """The trips of `taxi` with the narrowed columns."""
     pickup = trips["tpep_pickup_datetime"]
     lasting = trips["tpep_dropoff_datetime"] - pickup
     return pd.DataFrame(

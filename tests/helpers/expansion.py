@@ -40,12 +40,12 @@ class Expansion:
         self.cached = self.cache(np.ones(self.n))
 
     def cache(self, probability, picked=None):
-        """Rows as a kernel keeps them: all of them, or those that were picked."""
+        """Cache all rows, or the given ones, as a kernel does."""
         batch = all_of(self.rows) if picked is None else self.rows.take(picked)
         return _cache(self.cv, batch | {"probability": np.asarray(probability)}, self.proxy)
 
     def residuals(self, z):
-        """d_k of every row at whitened coordinates z."""
+        """Return d_k of every row at whitened coordinates z."""
         return self.values(self.cached, z)
 
     def values(self, cached, z):
@@ -67,11 +67,11 @@ def _values(cv, cached, z, proxy):
 
 @cache
 def expanded(family, order, form=None, n=60):
-    """The expansion of a family, made once: compiling costs more than computing here."""
+    """Return the expansion of a family, cached because compiling is the main cost."""
     model, make = (LINEAR | OTHERS)[family]
     return Expansion(model, make(n), order, form=form or form_for(family))
 
 
 def form_for(family):
-    """The control variate that fits the family."""
+    """Return the control variate for the family."""
     return LinearTaylor if family in LINEAR else AutodiffTaylor

@@ -1,4 +1,4 @@
-"""Print the oldest versions that pyproject.toml allows, one requirement per line for pip.
+"""Print the oldest dependencies that pyproject.toml allows, as requirements for pip.
 
 Standard library only: it runs before anything is installed.
 """
@@ -12,7 +12,7 @@ EXTRAS = ("test",)
 
 
 def requirements(project):
-    """The project's requirements with those of EXTRAS, extras of the project itself resolved."""
+    """Return the requirements of the project and EXTRAS, with its own extras resolved."""
     wanted, optional = list(project["dependencies"]), project["optional-dependencies"]
     queue = list(EXTRAS)
     while queue:
@@ -26,9 +26,9 @@ def requirements(project):
 
 
 def lowest(requirements):
-    """`name>=1.2` as `name==1.2`, sorted; a name without a floor is an error.
+    """Pin every requirement to its lower bound, sorted; a missing lower bound is an error.
 
-    A line may set a ceiling alone, where another one sets the floor.
+    A line may have only an upper bound if another line has the lower bound.
     """
     floors, names = {}, set()
     for line in requirements:

@@ -1,10 +1,10 @@
-"""Make the reference posteriors: long full-data HMC runs in float64.
+"""Compute the reference posteriors by long full-data HMC runs in float64.
 
     python tests/helpers/make_references.py OUT [NAME ...] [--raw FOLDER]
 
 Writes OUT/NAME.json: mean, sd and Monte Carlo error of every parameter. Meant for an accelerator,
 where 64,000 draws take a minute or two; `--raw` reads tables saved as NPZ by `tables.raw`. The
-table `census` is made up on the spot, with rare levels; the others are real.
+table `census` is simulated, with rare levels; the others are real.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from modicum_lab.bench.stand_ins import census_shaped
 
 
 def made(name: str, folder: Path | None):
-    """The data set of a name."""
+    """Return the data set called `name`."""
     if name == "census":
         return census_shaped()
     return tables.build(name, dict(np.load(folder / f"{name}.npz")) if folder else tables.raw(name))

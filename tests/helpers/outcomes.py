@@ -1,4 +1,4 @@
-"""Rows of every family, drawn from it: one design, and outcomes of a known model."""
+"""Simulated rows for every family: one design, with outcomes drawn from a known model."""
 
 import numpy as np
 from scipy import stats
@@ -47,7 +47,7 @@ DRAWN = {
 
 
 def family_rows(name, n=400, seed=1):
-    """Rows whose outcomes come from the family called `name`."""
+    """Return rows whose outcomes are drawn from the family called `name`."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 2))
     drawn = DRAWN[name](rng, INTERCEPT + x @ SLOPES)

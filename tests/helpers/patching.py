@@ -1,9 +1,9 @@
-"""Patches that compiled code would not show.
+"""Clear compiled code when tests patch what it looked up.
 
-A compiled function is not traced again for arguments like those it has seen, so that it hides a
-patch of what it looked up while it was traced, and keeps the patch after its test. Where a test
-patches what compiled functions may look up, compiled code is therefore let go before and after.
-Patches of anything else leave it alone: most of a test run is compilation.
+A compiled function is not traced again for similar arguments, so it would ignore a patch of
+something it looked up while being traced, or keep the patch after the test. If a test patches a
+name that compiled functions may look up, compiled code is therefore cleared before and after.
+Other patches leave it alone, because most of a test run is compilation.
 """
 
 import sys
@@ -13,15 +13,15 @@ from pkgutil import resolve_name
 
 import pytest
 
-TRACED = (  # where compiled functions look things up
+TRACED = (  # modules where compiled functions look up names
     *("jax", "numpyro", "modicum.arrays", "modicum.designs", "modicum.digest"),
     *("modicum.estimators", "modicum.kernels", "modicum.log_posterior", "modicum.methods"),
     *("modicum.models", "modicum.passes", "modicum.random", "modicum.results"),
     *("modicum.run.advance", "modicum.run.records"),
 )
-# Names there that plain Python alone looks up: how much is done at once or how often, what is
-# refused or warned about, what plans are made of. A name that is not here costs time. One that
-# should not be here hides a patch: before you add it, read where it is used.
+# Names in those modules that only plain Python looks up: sizes and frequencies of work, limits for
+# errors and warnings, parts of plans. A name missing here costs time. A name wrongly listed here
+# hides a patch: before you add one, read where it is used.
 PLAIN = (
     "modicum.methods.base.Task.anchor_at_mode",
     "modicum.methods.base.anchor_at_mode",
@@ -29,7 +29,7 @@ PLAIN = (
     "modicum.methods.choice._enough",
     "modicum.methods.cost",
     "modicum.methods.ecs.fusing._is_known",
-    "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are arguments, by value
+    "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are passed by value
     "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.anchored_proxy.MANY",
     "modicum.methods.ecs.anchored_proxy.row_factor",
@@ -37,7 +37,7 @@ PLAIN = (
     "modicum.methods.ecs.pilot.Study._curves",
     "modicum.methods.ecs.pilot.may_be_curved",
     "modicum.methods.ecs.pilot.run_pilot_chains",
-    "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: nothing compiled calls it
+    "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: compiled code never calls it
     "modicum.methods.ecs.tuning.residuals.BLOCK",
     "modicum.methods.full_data.HMC.move",
     "modicum.methods.full_data.curves_on_all_rows",
@@ -60,7 +60,7 @@ PLAIN = (
 
 
 def watch():
-    """Look at every patch from now on, by the fixture or by `MonkeyPatch.context`."""
+    """Watch all patches from now on, by the fixture or by `MonkeyPatch.context`."""
     patches = pytest.MonkeyPatch
     for change in ("setattr", "delattr", "setitem", "delitem"):
         setattr(patches, change, _watched(getattr(patches, change)))
@@ -89,14 +89,14 @@ def _undoing(undo):
 
 
 def forget_compiled_code():
-    """Have every function traced again."""
+    """Clear compiled code, so that every function is traced again."""
     import jax
 
     jax.clear_caches()
 
 
 def is_traced(place):
-    """Whether compiled functions may have looked up what has this dotted name."""
+    """Whether compiled functions may have looked up this dotted name."""
     return _is_within(place, TRACED) and not _is_within(place, PLAIN)
 
 
@@ -105,14 +105,14 @@ def _is_within(place, names):
 
 
 def place_of(target, name=None):
-    """Dotted name of what `setattr(target, name, ...)` or `setitem(target, name, ...)` replaces.
+    """Return the dotted name that `setattr` or `setitem` with these arguments replaces.
 
-    Of an object's attribute it is that of its class. A dictionary is known by its place in a
-    module; an entry that is new replaces nothing.
+    For an attribute of an object, use its class. A dictionary is identified by its name in a
+    module; a new entry replaces nothing.
     """
     if isinstance(target, str):
         before, _, name = target.rpartition(".")
-        target = resolve_name(before)  # which may be another module's
+        target = resolve_name(before)  # it may be defined in another module
     if isinstance(target, dict):
         return _place_of_dictionary(target) if name in target else ""
     if ismodule(target):

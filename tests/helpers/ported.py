@@ -1,9 +1,9 @@
 """Models of posteriordb (Magnusson and others, stan-dev/posteriordb) written for Modicum.
 
-Each port is a function of the data, as the database's JSON has them, to a model over unconstrained
-parameters, its rows, and what turns draws into the parameters the reference draws have. Priors are
-those of the database. A parameter that is positive there has a constraint here, or is written as an
-exponential, with the logarithm of the derivative as part of the log-prior.
+Each port is a function from the database's JSON data to a model over unconstrained parameters, its
+rows, and a function that turns draws into the parameters of the reference draws. Priors are those
+of the database. A positive parameter has a constraint, or is written as an exponential, with the
+log-Jacobian in the log-prior.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def numbered(name, values, axis=-1):
 def regression(x, y, prior=lambda beta, sigma: 0.0, names=None):
     """A normal outcome with mean x @ beta and standard deviation sigma.
 
-    The search for the mode begins at the least squares, as any user's would.
+    The search for the mode starts at the least-squares estimate.
     """
     x, y = np.asarray(x, float), np.asarray(y, float)
     beta = np.linalg.lstsq(x, y, rcond=None)[0]
@@ -213,7 +213,7 @@ def kilpisjarvi(data):
 
 
 def ar_k(data):
-    """An autoregression: the outcomes before a row's are its columns."""
+    """An autoregression: the columns of a row are the preceding outcomes."""
     y, lags = np.asarray(data["y"]), data["K"]
     before = np.stack([y[lags - k - 1 : len(y) - k - 1] for k in range(lags)], axis=1)
 
@@ -225,7 +225,7 @@ def ar_k(data):
 
 
 def eight_schools(data):
-    """Rubin's (1981), in its non-centred form; every row knows its school by an indicator."""
+    """Rubin's eight schools (1981), non-centred; indicator columns give the school of a row."""
 
     def log_prior(th):
         tau = jnp.exp(th["log_tau"])
@@ -248,7 +248,7 @@ def eight_schools(data):
 
 
 def low_dim_gauss_mix(data):
-    """Two normals in order: the second mean is the first plus an exponential."""
+    """A mixture of two normals with ordered means: the second is the first plus an exponential."""
 
     def parts(th):
         low = th["low"]
@@ -292,7 +292,7 @@ def runge_kutta(slope, state, times, steps):
 
 
 def lotka_volterra(data):
-    """Hares and lynxes: one row per year, the first without any dynamics."""
+    """Hares and lynxes: one row per year, the first being the initial state."""
     times = np.asarray(data["ts"], float)
 
     def log_prior(th):
@@ -301,7 +301,7 @@ def lotka_volterra(data):
         logs = jnp.sum(normal(th["log_sigma"], -1, 1.0)) + jnp.sum(
             normal(th["log_start"], jnp.log(10.0), 1.0)
         )
-        del start, sigma  # log-normal priors: their derivatives cancel
+        del start, sigma  # log-normal priors cancel the log-Jacobians
         return jnp.sum(rates) + logs + jnp.sum(th["log_theta"])
 
     def log_likelihood(th, b):
@@ -396,7 +396,7 @@ RUBIN = {"y": [28, 8, -3, 7, -1, 1, 18, 12], "sigma": [15, 10, 16, 11, 9, 11, 10
 
 
 def marginal_of_mu_and_tau():
-    """Moments of mu and tau: effects are integrated out, and the rest is summed on a grid.
+    """Return moments of mu and tau by summing over a grid, with the effects integrated out.
 
     y_j ~ N(mu, sigma_j^2 + tau^2), mu ~ N(0, 5^2), tau ~ half-Cauchy(0, 5).
     """
@@ -410,6 +410,6 @@ def marginal_of_mu_and_tau():
     weight = np.exp(log - log.max())
     weight /= weight.sum()
     mu, tau = mu[..., 0], tau[..., 0]
-    # tau^2 has no moment of use: its tail is Cauchy's but for the data
+    # moments of tau^2 are useless: its tail is nearly Cauchy
     return {"mu": (weight * mu).sum(), "log_tau": (weight * np.log(tau)).sum(),
             "mu2": (weight * mu**2).sum()}  # fmt: skip

@@ -1,7 +1,7 @@
 """Many short chains of a stochastic-gradient kernel on the location model, from its mean.
 
-What is compared: n Var(t), Var(momentum) and the mean's distance in posterior sd, each over chains
-and over the second half of the steps, with Monte Carlo errors from a split of the chains.
+Compares n Var(t), Var(momentum) and the bias of the mean in posterior sd, each over chains and the
+second half of the steps, with Monte Carlo errors from groups of chains.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.models import Target
 
-GROUPS = 20  # of chains: their scatter is the Monte Carlo error
+GROUPS = 20  # groups of chains, whose scatter gives the Monte Carlo error
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Found:
 
 
 def composed(method, target=None, kernel=StochasticGradientKernel, design=None, **changes):
-    """The kernel of a method for the location model in raw parameters."""
+    """Return the kernel of a method for the location model, in raw parameters."""
     target = target or location()
     parts = method.parts()
     estimator = parts.estimator.bind(Target.of(target.model, target.rows)[0], "float64")
@@ -55,7 +55,7 @@ def context_of(target, tables=None):
 
 
 def simulate(kernel, step_size, steps=500, chains=4000, target=None, tables=None, seed=0):
-    """Run `chains` chains for `steps` steps; see the module."""
+    """Run `chains` chains for `steps` steps and compare as the module says."""
     target = target or location()
     with jax.enable_x64(True):
         data = {"c": jnp.asarray(target.c)}
@@ -79,7 +79,7 @@ def _estimate(groups):
 
 @partial(optimised, static_argnums=(0, 1))
 def _simulate(kernel, steps, step_size, context, data, keys):
-    """Of each chain: averages over the second half of t - mean, its square, and momentum^2."""
+    """Return each chain's averages of t - mean, its square and momentum^2, over the second half."""
     start = context.start
     period = kernel.integrator.period
 

@@ -1,4 +1,4 @@
-"""A signed chain whose answers are known by quadrature.
+"""A signed chain whose expectations are known by quadrature.
 
 psi is an autoregression with standard normal margin, and given psi the sign is positive with
 probability .8 + .1 tanh(psi), afresh each time. The signed target is therefore the density

@@ -1,7 +1,7 @@
-"""The real tables the slow tests and the references use, as `modicum.datasets` makes them.
+"""The real tables of the slow tests and references, as `modicum.datasets` makes them.
 
-A table is made in two steps: `raw(name)` takes the columns that matter from the file as plain
-arrays, which can be saved as NPZ, and `build(name, raw)` makes a data set of these.
+A table is made in two steps: `raw(name)` reads the columns that matter as plain arrays, which can
+be saved as NPZ, and `build(name, raw)` makes a data set from them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NAMES = tuple(RECIPES)
 
 
 def data_folder() -> Path:
-    """Where the tables lie: MODICUM_DATA, or beside the checkout."""
+    """Return the folder of the tables: MODICUM_DATA, or one next to the checkout."""
     given = os.environ.get("MODICUM_DATA")
     return Path(given) if given else Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def raw(name):
-    """The columns of a table that matter, as arrays."""
+    """Read the columns of a table that matter, as arrays."""
     recipe = RECIPES[name]
     return recipe.read(recipe.source.find(data_folder(), download=False))
 
@@ -38,7 +38,7 @@ def build(name, arrays) -> Dataset:
 
 
 def table(name) -> Dataset:
-    """The data set, or a skipped test where its file is not here."""
+    """Return the data set, or skip the test if its file is missing."""
     if RECIPES[name].source.look(data_folder()) is None:
         pytest.skip(f"the table {name} is not here")
     return build(name, raw(name))

@@ -1,4 +1,4 @@
-"""Ten models of tall data, simulated: families, and models of one's own."""
+"""Ten models of simulated tall data: families, and `mo.Model`s."""
 
 import jax.numpy as jnp
 import jax.scipy.stats as stats
@@ -132,5 +132,5 @@ TALL = {
 
 
 def tall(name, n=100_000, seed=1):
-    """The model of that name, and `n` rows of it."""
+    """Return the model called `name` and `n` simulated rows."""
     return TALL[name](np.random.default_rng(seed), n)

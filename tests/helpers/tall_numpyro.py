@@ -1,4 +1,4 @@
-"""The ten tall models once more, as NumPyro models of one's own; and NumPyro's NUTS on them."""
+"""The ten tall models as NumPyro models, and NumPyro's NUTS for them."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from numpyro.infer import NUTS
 from helpers.compiling import optimised
 
 WARMUP = 200  # iterations of NumPyro's chain on all rows
-SUBSET = 2_000  # rows on which it learns where it starts, and its mass
+SUBSET = 2_000  # rows from which it learns its start and mass matrix
 
 
 def _normal_vector(name, size):
@@ -72,7 +72,7 @@ def weibull(x, time, event):
     shape = numpyro.sample("shape", dist.Gamma(2.0, 1.0))
     with numpyro.plate("rows", x.shape[0]):
         z = jnp.log(time) - alpha - x @ beta
-        hazard = jnp.log(shape) + shape * z - jnp.log(time)  # the log of it
+        hazard = jnp.log(shape) + shape * z - jnp.log(time)  # log hazard
         numpyro.factor("lifetimes", jnp.where(event, hazard, 0.0) - jnp.exp(shape * z))
 
 
@@ -184,22 +184,22 @@ TALL_NUMPYRO = {
 
 
 def tall_numpyro(name, n, seed=1):
-    """The model function of that name, and `n` rows of it, as a dict of fields."""
+    """Return the model function called `name` and `n` rows as a dict of fields."""
     model, simulate = TALL_NUMPYRO[name]
     return model, simulate(np.random.default_rng(seed), n)
 
 
 def nuts_of_numpyro(model, fields, draws=500, seed=1):
-    """Draws by site, (1, draw, ...), of one chain of NumPyro's NUTS, and gradients per draw.
+    """Run a chain of NumPyro's NUTS; return draws by site, (1, draw, ...), and gradients per draw.
 
-    It is handed where to start and a mass matrix, both of a chain on a few rows.
+    Its start and mass matrix come from a chain on a few rows.
     """
     n = len(fields["y" if "y" in fields else "time"])
     few = {name: values[:SUBSET] for name, values in fields.items()}
     first, _, _ = _run(NUTS(model, dense_mass=True), few, 400, 1, seed)
     share = SUBSET / n
     mass = {k: share * m for k, m in first.adapt_state.inverse_mass_matrix.items()}
-    # Regularised as by default, variances of 1e-5 would be drowned.
+    # The default regularisation would swamp variances of 1e-5.
     learned = {"inverse_mass_matrix": mass, "regularize_mass_matrix": False}
     kernel = NUTS(model, dense_mass=True, **learned)
     _, kept, steps = _run(kernel, fields, WARMUP, draws, seed, first.z)

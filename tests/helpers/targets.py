@@ -1,4 +1,4 @@
-"""Targets with known answers, and the comparisons every sampler must pass."""
+"""Targets with known answers, and comparisons that every sampler must pass."""
 
 import warnings
 from functools import cache
@@ -11,7 +11,7 @@ from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.passes import LocalEngine, Sums
 
-TIMES = 4.5  # Monte Carlo standard errors an estimate may be off: 7e-6 by chance, each
+TIMES = 4.5  # Monte Carlo standard errors allowed; exceeded with chance 7e-6 each
 
 
 def design(n, d, seed=1):
@@ -56,7 +56,7 @@ def all_of(rows):
 
 
 def sums_of(model, rows, threads=2):
-    """Sums over `rows`, and the flat starting point."""
+    """Return the sums over `rows` and the flat starting point."""
     target, start = Target.of(model, rows)
     engine = LocalEngine(threads=threads, progressbar=False)
     return Sums(target, rows, engine, Ledger(rows=len(rows))), start
@@ -69,7 +69,7 @@ class Conjugate:
     """
 
     def __init__(self, n=200, d=3, scale=0.7):
-        # coefficients that the prior expects, and that it moves all the same
+        # coefficients of the size that the prior expects, which still moves them
         self.rows = gaussian_rows(n, d, scale=scale, size=0.4)
         self.model = mo.models.Gaussian(scale=scale, prior_scale=0.3, intercept_scale=0.5)
         batch = all_of(self.rows)
@@ -81,7 +81,7 @@ class Conjugate:
 
 
 def flat_draws(posterior):
-    """All parameters side by side, (chain, draw, d)."""
+    """Concatenate all parameters, (chain, draw, d)."""
     parts = [a.reshape(*a.shape[:2], -1) for a in posterior.draws.values()]
     return np.concatenate(parts, axis=2).astype(float)
 
@@ -96,9 +96,9 @@ def _apart(difference, error, times):
 
 
 def normal_faults(draws, mean, cov, times=TIMES):
-    """What of `draws` disagrees with N(mean, cov) beyond Monte Carlo error; [] is agreement.
+    """List moments of `draws` that differ from N(mean, cov) beyond their errors.
 
-    Second moments are compared about the true mean, so a wrong mean or a wrong covariance shows.
+    Second moments are compared about the true mean, so a wrong mean or covariance shows.
     """
     found = []
     at, error = mean_and_error(draws)
@@ -113,7 +113,7 @@ def normal_faults(draws, mean, cov, times=TIMES):
 
 
 def disagreements(ours, theirs, times=TIMES):
-    """Names of moments in which two samples of the same posterior differ beyond their errors."""
+    """Name the moments in which two samples differ beyond their Monte Carlo errors."""
     found = []
     centre = theirs.mean(axis=(0, 1))
     for name, power in (("mean", 1), ("variance", 2)):
@@ -125,7 +125,7 @@ def disagreements(ours, theirs, times=TIMES):
 
 
 def exact_draws(log_density, start, count=2_000, seed=1):
-    """Independent draws (2, count / 2, d) of a posterior close to normal, without any chain.
+    """Return independent draws (2, count / 2, d) of a nearly normal posterior, without a chain.
 
     Importance resampling from a t distribution about the mode; `log_density` takes points (k, d).
     """
@@ -141,7 +141,7 @@ def exact_draws(log_density, start, count=2_000, seed=1):
     log = np.concatenate([log_density(part) for part in np.array_split(points, 20)])
     weight = np.exp(log - log.max()) * (1 + (z**2).sum(axis=1) / df) ** ((df + d) / 2)
     weight /= weight.sum()
-    assert 1 / (weight**2).sum() > 1.5 * count  # worth many more than are kept
+    assert 1 / (weight**2).sum() > 1.5 * count  # the effective sample size exceeds the draws kept
     picked = np.searchsorted(np.cumsum(weight), (np.arange(count) + rng.random()) / count)
     return points[rng.permutation(picked)].reshape(2, -1, d)
 
@@ -172,11 +172,11 @@ class Location:
         self.model = mo.Model(log_prior or _flat, _about_c, init=init)
 
     def gradient_noise(self, batch):
-        """Variance of a uniform batch's gradient, the average over coordinates."""
+        """Return the variance of a uniform batch's gradient, averaged over coordinates."""
         return self.n**2 * self.c.var(axis=0).mean() / batch
 
     def kl(self, points):
-        """KL divergence of the normal fitted to `points` (point, d) from the posterior."""
+        """Return the KL divergence from the posterior of a normal fitted to `points` (point, d)."""
         d = points.shape[1]
         cov = self.n * np.cov(points, rowvar=False)
         shift = self.n * np.sum((points.mean(axis=0) - self.mean) ** 2)
@@ -193,5 +193,5 @@ def _about_c(theta, batch):
 
 @cache
 def location(seed=3):
-    """The twenty points of the figures these tests compare with; one model, compiled once."""
+    """Return the twenty points of the paper's figures; one model, compiled once."""
     return Location(np.random.default_rng(seed).normal(size=(26, 2))[6:])

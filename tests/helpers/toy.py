@@ -1,4 +1,4 @@
-"""A logistic regression small enough to know its posterior exactly, hard enough to go wrong.
+"""A logistic regression with a known posterior, hard enough to expose wrong samplers.
 
 5,000 rows, four coefficients, one covariate with heavy tails. Mean and standard deviation come from
 120,000 importance-weighted draws (worth 110,000). About a poor anchor, 4 to 8 posterior standard
@@ -43,7 +43,7 @@ def rows():
 
 
 def newton(picked, scale):
-    """Mode of the posterior of some rows, their likelihood raised to a power."""
+    """Return the posterior mode of some rows, with their likelihood raised to a power."""
     x, y, t = X[picked], Y[picked], np.zeros(D)
     for _ in range(15):
         p = 1 / (1 + np.exp(-x @ t))
@@ -55,13 +55,13 @@ def newton(picked, scale):
 
 @cache
 def poor_anchor():
-    """The mode of 5 % of the rows."""
+    """Return the mode of 5 % of the rows."""
     return tuple(newton(np.random.default_rng(7).choice(N, 250, replace=False), N / 250))
 
 
 @cache
 def posterior(draws=3000, chains=4, seed=1, **settings):
-    """A run with these settings of HMC-ECS; runs are shared between tests."""
+    """Run HMC-ECS with these settings, cached for all tests."""
     return sample(mo.HMCECS(**settings), draws=draws, chains=chains, random_seed=seed)
 
 
@@ -72,13 +72,13 @@ def sample(method, tune=300, **settings):
 
 
 def distance(post):
-    """How far posterior means are off, in posterior standard deviations, and the error of that."""
+    """Return the error of the posterior means, in posterior sds, and its Monte Carlo error."""
     at, error = mean_and_error((flat_draws(post) - MEAN) / SD)
     return at, np.hypot(error, TRUTH_ERROR)
 
 
 def faults(post, times=TIMES):
-    """What disagrees with the known posterior beyond Monte Carlo error; [] is agreement."""
+    """List disagreements with the known posterior beyond Monte Carlo error."""
     found = []
     off, error = distance(post)
     if not np.all(np.abs(off) <= times * error):

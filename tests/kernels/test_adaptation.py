@@ -1,4 +1,4 @@
-"""Warm-up finds the step size whose acceptance is the one asked for."""
+"""Warm-up finds the step size with the target acceptance."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ import pytest
 from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 
-from modicum.kernels.adaptation import adapt, schedule, start_adaptation
+from modicum.kernels.adaptation import DualAveraging, adapt, schedule, start_adaptation
 
 SIZE, TUNE, TARGET = 8, 600, 0.8
 FLAGS = schedule(TUNE, 0, adapt_mass=True)
 
 
 def acceptance(key, step_size, inverse_mass):
-    """Acceptance of a trajectory on a standard normal: its mean falls with the step size."""
+    """Simulate the acceptance of a trajectory, whose mean falls with the step size."""
     rough = jnp.max(step_size**4 * inverse_mass**2)  # an energy error of order eps^2, squared
     change = jnp.sqrt(rough) * jax.random.normal(key) - rough / 2
     return jnp.minimum(1.0, jnp.exp(change))
@@ -32,10 +32,9 @@ def run(learn, seed):
 
 
 def restarting(state, flags, at, rate, target):
-    """Learn the step size afresh with every new mass, as Stan's warm-up does."""
+    """Restart step-size adaptation with every new mass, as Stan's warm-up does."""
     learned = adapt(state, flags, at, rate, target)
-    restart, _, average = dual_averaging_adaptation(target)
-    fresh = restart(average(learned.averaging))
+    fresh = DualAveraging.start(jnp.exp(learned.averaging.log_average))
     return jax.lax.cond(
         flags.window_end,
         lambda: learned._replace(averaging=fresh, step_size=jnp.exp(fresh.log_step_size)),
@@ -44,7 +43,7 @@ def restarting(state, flags, at, rate, target):
 
 
 def after_warmup(learn):
-    """Mean acceptance of chains after their warm-up, and what their inverse masses are."""
+    """Return the mean acceptance and inverse masses of chains after warm-up."""
 
     def one(seed):
         state = run(learn, seed)
@@ -60,12 +59,22 @@ def test_the_step_size_gives_the_acceptance_asked_for():
     rate, inverse_mass = after_warmup(adapt)
     assert rate == pytest.approx(TARGET, abs=0.03)
     np.testing.assert_allclose(inverse_mass, 1.0, atol=0.35)
-    # fifty iterations after a restart the average is still that of wide swings: too short
+    # fifty iterations after a restart, wide swings still dominate the average: too short
     assert after_warmup(restarting)[0] > TARGET + 0.05
 
 
+def test_dual_averaging_is_that_of_blackjax():
+    rates = np.random.default_rng(1).uniform(0, 1, 50)
+    begin, follow, average = dual_averaging_adaptation(TARGET)
+    ours, theirs = DualAveraging.start(jnp.asarray(0.3)), begin(jnp.asarray(0.3))
+    for rate in rates:
+        ours, theirs = ours.updated(TARGET - rate), follow(theirs, rate)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert float(jnp.exp(ours.log_average)) == pytest.approx(float(average(theirs)), rel=1e-5)
+
+
 def test_a_mass_matrix_is_learned_whatever_the_unit():
-    """Of parameters in the thousandths too, which Stan's rule would take for one of order 1."""
+    """This includes parameters of order 1e-3, which Stan's rule would regularise towards 1."""
     unit, flags = 1e-4, schedule(150, 0, adapt_mass=True)
     cov = np.array([[1.0, 0.9], [0.9, 2.0]])
     at = unit * np.random.default_rng(1).multivariate_normal([0, 0], cov, size=150)

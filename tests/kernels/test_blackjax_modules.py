@@ -1,4 +1,4 @@
-"""BlackJAX when it is first used: also while another thread imports it."""
+"""BlackJAX is imported on first use, even while another thread imports it."""
 
 import sys
 import threading
@@ -8,7 +8,7 @@ from modicum.kernels.blackjax_modules import _Module, windows
 
 
 def test_a_part_is_waited_for_while_all_of_it_is_imported_in_a_thread(tmp_path, monkeypatch):
-    """Of a package whose parts use what its first lines define, as BlackJAX's do."""
+    """The package's submodules use names from its first lines, like BlackJAX's."""
     part = tmp_path / "slowly_imported" / "part"
     part.mkdir(parents=True)
     whole = "import time\ntime.sleep(0.2)\nbase = 42\nfrom slowly_imported.part import inner\n"

@@ -1,4 +1,4 @@
-"""Delayed acceptance is exact, whatever the surrogate is worth."""
+"""Delayed acceptance is exact, however poor the surrogate."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +43,7 @@ def test_the_ledger_counts_a_pass_per_iteration(post):
 
 
 class NoSecondThought(DelayedAcceptanceKernel):
-    """The surrogate's proposals are taken as they are."""
+    """A mistake: all proposals of the surrogate are accepted."""
 
     def _exact(self, z, context):
         return jnp.zeros(())
@@ -51,7 +51,7 @@ class NoSecondThought(DelayedAcceptanceKernel):
 
 @pytest.mark.slow
 def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
-    # accepted by the surrogate's own ratio, inverted: all rows have no say
+    # accepted by the inverse of the surrogate's own ratio, without all rows
     monkeypatch.setattr(perturbed, "DelayedAcceptanceKernel", NoSecondThought)
     post = toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=1500, chains=2, random_seed=2)
     assert toy.faults(post) != []

@@ -1,4 +1,4 @@
-"""Energy-conserving subsampling: the subsample's law, the chain's law, and what breaks them."""
+"""Energy-conserving subsampling: distributions of subsample and chain, and what breaks them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ SLOW = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Given:
-    """Residuals that are read from the rows, times 1 + slope z; the proxy is standard normal."""
+    """Residuals read from the rows, times 1 + slope z; the proxy is standard normal."""
 
     slope: float = 0.0
 
@@ -102,7 +102,7 @@ def test_replacing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def refresh_often(kernel, key, d, count, context, z):
-    """One chain of refreshes at a fixed z: acceptances and the subsample's values."""
+    """Run refreshes at a fixed z; return acceptances and the subsample's values."""
     start, go = jax.random.split(key)
     state = begin(kernel, start, d, context)
     state = state._replace(z=z, values=kernel.control_variate.values(state.subsample, z, None))
@@ -132,7 +132,7 @@ def test_refreshes_are_accepted_as_often_as_theory_says(variance, refreshes, x64
     run = jax.vmap(lambda key: refresh_often(kernel, key, d, 400, context_of(n), jnp.zeros(1))[0])
     accepted = np.asarray(run(keys))[:, 100:]
     error = accepted.mean(1).std() / np.sqrt(len(keys))
-    # of order sigma^4 / m, the variance estimate adds to what the theory counts
+    # the variance estimate adds a term of order sigma^4 / m to the theory
     assert abs(accepted.mean() - refresh_acceptance(variance, blocks)) < TIMES * error + 0.005
 
 
@@ -140,7 +140,7 @@ WEIGHTS = np.array([1.0, 3.0, 2.0])
 
 
 class AlwaysAccept(EnergyConservingKernel):
-    """Refreshes without the pseudo-marginal ratio."""
+    """A mistake: refreshes without the pseudo-marginal ratio."""
 
     def refresh(self, key, state, fresh, context):
         which = jax.random.randint(key, (self.refreshes,), 0, self.blocks)
@@ -152,7 +152,7 @@ class AlwaysAccept(EnergyConservingKernel):
 
 @pytest.mark.parametrize("design", [pytest.param(Uniform(), marks=SLOW), Weighted()])
 def test_the_subsample_has_its_conditional_law_exactly(design, x64):
-    # three rows, two places: nine subsamples, whose probabilities given z can be written down
+    # three rows, two positions: nine subsamples with known probabilities given z
     d, z = jnp.asarray([0.4, -0.3, 0.9]), jnp.asarray([0.5])
     context = context_of(3, design, WEIGHTS)
     w = np.full(3, 1 / 3)
@@ -181,13 +181,13 @@ def test_the_subsample_has_its_conditional_law_exactly(design, x64):
 
 
 def test_block_poisson_subsamples_have_their_conditional_law_exactly(x64):
-    # One row a factor and a few factors a block: the law of how many there are and of their mean.
+    # One row per factor, a few factors per block: the distribution of their number and mean.
     d, z = jnp.asarray([0.9, -0.6, 0.3]), jnp.asarray([0.5])
     context = context_of(3)
     estimator = BlockPoisson(products=2, batch=1, blocks=2)
     settings = (Given(1.0), estimator, Uniform(), HMCMove(), estimator.rows, 2, 2)
     f = 1 + (np.asarray(d) * 3 * 1.5 - 0.2) / 2
-    assert (f < 0).any()  # signs change under way
+    assert (f < 0).any()  # signs change along the chain
     # |Lhat| weights: each of N ~ Poisson(2) factors brings |f|, so N ~ Poisson(2 E|f|)
     right = poisson.pmf(np.arange(6), 2 * np.abs(f).mean())
 
@@ -205,7 +205,7 @@ def test_block_poisson_subsamples_have_their_conditional_law_exactly(x64):
 
 
 def test_parameters_and_subsample_together_have_their_joint_law(x64):
-    # The same nine subsamples with a parameter: the marginal of z is a mixture to be integrated.
+    # The same nine subsamples with a parameter: integrate the mixture for the marginal of z.
     d = jnp.asarray([0.5, -0.4, 0.3])
     context, kernel = context_of(3), kernel_of(2, 2, 2, slope=1.0)
 
@@ -230,7 +230,7 @@ def test_parameters_and_subsample_together_have_their_joint_law(x64):
     for power, right in ((1, mean), (2, grid**2 @ density)):
         each = (z**power).mean(1)
         assert abs(each.mean() - right) < TIMES * each.std() / np.sqrt(len(each))
-    assert abs(mean) > 0.05  # the residuals do move the answer, so a chain without them would show
+    assert abs(mean) > 0.05  # the residuals matter, so a chain without them would be noticed
 
 
 def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
@@ -291,7 +291,7 @@ def test_the_toy_posterior(inner, design, order):
 
 @pytest.mark.slow
 def test_uniform_rows_about_a_poor_anchor_are_noticed():
-    # what the same check is worth: here the perturbed posterior is known to be off
+    # negative control: here the perturbed posterior is known to be off
     post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)
     assert "mean" in toy.faults(post)
     off, error = toy.distance(post)
@@ -307,7 +307,7 @@ def test_weighted_rows_about_the_same_anchor_are_right():
 
 @pytest.mark.slow
 def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
-    # each subsample's own posterior, averaged: too wide by the noise of the gradient
+    # the average of each subsample's posterior is too wide by the gradient noise
     monkeypatch.setattr(composition, "EnergyConservingKernel", AlwaysAccept)
     method = mo.HMCECS(anchor=toy.poor_anchor(), design="weighted", order=1, **toy.POOR)
     post = toy.sample(method, draws=2000, chains=2, random_seed=1)

@@ -23,11 +23,11 @@ from modicum.run import advance as compiled
 CHAINS, LENGTH = 2, 6
 POSITION = ("position",)
 PHASED = {"registers": 1}
-TILES = {"registers": 1, "held": 1, "tile": 128}  # three of eight rows, the last half empty
+TILES = {"registers": 1, "held": 1, "tile": 128}  # three tiles of eight rows, the last half empty
 
 
 def some_rows(n=600, d=4):
-    """So few that some rows lie beyond the radius of their series; all fields are in use."""
+    """So few rows that some lie beyond the radius of their series; all fields are used."""
     x, rng = design(n, d)
     fields = {"offset": rng.normal(size=n), "weight": rng.integers(1, 4, n) * 1.0}
     return mo.Rows(x=x, y=(rng.random(n) < 0.3) * 1.0, **fields)
@@ -50,13 +50,13 @@ def split():
 
 @pytest.fixture(scope="module")
 def plan(split):
-    """The same, step sizes included, but for the integrator."""
+    """The plan of `split`, step sizes included, with leapfrog as integrator."""
     return replace(split, kernel=replace(split.kernel, move=HMCMove(np.pi / 2, jitter=0.3)))
 
 
 @pytest.fixture(scope="module")
 def bare(split):
-    """Without certain rows."""
+    """The plan without certainty rows."""
     return replace(split, context=split.context._replace(certain=None))
 
 
@@ -88,7 +88,7 @@ def run_fused(plan, settled, length=LENGTH):
 
 
 def furthest(plain, settled):
-    """Largest distances of what both recorded, by name; truth values and counts must be equal."""
+    """Return the largest difference of each record; booleans and counts must be equal."""
     assert plain.keys() == settled.keys()
     found = {}
     for names, values in plain.items():
@@ -151,10 +151,10 @@ def test_a_split_integrator_draws_the_same(split, in_one_program, x64):
         assert 0 < off.pop("position") < 1e-5
         assert max(off.values()) < 1e-4
     assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1
-    # lengths differ by jitter, so that an angle of another iteration is another path
+    # lengths are jittered, so the angle of another iteration gives another path
     (names,) = (names for names in record if "n_steps" in names)
     assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
-    assert furthest(record, in_one_program[1])["position"] > 1e-3  # by leapfrogs
+    assert furthest(record, in_one_program[1])["position"] > 1e-3  # unlike leapfrog
 
 
 def test_no_row_need_be_certain(bare, x64):
@@ -166,7 +166,7 @@ def test_no_row_need_be_certain(bare, x64):
 
 @dataclass(frozen=True)
 class Wrong:
-    """Residuals with one wrong term: the slope of those beyond the series' radius, or a value."""
+    """A mistake: residuals with a wrong slope, or without the last term of the series."""
 
     right: object
     term: str
@@ -191,7 +191,7 @@ def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
     parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
     chains = Chains(*parts, "stacked", block=LENGTH, settled=fused_of(plan), settled_length=LENGTH)
-    chains._parts = [slice(0, CHAINS)]  # one group, as on an accelerator
+    chains._parts = [slice(0, CHAINS)]  # one group of chains, as on an accelerator
     chains._group_keys = chains._group_starts = [chains.keys]
     chains.begin()
     assert chains.settled is not None
@@ -215,10 +215,10 @@ def test_windows_are_of_one_size(plan):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_the_front_door_takes_it(monkeypatch):
-    # what runs on a GPU, interpreted: after warm-up the draws are those of the plain path
+    # the GPU program, interpreted: after warm-up its draws equal the plain path's
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
-    # From JAX 0.11 on a program is only lowered where there is a GPU.
+    # From JAX 0.11 on, a program can only be lowered with a GPU present.
     monkeypatch.setattr("modicum.methods.ecs.fusing._is_known", lambda form: True)
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
     posts = {}
@@ -266,7 +266,7 @@ def test_it_is_lowered_for_a_gpu(kind, settings, request, x64):
     assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-# Patches of JAX, after which all is compiled anew ------------------------------------------
+# Patches of JAX, after which everything is compiled again ----------------------------------
 
 
 def test_a_gpu_takes_a_split_integrator(plan, monkeypatch):

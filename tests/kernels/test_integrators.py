@@ -1,4 +1,4 @@
-"""Each integrator does what its equation says, and its variances are those known in closed form."""
+"""Each integrator follows its equation and has the variances known in closed form."""
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,7 @@ def test_the_registry_holds_what_has_a_file():
 
 
 def test_derivatives_of_gradients_are_in_the_ledger():
-    """Gamma takes one for every coordinate, each as dear as a gradient of the batch."""
+    """Gamma takes one per coordinate, each as expensive as a gradient of the batch."""
     rows = mo.Rows(x=np.random.default_rng(1).normal(size=(100, 2)), y=np.zeros(100))
     touched = {}
     for gamma in (False, True):
@@ -131,8 +131,8 @@ def test_derivatives_of_gradients_are_in_the_ledger():
 
 
 def variance_between_refreshes(C, h, L, gradient_noise):
-    """Of z on a standard normal target, with momenta drawn anew every L steps."""
-    step = np.array([[1.0, h], [-h, 1 - h * C - h**2]])  # the gradient is that at the new position
+    """Return the variance of z on a standard normal, with momenta refreshed every L steps."""
+    step = np.array([[1.0, h], [-h, 1 - h * C - h**2]])  # the gradient at the new position
     added = np.diag([0.0, h**2 * gradient_noise + 2 * C * h])
     covariance = np.eye(2)
     for _ in range(300):
@@ -144,7 +144,7 @@ def variance_between_refreshes(C, h, L, gradient_noise):
 
 @pytest.mark.parametrize(("C", "h", "L"), [(1e-6, 0.06, 20), (1e-6, 0.02, 150), (0.2, 0.05, 24)])
 def test_momenta_drawn_anew_make_up_for_gradient_noise(C, h, L):
-    """By friction alone, variances that were right were said to be 91 times too large."""
+    """Counting friction alone, correct variances were reported as 91 times too large."""
     exact = variance_between_refreshes(C, h, L, 10.0) / variance_between_refreshes(C, h, L, 0.0)
     variance = np.array([10.0])
     ratio = Friction(C, period=L).noise_ratio(h, np.zeros(1), variance, None)[0]

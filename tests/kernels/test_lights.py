@@ -1,4 +1,4 @@
-"""Lights of FlyMC: each update leaves their law invariant exactly, however little room there is."""
+"""Lights of FlyMC: updates leave their distribution exactly invariant, however little room."""
 
 from functools import partial
 from itertools import product
@@ -96,14 +96,14 @@ LIGHTS = np.array(list(product([0, 1], repeat=N)))
 
 
 def law(capacity=N):
-    """Probabilities of all sixteen states, given that no more than `capacity` rows are bright."""
+    """Return the probabilities of all states with at most `capacity` bright rows."""
     chance = np.prod(np.where(LIGHTS, ODDS, 1.0), axis=1) * (LIGHTS.sum(1) <= capacity)
     return chance / chance.sum()
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
 def one_update(update, key, proposals, capacity, lights, rate):
-    """The lights after one update, as zeros and ones."""
+    """Return the lights after one update, as zeros and ones."""
     log_odds = jnp.log(jnp.asarray(np.r_[ODDS, 1.0]))
     rows = jnp.arange(N)
     bright = jnp.sort(jnp.where(lights, rows, N))[:capacity]
@@ -123,7 +123,7 @@ def one_update(update, key, proposals, capacity, lights, rate):
 
 
 def wrong_by(update, rate, proposals=N, capacity=N, many=100_000):
-    """One update from the right law: the largest error of a state's frequency, in its own error."""
+    """Return the largest error of a state's frequency after an update, in standard errors."""
     right = law(capacity)
     rng = np.random.default_rng(1)
     start = LIGHTS[rng.choice(len(LIGHTS), many, p=right)].astype(bool)
@@ -137,7 +137,7 @@ def wrong_by(update, rate, proposals=N, capacity=N, many=100_000):
     impossible = expected == 0
     assert np.all(found[impossible] == 0)
     moved = np.mean(np.any(after != start, axis=1))
-    assert moved > 0.02  # it is not right for doing nothing
+    assert moved > 0.02  # the update does something
     error = np.sqrt(expected * (1 - expected) / many)
     return np.max(np.abs(found - expected)[~impossible] / error[~impossible])
 
@@ -171,13 +171,13 @@ def test_without_room_for_bright_rows_the_law_is_that_of_fewer(update, capacity,
 
 
 def without_ratio(key, seen):
-    """Lights go on with probability r: that they were tried only with probability q is lost."""
+    """A mistake: lights go on with probability r, ignoring that they are tried with chance q."""
     raised = seen.log_r_tried + jnp.log(seen.rate)
     return implicit(key, seen._replace(log_r_tried=raised))
 
 
 def one_after_the_other(key, seen):
-    """Rows that have just gone dark may go bright at once: lights at the end of the sweep."""
+    """A mistake: rows that have just gone dark may go bright in the same update."""
     change = implicit(key, seen)
     left = jnp.where(change.stay, seen.bright, seen.n)
     back = (seen.tried[:, None] == seen.bright).any(1) & ~(seen.tried[:, None] == left).any(1)
@@ -187,7 +187,7 @@ def one_after_the_other(key, seen):
 
 
 def heedless_of_room(key, seen):
-    """Rows that there was no room for are forgotten."""
+    """A mistake: rows that do not fit are dropped."""
     return implicit(key, seen)._replace(possible=jnp.asarray(True))
 
 

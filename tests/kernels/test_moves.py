@@ -1,4 +1,4 @@
-"""Moves leave their target invariant, report what they did, and adapt only while told to."""
+"""Moves leave their target invariant, report correctly, and adapt only during warm-up."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ MOVES = pytest.mark.parametrize(
 
 @partial(jax.jit, static_argnums=0)
 def one_step(move, key, start, precision, wall):
-    """A step from each start; the density is normal, and no number beyond `wall`."""
+    """Step once from each start; the density is normal, and NaN beyond `wall`."""
 
     def density(z):
         return jnp.where(jnp.abs(z).max() > wall, jnp.nan, -0.5 * z @ precision @ z)
@@ -51,7 +51,7 @@ def step(move, start, precision=PRECISION, wall=np.inf):
 
 @MOVES
 def test_one_step_from_the_target_stays_in_the_target(move, x64):
-    # independent starts, so the errors are those of independent draws
+    # starts are independent, so errors are those of independent draws
     start = np.random.default_rng(1).multivariate_normal(np.zeros(2), COV, COUNT)
     z, point, info = step(move, start)
     assert np.mean(z != start) > 0.5
@@ -73,7 +73,7 @@ def test_nan_is_refused_and_never_entered(move, x64):
     assert np.isfinite(z).all()
     assert np.abs(z).max() <= 1.5
     assert np.isfinite(info.acceptance_rate).all()
-    # a random walk that is refused follows no trajectory that could diverge
+    # a random walk has no trajectory that could diverge
     assert info.diverging.any() == (move != RandomWalkMove())
 
 
@@ -125,9 +125,9 @@ def test_a_split_step_follows_a_standard_normal_exactly(x64):
     start = np.random.default_rng(3).normal(size=(COUNT, 2))
     quarter = HMCMove(np.pi / 2, split=True)
     z, _, info = step(quarter, start, np.eye(2))
-    assert (info.n_steps == 3).all()  # of pi / 6 each, the longest below .6 that make it up
+    assert (info.n_steps == 3).all()  # of pi / 6 each, the longest steps below .6 that add up to it
     np.testing.assert_allclose(info.acceptance_rate, 1.0, rtol=1e-12)
-    # after a quarter turn the position is what the momentum was
+    # after a quarter turn the position is the former momentum
     error = 4.5 / np.sqrt(COUNT)
     assert np.abs(np.mean(z * start, axis=0)).max() < error
     assert np.abs(np.mean(z**2 * (start**2 - 1), axis=0)).max() < np.sqrt(8) * error
@@ -152,7 +152,7 @@ def test_a_split_step_is_not_tuned_beyond_its_trajectory(x64):
         if k < 19:
             np.testing.assert_allclose(learned.step_size, min(free.step_size, 1.875), rtol=1e-12)
     assert free.step_size > 1.875
-    # the average of steps that were cut off is just below, and rounds to one step
+    # the average of truncated steps is just below the longest, and rounds to one step
     assert 0.98 * 1.875 < learned.step_size <= 1.875 * (1 + 1e-12)
 
 
@@ -211,7 +211,7 @@ def test_a_move_afresh_is_the_move_with_by_products(move, x64):
         jax.random.split(jax.random.key(4), 500), start
     )
     moved = np.any(np.asarray(point.position) != start, axis=1)
-    assert 20 < moved.sum() < 480  # both outcomes are seen
+    assert 20 < moved.sum() < 480  # both outcomes occur
     np.testing.assert_allclose(there.position, point.position, rtol=1e-12)
     np.testing.assert_allclose(there.logdensity, point.logdensity, rtol=1e-10)
     np.testing.assert_allclose(there.by_product["cubes"], np.asarray(there.position) ** 3)

@@ -1,4 +1,4 @@
-"""Stationary moments of every kind of step, against closed forms and independent simulations."""
+"""Stationary moments of every kind of step match closed forms and other simulations."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,7 +39,7 @@ def ewsg(weights="exponential", steps=1, batch=1):
 
 
 def faults(found, variance=None, momentum=None, bias=None, other=OTHERS):
-    """Which of the values disagree beyond the errors of both sides."""
+    """List the values that differ beyond the errors of both sides."""
     known = {"variance": variance, "momentum": momentum, "bias": bias}
     wrong = []
     for name, value in known.items():
@@ -62,7 +62,7 @@ closed = partial(faults, other=EXACT)
 )
 def test_ewsg_has_the_moments_of_an_independent_simulation(key):
     weights, steps, batch, h = key
-    # from 1,000 chains its error is that of the other side
+    # with 1,000 chains its error equals that of the other side
     chains = 4000 if key in SLOW else 1000
     found = simulate(composed(ewsg(weights, steps, batch)), h, chains=chains)
     assert faults(found, *TABLE[key]) == []
@@ -85,7 +85,7 @@ class OneKey(StochasticGradientKernel):
         return jax.tree.map(lambda part: jnp.stack([part] * self.batches), drawn)
 
 
-UNIFORM = 1.248  # Var(r) of the method without any choice
+UNIFORM = 1.248  # Var(r) with uniform batches
 
 
 def test_a_flipped_sign_is_noticed():
@@ -100,7 +100,7 @@ def test_a_shared_key_is_noticed():
     table = TABLE["exponential", 1, 1, 0.01]
     shared = simulate(composed(ewsg(), kernel=OneKey), 0.01, chains=1000)
     assert {"variance", "momentum"} <= set(faults(shared, *table))
-    assert faults(shared, momentum=UNIFORM) == []  # no choice at all is the uniform method
+    assert faults(shared, momentum=UNIFORM) == []  # equal candidates: uniform batches
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_sgld_with_uniform_and_with_stratified_rows():
     found = simulate(composed(mo.SGLD(batch=b)), e, 300, chains=1500)
     assert closed(found, variance=uniform, bias=0.0) == []
 
-    groups = np.argsort(np.argsort(target.c[:, 0])) // 4  # five groups of like points
+    groups = np.argsort(np.argsort(target.c[:, 0])) // 4  # five groups of similar points
     tables = strata_tables(groups, b)
     within = np.mean([target.c[groups == g].var(axis=0).mean() for g in range(5)])
     stratified = 20 * step.variance(20.0, target.n**2 * within / b)
@@ -164,7 +164,7 @@ def test_friction_form_with_and_without_the_noise_estimate(corrected):
 
 @dataclass(frozen=True)
 class NeverRefreshed(Friction):
-    """A mistake: the momentum is kept where it should be drawn anew."""
+    """A mistake: the momentum is never refreshed."""
 
     def refresh(self, key, walk):
         return walk
@@ -172,7 +172,7 @@ class NeverRefreshed(Friction):
 
 @pytest.mark.slow
 def test_momentum_must_be_refreshed():
-    # next to no friction: without fresh momenta the energy a chain started with is all it has
+    # almost no friction: without fresh momenta a chain keeps its initial energy
     h, settings = 0.05, {"friction": 1e-3, "period": 7}
     right = composed(mo.SGHMC(batch=20), integrator=Friction(**settings))
     wrong = composed(mo.SGHMC(batch=20), integrator=NeverRefreshed(**settings))
@@ -182,7 +182,7 @@ def test_momentum_must_be_refreshed():
 
 
 def refreshed_variance(step, curvature, noise, period, steps):
-    """Average variance over the second half of `steps` from a standstill at the mean."""
+    """Return the variance over the second half of `steps`, starting at rest at the mean."""
     move = step.free - curvature * np.outer(step.kick, step.at)
     fresh = np.outer(step.noise, step.noise) + noise * np.outer(step.kick, step.kick)
     cov, seen = np.zeros((2, 2)), []
@@ -269,7 +269,7 @@ def context_for(estimator, target):
     return context
 
 
-RUNS = {  # what runs in the quick suite, beside the methods above; the others are traced
+RUNS = {  # run in the quick suite besides the methods above; others are only traced
     "langevin": ("taylor", "plain"),
     "preconditioned": ("minibatch", "plain"),
     "underdamped": ("svrg", "exponential"),
@@ -303,7 +303,7 @@ def test_every_valid_composition_runs_and_the_others_are_refused(integrator, all
 
 @cache
 def _compiled(kernel):
-    # quickly compiled rather than fast: here only composition is at stake
+    # compile quickly: only composition is tested here
     return jax.jit(partial(_step, kernel), compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -329,7 +329,7 @@ def _few_steps(kernel, context, target):
 
 
 def _traces(kernel, context, target):
-    """The state that a step returns is of the shapes and types that it takes."""
+    """Check that a step returns a state of the shapes and types that it takes."""
 
     def step(key):
         state = kernel.init(key, None, context)

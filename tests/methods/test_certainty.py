@@ -1,4 +1,4 @@
-"""Certain rows: always read, never drawn, and nothing lost or counted twice."""
+"""Certainty rows are always read, never drawn, and nothing is lost or counted twice."""
 
 from itertools import product
 from typing import NamedTuple
@@ -47,7 +47,7 @@ EXPECTED = np.random.default_rng(1).lognormal(sigma=2.0, size=40)
 
 
 def probabilities(tables, n):
-    """Probability of each of n rows, by going through the classes."""
+    """Return the probability of each of n rows, by a loop over the classes."""
     found = np.zeros(n)
     for start, size, probability in zip(tables.start, tables.size, tables.probability, strict=True):
         found[tables.order[start : start + size]] = probability
@@ -63,8 +63,8 @@ def test_the_rows_of_the_largest_weights_are_set_apart():
     assert before[certain.row_ids].min() >= before[others].max()
     assert np.all(after[certain.row_ids] == 0)
     assert after.sum() == pytest.approx(1)
-    assert np.all(after[others] >= 0.1 / 33 * 0.999)  # the floor is that of the rows left
-    # as if the others had been all there is, but for the width of a class
+    assert np.all(after[others] >= 0.1 / 33 * 0.999)  # the floor counts only the remaining rows
+    # as if there were no certainty rows, up to the width of a class
     alone = weight_tables(EXPECTED[others])
     np.testing.assert_allclose(after[others], probabilities(alone, 33), rtol=0.1)
     drawn = Drawn(np.arange(40), before)
@@ -96,7 +96,7 @@ def test_certain_rows_are_never_drawn_and_the_others_as_often_as_they_should(des
 
 
 def test_a_pilot_takes_once_what_would_be_drawn_often():
-    """Two rows have nearly all of the weight: sums over all rows are still estimated well."""
+    """If two rows have nearly all of the weight, sums over all rows are still accurate."""
     expected = np.r_[np.full(2, 1e6), np.random.default_rng(2).lognormal(size=4_998)]
     tables = weight_tables(expected)
     values = expected * np.random.default_rng(3).normal(size=5_000)
@@ -112,7 +112,7 @@ def test_a_pilot_takes_once_what_would_be_drawn_often():
     np.testing.assert_allclose(some.probability, probabilities(tables, 5_000)[some.row_ids])
     error = np.std(sums) / np.sqrt(200)
     assert abs(np.mean(sums) - values.sum()) < 4.5 * error
-    drawn = draw_on_host(rng, 500, tables)  # without that, hardly any of the others
+    drawn = draw_on_host(rng, 500, tables)  # otherwise hardly any of the other rows would be drawn
     spread = np.std(values[drawn.row_ids] / drawn.probability) / np.sqrt(500)
     assert np.std(sums) < spread / 50
     every = sample_on_host(rng, 6_000, tables)
@@ -126,7 +126,7 @@ def test_designs_that_cannot_leave_rows_out_say_so():
         Stratified().without(certainty_rows(weight_tables(EXPECTED), 3), None)
 
 
-# Unbiased, by going through all subsamples ---------------------------------------------------
+# Unbiased, by enumeration of all subsamples --------------------------------------------------
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
 
@@ -138,7 +138,7 @@ def six():
 
 
 def split(e, left_in):
-    """Two certain rows and the others' probabilities; `left_in`: the certain are drawn too."""
+    """Return two certainty rows and the others' probabilities; `left_in` draws both kinds."""
     tables = weight_tables(np.abs(e.residuals(Z)))
     certain = certainty_rows(tables, 2)
     return certain, probabilities(tables if left_in else certain.rest, e.n)
@@ -156,7 +156,7 @@ def context_with(e, certain, centre=0.0):
 
 @pytest.mark.parametrize(("left_in", "right"), [(False, True), (True, False)])
 def test_the_difference_estimate_is_unbiased(six, left_in, right, x64):
-    """All pairs of rows, by the kernel's own log-density; lhat is put back to the average."""
+    """Average the kernel's log-density, plus half its variance, over all pairs of rows."""
     certain, probability = split(six, left_in)
     context = context_with(six, certain)
     kernel = EnergyConservingKernel(six.cv, Perturbed(), Weighted(), HMCMove(), 2, 2, 1)
@@ -176,7 +176,7 @@ def test_the_difference_estimate_is_unbiased(six, left_in, right, x64):
 
 @pytest.mark.parametrize(("left_in", "right"), [(False, True), (True, False)])
 def test_the_likelihood_estimate_of_products_is_unbiased(six, left_in, right, x64):
-    """E Lhat = sum over Poisson numbers of factors; up to three are gone through one by one."""
+    """E Lhat is a sum over Poisson numbers of factors; up to three are enumerated."""
     certain, probability = split(six, left_in)
     rows = np.flatnonzero(probability)
     D = six.values(six.cache(probability[rows], rows), Z)
@@ -236,7 +236,7 @@ def pilot(variance, slope=0.01):
 
 
 def test_the_number_is_the_cheapest():
-    def falling(count):  # the variance left by that many certain rows
+    def falling(count):  # the variance with that many certainty rows
         return choose(pilot(4_000 / (1 + count / 20)), steps=3, certainty=count)
 
     chosen = cheapest_certainty(falling, "auto", 3, 10_000)
@@ -253,7 +253,7 @@ class Priced(NamedTuple):
 
 @pytest.mark.parametrize(("saved", "count"), [(0.03, 100), (0.08, 200)])
 def test_rows_that_save_hardly_anything_are_not_held(saved, count):
-    """Twice as many must save a twentieth: near its least the cost hardly depends on them."""
+    """Doubling must save a twentieth: near its minimum the cost is flat."""
     costs = {0: 10_000.0, 50: 3_000.0, 100: 2_000.0, 200: 2_000.0 * (1 - saved), 400: 9_000.0}
     chosen = cheapest_certainty(lambda number: Priced(costs[number]), "auto", 3, 400)
     assert chosen.count == count
@@ -303,7 +303,7 @@ def kinds_of_rows():
     ("model", "rows"), [k[1:] for k in kinds_of_rows()], ids=[k[0] for k in kinds_of_rows()]
 )
 def test_certain_rows_of_every_kind_have_their_whole_residual(model, rows, x64):
-    """The certain part, and the others' residuals, are together those of all rows."""
+    """The certainty part and the others' residuals add up to those of all rows."""
     plan, _ = planned(model, rows, mo.HMCECS(certainty=30))
     assert plan.tuning["certainty"] == {"value": 30, "why": "set by hand"}
     kernel, context = plan.kernel, plan.context
@@ -358,7 +358,7 @@ def test_rows_of_a_store_give_the_same_draws(small, fitted, tmp_path):
 
 
 def test_none_by_hand_are_none_at_all(small):
-    """The kernel without certain rows is the one there was before them, to the bit."""
+    """With certainty=0 the kernel is the plain one, bit for bit."""
     model, rows = small
     plans = [planned(model, rows, mo.HMCECS(certainty=c))[0] for c in (0, "auto")]
     assert plans[0].kernel == plans[1].kernel
@@ -432,7 +432,7 @@ def test_the_toy_posterior(method):
 
 @pytest.mark.slow
 def test_rows_that_are_certain_and_drawn_are_noticed(monkeypatch):
-    """The same check with certain rows left among those that are drawn."""
+    """Negative control: certainty rows may be drawn as well."""
     monkeypatch.setattr(Weighted, "without", lambda self, certain, tables: tables)
     post = toy.sample(mo.HMCECS(certainty=300, **POOR), draws=3_000, chains=4, random_seed=1)
     assert "mean" in toy.faults(post)
@@ -443,8 +443,8 @@ def test_stochastic_gradients_with_certain_rows():
     rows = heavy_rows()
     run = {"draws": 4_000, "tune": 500, "chains": 2, "random_seed": 2, "progressbar": False}
     right = mo.sample(M.Logistic(), rows, method="nuts", **run)
-    # By hand: the gradients of these rows have so little noise that none would be chosen. A draw
-    # is a short step; one in twenty counts.
+    # Set by hand: these gradients have so little noise that none would be chosen. A draw is a
+    # short step; keep one in twenty.
     method = mo.SGHMCCV(design="weighted", bias=0.1, certainty=50)
     post = mo.sample(M.Logistic(), rows, method=method, **run | {"draws": 20_000, "tune": 1_000})
     assert post.tuning["certainty"] == {"value": 50, "why": "set by hand"}

@@ -1,4 +1,4 @@
-"""The default: which method is taken, why, what is said of it, and that no clock decides."""
+"""The default: which method is chosen, why, what it reports, and that no clock decides."""
 
 import inspect
 
@@ -34,7 +34,7 @@ def test_auto_is_the_default_of_every_door():
         assert inspect.signature(door).parameters["method"].default == "auto"
 
 
-def test_normal_draws_are_taken_where_they_will_do_and_it_is_said(post, heard):
+def test_normal_draws_are_taken_where_they_are_enough_and_reported(post, heard):
     assert post.settings["method"] == "laplace"
     assert post.weights is None
     assert post.warnings == []
@@ -63,10 +63,10 @@ def test_no_clock_decides(post, monkeypatch):
     monkeypatch.setattr(cost, "COMPILING", 1e9)
     again = mo.sample(M.Logistic(), ROWS, draws=500, method="auto", **RUN)
     np.testing.assert_array_equal(again.draws["beta"], post.draws["beta"])
-    assert again.tuning["method"] != post.tuning["method"]  # seconds are told, and no more
+    assert again.tuning["method"] != post.tuning["method"]  # only the reported seconds differ
 
 
-def test_seconds_are_those_of_rows_steps_and_iterations_and_not_of_calls(monkeypatch):
+def test_seconds_count_rows_steps_and_iterations_but_not_calls(monkeypatch):
     task = task_of(M.Logistic(), logistic_rows(60))
     monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-6)
     monkeypatch.setattr(cost, "_chains_at_once", lambda chains: chains)
@@ -74,7 +74,7 @@ def test_seconds_are_those_of_rows_steps_and_iterations_and_not_of_calls(monkeyp
     (seconds,) = cost.seconds_for(task, work)
     own = 1_000 * cost.ITERATION + 7_000 * cost.STEP
     assert seconds == pytest.approx(cost._seconds_of_compiling(task) + (own + 3.0) / 2)
-    # as if all that is compiled took a millisecond to call, and one evaluation so much more
+    # pretend that compiled calls take a millisecond plus a given time per evaluation
     evaluation = {"more": 0.0}
 
     def quickest(evaluate):
@@ -112,7 +112,7 @@ def test_settings_of_a_method_on_the_command_line_say_which_is_meant():
     assert build_method("auto", ["pool=3000"]) == mo.Laplace(pool=3000)
     assert build_method("auto", ["max-depth=5"]) == mo.NUTS(max_depth=5)
     assert build_method("nuts", ["target_accept=0.9"]) == mo.NUTS(target_accept=0.9)
-    with pytest.raises(mo.SettingError, match="no setting of hmc-ecs"):
+    with pytest.raises(mo.SettingError, match="not a setting of hmc-ecs"):
         build_method("auto", ["subsampel=400"])
 
 
@@ -123,20 +123,20 @@ def test_a_posterior_that_is_not_normal_is_subsampled():
     method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
     assert method.name == "hmc-ecs"
     assert plan.tuning["normal draws"].startswith("not taken: Pareto k ")
-    assert "skewed axes" not in plan.tuning  # there is no wall, and chains move straight
+    assert "skewed axes" not in plan.tuning  # there is no wall, so no curves are needed
     m = plan.tuning["subsample"]["value"]
     assert plan.tuning["method"].startswith(f"HMC-ECS, m = {m:,}: about ")
     assert "NUTS on all rows would take about" in plan.tuning["method"]
 
 
-def test_all_rows_are_taken_where_subsampling_is_refused_or_dearer(monkeypatch):
+def test_all_rows_are_used_where_subsampling_is_refused_or_dearer(monkeypatch):
     few = task_of(M.Logistic(), logistic_rows(60))
     method, plan = mo.Auto(laplace=False).decide(few)
     assert method.name == "nuts"
     assert "too few for subsampling" in plan.tuning["method"]
     task = task_of(M.Logistic(), ROWS)
     assert mo.Auto(laplace=False).decide(task)[0].name == "hmc-ecs"
-    all_rows = cost.Work.of_chains(task, 40.0, 1.0)  # as if a pass took as long as 40 rows
+    all_rows = cost.Work.of_chains(task, 40.0, 1.0)  # pretend that a pass takes as long as 40 rows
     monkeypatch.setattr(cost.Work, "of_chains", lambda *_: all_rows)
     study, _, _ = choice._study(task)
     cheap = cost.Work(all_rows.gradients - 1)
@@ -154,7 +154,7 @@ def test_groups_of_few_rows_are_sampled_on_all_of_them(monkeypatch):
     assert method.name == "nuts"
     assert "since scales of groups are sampled" in plan.tuning["method"]
     assert "2,400 rows are few" in plan.tuning["method"]
-    monkeypatch.setattr(cost, "SHORT", 0.0)  # were they many, a subsample would do
+    monkeypatch.setattr(cost, "SHORT", 0.0)  # with many rows, subsampling would be fine
     assert mo.Auto().decide(task)[0].name == "hmc-ecs"
 
 
@@ -164,7 +164,7 @@ def test_small_tables_are_weighed_by_all_their_rows():
     assert post.settings["method"] == "laplace"
     assert post.tuning["pool_noise"] == 0
     exact = post.correct(rows, progressbar=False)
-    assert exact.tuning["correction"]["weight_variance"] < 1e-8  # `lp` was that of all rows
+    assert exact.tuning["correction"]["weight_variance"] < 1e-8  # `lp` used all rows
 
 
 def test_a_digest_is_sampled_by_default():
@@ -176,7 +176,7 @@ def test_a_digest_is_sampled_by_default():
     assert off.max() < 0.15
 
 
-def test_models_of_ones_own_too():
+def test_custom_models_too():
     import jax.numpy as jnp
 
     def log_likelihood(theta, batch):

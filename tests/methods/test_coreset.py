@@ -1,4 +1,4 @@
-"""The lower bound of the signed method: it follows l - sum q by a few rows, or chains get lost."""
+"""The lower bound of the signed method must follow l - sum q, or chains get lost."""
 
 from itertools import product
 
@@ -29,7 +29,7 @@ BY_HAND = {"certainty": 0, "batch": 5, "products": 60}
 
 
 def separated_rows(n=4_000, level=300):
-    """Rows of one level have no successes: its coefficient has a long tail, and a steep side."""
+    """One level has no successes, so its coefficient has a long tail and a steep side."""
     rng = np.random.default_rng(3)
     x = np.c_[rng.normal(size=n), np.arange(n) < level]
     y = (rng.random(n) < 1 / (1 + np.exp(-x[:, 0]))) & (x[:, 1] == 0)
@@ -48,7 +48,7 @@ def test_a_few_rows_follow_the_difference(study, x64):
     assert np.all(coreset.weights > 0)
     following, constant = (Bound(pilot, None, some) for some in (coreset, None))
     assert following.miss < 0.1 * constant.miss
-    # of the rows themselves, not of those they were fitted to
+    # for all rows, not only those it was fitted to
     rng = np.random.default_rng(8)
     points = rng.standard_normal((50, len(study.centre)))
     cv, proxy = study.control_variate, study.proxy
@@ -65,14 +65,14 @@ def test_a_few_rows_follow_the_difference(study, x64):
 
 
 def test_a_constant_bound_has_mass_where_the_posterior_has_none(study):
-    """The same lambda and rows, and the lower bound at the same height near the mean."""
+    """Negative control: the same lambda and rows, with a constant bound of equal height."""
     coreset, pilot, batch = study.coreset_with(0), study.pilot_with(0), BY_HAND["batch"]
     far, following = coreset.far, Bound(pilot, None, coreset)
     products = following.products_far_out(batch, 20)
     assert products < 100
     centre = following.middle + coreset.at_points
     assert far.is_negligible(far.mini_batches(batch), products, centre)
-    everywhere = study._far_out  # with the points that cannot go wrong by the coreset
+    everywhere = study._far_out  # including points where the coreset cannot go wrong
     factor, weight = reweighted(everywhere[0].probability, study._probability(0))
     far = FarOut(everywhere[0].values * factor, weight, everywhere[1])
     constant = np.full(len(everywhere[1]), Bound(pilot, None, None).middle)
@@ -88,7 +88,7 @@ def six():
 
 @pytest.mark.parametrize(("of_the_subsample", "right"), [(False, True), (True, False)])
 def test_the_estimate_is_unbiased_whatever_the_coreset(six, of_the_subsample, right, x64):
-    """By the kernel's own log-density; but not if the bound depended on the rows drawn."""
+    """Uses the kernel's own log-density. A bound that depends on the drawn rows is biased."""
     probability = np.array([0.3, 0.1, 0.15, 0.2, 0.05, 0.2])
     D = six.values(six.cache(probability, range(6)), Z)
     estimator = BlockPoisson(4, 1, 1)
@@ -119,7 +119,7 @@ def test_the_estimate_is_unbiased_whatever_the_coreset(six, of_the_subsample, ri
         expected = np.exp(log_proxy + centre_of([1, 4])) * each**number
         total += abs(mean - expected)
     assert bool(total < 1e-8) is right
-    # what the Poisson average of these comes to
+    # the log of the Poisson average
     exact = centre_of([1, 4]) + 4 * (each - 1)
     assert exact == pytest.approx(six.residuals(Z).sum(), rel=1e-10)
 

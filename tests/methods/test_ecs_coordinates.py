@@ -1,4 +1,4 @@
-"""Control variates in other coordinates than those that are sampled."""
+"""Control variates in coordinates other than the sampled ones."""
 
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ N = 600
 
 
 def weakly_overdispersed(n=N, seed=3):
-    """Counts that are next to Poisson's: the overdispersion is known to a factor of two or so."""
+    """Nearly Poisson counts, whose overdispersion is known to a factor of two or so."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, 1))
     rate = np.exp(1.0 + 0.4 * x[:, 0]) * rng.gamma(20, 1 / 20, n)
@@ -46,7 +46,7 @@ def whole(rows):
 
 @in_double_precision
 def test_proxies_and_residuals_add_up_to_the_log_likelihood(case):
-    """sum q + sum (l - q) = l in every coordinate: what q is does not matter."""
+    """sum q + sum (l - q) = l in every coordinate, whatever q is."""
     target, anchor, variate, plain = case
     rows = whole(weakly_overdispersed())
     places = target.places["log_overdispersion"]
@@ -64,7 +64,7 @@ def test_proxies_and_residuals_add_up_to_the_log_likelihood(case):
     np.testing.assert_allclose([sum(both) for both in apart.values()], sum(apart["log"]), rtol=1e-9)
     as_sampled = total(plain)
     np.testing.assert_allclose(apart["log"], as_sampled, rtol=1e-9, atol=1e-9)
-    for name in ("identity", "reciprocal"):  # and the coordinates do differ
+    for name in ("identity", "reciprocal"):  # the coordinates do differ
         assert abs(apart[name][0] - apart["log"][0]) > 0.01
     crossed = apart["identity"][0] + apart["log"][1]  # the negative control
     assert abs(crossed - sum(apart["log"])) > 0.01
@@ -129,7 +129,7 @@ def test_the_posterior_is_that_of_all_rows():
 @pytest.mark.slow
 @in_double_precision
 def test_kinks_are_weighted_at_many_draws():
-    """Rows that one draw in twenty lies beyond the kink of are missed by eight draws."""
+    """Eight draws would miss rows whose kink only one draw in twenty crosses."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(2_000, 2))
     rows = mo.Rows(x=x, y=x @ [0.5, -0.3] + rng.laplace(size=2_000))

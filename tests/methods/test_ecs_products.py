@@ -1,4 +1,4 @@
-"""Lambda, a, G and K: from theory, and checked against the pilot's own mini-batches."""
+"""Lambda, a, G and K follow theory and agree with the pilot's own mini-batches."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from modicum.methods.ecs.tuning.block_poisson import _cheapest, pilot_sign
 
 
 def pilot(deviation=1.0, batch=30, skew=False, slope=0.01, mean=0.0, draws=32, rows=4000):
-    """Residuals whose mini-batch means have this standard deviation."""
+    """Return residuals whose mini-batch means have this standard deviation."""
     rng = np.random.default_rng(1)
     noise = rng.normal(size=(draws, rows))
     if skew:
@@ -47,7 +47,7 @@ def test_small_noise_has_the_variance_of_its_expansion():
 
 
 def test_tiny_noise_follows_the_delta_method():
-    """Rows that are all alike: the mixture would have more parts than memory."""
+    """With identical rows the mixture would have more components than fit in memory."""
     near, beyond = (NormalFactors(0.5, d, 20, -19.0).log_moments() for d in (1.5e-2, 1.2e-2))
     assert near[0] == pytest.approx(beyond[0], abs=1e-6)
     assert near[1] == pytest.approx(beyond[1] * 1.25**2, rel=1e-4)
@@ -94,7 +94,7 @@ def test_skewed_residuals_ask_for_more_than_normal_theory():
 
 
 def test_a_row_that_no_mini_batch_of_the_pilot_has_counts_too():
-    """One in a million draws: under a uniform design that is where the largest residuals are."""
+    """It is drawn once in a million; under a uniform design such rows have large residuals."""
     quiet = pilot(0.1, batch=5, draws=4, rows=500)
     chance = 1e-6
     values = np.c_[quiet.values, np.full(4, -1e5)]
@@ -132,7 +132,7 @@ def test_what_is_set_by_hand_stays():
 def test_the_mini_batch_with_the_fewest_evaluations():
     quiet = choose_products(pilot(0.1), None, 3)
     assert (quiet.products, quiet.batch) == (20, 5)
-    loud = choose_products(pilot(2.4), None, 3)  # 30 rows have this deviation: then 20 suffice
+    loud = choose_products(pilot(2.4), None, 3)  # with this deviation for 30 rows, 20 suffice
     rows = loud.products * loud.batch
     assert rows <= choose_products(pilot(2.4), 30, 3).products * 30
     assert choose_products(pilot(2.4), None, 3, products=20).batch == 30

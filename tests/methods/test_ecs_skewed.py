@@ -1,4 +1,4 @@
-"""HMC-ECS where straight trajectories run into walls: levels with few events, or none."""
+"""HMC-ECS with levels of few or no events, where straight trajectories hit walls."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ MODEL = mo.models.Logistic(prior_scale=PRIOR, intercept=False)
 
 
 def levels():
-    """A column per level: coefficients are independent."""
+    """Return rows with one column per level, so that coefficients are independent."""
     counts, events = np.array(LEVELS).T
     level = np.repeat(np.arange(len(LEVELS)), counts)
     place = np.concatenate([np.arange(count) for count in counts])
@@ -27,7 +27,7 @@ def levels():
 
 
 def exact_moments():
-    """Means and standard deviations of the coefficients, each by a sum over a grid."""
+    """Return means and sds of the coefficients, each by a sum over a grid."""
     b = np.linspace(-600, 20, 60_001)
     counts, events = np.array(LEVELS)[:, :, None].swapaxes(0, 1)
     log = events * b - counts * np.logaddexp(0, b) - b**2 / (2 * PRIOR**2)
@@ -42,7 +42,7 @@ RUN = {"method": "hmc-ecs", "chains": 2, "random_seed": 2, "progressbar": False}
 
 
 def is_right(post):
-    """Whether all means are the exact ones, to five standard errors, and chains have mixed."""
+    """Whether all means are exact to five standard errors and chains have mixed."""
     b = post.draws["beta"]
     error = np.abs(b.mean(axis=(0, 1)) - MEAN)
     return bool(
@@ -61,7 +61,7 @@ def post(rows):
         return mo.sample(MODEL, rows, draws=700, tune=300, **RUN)
 
 
-def test_draws_along_curves_are_those_of_the_posterior(post):
+def test_draws_along_curves_match_the_posterior(post):
     assert is_right(post)
     np.testing.assert_allclose(post.sd("beta"), SD, rtol=0.12)
     assert post.stats["diverging"].sum() == 0
@@ -71,7 +71,7 @@ def test_nothing_is_doubted_and_curves_and_rows_are_explained(post):
     assert [doubt.code for doubt in post.warnings] == ["separation"]
     assert post.tuning["skewed axes"]["value"] >= len(WITHOUT)
     assert post.tuning["bias_bound"]["value"] < 0.05
-    # what chains read is little, and among it are all rows of the levels without events
+    # chains read few rows, including all rows of the levels without events
     assert sum(count for count, _ in WITHOUT) <= post.tuning["certainty"]["value"] <= 400
 
 
@@ -113,7 +113,7 @@ def test_far_from_the_mode_is_not_far_from_where_residuals_were_studied():
 
 @in_double_precision
 def test_the_papers_schedule_keeps_its_chains_straight(rows, monkeypatch):
-    """Its anchor is no mode, from which curves would start, and the paper has none."""
+    """Curves start from a mode, which its anchor is not, and the paper has no curves."""
     stuck = PilotChains(np.zeros((2, 9, len(LEVELS))), np.ones((2, 9)), rows=10, evaluations=10)
     asked = []
     monkeypatch.setattr(pilot, "run_pilot_chains", lambda *about: stuck)

@@ -1,4 +1,4 @@
-"""The pilot study measures what it says, and m, G and K follow from it."""
+"""The pilot study measures correctly, and m, G and K follow from it."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def small():
 
 
 def brute_force(e, probability):
-    """Moments of D = d/w over the design, at each pilot draw, by going through all rows."""
+    """Return moments of D = d/w over the design at each pilot draw, from all rows."""
     moments = []
     for z in DRAWS:
         D = e.residuals(z) / probability
@@ -49,7 +49,7 @@ def brute_force(e, probability):
 
 
 def studied(e, count, probability):
-    """A study of rows that were drawn in the proportions `count`, exactly."""
+    """Return a study of rows drawn exactly in the proportions `count`."""
     picked = np.repeat(np.arange(e.n), count)
     drawn_with = (count / count.sum())[picked]
     batch = e.rows.take(picked) | {"probability": probability[picked]}
@@ -66,7 +66,7 @@ def test_reweighted_rows_have_the_moments_of_the_design(small, design, x64):
     right = brute_force(small, probability)
     for moment, expected in zip((found.variance, found.third, found.fourth), right, strict=True):
         np.testing.assert_allclose(moment, expected, rtol=1e-9)
-    # the negative control: without reweighting, another design's moments
+    # negative control: without reweighting, the moments are another design's
     if design == "uniform":
         batch = small.rows.take(np.repeat(np.arange(small.n), count))
         batch |= {"probability": np.full(count.sum(), 1 / small.n)}
@@ -124,7 +124,7 @@ def test_expected_residuals_follow_the_posterior_away_from_the_anchor(x64):
 
 
 @pytest.mark.parametrize("numpy", [True, False], ids=["by NumPy", "compiled"])
-def test_residuals_at_draws_are_those_of_the_rows_themselves(numpy, x64, monkeypatch):
+def test_residuals_at_draws_match_the_rows_themselves(numpy, x64, monkeypatch):
     e = Expansion(mo.models.Logistic(), logistic_rows(400), 2, form=LinearTaylor)
     monkeypatch.setattr(Target, "on_numpy", numpy)
     draws = 3 * DRAWS  # far out, where the terms after the second are no longer small
@@ -166,7 +166,7 @@ def test_the_expansion_of_the_log_bias(shape, m, ddof):
     log = D.mean(1, dtype=np.float64) - D.var(1, dtype=np.float64) * m / (m - ddof) / (2 * m)
     weights = np.exp(log)
     error = weights.std() / weights.mean() / np.sqrt(len(weights))
-    # what the expansion leaves out: measured at most .008 for |b| up to .08
+    # error of the expansion: at most .008 was measured for |b| up to .08
     assert abs(found - np.log(weights.mean())) < 4.5 * error + 0.009 * 30 / m
 
 
@@ -188,7 +188,7 @@ def test_only_the_variation_of_the_bias_over_the_posterior_counts():
 
 
 def test_the_log_bias_of_rare_and_large_residuals_is_exact():
-    """One row in a thousand has a residual beyond m: moments say little, the rows all of it."""
+    """One row in a thousand has a residual beyond m, so moments are not enough."""
     chance, size, m = 1e-3, -250.0, 100
     values = np.array([[0.0, size]])
     weight = np.array([1 - chance, chance])
@@ -209,7 +209,7 @@ def test_the_log_bias_of_rare_and_large_residuals_is_exact():
 
 
 def test_the_bound_holds_for_every_mean_and_is_no_larger_than_it_must_be():
-    """Draws at which the perturbed target is e^4 times too high, but of which there are few."""
+    """At a few draws the perturbed target is e^4 times too high."""
     rng = np.random.default_rng(7)
     z = rng.normal(size=(512, 3))
     share = np.full(512, 1 / 512)
@@ -232,7 +232,7 @@ def test_the_bound_holds_for_every_mean_and_is_no_larger_than_it_must_be():
 
 def test_draws_count_as_the_posterior_has_them():
     z = np.random.default_rng(8).normal(size=4_000)
-    share = posterior_share(0.5 * z)  # a posterior about .5
+    share = posterior_share(0.5 * z)  # a posterior around .5
     assert share @ z == pytest.approx(0.5, abs=0.05)
     assert share.sum() == pytest.approx(1)
     even = posterior_share(40.0 * z)  # no draw is where the posterior is
@@ -243,7 +243,7 @@ def test_draws_count_as_the_posterior_has_them():
 
 
 def test_the_slope_of_many_parameters_is_that_of_few():
-    """Power iterations, against the covariance that is formed for few parameters."""
+    """Power iterations agree with the covariance formed for few parameters."""
     rng = np.random.default_rng(9)
     x = rng.normal(size=(300, 20)) * np.linspace(0.2, 1.5, 20)
     y = (rng.random(300) < 0.5) * 1.0
@@ -259,7 +259,7 @@ def test_the_slope_of_many_parameters_is_that_of_few():
 
 
 def test_the_slope_is_that_of_rows_as_the_design_draws_them():
-    """Rows that are certain come first in a pilot, and are never drawn."""
+    """Certainty rows come first in a pilot and are never drawn."""
     weight = np.r_[np.zeros(500), np.random.default_rng(1).lognormal(size=1_000)]
     weight /= weight.sum()
     values = np.arange(1_500.0)
@@ -276,8 +276,8 @@ def test_the_slope_is_that_of_rows_as_the_design_draws_them():
     assert exact.sum() == pytest.approx(1)
 
 
-def test_rows_that_are_seldom_drawn_and_large_stand_in_their_second_moment():
-    """As under a uniform design: by weight alone, as a first version had it, there is none."""
+def test_rows_that_are_seldom_drawn_and_large_count_in_the_second_moment():
+    """As under a uniform design; by weight alone there would be none."""
     weight = np.r_[np.full(5_000, 1.0), np.full(20, 1e-3)]
     weight /= weight.sum()
     size = np.r_[np.ones(5_000), np.full(20, 1e4)]
@@ -288,7 +288,7 @@ def test_rows_that_are_seldom_drawn_and_large_stand_in_their_second_moment():
 
 
 def test_the_study_is_the_same_for_every_seed():
-    """And not for other rows; weights of rows once followed from eight draws of the seed's."""
+    """It differs for other rows. (Weights of rows once depended on the seed.)"""
     rows = logistic_rows(2_000)
     first, again, other = (
         planned(mo.models.Logistic(), data, mo.HMCECS(), seed)[0]
@@ -359,7 +359,7 @@ def test_refreshes_balance_cost_and_noise():
     accept = refresh_acceptance(1.0, choice.blocks)
     sweep = np.sqrt(2 * 0.02 * 6 / accept)
     assert choice.refreshes == np.ceil(choice.blocks * sweep)
-    # a fresh row that costs sixteen evaluations is asked for a quarter as often
+    # if a fresh row costs sixteen evaluations, it is requested a quarter as often
     dear = choose(pilot(100.0, slope=2.0), steps=5, subsample=100, fresh=16.0)
     assert dear.refreshes == np.ceil(choice.blocks * sweep / 4)
 

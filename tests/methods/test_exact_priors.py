@@ -1,4 +1,4 @@
-"""Priors that are no quadratic, sampled: by every method, against quadrature."""
+"""Every method samples non-quadratic priors correctly, compared with quadrature."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def model(**priors):
 
 @pytest.fixture(scope="module")
 def truth():
-    """Posterior means of a, b and of their squares, on a grid."""
+    """Return posterior means of a, b and their squares, on a grid."""
     x, y = data()
     a, b = np.meshgrid(np.linspace(-0.12, 0.25, 149), np.linspace(-0.05, 0.5, 111), indexing="ij")
     points = np.c_[a.ravel(), b.ravel()]
@@ -57,7 +57,7 @@ def test_a_kink_and_a_heavy_tail_are_sampled(method, truth):
 
 
 def test_normal_priors_of_the_same_scale_are_distinguished(truth):
-    """The negative control of all the others."""
+    """The negative control of the other tests."""
     other = model(a=P.Normal(0, 0.02 * np.sqrt(2)), b=P.Normal(0, 0.02 * np.sqrt(2)))
     with pytest.warns(mo.ModicumWarning):
         post = mo.sample(other, rows(), method=mo.Laplace(weighted=False), draws=500, **RUN)

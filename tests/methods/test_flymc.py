@@ -1,4 +1,4 @@
-"""FlyMC as a method: right in every variant, reproducible, honest in its accounts, guarded."""
+"""FlyMC: every variant is right, reproducible, counted correctly and guarded."""
 
 import warnings
 from functools import cache
@@ -79,7 +79,7 @@ def test_other_moves_on_the_toy(move):
 
 
 @SLOW
-def test_a_move_of_ones_own_and_nuts():
+def test_a_custom_move_and_nuts():
     from modicum.kernels.moves import HMCMove
 
     for move in ("nuts", HMCMove(1.5, jitter=0.3)):
@@ -99,7 +99,7 @@ def test_forgetting_how_rarely_rows_are_tried_is_noticed(monkeypatch):
         return implicit(key, seen._replace(log_r_tried=seen.log_r_tried + jnp.log(seen.rate)))
 
     monkeypatch.setitem(kernel.UPDATES, "implicit", without_ratio)
-    # a capacity of its own, so that the compiled kernel is not the right one
+    # a different capacity, so that the kernel is compiled with the mistake
     method = mo.FlyMC(tuned=False, capacity=601)
     post = toy.sample(method, draws=2500, chains=2, random_seed=1)
     assert toy.faults(post) != []
@@ -164,7 +164,7 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path):
     model, rows = small
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
     assert same_draws(first, quick(model, store, **FLY))
-    # and so do rows that are fetched ahead, as those of a large store are
+    # and so do rows that are fetched ahead, like those of a large store
     ahead = quick(model, store, **FLY | {"method": mo.FlyMC(memory_limit=0)})
     assert same_draws(first, ahead)
     for name, values in first.stats.items():
@@ -215,19 +215,19 @@ def test_the_ledger_adds_up():
     counts, stats = post.ledger.counts, post.stats
     assert counts["bound", "hessian"] == toy.N
     assert counts["sampling", "gradient"] == stats["rows_touched"].sum()
-    # what the move and the density before it took, then rows tried and those bright before
+    # evaluations of the move and of the density before it, rows tried, rows bright before
     moved = stats["n_bright"] * (stats["n_steps"] + 1)
     lights = stats["rows_touched"] - moved
     before = stats["n_bright"][:, :-1]
     tried = lights[:, 1:] - before
     assert tried.min() >= 0
     error = np.sqrt(32 / tried.size)
-    assert abs(tried.mean() - 32) < 4.5 * error + 0.1  # a few of those tried are bright already
+    assert abs(tried.mean() - 32) < 4.5 * error + 0.1  # a few rows tried are bright already
     assert post.ledger.share < 0.01
 
 
 def test_lights_start_where_they_belong():
-    """No warm-up is needed to find the bright rows: given the start, each has its own chance."""
+    """Bright rows need no warm-up: given the start, each has its own probability."""
     plan, _ = planned(toy.MODEL, toy.rows(), mo.FlyMC(tuned=False))
     with jax.enable_x64(True):
         keys = chain_keys(2, 200)
@@ -252,7 +252,7 @@ def test_lights_start_where_they_belong():
 @SLOW
 def test_a_small_capacity_is_warned_of():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # so short a run gives rise to others
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # so short a run causes others
         post = mo.sample(
             toy.MODEL, toy.rows(), method=mo.FlyMC(tuned=False, capacity=240), draws=200,
             tune=100, chains=2, random_seed=1, progressbar=False,

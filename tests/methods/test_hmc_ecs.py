@@ -1,4 +1,4 @@
-"""HMC-ECS as a method: right answers, reproducible draws, honest accounts, guards that speak."""
+"""HMC-ECS: right answers, reproducible draws, correct counts, guards that warn."""
 
 import signal
 import subprocess
@@ -66,7 +66,7 @@ def test_known_scales_too():
     theirs = mo.sample(M.Gaussian(scale=0.7), rows, method="nuts", **RUN)
     post = mo.sample(M.Gaussian(scale=0.7), rows, method="hmc-ecs", **RUN)
     assert disagreements(flat_draws(post), flat_draws(theirs)) == []
-    assert np.all(post.stats["variance_estimate"] == 0)  # a quadratic leaves nothing over
+    assert np.all(post.stats["variance_estimate"] == 0)  # a quadratic has no residuals
 
 
 def decay():
@@ -84,7 +84,7 @@ def decay():
     return model, mo.Rows(time=at, seen=seen)
 
 
-def test_a_nonlinear_model_of_ones_own_by_quadrature():
+def test_a_nonlinear_custom_model_by_quadrature():
     model, rows = decay()
     post = mo.sample(model, rows, method="hmc-ecs", **RUN)
     # two parameters: a grid gives the answer without any sampling
@@ -116,7 +116,7 @@ def test_a_two_layer_network_against_all_rows():
     model = mo.Model(
         log_prior=lambda th: -0.5 * sum(jnp.sum(v**2) for v in th.values()),
         log_likelihood=lambda th, b: -0.5 * ((b["y"] - predict(th, b)) / 0.4) ** 2,
-        # from the one mode of several that are mirror images of each other
+        # from one of several symmetric modes
         init={
             "inner": np.array([[1.0], [-0.3]]),
             "bias": np.zeros(1),
@@ -133,7 +133,7 @@ def test_a_two_layer_network_against_all_rows():
 
 
 @pytest.mark.slow
-def test_a_move_of_ones_own():
+def test_a_custom_move():
     from modicum.kernels.moves import HMCMove
 
     post = toy.sample(mo.HMCECS(inner=HMCMove(trajectory=1.5)), draws=2000, chains=2, random_seed=3)
@@ -149,7 +149,7 @@ def test_the_papers_schedule_on_the_toy():
     assert post.tuning["blocks"] == {"value": 100, "why": "as in the paper"}
     first, second = post.tuning["recalibration"]  # m before and after 100 iterations
     assert post.tuning["subsample"]["value"] == second
-    assert f"{first:,.0f}" in post.tuning["subsample"]["why"]  # our own choice, and said so
+    assert f"{first:,.0f}" in post.tuning["subsample"]["why"]  # our own choice, which is reported
 
 
 @pytest.mark.slow
@@ -177,7 +177,7 @@ def test_simulation_based_calibration(family):
 
     model = FAMILIES[family][0]
     model = type(model)(prior_scale=0.5, intercept_scale=0.5)
-    # what a pilot study would choose, fixed so that all runs share one compiled kernel
+    # as a pilot study would choose, fixed so that all runs share one compiled kernel
     method = mo.HMCECS(subsample=100, blocks=20, refreshes=5)
     rng, ranks, kept = np.random.default_rng(1), [], 63
     for seed in range(60):
@@ -216,7 +216,7 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
     model, rows = small
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
     assert same_draws(first, quick(model, store, **ECS))
-    # and so do rows that are fetched ahead, as those of a large store are
+    # and so do rows that are fetched ahead, like those of a large store
     fetched, real = [], fetching.Fetcher._read
 
     def read(self, drawn):
@@ -367,7 +367,7 @@ def test_single_precision_is_accepted_as_often():
 
 
 def heavy_rows(n=4_000):
-    """A few rows of enormous leverage: the kind a uniform subsample hardly ever holds."""
+    """Return rows of which a few have enormous leverage; uniform subsamples miss them."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=(n, 2))
     x[: n // 400] *= 40
@@ -400,7 +400,7 @@ def test_too_few_rows_about_a_poor_anchor_are_warned_of():
         )
     texts = [str(w.message) for w in heard if issubclass(w.category, mo.ModicumWarning)]
     assert texts == [str(doubt) for doubt in post.warnings]
-    # before the run by the pilot study, after it by what was recorded
+    # before the run from the pilot study, after it from the records
     assert "20 rows are too few" in texts[0]
     assert any("exceeded 3 in" in text for text in texts)
     assert any("posterior sd from the anchor" in text for text in texts)
@@ -408,7 +408,7 @@ def test_too_few_rows_about_a_poor_anchor_are_warned_of():
 
 
 def history(**changes):
-    """A run in which nothing was wrong, but for `changes`."""
+    """Return the history of a good run with `changes`."""
     rng = np.random.default_rng(1)
     shape = (2, 400)
     stats = {
@@ -421,7 +421,7 @@ def history(**changes):
 
 
 def looked_back(history, rows=10_000, m=100, refreshes=1, **settings):
-    """What is said of a run with m rows in 20 blocks."""
+    """Return the warnings about a run with m rows in 20 blocks."""
     case = Case(mo.HMCECS(**settings), Target.of(toy.MODEL, toy.rows())[0], rows)
     return look_back(case, m, 20, refreshes, history)
 
@@ -477,7 +477,7 @@ def test_order_zero_is_refused_and_warned_of_when_forced():
 def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
     x, rng = np.random.default_rng(1).normal(size=(20_000, 3)), np.random.default_rng(2)
     y = (rng.random(20_000) < 1 / (1 + np.exp(-x @ [1.0, -1.0, 0.5]))) * 1.0
-    far = np.array([2.5, -2.6, 1.6, 0.4])  # what 20 rows may say
+    far = np.array([2.5, -2.6, 1.6, 0.4])  # plausible for 20 rows
     rows = mo.Rows(x=x, y=y)
     plan, _ = planned(M.Logistic(), rows, mo.HMCECS(anchor=far, subsample=100))
     assert any("too few" in note and "mode" in note for note in map(str, plan.notes))
@@ -511,7 +511,7 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
         ({"integrator": "split", "inner": "nuts"}, "for inner='hmc'"),
     ],
 )
-def test_wrong_settings_are_refused_in_a_sentence(settings, words):
+def test_wrong_settings_are_refused_with_a_reason(settings, words):
     with pytest.raises(mo.SettingError) as caught:
         mo.HMCECS(**settings)
     text = str(caught.value)

@@ -1,4 +1,4 @@
-"""Signed HMC-ECS as a method: exact expectations, and a word where signs get in the way."""
+"""Signed HMC-ECS: exact expectations, and warnings where signs cause trouble."""
 
 from functools import cache
 
@@ -36,7 +36,7 @@ def about_a_poor_anchor(draws=2000):
 
 
 def off(post, weights):
-    """How far means and squares are off, in posterior sd, and the errors of that."""
+    """Return the errors of means and squares, in posterior sd, and their Monte Carlo errors."""
     z = (flat_draws(post) - toy.MEAN) / toy.SD
     found = []
     for values, right, slack in ((z, 0.0, 1.0), (z**2, 1.0, 2.0)):
@@ -136,7 +136,7 @@ def test_nuts_inside():
 
 @pytest.mark.slow
 def test_too_few_products_are_warned_of_before_and_after():
-    # a mini-batch varies by half of lambda here: chains are caught
+    # a mini-batch varies by half of lambda here, so chains get stuck
     method = mo.SignedHMCECS(anchor=toy.poor_anchor(), **(POOR | {"products": 8, "blocks": 4}))
     post = toy.sample(method, draws=500, chains=2, random_seed=1)
     told = " ".join(map(str, post.warnings))
@@ -145,7 +145,7 @@ def test_too_few_products_are_warned_of_before_and_after():
 
 
 def test_crude_control_variates_are_refused_with_a_remedy():
-    # below order 2, |Lhat| has its mass far away, however many the products
+    # below order 2, |Lhat| has its mass far away, whatever the number of products
     for order in (0, 1):
         with pytest.raises(CrudeControlVariateError, match=f"order {order} are too crude"):
             toy.sample(mo.SignedHMCECS(order=order), draws=10, random_seed=1)
@@ -167,7 +167,7 @@ def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
         return
     with pytest.raises(CrudeControlVariateError, match=r"270,000 of .* rows.*design=\"weighted\""):
         look_ahead_signed(case, pilot, choice, 0, chosen=True)
-    assert look_ahead_signed(case, pilot, choice, 0, chosen=False) == []  # as it was set by hand
+    assert look_ahead_signed(case, pilot, choice, 0, chosen=False) == []  # not if set by hand
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Weighted normal draws against exact ones, their verdict, and what can be done with them."""
+"""Weighted normal draws compared with exact ones, their verdict, and their use."""
 
 import warnings
 from dataclasses import replace
@@ -37,7 +37,7 @@ def alike():
 
 @pytest.fixture(scope="module")
 def exact():
-    """Independent draws without a chain."""
+    """Return independent draws, without a chain."""
     log_posterior = mo.LogPosterior(M.Logistic(), ROWS)
     return exact_draws(log_posterior.values, log_posterior.mode().point, count=1_000)
 
@@ -75,7 +75,7 @@ def test_what_is_done_with_draws_can_be_done_with_these(which, request, tmp_path
     post = request.getfixturevalue(which)
     fixed = post.correct(ROWS, draws=400, progressbar=False)
     assert fixed.tuning["correction"]["pareto_k"] < 0.7
-    # the pool's posterior is that of all rows, but for its noise
+    # the pool's posterior is that of all rows, up to its noise
     assert np.var(fixed.stats["log_weight"]) < 0.05
     with pytest.raises(mo.SettingError, match="once"):
         fixed.correct(ROWS, progressbar=False)
@@ -108,7 +108,7 @@ def test_thinning_keeps_every_other_draw(post):
     assert thin.draws["beta"].shape[:2] == (4, 250)
 
 
-def test_weights_are_those_of_all_rows_where_the_pool_holds_them():
+def test_weights_match_all_rows_where_the_pool_holds_them():
     rows = logistic_rows(60)
     model = M.Logistic(prior_scale=1.0, intercept_scale=1.0)
     post = mo.sample(model, rows, method="laplace", draws=1_000, chains=1, **RUN)
@@ -125,7 +125,7 @@ def test_weights_are_those_of_all_rows_where_the_pool_holds_them():
     np.testing.assert_allclose(ratio, ratio[0], atol=2e-3)  # about the mode to within .01
     np.testing.assert_allclose(post.stats["lp"][0], values, rtol=0, atol=1e-8)
     assert post.tuning["pool_noise"] == 0
-    # the plain normal approximation is another distribution: weights matter
+    # the normal approximation without weights is a different distribution
     plain = weighted_mean(points[None], np.ones((1, 1_000)))
     assert np.max(np.abs(plain - weighted_mean(points[None], smooth[None])) / points.std(0)) > 0.05
 
@@ -145,7 +145,7 @@ def test_the_pools_noise_is_how_much_means_differ_between_pools():
     found = (np.std(means, axis=0, ddof=1) / study.anchor.sd).max()
     foretold = np.median(noises)
     assert 0.5 < found / foretold < 2  # the largest of four, each known to a fifth
-    assert not 0.5 < found / (foretold / 5) < 2  # that of a pool 25 times as large
+    assert not 0.5 < found / (foretold / 5) < 2  # unlike a pool 25 times as large
 
 
 def test_the_independence_sampler_draws_from_what_is_weighed():
@@ -157,7 +157,7 @@ def test_the_independence_sampler_draws_from_what_is_weighed():
     assert abs(draws.mean() - 0.5) < 4 * error
     assert abs(z.mean() - 0.5) > 10 * error  # the proposals do not have that mean
     assert 0.6 < rate.mean() < 0.85
-    never = np.where(np.arange(40)[:, None] % 2, 0.0, -np.inf)  # every other draw cannot be
+    never = np.where(np.arange(40)[:, None] % 2, 0.0, -np.inf)  # every other draw is impossible
     places, _ = independence_sampler(never, np.full((40, 1), 0.5))
     assert np.all(places[1:] % 2 == 1)
 
@@ -176,7 +176,7 @@ def test_smoothed_weights_are_arvizs(number, scale):
     np.testing.assert_allclose(even, 1 / 9)
     assert none == 0
     assert pareto_smoothed(np.array([0.0, np.nan]))[1] == np.inf
-    assert pareto_smoothed(np.linspace(-5_000, 0, 400))[1] > 100  # and no overflow
+    assert pareto_smoothed(np.linspace(-5_000, 0, 400))[1] > 100  # without overflow
 
 
 def test_the_verdict_and_the_doubts_that_follow_from_it():

@@ -1,4 +1,4 @@
-"""Effects of a factor with more levels than a dense Hessian holds: an arrow in its place."""
+"""Effects of a factor with many levels: an arrow-shaped Hessian instead of a dense one."""
 
 import resource
 from functools import partial
@@ -25,7 +25,7 @@ RUN = {"chains": 2, "random_seed": 1, "progressbar": False}
 
 
 def crossed():
-    """Two crossed factors, one of them with slopes that are correlated with its intercepts."""
+    """Return two crossed factors, one with slopes correlated with its intercepts."""
     rng, n = np.random.default_rng(1), 1_500
     g, k, x = rng.integers(0, 30, n), rng.integers(0, 6, n), rng.normal(size=(n, 3))
     eta = 0.3 + x @ [0.5, -0.2, 0.1] + 0.6 * rng.normal(size=30)[g] + 0.3 * rng.normal(size=6)[k]
@@ -37,7 +37,7 @@ def crossed():
 
 @in_double_precision
 def anchored(model, rows, limit):
-    """The anchor where dense matrices have up to `limit` parameters."""
+    """Return the anchor if dense matrices may have up to `limit` parameters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(targets, "DENSE_LIMIT", limit)
         sums, start = sums_of(model, rows)
@@ -48,11 +48,11 @@ def anchored(model, rows, limit):
 
 @pytest.fixture(scope="module")
 def both():
-    """Target and anchor, with dense matrices and with arrows."""
+    """Return target and anchor, with dense matrices and with arrows."""
     return anchored(*crossed(), 2_000), anchored(*crossed(), 3)
 
 
-def test_mode_and_hessian_are_those_of_dense_matrices(both):
+def test_mode_and_hessian_match_dense_matrices(both):
     (_, dense), (_, arrow) = both
     assert np.abs(arrow.point - dense.point).max() < 1e-9
     assert np.allclose(arrow.B.densely(), dense.B, rtol=1e-11, atol=1e-9)
@@ -72,7 +72,7 @@ def test_products_with_the_factor_are_right_and_a_broken_border_is_noticed(both)
     blocks, cross, corner = _parts(precision, F)
 
     def faults(cross):
-        """Whether solutions or the determinant are not those of the dense matrix."""
+        """Whether solutions or the determinant differ from those of the dense matrix."""
         factored = ArrowCholesky.of(ArrowMatrix(F.big, F.border, blocks, cross, corner))
         right = np.allclose(factored.solve(z), np.linalg.solve(precision, z))
         return not right or not np.isclose(
@@ -90,7 +90,7 @@ def _parts(matrix, F: ArrowFactor):
 
 @in_double_precision
 def density(target, anchor, t, cut=1.0):
-    """Log density and its gradient in r = t* + L z at one r: proxy, residuals, volume's growth."""
+    """Return log density and gradient at r = t* + L z: proxy, residuals, log-Jacobian."""
     batch = crossed()[1].take(np.arange(64)) | {"probability": np.full(64, 0.1)}
     form = proxy(anchor, target, 2)
     if isinstance(form.factor, ArrowFactor):
@@ -110,7 +110,7 @@ def _density(cv, z, form, batch):
     return jax.value_and_grad(log)(z)
 
 
-def test_the_density_and_its_gradient_are_those_of_dense_matrices(both):
+def test_the_density_and_its_gradient_match_dense_matrices(both):
     dense, arrow = both
     t = dense[1].point + 0.5 * dense[1].sd * np.random.default_rng(3).normal(size=len(dense[1].sd))
     value, slope = density(*dense, t)
@@ -138,7 +138,7 @@ def many_model():
 
 
 def exactly(rows):
-    """E tau and the means of beta and of the first effects; all but tau is integrated exactly.
+    """Return E tau and means of beta and the first effects; all but tau is integrated exactly.
 
     Within a level y has the covariance I + tau^2 11', whose inverse is I - c 11'.
     """
@@ -165,7 +165,7 @@ def exactly(rows):
 
 
 def wrong(post, truth):
-    """Whether means are further from the exact ones than their Monte Carlo error explains."""
+    """Whether means differ from the exact ones beyond Monte Carlo error."""
     held = np.concatenate([post["group_sd"], post["beta"][..., :4], post["1|g"][..., :3]], axis=-1)
     mean, error = mean_and_error(held)
     return bool(np.any(np.abs(mean - truth) > TIMES * error))
@@ -185,9 +185,9 @@ def test_more_levels_than_a_dense_hessian_holds_are_sampled_right():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # so few draws
 def test_ten_thousand_levels_beside_500_columns_take_memory_linear_in_the_levels():
-    """A dense Hessian of 10,502 parameters alone would take 880 MB, and there would be several.
+    """A single dense Hessian of 10,502 parameters would take 880 MB, and several are needed.
 
-    What is linear are the rows, in float32 and chunk by chunk in float64, and some forty borders of
+    Linear are the rows, in float32 and chunk by chunk in float64, and some forty borders of
     500 x 10,000 numbers.
     """
     rows = many(10_000, 500, 12)

@@ -1,4 +1,4 @@
-"""Control variates about the posterior mean, where the mode lies on a kink: against quadrature."""
+"""Control variates about the posterior mean if the mode is on a kink, against quadrature."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from helpers.compiling import optimised_chains
 from helpers.targets import TIMES, mean_and_error, softplus
 from modicum.methods import mean_anchor
 
-SHARP = 150.0  # of a Laplace prior, in units of which a posterior sd is a few
+SHARP = 150.0  # rate of a Laplace prior; a posterior sd is a few times 1 / SHARP
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal(12_000)
 Y = RNG.random(12_000) < 1 / (1 + np.exp(0.5 - 0.01 * X))
@@ -39,7 +39,7 @@ def sampled(method, **changes):
 
 
 def moments_by_quadrature():
-    """Mean and variance of each parameter, on a grid of its posterior."""
+    """Return mean and variance of each parameter, on a grid."""
     a, b = np.linspace(-0.62, -0.4, 23)[:, None], np.linspace(-0.08, 0.1, 91)[None]
     successes, along = Y.sum(), X[Y].sum()
     logs = a * successes + b * along - SHARP * np.abs(b) - 0.5 * a**2
@@ -79,7 +79,7 @@ def test_the_default_expands_about_the_mean_where_there_is_no_mode(chosen):
     assert "the mean of 4 short chains on 2,000 rows" in chosen.tuning["anchor"]
     known = moments_by_quadrature()
     assert faults(chosen, known) == []
-    # the check can fail: without the prior the mean of b is elsewhere
+    # negative control: without the prior the mean of b is elsewhere
     wrong = {"b": (known["b"][0] + 0.5 * known["b"][1] ** 0.5, known["b"][1])}
     assert faults(chosen, wrong) != []
     assert not {"anchor-far", "mode-not-typical"} & {w.code for w in chosen.warnings}
@@ -95,7 +95,7 @@ def test_an_anchor_that_stays_where_the_subset_put_it_is_noticed(monkeypatch):
         patch.setattr(mean_anchor, "FAR", np.inf)  # not even then
         post = sampled(mo.HMCECS(anchor="mean"))
         assert {"anchor-far", "mode-not-typical"} & {w.code for w in post.warnings}
-    post = sampled(mo.HMCECS(anchor="mean"))  # moved by passes over all rows it is right
+    post = sampled(mo.HMCECS(anchor="mean"))  # corrected by passes over all rows, it is right
     assert not {"anchor-far", "mode-not-typical"} & {w.code for w in post.warnings}
 
 

@@ -1,9 +1,9 @@
-"""What the paper is about: naive subsampling breaks HMC where energy conservation does not.
+"""The point of the paper: naive subsampling breaks HMC, energy conservation does not.
 
 The toy posterior is sampled by HMC with plain minibatch gradients of 100 rows: with a fresh
-minibatch at every leapfrog step, and with one minibatch a trajectory whose end all rows accept or
-reject. The first has another law than the posterior, the second hardly ever accepts. HMC-ECS
-uses as many rows, and is right.
+minibatch at every leapfrog step, and with one minibatch per trajectory and an accept step with all
+rows. The first does not sample the posterior, the second hardly ever accepts. HMC-ECS uses as many
+rows and is right.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ ROWS, STEP, STEPS = 100, 0.2, 6
 
 @pytest.fixture(scope="module")
 def whitened():
-    """The toy in whitened coordinates about its mode: t = mode + factor z."""
+    """Return the toy in whitened coordinates about its mode: t = mode + factor z."""
     mode = toy.newton(np.arange(toy.N), 1.0)
     p = 1 / (1 + np.exp(-toy.X @ mode))
     precision = (toy.X.T * (p * (1 - p))) @ toy.X + np.eye(toy.D) / 10
@@ -38,7 +38,7 @@ def log_posterior(z, x, y, scale, mode, factor):
 
 @partial(optimised, static_argnums=(0, 1, 2))
 def naive_chain(fresh_each_step, accept, count, key, data, start):
-    """HMC with minibatch gradients; all rows accept or reject the end if `accept`."""
+    """Run HMC with minibatch gradients; with `accept`, all rows accept or reject the end."""
     x, y, mode, factor = data
 
     def density(z, picked):
@@ -114,7 +114,7 @@ def test_nor_what_fresh_minibatches_propose(whitened, x64):
 
 
 def test_the_same_integrator_with_all_rows_is_right(whitened, x64):
-    # so it is the minibatches that are to blame, not the step size
+    # so the minibatches are to blame, not the step size
     mode, factor = whitened
     data = tuple(map(jnp.asarray, (toy.X, toy.Y, mode, factor)))
     density = jax.jit(lambda z: log_posterior(z, *data[:2], 1.0, *data[2:]))
@@ -132,7 +132,7 @@ def test_the_same_integrator_with_all_rows_is_right(whitened, x64):
     assert np.abs(lost).max() < 0.1
 
 
-@pytest.mark.slow  # for right answers of HMC-ECS, see its kernels' tests
+@pytest.mark.slow  # the kernel's tests have right answers of HMC-ECS
 def test_energy_conserving_subsampling_with_as_many_rows_is_right():
     post = toy.posterior(anchor=toy.poor_anchor(), design="weighted", **toy.POOR)
     assert post.tuning["subsample"]["value"] == ROWS

@@ -1,4 +1,4 @@
-"""NUTS and HMC where no mode is of use: kinks, funnels, hierarchies, against quadrature."""
+"""NUTS and HMC without a useful mode: kinks, funnels, hierarchies, against quadrature."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from helpers.interrupted import task_of
 from helpers.ported import RUBIN, marginal_of_mu_and_tau
 from helpers.targets import TIMES, mean_and_error
 from modicum.kernels.base import Point
-from modicum.kernels.full_data import _move_by_matrix
+from modicum.kernels.full_data import _move_dense
 from modicum.kernels.moves import HMCMove
 
 Y = np.r_[np.full(9, 0.1), -1.0, 1.0]
@@ -64,7 +64,7 @@ def test_a_posterior_with_kinks(kink):
     assert "chains start from dispersed points" in kink.tuning["mode"]
     assert kink.tuning["metric"] == "dense"
     assert faults(kink, moments_by_quadrature()) == []
-    kink.draws["a"] = kink["a"] + 0.4 * kink["a"].std()  # the check can fail
+    kink.draws["a"] = kink["a"] + 0.4 * kink["a"].std()  # negative control
     assert ("a", 1) in faults(kink, moments_by_quadrature())
 
 
@@ -75,7 +75,7 @@ def test_hmc_and_a_diagonal_metric():
     assert faults(post, moments_by_quadrature()) == []
 
 
-def test_by_default_too_all_rows_are_taken_and_a_fixed_step_is_refused():
+def test_by_default_too_all_rows_are_used_and_a_fixed_step_is_refused():
     method, plan = mo.Auto(laplace=False).decide(task_of(KINKED, mo.Rows(y=np.tile(Y, 300))))
     assert method.name == "nuts"
     assert "no mode that could be found" in plan.tuning["method"]
@@ -86,7 +86,7 @@ def test_by_default_too_all_rows_are_taken_and_a_fixed_step_is_refused():
 
 
 def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):
-    """As in coordinates of unit mass; and a rejected point comes back as it was."""
+    """It equals a step in coordinates of unit mass; a rejected point comes back unchanged."""
     cov = np.array([[4.0, 1.2], [1.2, 1.0]])
     inverse_mass, factor = jnp.asarray(cov), np.linalg.cholesky(cov)
 
@@ -100,7 +100,7 @@ def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):
 
     @jax.jit
     def after(step):
-        return _move_by_matrix(move, key, point, density, step, inverse_mass)[0]
+        return _move_dense(move, key, point, density, step, inverse_mass)[0]
 
     @jax.jit
     def after_plain(point):
@@ -138,7 +138,7 @@ def centred_schools():
 
 @pytest.mark.slow
 def test_eight_schools_centred():
-    """The density has no mode that bounds it, and a funnel: with a small step NUTS gets into it."""
+    """The density is unbounded, in a funnel that NUTS enters with a small step."""
     model, rows = centred_schools()
     post = sampled(model, rows, method=mo.NUTS(target_accept=0.98), draws=3_000, tune=1_500)
     exact = marginal_of_mu_and_tau()

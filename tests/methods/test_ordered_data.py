@@ -1,8 +1,8 @@
-"""Data in the order of time or of outcome: rows are drawn from all of them, never from a buffer.
+"""Data sorted by time or outcome: rows are drawn from all data, never from a buffer.
 
-Authors of a streaming sampler report a silent drift of 1.65 standard deviations where ordered data
-are shuffled within a bounded buffer. The same experiment: rows sorted by outcome and by time, in
-files of one month each, against the same rows in random order.
+Authors of a streaming sampler report a silent drift of 1.65 standard deviations if sorted data are
+shuffled within a bounded buffer. This repeats the experiment: rows sorted by outcome and by time,
+in files of one month each, against the same rows in random order.
 """
 
 import warnings
@@ -38,7 +38,7 @@ def sampled(rows, **settings):
 
 
 def ingested(frame, folder):
-    """Through files that hold a month each, as a lake would, into a store."""
+    """Ingest files of one month each, like a lake, into a store."""
     parts = folder / "parts"
     parts.mkdir(parents=True)
     for i, start in enumerate(range(0, N, N // 12)):
@@ -48,7 +48,7 @@ def ingested(frame, folder):
 
 
 def buffered(values, buffer, rng):
-    """Means of batches from a shuffle buffer of bounded size, as streaming libraries make them."""
+    """Return means of batches from a bounded shuffle buffer, as in streaming libraries."""
     held, batches = list(values[:buffer]), []
     for value in values[buffer:]:
         place = rng.integers(len(held))
@@ -60,7 +60,7 @@ def buffered(values, buffer, rng):
 
 
 def follow(means, step=0.05):
-    """A stochastic gradient that follows the stream; where it ends is what is reported."""
+    """Follow the stream by stochastic gradient and return the end point."""
     at = 0.0
     for mean in means:
         at += step * (mean - at)
@@ -86,7 +86,7 @@ def test_posteriors_do_not_depend_on_the_order_of_the_rows(tmp_path):
 
 
 def test_a_stream_through_a_buffer_would_drift():
-    """The negative control: on sorted numbers the buffer's last batches are the largest numbers."""
+    """Negative control: the last batches of a buffer over sorted numbers are the largest."""
     rng = np.random.default_rng(3)
     values = rng.normal(size=N)
     assert abs(follow(buffered(values, BUFFER, rng))) < 0.2
@@ -94,7 +94,7 @@ def test_a_stream_through_a_buffer_would_drift():
 
 
 def test_rows_are_drawn_from_all_of_the_data(x64):
-    """Weights by rows, not by place: every month of a sorted store is drawn in its share."""
+    """Every month of a sorted store is drawn in proportion to its weight."""
     import jax
 
     from modicum.designs import Uniform, Weighted, weight_tables

@@ -1,4 +1,4 @@
-"""One list of methods, which names, help texts and error messages are made from."""
+"""One list of methods gives names, help texts and error messages."""
 
 import pytest
 

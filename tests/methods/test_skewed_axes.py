@@ -1,4 +1,4 @@
-"""Curves along skewed axes: their quantiles, what they make of a posterior, and who takes them."""
+"""Curves along skewed axes: their quantiles, their effect, and which methods use them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ MODEL = M.Logistic(prior_scale=10.0, intercept_scale=10.0)
 
 
 def exact_moments():
-    """Mean and sd of the level's coefficient, by a sum over a grid of both parameters."""
+    """Return mean and sd of the level's coefficient, by a sum over a grid of both parameters."""
     a = np.linspace(-1.6, -0.1, 121)[:, None]
     b = np.linspace(-60, 0, 4_001)[None]
     log = EVENTS * a - ROWS_A * np.log1p(np.exp(a)) - ROWS_E * np.log1p(np.exp(a + b))
@@ -45,7 +45,7 @@ def anchor_of(factor):
 
 
 def walled(z):
-    """A half-normal of scale 3 in the first coordinate, that ends at 0, times a standard normal."""
+    """A half-normal of scale 3 in the first coordinate, ending at 0, times a standard normal."""
     wall = -np.exp(np.minimum(40 * z[:, 0], 50))
     return wall - z[:, 0] ** 2 / 18 - 0.5 * np.sum(z[:, 1:] ** 2, axis=1)
 
@@ -133,7 +133,7 @@ def test_its_posterior_is_that_of_a_sum_over_a_grid(post, rows, monkeypatch):
     error = 4 * sd / np.sqrt(4_000)  # of 8,000 draws, by the independence sampler
     assert abs(post.mean("beta")[0] - mean) < error
     assert post.sd("beta")[0] == pytest.approx(sd, rel=0.05)
-    # normal draws, had they been taken, would have been far off
+    # plain normal draws would have been far off
     monkeypatch.setattr(choice, "_enough", lambda *_: True)
     with pytest.warns(mo.ModicumWarning):
         normal = mo.sample(MODEL, rows, draws=2_000, **RUN)
@@ -152,7 +152,7 @@ def test_nuts_moves_along_the_curves(rows, monkeypatch):
     assert plan.context.curves is not None
     assert plan.tuning["skewed axes"]["value"] == 1
     assert mo.NUTS(step_size=0.3).plan(task_of(MODEL, rows)).context.curves is None
-    task.cache[KEPT] = None  # as if draws had been weighed, and no axis were skewed
+    task.cache[KEPT] = None  # as if draws had been weighted and no axis were skewed
     assert mo.NUTS().plan(task).context.curves is None
 
 
@@ -170,7 +170,7 @@ def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
         mo.sample(MODEL, rows, method="nuts", **RUN)
 
 
-def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_taken_if_affordable(rows, monkeypatch):
+def test_where_hmc_ecs_would_be_in_doubt_all_rows_are_used_if_affordable(rows, monkeypatch):
     method, plan = mo.Auto(laplace=False).decide(task_of(MODEL, rows))
     assert method.name == "nuts"
     assert "posterior sd from its mode, about which HMC-ECS expands; about" in plan.tuning["method"]

@@ -1,4 +1,4 @@
-"""NUTS on few rows in small groups: steps that are short enough next to a zero spread."""
+"""NUTS on few rows in small groups takes steps short enough near a zero scale."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ PEOPLE, DAYS = 18, 10
 
 
 def sleepers(intercepts, slopes, seed=5):
-    """A table like lme4's sleepstudy: 18 people, ten days each."""
+    """Return a table like lme4's sleepstudy: 18 people, ten days each."""
     rng = np.random.default_rng(seed)
     person, day = np.repeat(np.arange(PEOPLE), DAYS), np.tile(np.arange(DAYS), PEOPLE)
     level = 250 + rng.normal(0, intercepts, PEOPLE)[person]
@@ -30,7 +30,7 @@ def fitted(table, method):
 
 
 def rate_for(intercepts, slopes, method=None):
-    """The acceptance rate that NUTS plans for."""
+    """Return the target acceptance rate that NUTS chooses."""
     table = sleepers(intercepts, slopes)
     rows = mo.Rows(
         x=table[["day"]].to_numpy(float), y=table["reaction"].to_numpy(), columns=["day"],
@@ -44,7 +44,7 @@ def rate_for(intercepts, slopes, method=None):
 @in_double_precision
 def test_steps_are_planned_by_what_data_say_of_the_effects():
     assert rate_for(0.01, 0.01) == CAREFUL
-    assert rate_for(60, 15) == ACCEPT  # what is fine is not slowed down
+    assert rate_for(60, 15) == ACCEPT  # easy cases are not slowed down
     assert rate_for(0.01, 0.01, mo.NUTS(target_accept=0.7)) == 0.7
 
 
@@ -57,7 +57,7 @@ def test_steps_are_shorter_where_data_say_little_of_the_effects():
     assert careful.stats["diverging"].mean() < 0.003
     assert usual.stats["diverging"].mean() > 0.003  # negative control: the usual rate has more
     plain = fitted(clear, "nuts")
-    assert plain.stats["acceptance_rate"].mean() < 0.88  # what is fine is not slowed down
+    assert plain.stats["acceptance_rate"].mean() < 0.88  # easy cases are not slowed down
     assert not plain.stats["diverging"].any()
 
 

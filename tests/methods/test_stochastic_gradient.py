@@ -1,4 +1,4 @@
-"""Stochastic-gradient methods through the front door: budgets, coordinates, guards, resuming."""
+"""Stochastic-gradient methods in `mo.sample`: budgets, coordinates, guards, resuming."""
 
 import sys
 import warnings
@@ -114,7 +114,7 @@ def test_budgets_that_cannot_be(settings, word):
 def test_thinning_keeps_every_kth_draw_and_counts_all_rows(monkeypatch):
     method = mo.SGLD(**RAW)
     every = sample(method, draws=28, tune=8)
-    for capacity in (None, 5):  # windows that lie across chunks, too
+    for capacity in (None, 5):  # also windows that span chunks
         if capacity:
             monkeypatch.setattr(
                 sys.modules["modicum.sample"], "capacity_for", lambda *_, c=capacity: c
@@ -142,7 +142,7 @@ def test_snapshots_do_not_depend_on_chunks(whole, monkeypatch, chunk):
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Simulates the death of the process."""
 
 
 def test_a_killed_run_with_snapshots_and_thinning_resumes(whole, tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_snapshots_make_gradients_exact_here(whole):
 def test_from_disk_as_from_memory(method, parallel, tmp_path):
     rows = logistic_rows(300, dtype="float32")  # as a store holds them
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=70, progressbar=False)
-    ahead = replace(method, memory_limit=0)  # fetched ahead however few they are
+    ahead = replace(method, memory_limit=0)  # always fetched ahead
     found = []
     for source, using in ((rows, method), (store, ahead)):
         with warnings.catch_warnings():
@@ -245,7 +245,7 @@ def test_snapshots_leave_only_the_integrators_error(method, known):
     assert abs(by_chain.mean() - exact) <= TIMES * error
     uniform = method.parts().integrator.response(method.step_size)
     noisy = target.n * uniform.variance(20.0, target.gradient_noise(method.batch))
-    assert abs(by_chain.mean() - noisy) > TIMES * error  # what plain batches would give
+    assert abs(by_chain.mean() - noisy) > TIMES * error  # unlike plain batches
 
 
 def test_step_sizes_follow_a_schedule():
@@ -306,7 +306,7 @@ def test_many_parameters_in_single_precision():
         (lambda: mo.SGLD(precision="float16"), "precision must be"),
         (lambda: mo.EWSG(index_steps=0), "index_steps must be"),
         (lambda: mo.EWSG(weights="quadratic"), "weights must be"),
-        (lambda: mo.EWSG(x="zero", weights="linear"), "all alike"),
+        (lambda: mo.EWSG(x="zero", weights="linear"), "all equal"),
         (lambda: mo.SGHMC(period=5), 'belong to form="friction"'),
         (lambda: mo.SGLDCV(order=3), "order must be 1 or 2"),
         (lambda: mo.SVRGLD(every=0), "every must be"),
@@ -316,14 +316,14 @@ def test_many_parameters_in_single_precision():
             lambda: mo.StochasticGradient(
                 integrator="langevin", selector=mo.kernels.selectors.Exponential(x="rest")
             ),
-            "speaks of a momentum",
+            "needs a momentum",
         ),
         (
             lambda: mo.StochasticGradient(
                 integrator=mo.kernels.integrators.Friction(in_parameters=True),
                 selector="exponential",
             ),
-            "alike in all directions",
+            "same variance in all directions",
         ),
         (lambda: mo.Decay(first=0.0), "first must be a positive number"),
     ],
@@ -448,4 +448,4 @@ def test_chains_of_a_network_start_apart():
 def test_chains_of_a_network_start_where_they_are_set():
     start = np.zeros(16 * 400 + 400 + 400 * 3 + 3)
     together = first_weights(network_rows(), start=start)
-    assert np.allclose(together, 0, atol=1e-5)  # a start that was given is that of all chains
+    assert np.allclose(together, 0, atol=1e-5)  # a given start is used by all chains

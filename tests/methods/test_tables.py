@@ -1,4 +1,4 @@
-"""The real tables: defaults against long full-data runs of the same models."""
+"""Real tables: defaults compared with long full-data runs of the same models."""
 
 import warnings
 from dataclasses import replace
@@ -29,13 +29,13 @@ def side_by_side(post, what):
 
 
 def errors_of(post):
-    """Monte Carlo error of every mean."""
+    """Return the Monte Carlo error of every mean."""
     draws = [post[p].reshape(*post[p].shape[:2], -1) for p in ("beta", "intercept")]
     return np.asarray(mcse(np.concatenate(draws, axis=2)))
 
 
 def sampled(name, draws=2000, chains=4, **settings):
-    """A run whose warnings are kept with it, and judged there."""
+    """Run and keep the warnings with the posterior, where tests check them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)
         return mo.sample(
@@ -47,7 +47,7 @@ cached = cache(sampled)
 
 
 def doubts(post):
-    """Warnings, but for rare levels of a table that the prior decides about, as it should."""
+    """Return warnings, except those about rare levels, where the prior rightly decides."""
     rare = ("prior-decides", "separation")
     return [doubt for doubt in post.warnings if doubt.code not in rare]
 
@@ -56,7 +56,7 @@ def test_claims_by_default_in_a_short_run():
     post = sampled("claims", draws=500, chains=2, tune=300)
     assert post.settings["method"] == "hmc-ecs"
     right = reference("claims")
-    # what the perturbation is allowed to add: the bias the choice of m is bound by
+    # the bias that the choice of m allows the perturbation to add
     allowed = TIMES * np.hypot(errors_of(post), right.mcse) + 0.05 * right.sd
     assert np.all(np.abs(side_by_side(post, "mean") - right.mean) < allowed)
     np.testing.assert_allclose(side_by_side(post, "sd"), right.sd, rtol=0.25)
@@ -76,8 +76,8 @@ def test_hmc_ecs_is_right_at_its_defaults(name):
     assert doubts(post) == []
 
 
-# What is close to normal about its mode: of the others weights of normal draws have a Pareto k of
-# .55 or more, and means by them are off by .1 posterior sd.
+# Tables with nearly normal posteriors. For the others, weights of normal draws have a Pareto k of
+# .55 or more, and weighted means are off by .1 posterior sd.
 NORMAL = {"claims": "laplace", "taxi": "laplace", "covertype": "hmc-ecs", "flights": "laplace"}
 
 
@@ -156,14 +156,14 @@ def test_weighted_rows_need_far_fewer_products():
 
     assert rows_per_step("weighted") <= 500
     with pytest.raises(CrudeControlVariateError, match='use design="weighted"'):
-        rows_per_step("uniform")  # whose bound would have to hold far out on separated levels
+        rows_per_step("uniform")  # its bound would have to hold far out on separated levels
 
 
 # The choice of m -----------------------------------------------------------------------------
 
 
 def chosen_rows(model, rows, seeds=10):
-    """m and the number of certain rows, by seed; two seeds look for the mode themselves."""
+    """Return m and the number of certainty rows by seed; two seeds search for the mode anew."""
     plans = [planned(model, rows, mo.HMCECS(), seed)[0] for seed in (1, 2)]
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
@@ -179,15 +179,15 @@ def chosen_rows(model, rows, seeds=10):
 def test_m_hardly_depends_on_the_seed(name):
     m, certain = chosen_rows(*table(name)).T
     assert m.max() <= 1.5 * m.min()
-    # Certain rows are doubled as long as that saves a twentieth: on flights 100 of them and m = 100
-    # cost 0.94 of what 50 and m = 120 do, so that the last digits of the mode decide which it is.
-    # What a step evaluates is what has to be steady.
+    # Certainty rows are doubled while that saves a twentieth: on flights 100 of them and m = 100
+    # cost 0.94 of what 50 and m = 120 do, so the last digits of the mode decide which it is. The
+    # number of rows that a step evaluates must be stable.
     total = m + certain
     assert total.max() <= 1.5 * total.min()
 
 
 def shift_by_correction(post, rows):
-    """What `correct` moves every mean by, in posterior sd, and the Monte Carlo error of that."""
+    """Return how far `correct` moves each mean, in posterior sd, and its Monte Carlo error."""
     fixed = post.correct(rows, draws=2_000, progressbar=False)
     weights = fixed.weights / fixed.weights.mean()
     draws = [fixed[p].reshape(*weights.shape, -1) for p in ("beta", "intercept")]
@@ -214,7 +214,7 @@ def census_post():
 
 @pytest.mark.slow
 def test_a_table_of_rare_levels_is_right_by_few_rows(census_post):
-    """Levels that hold a handful of rows, all alike, do not set m for everything else."""
+    """Levels with a handful of identical rows do not determine m for everything else."""
     right, post = reference("census"), census_post
     assert right.rows == len(census()[1])
     rows = post.tuning["subsample"]["value"] + post.tuning["certainty"]["value"]
@@ -228,7 +228,7 @@ def test_a_table_of_rare_levels_is_right_by_few_rows(census_post):
 
 @pytest.mark.slow
 def test_the_bound_on_the_bias_is_one(census_post):
-    """By the weights that correct for the perturbation; uniform rows would be far beyond it."""
+    """Check it with the correction's weights; uniform rows would far exceed it."""
     moved, error = shift_by_correction(census_post, census()[1])
     bound = census_post.tuning["bias_bound"]["value"]
     assert 0 < bound <= 0.05

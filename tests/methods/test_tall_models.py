@@ -1,4 +1,4 @@
-"""Ten models of tall data: HMC-ECS beside NUTS on all rows, or refused with a reason."""
+"""Ten models of tall data: HMC-ECS agrees with NUTS on all rows, or is refused with a reason."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from modicum.diagnostics import ess
 
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 ROWS = 100_000
-DRAWS = 500  # of NumPyro's chain
+DRAWS = 500  # draws of NumPyro's chain
 BIAS = 0.05  # posterior sds that the perturbation may cause
 
 
@@ -31,7 +31,7 @@ def moments(post):
 
 
 def cost_of(post):
-    """Rows evaluated per effective draw, all passes included."""
+    """Return the rows evaluated per effective draw, including all passes."""
     return post.ledger.evaluations / np.min(ess(flat_draws(post)))
 
 
@@ -67,7 +67,7 @@ def test_the_default_is_right_by_the_log_posterior_of_all_rows(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TALL)
-def test_models_of_ones_own_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
+def test_custom_models_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
     pytest.importorskip("numpyro")
     from helpers.tall_numpyro import nuts_of_numpyro, tall_numpyro
 
@@ -80,8 +80,8 @@ def test_models_of_ones_own_have_the_answer_of_numpyro_and_cost_no_more(name, x6
     assert apart(chosen, exact) == []
     shifted = {site: values + 0.5 * values.std(axis=(0, 1)) for site, values in exact.items()}
     assert apart(chosen, shifted) != []  # negative control
-    # Rows evaluated per effective draw, all passes and warm-up included, against NumPyro's draws
-    # alone, which had its start and its mass matrix for nothing.
+    # Rows per effective draw, including all passes and warm-up, against NumPyro's sampling alone,
+    # which gets its start and mass matrix for free.
     its_cost = gradients * ROWS * DRAWS / least_ess(exact)
     if chosen.settings["method"] != "nuts":
         assert cost_of(chosen) < its_cost
@@ -99,7 +99,7 @@ def own_sampled(model, rows, method):
 
 
 def apart(post, exact):
-    """Sites whose means differ from NumPyro's by more than Monte Carlo error and the bias."""
+    """Return sites whose means differ from NumPyro's beyond Monte Carlo error and the bias."""
     found = []
     for site, values in exact.items():
         mean, error = mean_and_error(post[site])
@@ -115,7 +115,7 @@ def least_ess(draws):
 
 
 def refused_doubted_or_right(model, rows, exact):
-    """Whether HMC-ECS, where it was not chosen, says why or has the answer all the same."""
+    """Whether HMC-ECS, if not chosen, raises, warns, or still gives the right answer."""
     try:
         post = own_sampled(model, rows, "hmc-ecs")
     except mo.ModicumError as refusal:

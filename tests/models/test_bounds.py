@@ -1,4 +1,4 @@
-"""Lower bounds: below the likelihood everywhere, tight where asked, and summed in one go."""
+"""Lower bounds: below the likelihood everywhere, tight where requested, summed at once."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ EACH = pytest.mark.parametrize("model", FAMILIES.values(), ids=FAMILIES)
 
 
 def somewhere(model, seed, spread=3.0):
-    """Predictors far and wide, and outcomes."""
+    """Return widely spread predictors, and outcomes."""
     rng = np.random.default_rng(seed)
     q = 4 if isinstance(model, M.Softmax) else 1
     eta = spread * rng.normal(size=(COUNT, q))
@@ -46,7 +46,7 @@ def somewhere(model, seed, spread=3.0):
     return jnp.asarray(np.c_[eta, extras]), jnp.asarray(y)
 
 
-# Compiled as a whole, as chains have them: one by one, their operations take much longer.
+# Compiled as one function, as in chains; operation by operation it takes much longer.
 
 
 @partial(jax.jit, static_argnums=0)
@@ -70,7 +70,7 @@ def tight_at(bound, predictors, y):
 
 
 def holes(bound, places):
-    """How many rows have a bound above their likelihood, beyond rounding."""
+    """Count rows whose bound exceeds their likelihood, beyond rounding."""
     predictors, y = somewhere(bound.model, 1)
     right = log_likelihood(bound.model, predictors, y)
     above = log_bound(bound, predictors, y, places(bound)) - right
@@ -108,14 +108,14 @@ def test_a_tuned_bound_is_tight_and_touches(model, x64):
     predictors, y = somewhere(model, 1)
     tight = tight_at(bound, predictors, y)
     np.testing.assert_allclose(gap_of(bound, predictors, y, tight), 0, atol=1e-13)
-    # second order: what is left of the slope is rounding
+    # second order: the remaining slope is rounding
     slope = jax.jit(jax.grad(lambda p: bound.gap(p, y, tight).sum()))(predictors)
     np.testing.assert_allclose(slope, 0, atol=1e-12)
 
 
 @dataclass(frozen=True)
 class Flat(LogisticBound):
-    """A parabola through the right points, a fifth too flat."""
+    """A mistake: a parabola through the right points, a fifth too flat."""
 
     def gap(self, predictors, y, tight):
         eta = predictors[:, 0]
@@ -132,7 +132,7 @@ class Flat(LogisticBound):
 
 @dataclass(frozen=True)
 class NoReference(SoftmaxBound):
-    """Boehning's matrix for one class fewer."""
+    """A mistake: Boehning's matrix for one class fewer."""
 
     def log_bound(self, predictors, y, tight):
         away = predictors - tight
@@ -142,7 +142,7 @@ class NoReference(SoftmaxBound):
 
 @dataclass(frozen=True)
 class Raw(StudentTBound):
-    """The tangent at raw residuals, as if the scale were one."""
+    """A mistake: the tangent at raw residuals, as if the scale were one."""
 
     def tight_at(self, predictors, y):
         return (y - predictors[:, 0]) ** 2
@@ -160,7 +160,7 @@ def test_wrong_bounds_are_caught(x64):
 
 
 def with_everything(rows, seed=1, offset_width=0):
-    """The same rows with offsets and frequency weights."""
+    """Return the same rows with offsets and frequency weights."""
     rng = np.random.default_rng(seed)
     shape = (len(rows), offset_width) if offset_width else len(rows)
     return mo.Rows(
@@ -181,7 +181,7 @@ PROBLEMS = {
 
 
 def collapsed_error(model, rows, tuned, bound=None, spoil=lambda context: context):
-    """Largest difference between the collapsed sum and the sum over rows, far from the anchor."""
+    """Return the largest error of the collapsed sum, far from the anchor."""
     sums, start = sums_of(model, rows)
     anchor = anchor_at_mode(sums, start)
     bounded = BoundedRows(sums.target, bound or bound_of(model), tuned)
@@ -193,14 +193,14 @@ def collapsed_error(model, rows, tuned, bound=None, spoil=lambda context: contex
         t = anchor.point + anchor.factor @ z
         base, right, prior, gap, total = _sums_at(bounded, z, t, all_of(rows), context)
         worst = max(worst, abs(float(base - right)))
-        # and log L = log B + gap, weights and all
+        # log L = log B + gap, including weights
         assert float(right - prior) + float(gap) == pytest.approx(float(total), abs=1e-8)
     return worst
 
 
 @partial(jax.jit, static_argnums=0)
 def _sums_at(bounded, z, t, batch, context):
-    """The collapsed sum, and over rows: bounds with the prior, prior, gaps, log-likelihoods."""
+    """Return the collapsed sum, and sums over rows: bounds and prior, prior, gaps, log L."""
     target, cached = bounded.target, bounded.cache(batch, context.point)
     predictors = target.model.predictor_vector(target.unravel(t), cached.fields)
     each = bounded.bound.log_bound(predictors, cached.fields["y"], cached.tight)

@@ -1,4 +1,4 @@
-"""What models refuse, each in one sentence that says where."""
+"""Models refuse bad rows with one sentence that says where."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +100,7 @@ def test_fields_that_are_missing_or_misshapen():
     assert "single class" in refusal(mo.SettingError, lambda: Target.of(M.Softmax(), one))
 
 
-# Models of one's own -----------------------------------------------------------------------
+# Users' own models --------------------------------------------------------------------------
 
 
 def own(**changes):
@@ -127,7 +127,7 @@ def own(**changes):
         ({"init": {"a": 1j}}, "real"),
     ],
 )
-def test_mistakes_in_a_model_of_ones_own(changes, words):
+def test_mistakes_in_a_custom_model(changes, words):
     assert words in refusal(mo.SettingError, lambda: Target.of(own(**changes), gaussian_rows(20)))
 
 
@@ -164,7 +164,7 @@ def test_identity_knows_code_and_what_it_closes_over():
     assert identity(own()) != identity(own(log_prior=lambda th: -0.7 * th["a"] ** 2))
 
 
-def test_predict_must_be_said():
+def test_predict_must_be_given():
     text = refusal(mo.SettingError, lambda: own().expected({"a": 0.0}, {}))
     assert "predict" in text
     told = own(predict=lambda th, b: b["x"][:, 0] * th["a"])

@@ -1,7 +1,7 @@
-"""Rows with codes mean what the same rows mean with every column formed.
+"""Coded rows are equivalent to the same rows with every column formed.
 
 Sums, residuals, moments and bounds agree to rounding; one short run per family of methods gives
-the same draws, since nothing but rounding differs.
+the same draws, because only rounding differs.
 """
 
 import warnings
@@ -71,7 +71,7 @@ def test_sums_over_rows_agree(kind):
     np.testing.assert_allclose(coded.values(at, "p"), dense.values(at, "p"), rtol=1e-11)
     np.testing.assert_allclose(coded.gradients(at, "p"), dense.gradients(at, "p"), atol=1e-9)
     moved = both.coded._description.coding.densely(both.coded.slice(0, 5))
-    assert not np.allclose(moved, moved[:, ::-1])  # or any order of columns would pass
+    assert not np.allclose(moved, moved[:, ::-1])  # otherwise any order of columns would pass
 
 
 @pytest.mark.parametrize("make", [lambda: pair(weight=True), lambda: pair(numbers=0), crossed])
@@ -123,7 +123,7 @@ def expected_sizes(rows, model):
 
 @pytest.mark.parametrize("kind", ["count", "crossed"])
 def test_expected_residuals_agree(kind):
-    """Of rows with codes by gathering entries of the covariance, of others by whitening."""
+    """Coded rows gather entries of the covariance, others are whitened."""
     both, model = PAIRS[kind](), FAMILIES.get(kind, mo.models.Logistic())
     ours, theirs = (expected_sizes(rows, model) for rows in both)
     np.testing.assert_allclose(ours, theirs, rtol=2e-6)  # rows are whitened in float32
@@ -132,7 +132,7 @@ def test_expected_residuals_agree(kind):
 
 @in_double_precision
 def test_the_pilot_study_does_not_depend_on_its_blocks(monkeypatch):
-    """Rows with codes are whitened a block at a time, the last of which is short."""
+    """Coded rows are whitened in blocks, the last of which is short."""
     rows, model = pair(outcome="count", weight=True).coded, mo.models.Poisson()
     total, start = sums(rows, model)
     whitened = proxy(anchor_at(total, start), total.target, 2)
@@ -175,13 +175,13 @@ SETTINGS = {"draws": 40, "tune": 10, "chains": 1, "random_seed": 4, "progressbar
 
 def fitted(rows, method="hmc-ecs"):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # of chains this short
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # the chains are short
         return mo.sample(mo.models.Logistic(), rows, method=method, **SETTINGS)
 
 
 def same_draws(ours, theirs):
     np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-5, atol=1e-6)
-    assert np.ptp(np.asarray(theirs["beta"]), axis=(0, 1)).min() > 0  # chains that move
+    assert np.ptp(np.asarray(theirs["beta"]), axis=(0, 1)).min() > 0  # chains move
     assert ours.summary().index.tolist() == theirs.summary().index.tolist()
 
 

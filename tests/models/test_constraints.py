@@ -1,4 +1,4 @@
-"""Constraints: there and back, Jacobians by automatic differentiation, priors of known moments."""
+"""Constraints: round trips, Jacobians by automatic differentiation, priors of known moments."""
 
 import warnings
 
@@ -26,7 +26,7 @@ CASES = [
 
 
 def independent(constraint, value):
-    """As many entries as there are free numbers: the others follow from them."""
+    """Return as many entries as there are free numbers; these determine the others."""
     if constraint is mo.simplex:
         value = value[..., :-1]
     if constraint is mo.cholesky_corr:
@@ -36,7 +36,7 @@ def independent(constraint, value):
 
 @pytest.fixture(scope="module")
 def measured():
-    """All cases at once: apart they would be compiled operation by operation."""
+    """Compute all cases in one compiled function rather than operation by operation."""
     rng = np.random.default_rng(1)
     points = [rng.normal(size=constraint.free_shape(shape)) for constraint, shape in CASES]
 
@@ -69,14 +69,14 @@ def test_constrain_and_free_are_inverse(case, measured):
     np.testing.assert_allclose(back[0], free, rtol=1e-9, atol=1e-9)
     known = np.linalg.slogdet(np.atleast_2d(slopes))[1]
     assert log_jacobian == pytest.approx(known, rel=1e-10)
-    assert elsewhere != pytest.approx(known, rel=1e-4)  # the check can fail
-    assert all(np.all(np.isfinite(x)) for x in back)  # from far away, too
-    if constraint is not mo.ordered:  # whose gap of e^-800 is none beside the first number
+    assert elsewhere != pytest.approx(known, rel=1e-4)  # negative control
+    assert all(np.all(np.isfinite(x)) for x in back)  # also from far away
+    if constraint is not mo.ordered:  # whose gap of e^-800 vanishes next to the first number
         assert all(constraint.allows(x) or constraint is mo.cholesky_corr for x in far)
 
 
 def density(th):
-    """Priors whose moments are known, each with respect to the constrained parameter."""
+    """Return the density of priors with known moments, in the constrained parameters."""
     gamma = 2 * jnp.log(th["rate"]) - 2 * th["rate"]
     beta = jnp.log(th["p"]) + 4 * jnp.log1p(-th["p"])
     dirichlet = jnp.sum(jnp.array([1.0, 2.0, 3.0]) * jnp.log(th["w"]))
@@ -107,7 +107,7 @@ KNOWN = {  # means, and means of squares
 def faults(model):
     rows = mo.Rows(y=np.zeros(8))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # the prior decides, of course
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # the prior decides, as intended
         post = mo.sample(
             model, rows, method="nuts", draws=1500, tune=500, random_seed=2, progressbar=False,
             starts=1,
@@ -128,7 +128,7 @@ def correlation(th):
 
 
 class JacobianTwice(mo.Model):
-    """Without any the density of the gaps in `cut` would have no end; so wrong is enough."""
+    """A mistake; without any Jacobian the density of `cut` would be improper."""
 
     def log_prior(self, theta):
         return super().log_prior(theta) + self.layout.log_jacobian(theta)

@@ -20,7 +20,7 @@ SCALAR = {
 
 
 @pytest.mark.parametrize("name", SCALAR)
-def test_derivatives_in_eta_are_those_of_f(name, x64):
+def test_derivatives_in_eta_match_f(name, x64):
     model, outcomes = SCALAR[name]
     orders = [lambda e, y: model.log_density(e[None], y)]
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_softmax_derivatives_by_shape_and_value(classes, x64):
 def test_two_class_softmax_is_logistic(x64):
     eta = jnp.linspace(-3.0, 3.0, 7)
     softmax = jax.jit(M.Softmax(classes=2).derivatives)
-    two = softmax(eta[:, None], jnp.zeros(7))  # class 0 is Logistic's one
+    two = softmax(eta[:, None], jnp.zeros(7))  # class 0 is the 1 of Logistic
     one = M.Logistic().derivatives(eta, jnp.ones(7))
     for a, b in zip(two, one, strict=True):
         np.testing.assert_allclose(np.ravel(a), b, rtol=1e-12, atol=1e-14)

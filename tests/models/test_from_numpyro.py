@@ -1,4 +1,4 @@
-"""NumPyro's models through Modicum: the same log-densities, the same posterior, what is refused."""
+"""NumPyro models in Modicum: the same log-densities and posterior, and what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def hmcecs_example(data, obs, subsample_size):
 
 
 def counts(x, y=None, subsample_size=None):
-    """A negative binomial, rows taken by the plate's indices."""
+    """A negative binomial that indexes rows by the plate's indices."""
     alpha = numpyro.sample("alpha", dist.Normal(0.0, 2.0))
     with numpyro.plate("columns", x.shape[1]):
         beta = numpyro.sample("beta", dist.Normal(0.0, 1.0))
@@ -69,7 +69,7 @@ def density_of_numpyro(model, theta, **arguments):
         (every_support, {"y": X}, False),
     ],
 )
-def test_log_densities_are_those_of_numpyro(model, fields, subsample, x64):
+def test_log_densities_match_numpyro(model, fields, subsample, x64):
     rows = mo.Rows(**fields)
     ours = mo.from_numpyro(model, rows, **({"subsample_size": 100} if subsample else {}))
     target, _ = Target.of(ours, rows)

@@ -1,4 +1,4 @@
-"""Group terms: what they mean, the prior of their effects, and what is refused."""
+"""Group terms: their meaning, the prior of their effects, and what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def test_the_prior_of_one_effect_per_level(x64):
 
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_correlated_effects_have_an_lkj_prior(count, x64):
-    """log det(R)^(eta - 1) in R, and the volume of R in what is sampled."""
+    """It is log det(R)^(eta - 1) in R, plus the log-Jacobian of the sampled coordinates."""
     rng = np.random.default_rng(count)
     levels, pairs, eta = 4, count * (count - 1) // 2, 1.7
     where = tuple(range(count * levels))
@@ -109,7 +109,7 @@ def test_correlated_effects_have_an_lkj_prior(count, x64):
 
 
 def test_the_scale_settles_at_its_closed_form(x64):
-    """tau^4 / s^2 + (L - 1) tau^2 - S = 0 for HalfNormal(s), in the logarithm that is sampled."""
+    """tau^4 / s^2 + (L - 1) tau^2 - S = 0 for HalfNormal(s), in the sampled log tau."""
     term = Effects(tuple(range(20)), 1, (20,), (), (HalfNormal,))
     t = np.append(np.random.default_rng(1).normal(size=20), 0.0)
     covariance = 0.1 * np.eye(21)
@@ -120,7 +120,7 @@ def test_the_scale_settles_at_its_closed_form(x64):
 
 @pytest.mark.parametrize("ratio", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
-    """Data say N(u; c, 1 / A) of a level: its mean is V A c and its variance 1 / V = A + tau^-2."""
+    """If the data give N(u; c, 1 / A) for a level, its mean is V A c, with 1 / V = A + tau^-2."""
     rng = np.random.default_rng(1)
     factor = np.linalg.inv(np.triu(rng.normal(size=(5, 5))) + 3 * np.eye(5))
     where, whole, scale = np.array([0, 2]), 1, 4
@@ -145,15 +145,15 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
     V = 1 / (ratio * w / tau_square[0] + 1 / tau_square[:, None])  # at the anchor, and here
     narrower = np.sqrt(V[1] / V[0])
     expected = r.copy()
-    # V A c is the anchor's entry there, so that it is V / V* times that here
+    # V A c is the anchor's entry at the anchor, hence V / V* times that here
     expected[where] = at[where] * narrower**2 + away * narrower
     np.testing.assert_allclose(moved(0 * w), expected, atol=1e-10)
-    # what they have in common moves with tau, and the common coefficient the other way
+    # the common part moves with tau, and the common coefficient the other way
     common, wider = w @ away, np.sqrt(tau_square[1] / tau_square[0])
     expected[where] += common * (wider - narrower)
     expected[whole] -= common * (wider - 1)
     np.testing.assert_allclose(moved(w), expected, atol=1e-10)
-    assert np.ptp(expected - r) > 1e-3  # it does something
+    assert np.ptp(expected - r) > 1e-3  # the map does something
 
 
 # What is refused ---------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         (lambda: M.Logistic(groups="(1 | g)"), rows, "is a group term of a formula"),
         (lambda: M.Logistic(groups={"g": ["1", "a"]}), rows, "must be the name of a field, or"),
         (lambda: M.Logistic(groups=[0]), rows, "must be the name of a field, or .*, not 0"),
-        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120) / 8), "holds 0.125, and n"),
+        (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120) / 8), "holds 0.125, and f"),
         (
             lambda: M.Logistic(groups="g"),
             lambda: rows(g=np.zeros(120, int)),
@@ -188,7 +188,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         (lambda: G("g", ("1", "a"), "no"), rows, "correlated must be True or False, not 'no'"),
     ],
 )
-def test_bad_groups_are_refused_in_a_sentence(model, held, says):
+def test_bad_groups_are_refused_with_a_reason(model, held, says):
     with pytest.raises(mo.ModicumError, match=says):
         Target.of(model(), held())
 

@@ -1,4 +1,4 @@
-"""Groups integrated out: against brute-force quadrature, autodiff, and effects held explicitly."""
+"""Integrated groups, against brute-force quadrature, autodiff and explicit effects."""
 
 from functools import partial
 from itertools import product
@@ -33,7 +33,7 @@ GROUPS = 40
 
 
 def simulated(family, seed=1):
-    """Rows of groups of 1 to 11 rows, in no order."""
+    """Return rows in groups of 1 to 11, in random order."""
     rng = np.random.default_rng(seed)
     g = rng.permutation(np.repeat(np.arange(GROUPS), rng.integers(1, 12, GROUPS)))
     x = rng.normal(size=(len(g), 3))
@@ -47,7 +47,7 @@ def simulated(family, seed=1):
 
 
 def problem(family, effects, **settings):
-    """Sums over groups, and a point near the start."""
+    """Return sums over groups, and a point near the start."""
     rows = simulated(family)
     model = IntegratedEffects(family, "g", slopes=("x0", "x1")[: effects - 1], **settings)
     units = model.units(rows)
@@ -58,7 +58,7 @@ def problem(family, effects, **settings):
 
 
 def brute_force(sums, t, nodes):
-    """The log-likelihood by a fine product rule about 0, group by group in NumPy."""
+    """Return the log-likelihood by a fine product rule about 0, group by group in NumPy."""
     model, rows = sums.target.model, sums.rows.members.slice(0, len(sums.rows.members))
     theta = sums.target.unravel(t)
     xi, w = np.polynomial.hermite_e.hermegauss(nodes)
@@ -75,7 +75,7 @@ def brute_force(sums, t, nodes):
 
 @pytest.fixture(autouse=True)
 def double():
-    """Everything here is in double precision."""
+    """Use double precision everywhere here."""
     with jax.enable_x64(True):
         yield
 
@@ -107,16 +107,16 @@ def test_nodes_kept_at_a_point_give_the_same_function_there():
     target, groups = with_nodes(sums, t)
     fixed = Sums(target, groups, sums.engine, sums.ledger)
     assert fixed.value(t, "mode") == pytest.approx(sums.value(t, "mode"), abs=1e-11)
-    # elsewhere they have moved by a quadratic, and the integral is the same
+    # elsewhere nodes have moved by a quadratic, and the integral is the same
     near = t + 0.2
     assert 0 < abs(fixed.value(near, "mode") - sums.value(near, "mode")) < 1e-6
 
 
 class Standing(IntegratedEffects):
-    """The negative control: nodes that stay where they were at the anchor."""
+    """Negative control: nodes that stay where they are at the anchor."""
 
     def nodes_of(self, theta, flat, known):
-        """Those of the anchor."""
+        """Return the nodes of the anchor."""
         if known is not None:
             theta = integrals._unflatten(theta, known.point)
         return super().nodes_of(theta, flat, known)
@@ -124,7 +124,7 @@ class Standing(IntegratedEffects):
 
 @pytest.mark.parametrize("kind", [IntegratedEffects, Standing])
 def test_few_large_groups(kind):
-    """Where the posterior moves a group's effect by more than the width of its integrand."""
+    """The posterior moves a group's effect by more than the width of its integrand."""
     rng = np.random.default_rng(4)
     g = np.repeat(np.arange(5), 300)
     x, u = rng.normal(size=(len(g), 1)), 0.3 * rng.normal(size=5)
@@ -139,10 +139,10 @@ def test_few_large_groups(kind):
     kept = Sums(target, groups, sums.engine, sums.ledger)
     error = kept.values(t + away, "mode") - sums.values(t + away, "mode")
     assert (np.abs(error).max() < 1e-6) == (kind is IntegratedEffects)
-    # the guard of a run, which looks at its draws, notices
+    # the guard that checks the draws of a run notices
     codes = [note.code for note in quadrature_doubts(kept, t + away, 1)]
     assert codes == ([] if kind is IntegratedEffects else ["quadrature-coarse"])
-    # proposals of effects move with the draws as well
+    # proposals of effects follow the draws as well
     drawn = draw_effects(target.likelihood, groups.slice(0, 5), t + away, 1, 0)
     assert drawn.acceptance.min() > 0.6
 
@@ -192,7 +192,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
 
 
 def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
-    """For small effects residuals in tau^2 are smaller by orders of magnitude."""
+    """For small effects, residuals in tau^2 are orders of magnitude smaller."""
     sums, t = problem(mo.models.Logistic(), 1)
     t[3] = np.log(0.1)
     target, groups = with_nodes(sums, t)
@@ -218,7 +218,7 @@ def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
 
 
 def test_large_variances_are_expanded_nearly_in_their_logarithm():
-    """Beside a unit c, in c log(1 + s / c): the variance itself where it is small."""
+    """With a unit c they are expanded in c log(1 + s / c), which is s if s is small."""
     sums, t = problem(mo.models.Logistic(), 1)
     t[3] = np.log(3.0)
     target, groups = with_nodes(sums, t)
@@ -241,7 +241,7 @@ def test_large_variances_are_expanded_nearly_in_their_logarithm():
 
 @pytest.fixture(scope="module")
 def fitted():
-    """A fit with groups integrated out, and its rows."""
+    """Return a fit with integrated groups, and its rows."""
     rng = np.random.default_rng(3)
     J = 300
     g = np.repeat(np.arange(J), rng.integers(2, 16, J))
@@ -259,10 +259,10 @@ def fitted():
 
 
 def test_posterior_of_all_rows(fitted):
-    """HMC-ECS on groups against draws by brute-force quadrature, by means and sds."""
+    """HMC-ECS on groups has the means and sds of draws by brute-force quadrature."""
     post, rows, _, _ = fitted
     batch = rows.slice(0, len(rows))
-    starts = np.flatnonzero(np.diff(batch["g"], prepend=-1))  # rows lie in the order of groups
+    starts = np.flatnonzero(np.diff(batch["g"], prepend=-1))  # rows are sorted by group
     xi, w = np.polynomial.hermite_e.hermegauss(15)
     sign = np.where(batch["y"][:, None] > 0, -1.0, 1.0)
 
@@ -289,7 +289,7 @@ def test_posterior_of_all_rows(fitted):
 
 
 def test_effects_drawn_afterwards(fitted):
-    """Means and sds of effects against their integrals over a grid at the posterior's draws."""
+    """Compare means and sds of effects with integrals over a grid at the posterior draws."""
     post, rows, _, effect = fitted
     table = post.effects("g", levels=[5, 2, 8], draws=400)
     assert list(table.index) == [5, 2, 8]
@@ -305,7 +305,7 @@ def test_effects_drawn_afterwards(fitted):
         p = np.exp(h - logsumexp(h, axis=1, keepdims=True))
         mean = np.sum(p * tau, axis=1)
         sd = np.sqrt(np.mean(np.sum(p * tau**2, axis=1)) - np.mean(mean) ** 2)
-        # 400 draws by four Metropolis steps each are worth some 250
+        # 400 draws with four Metropolis steps each are worth some 250
         assert abs(table.loc[level, "mean"] - mean.mean()) < 4 * sd / np.sqrt(250)
         assert abs(np.log(table.loc[level, "sd"] / sd)) < 4 / np.sqrt(2 * 250)
     covered = post.effects("g")
@@ -352,7 +352,7 @@ def test_prediction_for_new_and_known_groups(fitted):
 
 
 def over_normal(family, predictors, sd):
-    """The mean of outcomes over a first predictor with this sd, by a fine trapezium rule."""
+    """Return the mean outcome over a first predictor with this sd, by a fine trapezoid rule."""
     z = np.linspace(-9, 9, 4001)
     weights = np.exp(-(z**2) / 2)
     means = _means(family, np.asarray(predictors), sd, z)
@@ -376,7 +376,7 @@ QUICKLY = ("probit", "poisson", "ordinal")
     ],
 )
 def test_means_over_groups_that_rows_do_not_name(name):
-    """Of one factor integrated out and another held explicitly, in every family."""
+    """For one integrated and one explicit factor, in every family."""
     x = np.array([[0.5, -1.0], [1.0, 0.3], [-0.2, 0.8], [0.1, 0.1]])
     y = [0.2, 0.4, 0.6, 0.9] if name == "beta" else [1.0, 2.0, 3.0, 2.0]
     y = [0.0, 1.0, 2.0, 1.0] if name == "ordinal" else y
@@ -469,7 +469,7 @@ def test_refusals():
     with pytest.raises(DataError, match="'x0' does not vary within any level of 'g'"):
         slope.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))
     alone = IntegratedEffects(mo.models.Logistic(), "g", slopes="x0", intercept=False)
-    alone.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))  # there is nothing else to tell it from
+    alone.units(mo.Rows(x=x, y=y, g=[0, 0, 1, 1]))  # fine without effects on the intercept
     for slopes in (None, (0,)):
         with pytest.raises(SettingError, match="slopes must be names of columns of x"):
             IntegratedEffects(mo.models.Logistic(), "g", slopes=slopes)

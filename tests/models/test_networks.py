@@ -107,7 +107,7 @@ def test_bytes_are_scaled_pixels(net, x64):
     told = mo.models.MLP(**{**vars(net), "scale": 1 / 255}) if type(net) is M.MLP else None
     if told is not None:
         np.testing.assert_allclose(log_likelihood(told, theta, all_of(unscaled)), right, rtol=1e-12)
-    # negative control: pixels that nobody scales are another data set
+    # negative control: unscaled pixels are another data set
     assert not np.allclose(log_likelihood(net, theta, all_of(unscaled)), right)
 
 

@@ -1,4 +1,4 @@
-"""Models of one's own: parameters with bounds, fields of any kind, what is refused and why."""
+"""`mo.Model`: constrained parameters, fields of any kind, what is refused and why."""
 
 import jax
 import jax.numpy as jnp

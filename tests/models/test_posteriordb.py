@@ -1,7 +1,7 @@
 """Posteriors of posteriordb against its reference draws, and eight schools against quadrature.
 
-The tables, and the moments of the reference draws, are in posteriordb.json, which says where they
-come from.
+posteriordb.json has the tables and the moments of the reference draws, and says where they come
+from.
 """
 
 import json
@@ -20,13 +20,13 @@ RUN = {
     "method": mo.NUTS(target_accept=0.95), "draws": 1_000, "tune": 600, "chains": 4,
     "random_seed": 3, "progressbar": False,
 }  # fmt: skip
-SHORTER = {"draws": 400, "tune": 400}  # where a gradient solves a differential equation
+SHORTER = {"draws": 400, "tune": 400}  # if a gradient solves a differential equation
 DYNAMICS = {"hudson_lynx_hare-lotka_volterra", "one_comp_mm_elim_abs-one_comp_mm_elim_abs"}
 BROKEN = {"r-hat", "other-modes", "modes-apart"}  # chains did not reach one answer
 
 
 def data_of(name):
-    """Those of a posterior; several share theirs with another."""
+    """Return the data of a posterior; several posteriors share theirs."""
     data = REFERENCE[name]["data"]
     return REFERENCE[data]["data"] if isinstance(data, str) else data
 
@@ -44,7 +44,7 @@ def side_by_side(named, names):
 
 
 def disagreements(ours, moments):
-    """Names of moments in which draws differ from the reference beyond the errors of both."""
+    """Name the moments in which draws differ from the reference beyond both errors."""
     mean, mean_error, variance, variance_error = np.transpose(moments)
     found = []
     for name, values, known, known_error in (
@@ -84,4 +84,4 @@ def test_eight_schools_agree_with_quadrature():
         mean, error = mean_and_error(values[..., None])
         assert abs(mean[0] - exact[name]) < 4.5 * error[0], name
     mean, error = mean_and_error(ours["mu"][..., None])
-    assert abs(mean[0] - (exact["mu"] + 1.0)) > 4.5 * error[0]  # the check can fail
+    assert abs(mean[0] - (exact["mu"] + 1.0)) > 4.5 * error[0]  # negative control

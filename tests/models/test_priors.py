@@ -1,4 +1,4 @@
-"""The distributions of `mo.priors`, what their keys mean, and how they are kept."""
+"""The distributions of `mo.priors`, what their keys mean, and how they are saved."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ DENSITIES = {
 
 
 @pytest.mark.parametrize("name", DENSITIES)
-def test_densities_are_those_of_scipy(name, x64):
+def test_densities_match_scipy(name, x64):
     prior, truth = DENSITIES[name]
     value = np.array([0.3, 1.0, 4.0])
     each = prior.density(jnp.asarray(value), *map(jnp.asarray, prior.numbers))
@@ -40,7 +40,7 @@ def test_densities_are_those_of_scipy(name, x64):
 
 @pytest.mark.parametrize("beta", [0.0, 0.02, 0.3, 3.0])
 def test_the_horseshoe_is_its_mixture(beta, x64):
-    """Against the integral over the local scale, by adaptive quadrature."""
+    """Compare it with the integral over the local scale, by adaptive quadrature."""
     slab, resolution, tau = 2.0, 0.01, 0.2
 
     def integrand(v):
@@ -59,8 +59,8 @@ def test_the_horseshoe_is_its_mixture(beta, x64):
 
 
 @pytest.mark.parametrize("name", ["student", "laplace"])
-def test_the_stand_in_has_the_slope_of_the_density(name, x64):
-    """w(r) = -(log p)'(r) / r about the centre."""
+def test_the_approximating_normal_has_the_slope_of_the_density(name, x64):
+    """The normal approximation has precision w(r) = -(log p)'(r) / r about the centre."""
     prior = DENSITIES[name][0]
     r = np.array([0.1, 1.0, 5.0])
     step = 1e-5
@@ -89,7 +89,7 @@ def test_the_stand_in_has_the_slope_of_the_density(name, x64):
         (lambda: M.Logistic(priors={"intercept": P.Horseshoe()}), "a prior of many coefficients"),
     ],
 )
-def test_what_is_not_a_prior_is_refused_in_a_sentence(make, says):
+def test_what_is_not_a_prior_is_refused_with_a_reason(make, says):
     with pytest.raises(mo.SettingError, match=says):
         make()
 
@@ -190,7 +190,7 @@ def test_normal_priors_with_means_have_their_closed_form():
 
 
 def test_a_tight_laplace_prior_is_anchored_within_the_posterior():
-    """By quadrature, for a single coefficient whose prior has a kink within its likelihood."""
+    """By quadrature, for one coefficient whose prior has a kink within the posterior."""
     rng = np.random.default_rng(3)
     x = rng.normal(size=(400, 1))
     y = 0.1 * x[:, 0] + rng.normal(size=400)
@@ -223,4 +223,4 @@ def test_flat_priors_without_a_posterior_are_refused(case):
     with pytest.raises(mo.ConvergenceError, match="the posterior is improper"):
         anchor_at_mode(sums, start, within=0.01)
     sums, start = sums_of(model(), rows)
-    anchor_at_mode(sums, start, within=0.01)  # the default priors keep it in bounds
+    anchor_at_mode(sums, start, within=0.01)  # the default priors keep it bounded

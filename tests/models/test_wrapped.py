@@ -98,7 +98,7 @@ def test_identity_follows_the_module_not_its_place_in_memory():
     assert identity(M.Network(module.apply, net.params, prior_scale=2)) != identity(net)
 
 
-def test_convolutions_are_those_of_flax(x64):
+def test_convolutions_match_flax(x64):
     nn = pytest.importorskip("flax.linen")
     images = RNG.random((5, 12, 10, 2))
 
@@ -133,7 +133,7 @@ def by_hand(params, x):
 PARAMS = {"in": RNG.normal(size=(3, 4)), "out": RNG.normal(size=(4, 3))}
 
 
-def test_starts_are_those_of_init():
+def test_starts_match_init():
     init = lambda key: jax.tree.map(lambda p: jax.random.normal(key, p.shape), PARAMS)  # noqa: E731
     net = M.Network(by_hand, PARAMS, init=init)
     one, other = (net.random_start(ROWS, jax.random.key(k)) for k in (1, 2))

@@ -17,7 +17,7 @@ def small(monkeypatch):
     monkeypatch.setattr(engine, "BLOCK", 8)
 
 
-@pytest.mark.parametrize("rows", [5, 8, 13, 24])  # one block, or no whole number of them, too
+@pytest.mark.parametrize("rows", [5, 8, 13, 24])  # also one block, or a partial one
 def test_blocks_add_up_to_the_chunk(small, rows):
     rng = np.random.default_rng(1)
     batch = {"x": rng.normal(size=(rows, 3)), "y": rng.normal(size=rows)}

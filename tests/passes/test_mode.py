@@ -24,8 +24,9 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.errors import NoModeError
-from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
+from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, mode
 from modicum.passes.anchor import whitening_factor
+from modicum.passes.curvature import curvature
 from modicum.passes.mode import TOLERANCE, _is_idle
 from modicum.passes.prior import prior_slope
 
@@ -41,7 +42,7 @@ def mode_of(model, rows, **kwargs):
     ("family", "n"),
     [
         ("poisson", 500),
-        ("logistic", 45_000),  # so many start from a subset
+        ("logistic", 45_000),  # so many that the search starts from a subset
         *(
             pytest.param(family, n, marks=pytest.mark.slow)
             for family, n in product(["logistic", "poisson"], [500, 2_000, 45_000])
@@ -50,7 +51,7 @@ def mode_of(model, rows, **kwargs):
     ],
 )
 def test_mode_is_statsmodels_maximum_likelihood(family, n):
-    # so wide a prior moves the mode by less than 1e-11 of itself
+    # so wide a prior moves the mode by a relative 1e-11 at most
     wide = {"prior_scale": 1e6, "intercept_scale": 1e6}
     model, rows, kind = {
         "logistic": (M.Logistic(**wide), logistic_rows(n), sm.families.Binomial()),
@@ -122,7 +123,7 @@ def test_weight_two_is_a_row_twice_for_the_mode():
     np.testing.assert_allclose(a.point, b.point, rtol=1e-8)
 
 
-# What is hard ------------------------------------------------------------------------------
+# Hard cases --------------------------------------------------------------------------------
 
 
 def separated(columns=None):
@@ -217,7 +218,7 @@ def test_a_stationary_point_that_is_not_a_maximum_is_reported():
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])
 
 
-# What is said, and whether it is true -------------------------------------------------------
+# Warnings and errors are true ---------------------------------------------------------------
 
 
 def note_of(model, rows, names=()):
@@ -230,11 +231,11 @@ def test_a_prior_that_is_too_tight_is_named():
     names = ("beta[a]", "beta[b]", "beta[c]", "intercept")
     model = M.Gaussian(scale=0.7, prior_scale=1e-3)
     note = note_of(model, gaussian_rows(200), names)
-    assert note.code == "prior-far"  # the data say otherwise, and the prior holds them back
+    assert note.code == "prior-far"  # prior and data conflict
     assert "collinear" not in str(note)
     assert "widen that prior (prior_scale" in str(note)
     note = note_of(model, gaussian_rows(200, size=0.0), names)
-    assert note.code == "prior-decides"  # the data have nothing against it
+    assert note.code == "prior-decides"  # the data agree with it
     assert "collinear" not in str(note)
     assert "widen it (prior_scale)" in str(note)
     assert note.numbers["prior_sd"] == pytest.approx(1e-3)
@@ -250,7 +251,7 @@ def test_a_hierarchy_has_no_columns():
 
 
 def with_kinks():
-    """Flat between two heaps of outcomes, and with a corner at each of them."""
+    """Return a model with kinks: flat between two heaps of outcomes, with a corner at each."""
     return mo.Model(
         lambda th: -0.5 * th["a"] ** 2, lambda th, b: -jnp.abs(b["y"] - th["a"]), {"a": 0.05}
     )
@@ -263,7 +264,7 @@ def test_a_kink_is_not_called_silence_of_the_data():
 
 
 def test_a_mode_at_a_kink_is_refused_as_one():
-    with pytest.raises(mo.ConvergenceError, match=r"nothing rises from there .* kink"):
+    with pytest.raises(mo.ConvergenceError, match=r"no step increases the log-posterior .* kink"):
         mode_of(with_kinks(), mo.Rows(y=np.r_[np.full(9, 0.1), -1.0, 1.0]))
 
 
@@ -380,13 +381,58 @@ def test_near_the_mode_takes_fewer_passes_and_says_how_near():
     assert fewer.passes < record.passes
     assert fewer.converged
     assert TOLERANCE < fewer.gradient_norm < NEAR
-    # the norm that is told is the distance, in posterior standard deviations
+    # the reported norm is the distance in posterior sds
     away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
     assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)
 
 
+def rare_rows(n):
+    """One column is 1 in six rows only, of which a subset has none or one."""
+    x, y = (logistic_rows(n, 5).take(np.arange(n))[name] for name in ("x", "y"))
+    rare = np.zeros(n)
+    rare[:: n // 6] = 1
+    return mo.Rows(x=np.c_[x, rare], y=y)
+
+
+@pytest.mark.parametrize("rows", [lambda: logistic_rows(300_000, 5), lambda: rare_rows(300_000)])
+def test_gradients_lead_from_a_subset_to_where_one_hessian_is_enough(rows, monkeypatch):
+    sums, start = sums_of(M.Logistic(), rows())
+    hessians = []
+
+    def counted(these, t, purpose, *prior):
+        hessians.append(len(these.rows))
+        return curvature(these, t, purpose, *prior)
+
+    monkeypatch.setattr(mode, "curvature", counted)
+    close, record = find_mode(sums, start, within=NEAR)
+    monkeypatch.setattr(mode, "_approach", lambda sums, subset, at, *_: at.point)
+    before = hessians.count(len(sums.rows))
+    at, newton = find_mode(sums, start)
+    assert before < hessians.count(len(sums.rows)) - before
+    away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
+    assert np.linalg.norm(away) < NEAR
+    assert record.passes <= newton.passes + 1
+
+
+def test_levels_without_events_in_a_subset_come_back_within_a_few_passes(monkeypatch):
+    """There the curvature is next to nothing, and a Newton step back goes far past the mode."""
+    rng = np.random.default_rng(5)
+    level = rng.integers(0, 80, 60_000)
+    level[rng.random(60_000) > 0.04] = 80  # 30 rows in each of the others
+    number = rng.standard_normal(60_000) + 0.1 * level
+    x = np.c_[np.eye(81)[level][:, :80], number]
+    y = rng.random(60_000) < 0.15
+    sums, start = sums_of(M.Logistic(prior_scale=30.0), mo.Rows(x=x, y=y))
+    at, record = find_mode(sums, start)
+    assert record.passes <= 12
+    monkeypatch.setattr(mode, "_held_back", lambda *_: None)
+    again, damped = find_mode(sums, start)
+    np.testing.assert_allclose(at.point, again.point, atol=1e-6)
+    assert damped.passes > 16  # by damping alone: the control
+
+
 def own_quantile(rows):
-    """A quantile regression of one's own: the mode is on a kink."""
+    """Return a quantile regression as an `mo.Model`: its mode is on a kink."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((rows, 2))
     y = x @ [1.0, -0.5] + rng.standard_t(4, rows)
@@ -416,6 +462,6 @@ def test_only_steps_that_hardly_rise_far_from_a_mode_are_idle():
         return _is_idle(at, SimpleNamespace(log_posterior=-1e3 + rise, gradient_norm=then))
 
     assert is_idle(40.0, 1e-8, 45.0)
-    assert not is_idle(40.0, 1e-8, 0.01)  # it got there
+    assert not is_idle(40.0, 1e-8, 0.01)  # it converged
     assert not is_idle(40.0, 0.5, 45.0)
     assert not is_idle(0.05, 1e-8, 0.04)

@@ -1,4 +1,4 @@
-"""Sums that need no compiler, against those that are compiled."""
+"""Sums by NumPy equal the compiled ones."""
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ def weighted(n):
 
 
 def shifted_rows():
-    """float32, with a column like a year: nearly collinear with the intercept."""
+    """Return float32 rows with a column like a year, nearly collinear with the intercept."""
     rng = np.random.default_rng(9)
     x = np.column_stack([2_000 + rng.normal(size=300), rng.normal(size=300)]).astype(np.float32)
     return mo.Rows(x=x, y=(rng.random(300) < 0.4).astype(np.float32))
@@ -56,7 +56,7 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request):
-    """Sums with chunks of 128 rows, the last of them short, and a point."""
+    """Return sums with chunks of 128 rows, the last one short, and a point."""
     model, rows = CASES[request.param]
     sums, start = sums_of(model, rows())
     assert sums.target.likelihood.on_numpy
@@ -80,12 +80,15 @@ def test_hessians_agree(case):
     for mine, yours in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine, yours, rtol=rtol, atol=1e-11 * np.abs(yours).max())
     other = compiled_hessian(sums, t + 1e-3 * np.abs(t).mean())
-    assert not np.allclose(ours[2], other[2], rtol=rtol)  # the negative control
+    assert not np.allclose(ours[2], other[2], rtol=rtol)  # negative control
+    value, gradient = sums.gradient(t, "test")
+    assert value == pytest.approx(ours[0], rel=1e-14)
+    np.testing.assert_allclose(gradient, ours[1], rtol=1e-14)
 
 
 @in_double_precision
 def sizes_and_values(sums, t):
-    """Expected residuals by NumPy and compiled, and residuals of some rows at some draws."""
+    """Return expected residuals by NumPy and compiled, and residuals of some rows and draws."""
     variate = control_variate(sums.target, 2)
     proxy = proxy_at(anchor_at(sums, t), sums.target, 2)
     centre = np.full((1, len(t)), 0.3)
@@ -130,7 +133,7 @@ def test_leverages_keep_their_digits(columns):
     elif columns == "nearly collinear":
         x[:, 1] = x[:, 0] + 1e-8 * x[:, 1]
     else:
-        x[17, 0] = 1e60  # more than a float32 can be
+        x[17, 0] = 1e60  # beyond the range of float32
     wide = np.column_stack([x, np.ones(len(x))])
     # by the singular values: squaring them would lose half of the digits
     _, scale, axes = np.linalg.svd(wide / 2, full_matrices=False)
@@ -181,7 +184,7 @@ def test_weighted_normal_draws_compile_nothing(name):
     assert COMPILED.total == before
     assert post.mean("beta").shape == (len(held.columns),)
     jax.jit(lambda x: x + 1)(1.0)
-    assert COMPILED.total > before  # the negative control: what is compiled is counted
+    assert COMPILED.total > before  # negative control: compilation is counted
 
 
 @pytest.mark.parametrize("library", [0, 1])  # NumPy's, and SciPy's

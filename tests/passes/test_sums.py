@@ -1,4 +1,4 @@
-"""Sums over all rows, against plain NumPy, statsmodels and automatic differentiation."""
+"""Sums over all rows agree with plain NumPy, statsmodels and automatic differentiation."""
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ M = mo.models
 
 @pytest.fixture
 def small_chunks(monkeypatch):
-    """Chunks of 64 rows, the last of them partial."""
+    """Use chunks of 64 rows, the last one partial."""
     monkeypatch.setattr(engine, "chunk_rows", lambda rows: 64)
 
 
@@ -35,7 +35,7 @@ def augmented(rows):
 
 
 def numpy_sums(family, rows, t):
-    """C, A and B as one would write them down."""
+    """Return C, A and B by their definitions."""
     x, batch = augmented(rows)
     y, w = batch["y"], batch.get("weight", 1.0)
     eta = x @ t + batch.get("offset", 0.0)
@@ -63,7 +63,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sums_are_those_of_numpy(family, weighted, small_chunks):
+def test_sums_match_numpy(family, weighted, small_chunks):
     model, make = FAMILIES[family]
     weight = np.random.default_rng(1).integers(0, 4, 301) * 1.0 if weighted else None
     rows = make(301, weight=weight)  # 4 chunks of 64 and one of 45

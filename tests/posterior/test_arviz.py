@@ -23,7 +23,7 @@ LABELS = {"beta": ("dose", "age", "hour")}
 
 
 def log_density(z):
-    """Of all rows, and of the prior."""
+    """Return the log-likelihood of all rows, and the log-prior."""
     likelihood = norm.logpdf(Y, z @ X.T, SCALE).sum(axis=-1)
     return likelihood, norm.logpdf(z, 0, PRIOR_SD).sum(axis=-1)
 
@@ -104,7 +104,7 @@ def test_rows_left_out_are_drawn_by_arviz(post):
 
 
 def test_counts_are_whole_numbers_to_arviz(tree):
-    """By their type it tells a rootogram from a density."""
+    """ArviZ chooses between a rootogram and a density by their type."""
     plots = pytest.importorskip("arviz_plots")
     rows = mo.Rows(x=np.zeros((40, 1)), y=np.arange(40) % 4)
     draws = {"beta": np.zeros((1, 50, 1)), "intercept": np.zeros((1, 50))}
@@ -189,7 +189,7 @@ def test_weights_become_repetition(post):
 
 
 def test_effects_are_not_a_prior():
-    """Halving the prior's power moves effects by way of their standard deviation alone."""
+    """Scaling the prior moves effects only through their standard deviation."""
     rng = np.random.default_rng(1)
     ward = np.repeat(np.arange(20), 10)
     rows = mo.Rows(x=np.zeros((200, 1)), y=rng.normal(size=200), codes={"ward": ward})

@@ -1,4 +1,4 @@
-"""Correction by importance weights: exact for known densities, honest where it cannot be."""
+"""Correction by importance weights: exact for known densities, with a warning if it cannot be."""
 
 import warnings
 
@@ -19,14 +19,14 @@ def problem():
 
 
 def normal_draws(problem, shift, inflate=1.0, chains=4, draws=1000, ledger_rows=80):
-    """Independent draws of a normal that is not the posterior, with their log-density."""
+    """Return independent draws of a normal other than the posterior, with their log-density."""
     rng = np.random.default_rng(1)
     root = np.linalg.cholesky(problem.cov) * inflate
     z = rng.normal(size=(chains, draws, 3))
     at = problem.mean + shift * np.sqrt(np.diag(problem.cov)) + z @ root.T
     return Posterior(
         {"beta": at[..., :2], "intercept": at[..., 2]},
-        {"lp": -0.5 * (z**2).sum(-1) + 123.0},  # weights are ratios: a constant is no matter
+        {"lp": -0.5 * (z**2).sum(-1) + 123.0},  # weights are ratios, so a constant does not matter
         Ledger(rows=ledger_rows),
         predictor=ModelPredictor(problem.model),
         tuning={"kept": 1},
@@ -115,7 +115,7 @@ def test_what_cannot_be_corrected_is_refused(problem):
 
 @pytest.mark.slow
 def test_a_perturbed_chain_moves_towards_the_truth():
-    # the run the kernel's tests show to be off by .13 to .17 posterior sd
+    # the kernel's tests show that this run is off by .13 to .17 posterior sd
     post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)
     before = np.abs(toy.distance(post)[0])
     with warnings.catch_warnings():  # weights this uneven may be warned of
@@ -135,6 +135,6 @@ def test_a_good_chain_has_nothing_to_correct():
     report = fixed.tuning["correction"]
     assert report["effective_share"] > 0.98
     assert "right to within" in report["verdict"]
-    # log-weights are errors of the estimate: their variance is the one the chain reports
+    # log-weights are errors of the estimate, with the variance that the chain reports
     reported = post.stats["variance_estimate"].mean()
     assert report["weight_variance"] == pytest.approx(reported, rel=0.5)

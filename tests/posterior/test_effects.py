@@ -1,4 +1,4 @@
-"""Effects that are among the draws: tabulated, predicted with, and averaged over for new groups."""
+"""Explicit effects: tabulated, used in predictions, averaged over for new groups."""
 
 from dataclasses import replace
 
@@ -100,13 +100,13 @@ def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp
         return page.split("<h2>Effects of ward</h2>")[1].split("</section>")[0]
 
     whole = section(post)
-    assert whole.count("<svg") == 2  # how far intercepts and slopes are pulled
+    assert whole.count("<svg") == 2  # shrinkage of intercepts and of slopes
     assert whole.count('class="mean"') == 2 * 25
     assert section(bare, data=table[0]) == whole
     alone = section(bare)
     assert alone.count("<svg") == 0
     assert "w03, ward:dose" in alone
-    assert section(bare, data=table[0].assign(dose=0.5)) == alone  # not the rows of the fit
+    assert section(bare, data=table[0].assign(dose=0.5)) == alone  # other rows than the fit's
 
 
 def test_levels_that_are_numbers_stay_numbers(post):
@@ -132,7 +132,7 @@ def test_known_groups_are_predicted_by_their_effects(post):
 
 
 def test_new_groups_are_averaged_over(post):
-    """By drawing many effects of each draw's own spread."""
+    """Compare with many effects drawn from each draw's own scale."""
     new = pd.DataFrame({"dose": [0.0, 1.5]})
     mean = post.predict(new, draws=600).mean
     rng = np.random.default_rng(1)
@@ -141,13 +141,13 @@ def test_new_groups_are_averaged_over(post):
     u = rng.normal(size=(400, *sd.shape)) * sd
     eta = intercept + u[..., 0] + (slope + u[..., 1]) * np.array([0.0, 1.5])[:, None, None]
     np.testing.assert_allclose(mean, (1 / (1 + np.exp(-eta))).mean(axis=(1, 2)), atol=0.004)
-    plain = (1 / (1 + np.exp(-intercept - slope * 1.5))).mean()  # of an average group
+    plain = (1 / (1 + np.exp(-intercept - slope * 1.5))).mean()  # for an average group
     assert abs(plain - mean[1]) > 0.01
     with_column = new.assign(ward=["w00", "w01"])
     np.testing.assert_allclose(post.predict(with_column, draws=600, groups="new").mean, mean)
 
 
-def test_groups_must_be_said_where_they_count(post, table):
+def test_groups_must_be_given_where_they_matter(post, table):
     with pytest.raises(mo.DataError, match="do not say which 'ward'"):
         post.predict(pd.DataFrame({"dose": [0.0]}), groups="known")
     with pytest.raises(mo.DataError, match="'w99' in row 0, a group that the rows of the fit"):
@@ -166,7 +166,7 @@ def test_a_file_keeps_explicit_effects(post, tmp_path):
 
 
 def test_intraclass_correlations(post, table):
-    """Against the formula, draw by draw, and a logit whose noise is pi^2 / 3."""
+    """Compare with the formula, draw by draw; logit noise has variance pi^2 / 3."""
     found = post.icc()
     sd = post.draws["group_sd"]
     dose = np.mean(table[0]["dose"] ** 2)  # the slope's variance is that of dose times effect
@@ -175,7 +175,7 @@ def test_intraclass_correlations(post, table):
     assert list(found.index) == ["ward"]
     assert found.loc["ward", "mean"] == pytest.approx(share.mean(), rel=1e-6)
     assert found.loc["ward", "5%"] == pytest.approx(np.quantile(share, 0.05), abs=2e-3)
-    # those of another noise, and of Poisson counts of a known mean
+    # other noise, and Poisson counts of a known mean
     draws = {"group_sd": np.full((1, 4, 2), 0.5)}
     source = mo.Posterior(draws=draws, stats={}, ledger=post.ledger)
     terms = [G("a"), G("b")]
@@ -195,7 +195,7 @@ def test_intraclass_correlations(post, table):
 
 
 def best_alone(rows, base, z):
-    """The effect on `z` that makes the outcomes of a level's rows most likely, by SciPy."""
+    """Return the maximum-likelihood effect on `z` of a level's rows, by SciPy."""
 
     def minus_log_likelihood(u):
         eta = base + z * u
@@ -214,14 +214,14 @@ def test_shrinkage_begins_at_what_own_rows_say(post, table):
         base = m["intercept"] + (m["beta[dose]"] + pooled.loc[level, "ward:dose"]) * rows["dose"]
         assert drawn == pytest.approx(best_alone(rows, base, 1.0), abs=1e-3)
         away = abs(drawn) - abs(pooled.loc[level, "ward"])
-        assert away > 0 or abs(away) < 0.05  # estimates of many rows hardly move
+        assert away > 0 or abs(away) < 0.05  # estimates from many rows hardly move
     rows = frame[frame["ward"] == "w04"]
     base = m["intercept"] + m["beta[dose]"] * rows["dose"] + pooled.loc["w04", "ward"]
     assert slopes[0] == pytest.approx(best_alone(rows, base, rows["dose"]), abs=1e-3)
 
 
 def test_levels_of_like_outcomes_have_no_estimate_of_their_own(post, table):
-    """One whose outcomes are all 1 is a triangle at the edge, and has a posterior mean."""
+    """A level whose outcomes are all 1 is a triangle at the edge, and has a posterior mean."""
     alike = table[0].assign(well=table[0]["well"] | (table[0]["ward"] == "w04"))
     rows = post.rows
     y = np.asarray(rows.slice(0, len(rows))["y"]) * 0 + alike["well"].to_numpy()
@@ -236,7 +236,7 @@ def test_levels_of_like_outcomes_have_no_estimate_of_their_own(post, table):
 
 
 def test_pictures_of_effects(post):
-    """What is drawn are the numbers of the table, in order."""
+    """They show the numbers of the table, in order."""
     table = post.effects("ward").xs("ward:dose", level="effect")
     ax = plots.caterpillar(post, "ward", effect="ward:dose")
     drawn = ax.lines[0].get_xdata()

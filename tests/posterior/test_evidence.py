@@ -1,4 +1,4 @@
-"""The evidence: against closed forms and quadrature, by averages and by the bridge."""
+"""The evidence, by averages and by bridge sampling, against closed forms and quadrature."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def posterior(cov=CONJUGATE.cov, model=CONJUGATE.model, rows=CONJUGATE.rows, num
 
 
 def exact(x=X, prior_sd=PRIOR_SD):
-    """Log marginal density of the outcomes: they are jointly normal."""
+    """Return the log marginal density of the outcomes, which are jointly normal."""
     cov = SCALE**2 * np.eye(N) + (x * prior_sd**2) @ x.T
     return multivariate_normal.logpdf(Y, cov=cov)
 
@@ -39,12 +39,12 @@ def test_conjugate_rows_in_closed_form():
     found = posterior().log_evidence(CONJUGATE.rows)
     assert agrees(found, exact())
     assert found == (found.value, found.error)
-    # negative control: another prior has another evidence, and the check sees it
+    # negative control: another prior has another evidence
     assert not agrees(found, exact(prior_sd=2 * PRIOR_SD))
 
 
 def test_draws_of_the_wrong_width_give_the_same_with_a_larger_error():
-    """The draws say where to look, not what is there."""
+    """The draws only determine where the density is evaluated."""
     right, wide = posterior().log_evidence(), posterior(1.5 * CONJUGATE.cov).log_evidence()
     assert wide.error > right.error
     assert abs(wide.value - exact()) < 4 * wide.error
@@ -61,7 +61,7 @@ def test_signs_of_draws_count_in_the_bridge(monkeypatch):
     z = np.random.default_rng(2).multivariate_normal(CONJUGATE.mean + 0.1, CONJUGATE.cov, (2, 200))
     post.draws["beta"][:, ::5], post.draws["intercept"][:, ::5] = z[..., :3], z[..., 3]
     post.weights = np.ones((2, 1000))
-    post.weights[:, ::10] = -1.0  # every other one of those that were put in
+    post.weights[:, ::10] = -1.0  # every other one of the inserted draws
     found = post.log_evidence()
     assert abs(found.value - exact()) < 4 * found.error + 1e-3 < 0.5
     # negative control: without their signs
@@ -71,7 +71,7 @@ def test_signs_of_draws_count_in_the_bridge(monkeypatch):
 
 
 def test_the_bridge_is_right_where_an_average_is_not():
-    """A bimodal density: a normal about both modes covers it badly."""
+    """The density is bimodal, and a normal around both modes covers it badly."""
     rng = np.random.default_rng(3)
     z = np.where(rng.random(4000) < 0.5, -3, 3) + rng.normal(size=4000) * 0.3
     proposal = rng.normal(0, 1.0, size=4000)  # too narrow: a tail of huge weights

@@ -1,4 +1,4 @@
-"""Each fault is told in one sentence; healthy runs are left in peace."""
+"""Each fault gives a one-sentence warning; healthy runs give none."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def check(x, stats=None, weights=None, labels=None):
     for sentence in found:
         assert sentence.endswith(".")
         assert sentence.count(". ") == 0
-        assert ";" in sentence  # what to do
+        assert ";" in sentence  # says what to do
     return found
 
 
@@ -64,10 +64,10 @@ def test_chains_that_stand_still():
     x = healthy()
     x[1, 100:250] = x[1, 100]
     assert check(x)[0].startswith("chain 1 stood still for 150 of its 500 draws")
-    # a rejection now and then is what Metropolis chains do
+    # occasional rejections are normal for Metropolis chains
     x = np.repeat(healthy(draws=1_000), 3, axis=1)
     assert check(x) == []
-    # one constant coordinate beside moving ones is not a frozen chain
+    # one constant coordinate among moving ones is not a frozen chain
     x = healthy()
     x[:, :, 0] = 1.0
     assert check(x) == []

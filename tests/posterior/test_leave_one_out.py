@@ -1,4 +1,4 @@
-"""Leaving rows out: against closed forms, ArviZ, and sums by hand; comparisons of models."""
+"""Leave-one-out against closed forms, ArviZ and NumPy; comparisons of models."""
 
 import warnings
 
@@ -24,7 +24,7 @@ PRIOR_SD = np.r_[np.full(3, 0.3), 0.5]
 
 
 def posterior(mean=CONJUGATE.mean, cov=CONJUGATE.cov, columns=3, weights=None, rows=None, seed=1):
-    """Independent draws of a normal posterior."""
+    """Return independent draws of a normal posterior."""
     z = np.random.default_rng(seed).multivariate_normal(mean, cov, size=(4, 500))
     draws = {"beta": z[..., :columns], "intercept": z[..., -1]}
     rows = CONJUGATE.rows if rows is None else rows
@@ -40,7 +40,7 @@ def posterior(mean=CONJUGATE.mean, cov=CONJUGATE.cov, columns=3, weights=None, r
 
 
 def exact(x, y, prior_sd=PRIOR_SD):
-    """Log predictive density of each row given the others, in closed form."""
+    """Return the log predictive density of each row given the others, in closed form."""
     values = []
     for i in range(len(y)):
         kept = np.arange(len(y)) != i
@@ -55,7 +55,7 @@ EXACT = exact(X, Y)
 
 
 def log_likelihoods(post):
-    """(chain, draw, row), by hand."""
+    """Return log-likelihoods (chain, draw, row), by NumPy."""
     eta = post["beta"] @ X[:, :-1].T + post["intercept"][..., None]
     return norm.logpdf(Y, eta, SCALE)
 
@@ -71,7 +71,7 @@ def left_out(post):
 
 
 def agrees(result):
-    """Rows one by one within a few Monte Carlo errors of 2,000 draws, and their sum."""
+    """Whether rows and their sum agree within a few Monte Carlo errors of 2,000 draws."""
     each = np.abs(result.elpd_i.values - EXACT).max() < 0.03
     return each and abs(result.elpd - EXACT.sum()) < 0.15
 
@@ -81,7 +81,7 @@ def test_conjugate_rows_one_by_one(left_out):
     assert left_out.se == pytest.approx(np.sqrt(N * EXACT.var()), rel=0.01)
     assert left_out.subsampling_se is None
     assert not left_out.warning
-    # in closed form, the effective number of parameters is what the rows' own presence adds
+    # in closed form: how much more likely rows are if they are not left out
     variance = np.einsum("ij,jk,ik->i", X, CONJUGATE.cov, X)
     within = norm.logpdf(Y, X @ CONJUGATE.mean, np.sqrt(SCALE**2 + variance))
     assert left_out.p == pytest.approx((within - EXACT).sum(), abs=0.15)
@@ -145,7 +145,7 @@ def test_a_sample_is_unbiased_and_one_that_forgets_its_probabilities_is_not():
 
 
 def test_weights_of_draws_count():
-    """Draws of a wider normal, with their importance weights, leave out as the posterior does."""
+    """Importance-weighted draws of a wider normal give the same result."""
 
     def ratio(z):
         at = multivariate_normal.logpdf(z, CONJUGATE.mean, CONJUGATE.cov)
@@ -157,13 +157,13 @@ def test_weights_of_draws_count():
 
 
 def signed_draws(seed=1):
-    """The posterior's draws, and draws of another normal that signs cancel on average."""
+    """Return posterior draws, mixed with draws of another normal that signs cancel."""
     rng = np.random.default_rng(seed)
     z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(4, 500))
     sign = np.ones((4, 500))
     away = rng.multivariate_normal(CONJUGATE.mean + 0.15, CONJUGATE.cov, size=(4, 100))
     z[:, ::5] = away
-    sign[:, ::10] = -1.0  # every other one of them
+    sign[:, ::10] = -1.0  # every other inserted draw
     return z, sign
 
 
@@ -195,7 +195,7 @@ def test_a_row_of_weight_two_is_two_rows():
 
 
 def with_an_odd_row():
-    """A posterior that row 7 decides, and the design and outcomes."""
+    """Return a posterior dominated by row 7, with design and outcomes."""
     x, y = X[:, :-1].copy(), Y.copy()
     x[7], y[7] = 30.0, -60.0
     rows = mo.Rows(x=x, y=y)
@@ -210,7 +210,7 @@ def test_rows_that_decide_much_are_left_out_anew():
     right = exact(design, y)
     with pytest.warns(ModicumWarning, match="moment_match=True"):
         wrong = post.loo()
-    assert abs(wrong.elpd_i.values[7] - right[7]) > 10  # the control: its draws do not tell
+    assert abs(wrong.elpd_i.values[7] - right[7]) > 10  # negative control: its draws are not enough
     found = post.loo(moment_match=True)
     assert not found.warning
     assert found.elpd_i.values[7] == pytest.approx(right[7], rel=1e-3)
@@ -248,7 +248,7 @@ def test_what_cannot_be_left_out_is_refused(post):
 
 
 def test_even_weights_with_a_tail_are_no_cause_for_doubt():
-    """Smoothed weights of a normal approximation: nearly 1, with a tail of their own."""
+    """Smoothed weights of a normal approximation are nearly 1, with a tail."""
 
     def nearly_even(z):
         rng = np.random.default_rng(3)
@@ -259,7 +259,7 @@ def test_even_weights_with_a_tail_are_no_cause_for_doubt():
         even = posterior(weights=nearly_even).loo()
     assert agrees(even)
     assert even.pareto_k.max() < 0.5
-    # a row that nothing explains is still seen, and so are weights that rest on a few draws
+    # outlying rows are still noticed, and so are weights that rest on a few draws
     y = Y.copy()
     y[7] = 40.0
     odd = posterior(weights=nearly_even, rows=mo.Rows(x=X[:, :-1], y=y))
@@ -323,7 +323,7 @@ def test_rows_are_left_out_given_the_effects_of_their_groups():
     matrix = norm.logpdf(Y, z @ X.T + effects[..., ward], SCALE)
     theirs = loo(from_dict({"posterior": draws, "log_likelihood": {"y": matrix}}))
     assert ours.elpd == pytest.approx(float(theirs.elpd), abs=1e-8)
-    # negative control: without the effects it is another
+    # negative control: without the effects it differs
     without = norm.logpdf(Y, z @ X.T, SCALE)
     other = loo(from_dict({"posterior": draws, "log_likelihood": {"y": without}}))
     assert abs(ours.elpd - float(other.elpd)) > 0.1
@@ -333,7 +333,7 @@ def test_rows_are_left_out_given_the_effects_of_their_groups():
 
 
 def without_first_column():
-    """The posterior of the model without its first column, in closed form."""
+    """Return the posterior of the model without its first column, in closed form."""
     x = X[:, 1:]
     precision = x.T @ x / SCALE**2 + np.diag(PRIOR_SD[1:] ** -2.0)
     mean = np.linalg.solve(precision, x.T @ Y) / SCALE**2
@@ -349,7 +349,7 @@ def test_comparison_is_that_of_paired_rows(post):
     assert table.loc["less", "elpd_diff"] == pytest.approx(apart.sum(), abs=0.2)
     assert table.loc["less", "dse"] == pytest.approx(np.sqrt(N * apart.var()), rel=0.02)
     assert table.loc["all", ["elpd_diff", "dse", "rank"]].tolist() == [0, 0, 0]
-    # negative control: unpaired, the error is another
+    # negative control: the unpaired error differs
     assert table.loc["less", "dse"] < 0.6 * np.hypot(*table["se"])
     by_name = mo.compare({"less": less, "all": post}, {"all": CONJUGATE.rows, "less": less.rows})
     pd.testing.assert_frame_equal(table, by_name)
@@ -361,13 +361,13 @@ def test_comparison_is_that_of_paired_rows(post):
 
 @pytest.fixture(scope="module")
 def two(post):
-    """Posteriors to choose between, and what each leaves out."""
+    """Return two posteriors to compare, and their leave-one-out results."""
     fits = {"all": post, "moved": posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])}
     return fits, {name: fit.loo() for name, fit in fits.items()}
 
 
 @pytest.mark.parametrize("method", ["stacking", "bb-pseudo-bma", "pseudo-bma"])
-def test_weights_of_models_are_those_of_arviz(two, method):
+def test_weights_of_models_match_arviz(two, method):
     from arviz_stats import compare
 
     fits, left_out = two
@@ -382,7 +382,7 @@ def test_weights_of_models_are_those_of_arviz(two, method):
 
 
 def test_stacking_mixes_models_that_each_predict_some_rows():
-    """Of densities known by hand: the best mixture is half and half."""
+    """With these densities, the best mixture is half and half."""
     from modicum.posterior.checking.model_weights import _stacked
 
     rows = np.log(np.r_[np.tile([[0.9, 0.1]], (50, 1)), np.tile([[0.1, 0.9]], (50, 1))])
@@ -408,7 +408,7 @@ def test_what_cannot_be_compared_is_refused(post):
 
 
 def stored_by_group(table, group, folder, effects=None):
-    """A posterior of rows in the order of their groups, or in the table's, drawn by hand."""
+    """Return a made-up posterior of rows in the order of groups, or of the table."""
     read = read_formula(
         f"y ~ x + (1 | {group})", table, missing="drop", store=folder, progressbar=False
     )
@@ -434,13 +434,13 @@ def table_of_wards():
     table["shift"] = rng.choice(["night", "day", "late"], N)
     means = pd.Series({"a": -0.5, "b": 0.5, "c": 0.0, "d": 1.0})
     table["y"] = 0.5 * table["x"] + table["ward"].map(means) + rng.normal(0, SCALE, N)
-    table.loc[150, "y"] = 30.0  # a row that nothing explains
+    table.loc[150, "y"] = 30.0  # an outlier
     table.loc[[2, 40, 149], "x"] = np.nan
     return table, means.to_numpy()
 
 
 def test_rows_are_called_as_in_the_table(table_of_wards, tmp_path):
-    """Stores are sorted by group and rows with missing values dropped; numbers are the table's."""
+    """Row numbers are the table's, although stores are sorted and drop missing values."""
     table, means = table_of_wards
     stored = stored_by_group(table, "ward", tmp_path / "stored", means)
     with pytest.warns(ModicumWarning, match=r"in row 150, "):
@@ -456,7 +456,7 @@ def test_rows_are_called_as_in_the_table(table_of_wards, tmp_path):
     assert drawn.elpd == pytest.approx(drawn_there.elpd, abs=1e-4)  # the same rows were drawn
     exact_rows = left_out.elpd_i.sel(row=drawn.elpd_i["row"])
     np.testing.assert_allclose(drawn.elpd_i, exact_rows, atol=1e-10)
-    # another table, of which these are not the rows, says nothing of their numbers
+    # a table with other rows cannot give their numbers
     stored.table = table.assign(ward=table["ward"].iloc[::-1].to_numpy())
     with pytest.warns(ModicumWarning) as doubts:
         stored.loo()
@@ -483,7 +483,7 @@ def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp
     with pytest.warns(ModicumWarning, match="in row 150, "):
         by_table = mo.compare(fits, table)
     pd.testing.assert_frame_equal(by_table, expected, atol=1e-8)
-    # as many rows, but others: what one dropped the other kept
+    # equally many, but different rows: one dropped what the other kept
     moved = table.assign(x=table["x"].fillna(0.0))
     moved.loc[[7, 9, 11], "x"] = np.nan
     fits["shift"] = stored_by_group(moved, "shift", tmp_path / "moved")

@@ -53,7 +53,7 @@ def test_text(ledger):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("mode", 5, "grad"), "Unknown kind"),
+        (("mode", 5, "grad"), "unknown kind"),
         (("mode", -5, "gradient"), "only grows"),
         (("mode", 5, "gradient", 1), "count the passes' rows"),
     ],

@@ -1,4 +1,4 @@
-"""What a column does: against coefficients, direct computation and finite populations."""
+"""Average effects of a column, against coefficients, direct computation and populations."""
 
 import matplotlib as mpl
 import numpy as np
@@ -59,7 +59,7 @@ def test_logistic_averages_are_those_by_hand(logistic):
     table = logistic.marginal("dose", slope=True)
     assert table.loc["dose", "mean"] == pytest.approx(slopes.mean(), abs=1e-7)
     assert table.loc["dose", "sd"] == pytest.approx(slopes.std(), rel=1e-5)
-    # negative control: the slope at the mean of the columns is another
+    # negative control: the slope at the mean of the columns differs
     centre = expit(beta @ X.mean(axis=0) + intercept)
     assert abs((beta[:, 0] * centre * (1 - centre)).mean() - slopes.mean()) > 1e-3
     predicted = logistic.marginal("dose", at=[-1.0, 2.0])
@@ -117,7 +117,7 @@ def test_factors_of_arrays_are_set_by_their_levels():
 
 @pytest.fixture(scope="module")
 def by_formula():
-    """Made-up draws of a spline, an interaction and levels."""
+    """Return made-up draws for a spline, an interaction and levels."""
     table = pd.DataFrame({"hour": RNG.integers(5, 22, N), "dose": X[:, 0]})
     table["ward"] = RNG.choice(["a", "b", "c"], N)
     table["well"] = RNG.random(N) < expit(0.5 * table["dose"])
@@ -172,16 +172,16 @@ def test_classes_have_a_line_each():
 
 
 def test_signs_of_draws_count():
-    """Of a linear model: the signed average of the coefficient."""
+    """In a linear model it is the signed average of the coefficient."""
     post = made(mo.models.Gaussian(scale=1.0), ROWS)
     post.weights = np.where(np.arange(200).reshape(2, 100) % 5 == 0, -1.0, 1.0)
     right = (post.weights * BETA[..., 0]).sum() / post.weights.sum()
     assert post.contrast("dose").loc["+1", "mean"] == pytest.approx(right, abs=1e-8)
-    assert abs(BETA[..., 0].mean() - right) > 1e-3  # and not the plain one
+    assert abs(BETA[..., 0].mean() - right) > 1e-3  # unlike the plain average
 
 
-def test_average_effects_are_those_of_statsmodels():
-    """At the estimate: average marginal effects of logit and Poisson models with exposure."""
+def test_average_effects_match_statsmodels():
+    """Average marginal effects of logit and Poisson models with exposure, at the estimate."""
     sm = pytest.importorskip("statsmodels.api")
     rng = np.random.default_rng(5)
     exposure = rng.uniform(0.5, 2, N)
@@ -196,7 +196,7 @@ def test_average_effects_are_those_of_statsmodels():
         rows = mo.Rows(x=X, y=y, columns=["dose", "age"], **more)
         at = {"beta": theirs.params[None, None, 1:], "intercept": theirs.params[None, None, 0]}
         post = made(model, rows, **{k: np.repeat(v, 2, axis=1) for k, v in at.items()})
-        # with an offset statsmodels has none; of a log link it is coefficient times mean
+        # statsmodels has none with an offset; for a log link it is coefficient times mean
         of_log = theirs.params[1:] * theirs.fittedvalues.mean()
         effect = theirs.get_margeff().margeff if offset is None else of_log
         for column, right in zip(("dose", "age"), effect, strict=True):
@@ -236,7 +236,7 @@ def test_what_cannot_be_asked_is_refused(logistic):
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_rows_that_a_fit_left_out_are_left_out_again(missing):
-    """A file may hold NaN where another holds null: both are missing values."""
+    """NaN in one file and null in another are both missing values."""
     dose = [missing, *X[1:, 0]]
     table = pa.table({"dose": pa.array(dose, pa.float64()), "age": X[:, 1], "y": np.ones(N)})
     formula = "y ~ dose + age"

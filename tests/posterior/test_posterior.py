@@ -116,7 +116,7 @@ def test_datatree(post):
     assert tree.attrs["method"] == "hmc-ecs"
     assert tree.posterior.attrs["row_evaluations"] == 20_000
     assert tree.posterior.attrs["inference_library"] == "modicum"
-    # the same conventions as a tree that ArviZ made, and the same answers
+    # the same conventions and answers as a tree made by ArviZ
     theirs = from_dict({"posterior": {"intercept": post["intercept"]}})
     assert tree.posterior["intercept"].dims == theirs.posterior["intercept"].dims
     assert float(array_stats.ess(tree.posterior["intercept"].values)) == pytest.approx(

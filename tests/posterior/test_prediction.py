@@ -20,7 +20,7 @@ def linear(draws, batch):
 
 
 class Rows(mo.Rows):
-    """Rows that remember how they were asked for."""
+    """Rows that record the requests for them."""
 
     def __init__(self, x):
         super().__init__(x=x)
@@ -58,7 +58,7 @@ def test_chunks_change_nothing_and_bound_the_memory(monkeypatch):
     assert rows.sizes[1] == 64
     np.testing.assert_allclose(pieces.mean, whole.mean)
     np.testing.assert_allclose(pieces.upper, whole.upper)
-    # thinned draws are the same each time, and near to all of them
+    # thinned draws are the same each time, and close to all draws
     assert np.array_equal(post.predict(rows).mean, pieces.mean)
     everything = post.predict(rows, draws=1_000)
     assert np.abs(whole.mean - everything.mean).max() < 4 * 0.3 * 5 / np.sqrt(200)
@@ -105,7 +105,7 @@ def test_signs_are_respected():
     kept = X[:50] @ post["beta"][large].T
     np.testing.assert_allclose(found.mean, kept.mean(axis=1), atol=1e-12)
     assert np.abs(found.lower - np.quantile(kept, 0.05, axis=1)).max() < 0.2
-    # negative control: the signs ignored
+    # negative control: ignore the signs
     ignored = make().predict({"x": X[:50]}, draws=10_000)
     assert np.abs(ignored.mean - found.mean).max() > 0.2
 
@@ -124,7 +124,7 @@ def test_refusals():
 
 
 def test_some_groups_are_known_and_others_are_new(tmp_path):
-    """Each row as if it were predicted by itself, with the factors that the fit knows of it."""
+    """Each row is predicted as if alone, with the groups that the fit knows."""
     rng = np.random.default_rng(3)
     table = pd.DataFrame({"x": rng.normal(size=60), "ward": list("abc") * 20, "bed": [1, 2] * 30})
     formula = "y ~ x + (1 | ward) + (1 | ward:bed)"
@@ -145,7 +145,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     one_by_one = [
         post.predict(new.iloc[[0]]),
         post.predict(new.iloc[[1]], groups="new"),  # neither the ward nor its beds are known
-        post.predict(new.iloc[[2]].drop(columns="bed")),  # the ward is
+        post.predict(new.iloc[[2]].drop(columns="bed")),  # the ward is known
         post.predict(new.iloc[[3]]),
     ]
     for end in ("mean", "lower", "upper"):
@@ -162,7 +162,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     np.testing.assert_allclose(pd.read_csv(out)["mean"], predicted.mean)
     with pytest.raises(mo.DataError, match="latin-1"):
         write_predictions(*before, "utf-8", *after)
-    with pytest.raises(mo.DataError, match="groups='any' if some of them are"):
+    with pytest.raises(mo.DataError, match="groups='any' if some groups are new"):
         post.predict(new)
     with pytest.raises(mo.DataError, match="missing value in row 3"):  # numbered as in the table
         post.predict(new.assign(x=[0, 0, 0, None]), groups="any")

@@ -1,4 +1,4 @@
-"""Outcomes drawn from the posterior predictive, and checks of them against what was seen."""
+"""Posterior predictive draws, and their comparison with observed outcomes."""
 
 import matplotlib as mpl
 import numpy as np
@@ -36,7 +36,7 @@ def gaussian():
 
 
 def fixed(model, rows, beta, intercept, number=100, **extras):
-    """A posterior that knows the coefficients."""
+    """Return a posterior with known coefficients."""
     draws = {"beta": np.tile(beta, (1, number, 1)), "intercept": np.full((1, number), intercept)}
     draws |= {name: np.full((1, number), value) for name, value in extras.items()}
     return made(model, rows, draws)
@@ -51,7 +51,7 @@ def test_outcomes_have_the_spread_of_coefficients_and_of_noise(gaussian):
     assert np.abs(z).max() < 4.5
     ratio = drawn.var(axis=0) / variance
     assert np.abs(ratio - 1).max() < 4.5 * np.sqrt(2 / 2000)
-    # negative control: noise alone is too narrow for the rows that say least of themselves
+    # negative control: noise alone is too narrow for the most uncertain rows
     assert np.abs(drawn.var(axis=0) / SCALE**2 - 1).mean() > np.abs(ratio - 1).mean()
     np.testing.assert_array_equal(drawn, gaussian.predictive(CONJUGATE.rows, draws=2000))
     assert not np.array_equal(drawn[0], gaussian.predictive(draws=1, random_seed=1)[0])
@@ -76,7 +76,7 @@ def test_weighted_draws_come_up_by_their_weights():
 
 
 def test_a_check_averages_with_signs():
-    """Half of the draws are of another slope, and signs cancel them."""
+    """Half of the draws have another slope, and signs cancel them."""
     x, rng = design(2000, 1)
     rows = mo.Rows(x=x, y=1.0 * (rng.random(2000) < expit(x[:, 0])))
     beta = np.where(np.arange(200) % 4 < 2, 1.0, -2.0)[None, :, None]
@@ -127,7 +127,7 @@ def test_classes_are_drawn_by_their_probabilities():
     assert check.kind == "classes"
     assert list(check.table.index) == ["0", "1", "2"]
     assert check.table["observed"].sum() == 60
-    # by a column: shares of each class, since numbers of classes have no mean
+    # by a column: shares of each class, because class numbers have no mean
     by = post.ppc(by=rows.columns[0], bins=2).table
     y, x = rows.slice(0, 60)["y"], rows.slice(0, 60)["x"][:, 0]
     low = x < np.median(x)
@@ -180,7 +180,7 @@ def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
 
 
 def test_a_row_that_counts_many_times_is_as_good_as_many_rows():
-    """Intervals of weighted rows are those of the rows they stand for, and the means too."""
+    """Weighted rows have the intervals and means of the repeated rows."""
     levels = np.repeat(np.linspace(-1, 1, 5), 2)[:, None]
     y = np.tile([0.0, 1.0], 5)
     chance = expit(levels[:, 0])
@@ -195,14 +195,14 @@ def test_a_row_that_counts_many_times_is_as_good_as_many_rows():
     width, needed = (table["upper"] - table["lower"] for table in (one, other))
     np.testing.assert_allclose(width, needed, rtol=0.25)
     np.testing.assert_allclose(needed, 2 * 1.645 * np.sqrt(0.25 / 2000), rtol=0.3)
-    # negative control: weights that are no whole numbers weigh one outcome each
+    # negative control: fractional weights apply to one outcome each
     half = mo.Rows(x=levels, y=y, weight=counts + 0.5, columns=["x0"])
     table = fixed(model, half, beta, 0.0, 400).ppc(by="x0", draws=400, bins=5).table
     assert (table["upper"] - table["lower"] > 5 * needed).all()
     calibration = few.ppc(draws=400)
     assert calibration.table["rows"].sum() == calibration.rows == counts.sum()
     assert (calibration.table["upper"] - calibration.table["lower"]).max() < 2 * needed.max()
-    # of more than are checked: a sample without replacement
+    # with more rows than are checked: a sample without replacement
     some = few.ppc(by="x0", draws=10, bins=5, subsample=5000)
     assert some.rows == some.table["rows"].sum() == 5000
     np.testing.assert_allclose(some.table["observed"], one["observed"], atol=4.5 * 0.5 / 1000**0.5)
@@ -221,7 +221,7 @@ def test_residuals_by_a_column_the_model_lacks():
     check = full.ppc(by="age", draws=200)
     assert (check.kind, check.name) == ("residuals", "age")
     assert check.outside <= 0.3
-    # of a table: a column that never became a part of the model
+    # a column of the table that is not in the model
     by_ward = without.ppc(table, by="ward")
     assert list(by_ward.table["at"]) == ["high", "low"]
     seen = table.groupby("ward")["y"].mean()
@@ -232,7 +232,7 @@ def test_residuals_by_a_column_the_model_lacks():
 
 
 def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_path):
-    """A store of groups is sorted by them, and rows with missing values may be left out of it."""
+    """A store is sorted by group and may lack rows with missing values."""
     x, rng = design(3000, 1)
     ward, age = rng.integers(0, 9, 3000), rng.integers(0, 3, 3000)
     table = pd.DataFrame(
@@ -256,7 +256,7 @@ def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_pa
     checked = post.ppc(by="age", draws=50).table
     np.testing.assert_allclose(checked["observed"], seen)
     assert checked["rows"].sum() == 2999
-    # negative control: the table's values beside the rows of the store
+    # negative control: values in the table's order with rows in the store's
     sorted_y = rows.take(np.arange(2999))["y"]
     mixed = pd.Series(sorted_y).groupby(table.dropna()["age"].to_numpy()).mean()
     assert np.abs(mixed - seen).max() > 0.5

@@ -1,4 +1,4 @@
-"""The report's page and what notebooks show: complete, without injection, true to the lights."""
+"""Reports and notebook displays: complete, safe from injection, with correct lights."""
 
 import re
 from html.parser import HTMLParser
@@ -23,7 +23,7 @@ RNG = np.random.default_rng(1)
 
 
 class Page(HTMLParser):
-    """Tags and text of a page; every tag must be closed."""
+    """Parse tags and text of a page; every tag must be closed."""
 
     VOID = ("meta", "br", "line", "circle", "rect", "polyline", "polygon")
 
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 
 def posterior(**changes):
-    """A made-up posterior of a formula whose levels and columns are hostile."""
+    """Return a made-up posterior of a formula with hostile levels and columns."""
     n = 240
     table = pd.DataFrame({"hour": RNG.integers(0, 24, n), EVIL: RNG.normal(size=n)})
     table["ward"] = RNG.choice([EVIL, "b & c", "d'\"e"], n)
@@ -118,7 +118,7 @@ def test_the_page_is_whole_and_says_everything(page):
         "bias_bound",
     ):
         assert words in read.words
-    assert read.tags.count("svg") >= 2  # calibration, and what the hour does
+    assert read.tags.count("svg") >= 2  # calibration, and the effect of the hour
     assert ("class", "light doubtful") in read.attributes
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_loaded_and_nothing_runs(page):
 def test_names_of_columns_and_levels_are_shown_as_they_are(page):
     assert "<script" not in page
     assert f"levels of ward {EVIL}" in Page(page).words
-    # negative control: what is said to be markup is taken as such
+    # negative control: declared markup is not escaped
     assert "<script" in tag("p", Markup(EVIL))
     assert "<script" not in tag("p", EVIL, title=EVIL)
 

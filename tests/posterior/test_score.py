@@ -1,4 +1,4 @@
-"""Scores of predictions: against sums by hand, with weights, signs and chunks."""
+"""Scores of predictions equal NumPy's, with weights, signs and chunks."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def make(weights=None, model=None, **draws):
 
 
 def by_hand(y=Y):
-    """Chances of a one and log-densities, (chain, draw, row)."""
+    """Return probabilities of a one and log-densities, (chain, draw, row)."""
     p = expit(BETA @ X.T + INTERCEPT[..., None])
     return p, np.log(np.where(y > 0, p, 1 - p))
 
@@ -103,7 +103,7 @@ def test_classes_and_real_outcomes():
     assert "accuracy" not in repr(real)
 
 
-def test_a_model_of_ones_own_need_not_predict():
+def test_a_custom_model_need_not_predict():
     model = mo.Model(
         log_prior=lambda th: 0.0,
         log_likelihood=lambda th, batch: -0.5 * (batch["y"] - th["level"]) ** 2,

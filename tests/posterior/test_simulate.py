@@ -1,4 +1,4 @@
-"""Outcomes drawn by models of one's own: what they say of themselves, and NumPyro's."""
+"""Outcomes drawn by `mo.Model`s and by NumPyro models."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ MACHINE = RNG.integers(0, 3, N)
 LEVEL, NOISE = np.array([0.0, 1.0, 5.0]), 0.7
 WEAR = LEVEL[MACHINE] + NOISE * RNG.normal(size=N)
 ROWS = mo.Rows(machine=MACHINE, wear=WEAR)
-SPREAD = 0.4  # of the draws of `level`
+SPREAD = 0.4  # sd of the draws of `level`
 
 
 def log_prior(th):
@@ -69,11 +69,11 @@ def post():
 
 
 def moments_off(drawn):
-    """Largest z-score of means and variances, and of correlations between rows of one draw."""
+    """Return the largest z-scores of moments, and of correlations between rows of a draw."""
     variance = NOISE**2 + SPREAD**2
     means = (drawn.mean(axis=0) - LEVEL[MACHINE]) / np.sqrt(variance / S)
     variances = (drawn.var(axis=0) / variance - 1) / np.sqrt(2 / S)
-    # rows of one machine share its level's error, and nothing else
+    # rows of one machine share only the error of its level
     shared = (MACHINE[:, None] == MACHINE) * SPREAD**2 / variance
     apart = ~np.eye(N, dtype=bool)
     correlations = (np.corrcoef(drawn.T) - shared)[apart] * np.sqrt(S)
@@ -114,7 +114,7 @@ def test_the_prior_predictive_is_that_of_the_prior(post):
     # level ~ N(0, 1), noise ~ exponential: E noise^2 = 2, and the fourth moment is 3 + 12 + 72
     assert np.abs(drawn.mean(axis=0)).max() < 4.5 * np.sqrt(3 / S)
     assert np.abs(drawn.var(axis=0) - 3).max() < 4.5 * np.sqrt((87 - 9) / S)
-    # which knows nothing of the third machine's level, 5
+    # the prior does not know the third machine's level, 5
     assert post.ppc(prior=True).outside > 0.3
 
 
@@ -235,7 +235,7 @@ def test_models_of_numpyro_draw_by_the_distribution_of_what_they_observe():
 
     x = np.array([0.0, 1.0, -1.0, 0.5])
     seen = np.array([2.0, 5.0, 1.0, 3.0])
-    rows = mo.Rows(x=x, seen=seen, copy=seen)  # two fields that hold the same
+    rows = mo.Rows(x=x, seen=seen, copy=seen)  # two equal fields
     of = mo.from_numpyro(line, rows)
     assert of.outcome_field == "seen"
     assert mo.from_numpyro(line, rows, log_seen=True).outcome_field == ""

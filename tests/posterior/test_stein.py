@@ -1,4 +1,4 @@
-"""Draws measured by their scores: exact ones pass, wrong ones do not, from all rows or a few."""
+"""Stein discrepancies, from all rows or a few: exact draws pass, wrong ones do not."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ TARGET = Conjugate(n=400, d=3)
 
 
 def posterior(n=600, shift=0.0, scale=1.0, seed=1):
-    """Exact draws of the conjugate posterior, or draws that are off."""
+    """Return exact draws of the conjugate posterior, or wrong draws."""
     rng = np.random.default_rng(seed)
     noise = rng.normal(size=(n, 4)) @ np.linalg.cholesky(TARGET.cov).T
     t = TARGET.mean + shift * np.sqrt(np.diag(TARGET.cov)) + scale * noise
@@ -36,7 +36,7 @@ def test_exact_draws_are_at_the_floor_and_wrong_ones_above():
 
 
 def logistic_posterior(rows):
-    """Draws of the Laplace approximation: about right, and off where they are shifted."""
+    """Return draws of the Laplace approximation, which are about right unless shifted."""
     from modicum.passes import anchor_at_mode
 
     sums, start = sums_of(mo.models.Logistic(), rows)
@@ -67,7 +67,7 @@ def test_few_rows_per_draw_measure_what_all_rows_do():
     wrong = of(at(0.5), subsample=30)
     assert wrong.squared > exact + 10 * np.std(few, ddof=1)
     assert np.isnan(wrong.value)
-    # negative control: one and the same subsample for all draws would be another posterior
+    # negative control: one subsample for all draws gives another posterior
     some = mo.Rows(**rows.take(np.arange(30)))
     assert abs(
         of(at(0.0)).squared - at(0.0).stein_discrepancy(some, draws=400, progressbar=False).squared

@@ -1,4 +1,4 @@
-"""Saved and loaded again; damaged and foreign files are refused in a sentence."""
+"""Posteriors are saved and loaded; damaged and foreign files raise a clear error."""
 
 import errno
 import json
@@ -101,7 +101,7 @@ def test_no_pickles(post, tmp_path):
         Posterior.load(evil)
 
 
-def test_damaged_anywhere_is_a_sentence(post, tmp_path):
+def test_damaged_anywhere_is_a_clear_error(post, tmp_path):
     whole = tmp_path / "p"
     post.save(whole)
     data = whole.read_bytes()
@@ -140,14 +140,14 @@ def test_foreign_and_newer_files(post, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_one_sentence(post, tmp_path, monkeypatch, number):
+def test_a_full_disk_is_a_clear_error(post, tmp_path, monkeypatch, number):
     path = tmp_path / "p"
 
     def full(descriptor):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match=r"the disk of '.*p' is full; make room"):
+    with pytest.raises(ResourceError, match=r"the disk of '.*p' is full; free some space"):
         post.save(path)
     assert list(tmp_path.iterdir()) == []
 
@@ -176,7 +176,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_file_that_cannot_be_written_is_one_sentence_before_the_work(
+def test_a_file_that_cannot_be_written_is_a_clear_error_before_the_work(
     name, post, tmp_path, monkeypatch
 ):
     write = WRITERS[name]

@@ -51,7 +51,7 @@ def test_quantiles_do_not_cross_where_signs_make_the_distribution_function_fall(
     order = np.argsort(psi[0])
     climb = np.cumsum(sign[0][order]) / sign.sum()
     assert np.any(np.diff(climb) < 0)
-    # negative control: the last crossing of the raw sums is not what the first is
+    # negative control: the last crossing of the raw sums differs from the first
     first = [psi[0][order][np.argmax(climb >= p)] for p in levels]
     assert np.any(np.asarray(first) != found)
 
@@ -71,7 +71,7 @@ def test_equal_weights_change_nothing():
 
 
 def test_error_matches_the_spread_of_replicates():
-    """Delta method and batch means against 600 independent runs; the naive formula is too wide."""
+    """Delta method and batch means match 600 independent runs; the naive formula is too wide."""
     psi, sign = truth.signed_chain((REPLICATES, DRAWS), seed=4)
     means, delta, naive, autoregressive = np.empty((4, REPLICATES))
     for i in range(REPLICATES):

@@ -73,7 +73,7 @@ def test_codes_take_the_smallest_type_that_fits():
         ({"gas": ["neon"] * 4}, "holds one level only"),
         ({"gas": ["neon", None, "argon", "neon"]}, "'gas' holds a missing value in row 1"),
         ({"gas": [1.5, np.nan, 2.5, 1.5]}, "'gas' holds a missing value in row 1"),
-        ({"gas": ["neon", 1, "argon", 2]}, "'gas' mixes kinds of values"),
+        ({"gas": ["neon", 1, "argon", 2]}, "'gas' mixes types of values"),
         ({"gas": GASES[:3]}, "'gas' has 3 rows and 'y' has 4"),
         ({"gas": np.zeros((4, 2))}, "'gas' must hold one level per row"),
         ({"gas": "neon"}, "must be one level per row"),
@@ -112,7 +112,7 @@ def test_a_store_holds_the_same(tmp_path, make, shard_rows):
     assert store.dtypes == rows.dtypes
     assert store.row_bytes == rows.row_bytes
     assert store.fingerprint() == rows.fingerprint() == made.fingerprint()
-    store._fingerprint = None  # not the one that was kept
+    store._fingerprint = None  # do not use the stored one
     assert store.fingerprint() == rows.fingerprint()
     ids = np.array([[39, 0], [13, 13]])
     for name, part in rows.take(ids).items():

@@ -1,4 +1,4 @@
-"""Formulas: parsed, learned, laid out as codes; the matrix is formulaic's own."""
+"""Formulas are parsed, learned and encoded as codes; the matrix equals formulaic's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMULAS = [
     "C(a, levels=['r', 'q', 'p'])", "`c d` * a", "C(k, contr.poly)", "(a + b + x)**2", "a / b",
     "a + a:x", "x + a:x + b", "standardize(x)", "C(np.floor(z))", "poly(x, 2):C(a, contr.diff)",
     "b + 0", "scale(center(x))", "C(a, contr.sum):b + x", "0 + a + b + `c d`:k", "x:z:a", "x - 1",
-    # splines of which most are 0 in any row
+    # splines that are mostly 0 in any row
     "bs(x, df=12)", "bs(x, df=8) + a", "bs(x, df=9, degree=1)", "bs(x, df=9, degree=0)",
     "bs(x, df=10) * a", "bs(x, df=9, include_intercept=True)", "a:z + bs(x, df=20) + z",
     "0 + bs(x, df=9, include_intercept=True)", "bs(x, df=8, extrapolation='clip') + bs(z, 9)",
@@ -50,7 +50,7 @@ def frame() -> pd.DataFrame:
 
 
 def expanded(encoding: FormulaEncoding, frame: pd.DataFrame) -> pd.DataFrame:
-    """The model matrix, which rows never hold."""
+    """Return the model matrix, which rows never form."""
     chunks = encoding.chunks(TableSource(frame), np.dtype(float))
     dense = [encoding.layout.coding.densely(chunk) for chunk in chunks]
     return pd.DataFrame(np.concatenate(dense), columns=encoding.layout.columns)
@@ -73,13 +73,13 @@ def test_the_matrix_is_formulaics(formula: str, frame: pd.DataFrame) -> None:
     np.testing.assert_allclose(ours, theirs[ours.columns], atol=1e-12)
     saved = FormulaEncoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
     assert saved.layout == encoding.layout
-    # Later rows are encoded by what was learned, not by what they are.
+    # New rows are encoded with what the fit learned, not by their own values.
     few = frame.iloc[3:7]
     np.testing.assert_allclose(expanded(saved, few), ours.iloc[3:7], atol=1e-12)
 
 
 def test_random_formulas_on_random_frames() -> None:
-    """Sums and products of factors chosen at random."""
+    """Test random sums and products of factors."""
     rng = np.random.default_rng(5)
     pool = ["x", "z", "a", "b", "d", "C(k)", "np.exp(x)", "bs(z, df=4)", "C(a, contr.sum)"]
     for _ in range(25):
@@ -118,13 +118,13 @@ def test_splines_keep_the_columns_that_are_not_zero(frame: pd.DataFrame) -> None
         "x": (4,), "bs(x, df=12) (piece)": (), "a": (), "y": (),
     }  # fmt: skip
     coding = encoding.layout.coding
-    assert coding.apart  # of a row each stands in a column of its own
+    assert coding.apart  # each value of a row is in its own column
     assert coding.size == 14
-    few = learn(parse("y ~ bs(x, df=7)"), TableSource(frame)).encoding  # too few to gain
+    few = learn(parse("y ~ bs(x, df=7)"), TableSource(frame)).encoding  # too few columns to pay off
     assert few.layout.coding.terms == ()
     assert dict(encoding.describe(1, np.dtype(float)).levels) == {"a": ("p", "q", "r")}
     damaged = encoding.to_dict()
-    damaged["factors"][0]["local"] = 2  # the negative control: a row has more than that
+    damaged["factors"][0]["local"] = 2  # negative control: a row has more values than that
     with pytest.raises(DataError, match="damaged"):
         expanded(FormulaEncoding.from_dict(damaged), frame)
 
@@ -162,21 +162,21 @@ def test_outcomes_are_expressions() -> None:
         ("y ~ x.max()", "by name only"),
         ("y ~ x | g", "in brackets"),
         ("y ~ a * (1 | g)", "in brackets"),
-        ("y ~ a:offset(b)", "an offset is added by itself"),
+        ("y ~ a:offset(b)", "an offset must be a separate term"),
         ("y ~ x - offset(z)", "subtracts offset(z)"),
         ("y ~ (1 | g", "not closed"),
         ("y x", "must have one ~"),
         ("y ~ ", "no terms"),
         ("y ~ x + ", "ends with +"),
         ("y ~ x + (1 | g) -", "ends with -"),
-        ("y ~ 2:x", "leave it out"),
+        ("y ~ 2:x", "leave the number out"),
         ("y ~ lag(x)", "calls lag"),
         ("y ~ I(a and b)", "write & for and"),
         ("y ~ C(x, contr.nonsense)", "contrasts are"),
-        ("y ~ bs(x, df=4) + I(C(x))", "stand by itself"),
-        (3, "must be a text"),
+        ("y ~ bs(x, df=4) + I(C(x))", "cannot be part of another expression"),
+        (3, "must be text"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(formula: str, words: str) -> None:
+def test_what_cannot_be_read_is_a_clear_error(formula: str, words: str) -> None:
     with pytest.raises(SettingError, match=re.escape(words)):
         learn(parse(formula), TableSource(pd.DataFrame({"y": [1.0], "x": [1.0]})))

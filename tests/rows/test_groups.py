@@ -1,4 +1,4 @@
-"""Rows seen as groups, in memory and in a store sorted by group."""
+"""Rows as groups, in memory and in a store sorted by group."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_a_giant_group_does_not_fill_the_others_chunks_with_padding(monkeypatch)
 
 @pytest.mark.parametrize("groups", [1, 3, 200])
 def test_external_sort(tmp_path, groups):
-    """Small runs, groups larger than a run among them: the order of a stable sort in memory."""
+    """With small runs, and groups larger than a run, the order is that of a stable sort."""
     fields = table(1000, groups)
     rows = mo.Rows(**fields)
     about = rows._description

@@ -39,7 +39,7 @@ def table():
 
 @pytest.fixture
 def sources(table, tmp_path):
-    """The same rows in every form."""
+    """Return the same rows in every form."""
     pq.write_table(table, tmp_path / "one.parquet", row_group_size=700)
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     pq.write_table(table.slice(0, 1234), tmp_path / "folder" / "a.parquet")
@@ -116,7 +116,7 @@ def write(path, lines):
 
 
 def test_csv_types_widen(tmp_path, monkeypatch):
-    """A column that looks whole at first may turn out to have a fraction, or text."""
+    """A column that starts with integers may later have fractions or text."""
     monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2000)
     lines = ["a,b,g,y"] + [f"{i % 7},1,{i % 2},0" for i in range(3000)] + ["1.5,2,other,1"]
     store = ingest(write(tmp_path / "d.csv", lines), tmp_path / "s", **SETTINGS)
@@ -178,7 +178,7 @@ def test_things_that_are_not_sources_are_refused(tmp_path):
 
     refuse(tmp_path / "nothing.parquet", "there is no file at", DataError)
     refuse(3, "a int cannot be read as a table")
-    refuse(write(tmp_path / "a.xlsx", ["x"]), "has no known ending")
+    refuse(write(tmp_path / "a.xlsx", ["x"]), "is not of a known file type")
     refuse(write(tmp_path / "a.parquet", ["x"]), "cannot be read as a Parquet file", DataError)
     refuse(
         write(tmp_path / "a.feather", ["x"]),
@@ -187,7 +187,7 @@ def test_things_that_are_not_sources_are_refused(tmp_path):
     )
     refuse(write(tmp_path / "empty.csv", [""]), "cannot be read as CSV", DataError)
     refuse(write(tmp_path / "header.csv", ["a,y"]), "no rows", DataError)
-    refuse(str(tmp_path / "a.*"), "has no known ending|several kinds")
+    refuse(str(tmp_path / "a.*"), "is not of a known file type|several kinds")
     (tmp_path / "hive" / "year=2013").mkdir(parents=True)
     pq.write_table(pa.table({"a": [1], "y": [0]}), tmp_path / "hive" / "year=2013" / "0.parquet")
     (tmp_path / "hive" / "year=2014").mkdir()
@@ -204,6 +204,6 @@ def test_progress_bar_counts_rows(table, tmp_path, capsys):
     ingest(table, tmp_path / "s", **(SETTINGS | {"progressbar": heard.append}))
     assert (heard[-1].done, heard[-1].total) == (N, N)
     ingest(table, tmp_path / "u", **(SETTINGS | {"progressbar": True}))
-    assert capsys.readouterr().err == f"modicum: ingest u, {N:,} rows\n"  # a log file's line
+    assert capsys.readouterr().err == f"modicum: ingest u, {N:,} rows\n"  # the line for a log file
     ingest(table, tmp_path / "t", **SETTINGS)
     assert capsys.readouterr().err == ""

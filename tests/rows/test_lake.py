@@ -1,4 +1,4 @@
-"""Lakes: partitions, mixed and empty parts, lazy frames, iterators; going on after a kill."""
+"""Lakes: partitions, mixed and empty files, lazy frames, iterators, resuming after a kill."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def frame():
 
 @pytest.fixture
 def hive(frame, tmp_path):
-    """One giant part among small ones, of one row and of none."""
+    """Write one giant file among small ones of one row and of none."""
     folder = tmp_path / "hive"
     for year, part in frame.groupby("year"):
         inside = folder / f"year={year}"
@@ -109,15 +109,15 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
         pq.write_table(pa.table(columns), folder / name)
 
     write("a.parquet", a=[1, 2], y=[0, 1])
-    write("b.parquet", a=[0.5, 1.5], y=[1, 0])  # fractions after whole numbers
-    write("c.parquet", y=pa.array([], pa.null()), a=pa.array([], pa.null()))  # written of nothing
+    write("b.parquet", a=[0.5, 1.5], y=[1, 0])  # floats after integers
+    write("c.parquet", y=pa.array([], pa.null()), a=pa.array([], pa.null()))  # an empty table
     rows = ingest(tmp_path / "mixed", tmp_path / "s", predictors=["a"], **QUIET)
     np.testing.assert_array_equal(rows.slice(0, 4)["x"][:, 0], [1, 2, 0.5, 1.5])
     write("d.parquet", b=[1.0], y=[0])
     with pytest.raises(mo.DataError, match=r"column 'a' is not in .*d.parquet"):
         ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
     write("d.parquet", a=["text"], y=[0])
-    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+    with pytest.raises(mo.DataError, match="do not hold the same types of values"):
         ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
     (folder / "d.parquet").write_bytes(b"")
     with pytest.raises(mo.DataError, match=r"cannot be read"):
@@ -135,20 +135,20 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
         ([], "there are no rows"),
         (iter(()), "there are no rows"),
         (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"z": [1]})]), "'y' is not in table 1"),
-        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other kinds"),
+        (iter([pd.DataFrame({"y": [1]}), pd.DataFrame({"y": ["b"]})]), "table 1 holds other types"),
         (pl.DataFrame({"a": [1], "y": [0]}).lazy().select(pl.col("nope")), "cannot be computed"),
     ],
 )
-def test_what_cannot_be_read_is_a_sentence(source, sentence, tmp_path):
+def test_what_cannot_be_read_is_a_clear_error(source, sentence, tmp_path):
     with pytest.raises(mo.ModicumError, match=sentence):
         ingest(source, tmp_path / "s", **QUIET)
     assert not (tmp_path / "s").exists()
 
 
-# Going on ----------------------------------------------------------------------------------
+# Resuming ----------------------------------------------------------------------------------
 
 
-def test_a_killed_ingest_goes_on_where_it_was(frame, tmp_path, monkeypatch):
+def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
     folder = tmp_path / "parts"
     folder.mkdir()
     for i in range(6):
@@ -170,17 +170,17 @@ def test_a_killed_ingest_goes_on_where_it_was(frame, tmp_path, monkeypatch):
     assert done.returncode == -9, done.stderr.decode()
     assert not (tmp_path / "s").exists()
     read = []
-    original = mo.rows.sources.FileSource._of_file
+    original = mo.rows.sources.FileSource._file_batches
 
     def watched(self, path, file, columns):
-        if "a" in columns:  # not the levels of g alone
+        if "a" in columns:  # not only the levels of g
             read.append(path.name)
         return original(self, path, file, columns)
 
-    monkeypatch.setattr(mo.rows.sources.FileSource, "_of_file", watched)
+    monkeypatch.setattr(mo.rows.sources.FileSource, "_file_batches", watched)
     rows = ingest(folder, tmp_path / "s", shard_rows=200, **QUIET)
     same(rows, frame, ("a", "k", "g", "year"))
-    assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were there
+    assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were complete
     assert sorted(os.listdir(tmp_path)) == ["parts", "s"]
     assert sorted(os.listdir(tmp_path / "s")) == [
         *(f"rows-{i:05d}.npy" for i in range(15)),

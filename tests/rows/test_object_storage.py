@@ -1,6 +1,6 @@
-"""Object storage: a real S3 server on the loopback, with broken connections and missing keys.
+"""Object storage: a real local S3 server, with broken connections and missing keys.
 
-Tables are read from it, and stores written to it and sampled from there.
+Tables are read from it; stores are written to it and sampled from it.
 """
 
 import os
@@ -42,9 +42,9 @@ def free_port():
 
 
 class Proxy(threading.Thread):
-    """Stands before the server; `resets` connections are cut after some kilobytes of an answer.
+    """A proxy that cuts `resets` connections after some kilobytes of a response.
 
-    Answers of others are held back for `delay` seconds, once.
+    It delays the response to another one by `delay` seconds, once.
     """
 
     def __init__(self, to, cut_after=20_000):
@@ -79,7 +79,7 @@ class Proxy(threading.Thread):
                 time.sleep(delay)
             if self.resets > 0 and sent > self.cut_after:
                 self.resets, self.cut = self.resets - 1, self.cut + 1
-                linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # a reset, and no orderly end
+                linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"  # a reset rather than an orderly close
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 client.close()
                 return
@@ -190,10 +190,10 @@ def test_a_reset_connection_is_read_on(server, table, tmp_path):
     assert rows.fingerprint() == expected(table).fingerprint()
 
 
-def test_a_server_that_stays_away_is_a_sentence_and_the_next_call_goes_on(
+def test_an_unreachable_server_is_a_clear_error_and_the_next_call_resumes(
     server, table, tmp_path, monkeypatch
 ):
-    scanned, asked = lake.LakeSource._scanned, []
+    scanned, asked = lake.LakeSource._scan, []
 
     def away(self, fragment, columns):
         asked.append((fragment.path, len(columns)))
@@ -201,20 +201,20 @@ def test_a_server_that_stays_away_is_a_sentence_and_the_next_call_goes_on(
             raise OSError("AWS Error NETWORK_CONNECTION: curlCode: 7, Couldn't connect to server")
         return scanned(self, fragment, columns)
 
-    monkeypatch.setattr(lake.LakeSource, "_scanned", away)
+    monkeypatch.setattr(lake.LakeSource, "_scan", away)
     with pytest.raises(mo.DataError, match=r"month=3/0.parquet cannot be read .*NETWORK"):
         ingest(uri(server), tmp_path / "s", shard_rows=300, **CHOICE)
     assert sum("month=3" in path for path, many in asked if many > 1) == lake.ATTEMPTS
     assert list(tmp_path.glob(".s.ingest-*"))
-    monkeypatch.setattr(lake.LakeSource, "_scanned", lambda *a: asked.append(a[1]) or scanned(*a))
+    monkeypatch.setattr(lake.LakeSource, "_scan", lambda *a: asked.append(a[1]) or scanned(*a))
     asked.clear()
     rows = ingest(uri(server), tmp_path / "s", shard_rows=300, **CHOICE)
     assert rows.fingerprint() == expected(table).fingerprint()
     assert not list(tmp_path.glob(".s.ingest-*"))
-    assert len(asked) == 4 + 2  # levels of all, and the rest of two files
+    assert len(asked) == 4 + 2  # levels of all files, then the rest of two
 
 
-def test_a_missing_key_and_a_missing_bucket_are_sentences(server, tmp_path):
+def test_a_missing_key_and_a_missing_bucket_are_clear_errors(server, tmp_path):
     with pytest.raises(mo.DataError, match="there is no file at"):
         ingest(uri(server, "nothing/here"), tmp_path / "s", **CHOICE)
     with pytest.raises(mo.ModicumError, match=r"there is no file at|cannot be read"):
@@ -222,10 +222,10 @@ def test_a_missing_key_and_a_missing_bucket_are_sentences(server, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_key_that_vanishes_while_it_is_read_is_a_sentence(server, tmp_path, monkeypatch):
+def test_a_key_that_vanishes_while_it_is_read_is_a_clear_error(server, tmp_path, monkeypatch):
     source = lake.LakeSource([uri(server)])
-    monkeypatch.setattr(source, "_scanned", _gone)
-    with pytest.raises(mo.DataError, match="check that it is there"):
+    monkeypatch.setattr(source, "_scan", _gone)
+    with pytest.raises(mo.DataError, match="check that it exists"):
         list(source.batches(["a"]))
 
 
@@ -238,17 +238,17 @@ def test_fits_keep_rows_in_the_cache_and_say_so(server, table, tmp_path, monkeyp
     heard = []
     made = read_formula("y ~ a + g", uri(server), progressbar=heard.append)
     assert made.rows.is_store
-    assert any("are kept in" in event.phase for event in heard)
+    assert any("caching the rows" in event.phase for event in heard)
     heard.clear()
     again = read_formula("y ~ a + g", uri(server), progressbar=heard.append)
     assert again.rows.fingerprint() == made.rows.fingerprint()
-    assert any("are taken from" in event.phase for event in heard)
+    assert any("from the cache" in event.phase for event in heard)
     assert not any("ingest" in event.phase for event in heard)
     local = read_formula("y ~ a + g", table, progressbar=False).rows
     assert local.fingerprint() == made.rows.fingerprint()
 
 
-# Stores there ------------------------------------------------------------------------------
+# Stores on object storage ------------------------------------------------------------------
 
 
 def store_at(server, name):
@@ -257,7 +257,7 @@ def store_at(server, name):
 
 @pytest.fixture(scope="module")
 def store(server, table):
-    """A store of several shards on the server."""
+    """Write a store of several shards to the server."""
     place = store_at(server, "whole")
     local = expected(table)
     ingest(local, place, dtype=None, shard_rows=1100, progressbar=False)
@@ -287,7 +287,7 @@ def test_a_store_is_written_and_read_there(server, store, table):
     assert rows.take([])["y"].shape == (0,)
 
 
-def test_its_draws_are_those_of_the_rows_in_memory(store, table, monkeypatch):
+def test_its_draws_match_the_rows_in_memory(store, table, monkeypatch):
     monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)  # chains fetch from the server
     remote, local = (
         quick(mo.models.Logistic(), rows, method="hmc-ecs")
@@ -318,14 +318,14 @@ def test_stores_are_read_on_after_failures(server, store, table, failure, monkey
     if failure == "reset":
         server.resets = 2
     else:
-        server.delay = 5.0  # waited for, or asked for again
+        server.delay = 5.0  # wait, or retry
     read = rows.slice(0, N)
     assert server.cut + server.delayed >= 1
     for name, values in read.items():
         np.testing.assert_array_equal(values, local.slice(0, N)[name])
 
 
-def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_goes_on(
+def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_resumes(
     server, table, monkeypatch
 ):
     place, send, sent = store_at(server, "grown"), object_storage.Bucket._put, []
@@ -349,7 +349,7 @@ def test_a_table_there_becomes_a_store_there_and_a_killed_ingest_goes_on(
     rows = ingest(uri(server), place, shard_rows=300, **CHOICE)
     assert rows.fingerprint() == expected(table).fingerprint()
     shards = [name for name in sent if name.startswith("rows-")]
-    assert len(shards) == 10  # of 14: the last of the five complete ones is written again
+    assert len(shards) == 10  # of 14; the last of the five complete shards is written again
     assert len(keys(server, "grown")) == 14 + 1
     mo.Rows.open(place, verify=True)
 
@@ -364,11 +364,11 @@ def test_a_store_there_is_replaced_when_the_new_one_is_complete(server, table):
     assert mo.Rows.open(place).fingerprint() == old.fingerprint()
     new = ingest({"y": [1.0, 2.0]}, place, progressbar=False, overwrite=True)
     assert (len(new), keys(server, "replaced")) == (2, ["rows-00001.npy", "rows.json"])
-    with pytest.raises(mo.DataError, match="open the store anew if it was replaced"):
+    with pytest.raises(mo.DataError, match="reopen the store if it was replaced"):
         old.slice(0, N)
 
 
-def test_a_missing_shard_a_damaged_one_and_other_files_are_sentences(server, table):
+def test_a_missing_shard_a_damaged_one_and_other_files_are_clear_errors(server, table):
     from pyarrow import fs
 
     place = store_at(server, "damaged")
@@ -379,9 +379,9 @@ def test_a_missing_shard_a_damaged_one_and_other_files_are_sentences(server, tab
     with pytest.raises(mo.DataError, match=r"rows-00002.npy of s3://trips/stores/damaged is trunc"):
         mo.Rows.open(place)
     system.delete_file(f"{path}/rows-00001.npy")
-    with pytest.raises(mo.DataError, match=r"damaged/rows-00001.npy is not there"):
+    with pytest.raises(mo.DataError, match=r"damaged/rows-00001.npy does not exist"):
         mo.Rows.open(place)
-    with pytest.raises(mo.SettingError, match="no part of a row store: choose another"):
+    with pytest.raises(mo.SettingError, match="not part of a row store: choose another"):
         ingest(expected(table), uri(server, "months/month=1"), dtype=None, progressbar=False)
     with pytest.raises(mo.DataError, match=r"is not a row store .it has no rows.json"):
         mo.Rows.open(store_at(server, "nowhere"))

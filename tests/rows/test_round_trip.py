@@ -1,4 +1,4 @@
-"""Rows in memory and the same rows in a store answer alike, bit for bit."""
+"""Rows in memory and in a store behave the same, bit for bit."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_pages_let_go_are_found_again(tmp_path, monkeypatch):
         np.testing.assert_array_equal(store.take(ids)["x"], fields["x"][ids])
     assert set(let_go) == {DONT_NEED}  # scattered rows too
     let_go.clear()
-    many = np.arange(60).reshape(5, 12)  # pages of one call are let go in it
+    many = np.arange(60).reshape(5, 12)  # a call releases its own pages
     np.testing.assert_array_equal(store.take(many)["x"], fields["x"][many])
     assert len(let_go) >= 3
 

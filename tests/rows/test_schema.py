@@ -1,4 +1,4 @@
-"""The schema says what a later table must match, alike in memory and in a store."""
+"""The schema says what a later table must match, in memory and in a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store is whole or absent, and says so when it was damaged."""
+"""A store is complete or absent, and reports damage."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_overwrite(store):
     after = ingest({"x": np.ones((3, 2))}, store, overwrite=True, progressbar=False)
     assert len(after) == len(Rows.open(store, verify=True)) == 3
     assert [p.name for p in store.parent.iterdir()] == ["s"]
-    # Rows opened before still read what they opened.
+    # Rows opened earlier still read the old store.
     assert np.array_equal(before.slice(0, 10)["x"], kept)
     # A store may even be made from itself.
     again = ingest(after, store, overwrite=True, dtype="float64", progressbar=False)
@@ -158,7 +158,7 @@ ingest({"x": np.ones((4_000_000, 4))}, sys.argv[1], shard_rows=100_000, progress
 
 
 def child_at_work(store):
-    """Start an ingest in a process of its own and return it in the middle of its work."""
+    """Start an ingest in another process and return it while it works."""
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD, store], stdout=subprocess.PIPE, text=True
     )
@@ -186,7 +186,7 @@ def test_killed_ingest_leaves_nothing_that_opens(tmp_path):
         child.wait()
         child.stdout.close()
     assert child.returncode == -signal.SIGKILL
-    assert (left[0] / "rows-00001.npy").exists()  # it was in the middle of it
+    assert (left[0] / "rows-00001.npy").exists()  # it was still working
     for folder in (store, left[0]):
         with pytest.raises(DataError, match="is not a row store"):
             Rows.open(folder)

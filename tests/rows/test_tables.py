@@ -1,4 +1,4 @@
-"""Tables become numbers: roles, categoricals, refusals, alike for three libraries."""
+"""Tables become rows: roles, categoricals and errors, the same for three libraries."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_long_table_keeps_row_numbers():
         ({"predictors": "delay"}, r"pass \['delay'\]"),
         ({"predictors": ["delay", "delay"]}, "predictor 'delay' is named twice"),
         ({"offset": "exposur"}, "offset column 'exposur' is not in the data.*'exposure'"),
-        ({"weight": "late"}, "one column cannot play two parts"),
+        ({"weight": "late"}, "one column cannot have two roles"),
         ({"categorical": ["carier"]}, "categorical column 'carier' is not.*'carrier'"),
         ({"categorical": "carrier"}, r"pass \['carrier'\]"),
         (
@@ -224,7 +224,7 @@ def test_a_factor_may_have_the_name_of_a_field():
 
 def test_codes_take_a_tenth_of_the_bytes():
     n, rng = 2_000, np.random.default_rng(1)
-    sizes = {"carrier": 16, "dest": 104, "month": 12, "hour": 19, "origin": 3}  # as of the flights
+    sizes = {"carrier": 16, "dest": 104, "month": 12, "hour": 19, "origin": 3}  # as in the flights
     columns = {name: rng.integers(0, size, n) for name, size in sizes.items()}
     frame = pd.DataFrame({**columns, "distance": rng.normal(size=n).astype("f4"), "y": 0})
     settings = {"categorical": list(sizes), "dtype": "float32"}

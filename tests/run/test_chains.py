@@ -21,7 +21,7 @@ ROWS, BATCH, LENGTH = 97, 6, 25
 
 @dataclass(frozen=True)
 class Accumulate:
-    """Adds up what it reads: its state remembers every row it was ever handed, in order."""
+    """Adds up what it reads: its state depends on every row it was given, in order."""
 
     at_start: bool = True
 
@@ -100,7 +100,7 @@ def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
     ],
 )
 def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source):
-    # what an accelerator does, on a CPU: parts of a call are copied while others are computed
+    # as on an accelerator: parts of a call are copied while others are computed
     rows, counts = sources(tmp_path)[source], [8, 7, 8, 2]
     truth = records(rows, counts, "stacked", thin=thin, block=2)
     assert truth["position"].shape[1] == LENGTH // thin
@@ -110,7 +110,7 @@ def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source
     monkeypatch.setattr(compiled, "advance_together", Counted(advance, called))
     assert_same(records(rows, counts, "stacked", thin=thin, block=2), truth)
     groups = len(Chains(Accumulate(), None, chain_keys(7, 3), 0, 8, rows, "stacked")._parts)
-    # windows of two where the rows are there, else one a call
+    # windows of two if the rows are present, else one per call
     assert len(called) == groups * (13 if source == "device" else 4)
 
 
@@ -143,7 +143,7 @@ def test_probabilities_travel_with_the_rows(tmp_path):
 
 
 def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
-    # the pace may change between chunks: rows fetched for another span must not be used
+    # the chunk size may change: rows fetched for another span must not be used
     given, done = sources(tmp_path), 0
     truth = records(given["device"], [8, 8, 8, 1])
     with jax.enable_x64(True):
@@ -152,7 +152,7 @@ def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
         chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, given["store"])
         chains.begin()
         for count in (3, 7, 2):
-            (part,) = chains.advance(done, count, next_count=5)  # never what comes next
+            (part,) = chains.advance(done, count, next_count=5)  # not the next count
             np.testing.assert_array_equal(part["position"], truth["position"][:, done:][:, :count])
             done += count
         chains.close()
@@ -164,7 +164,7 @@ def test_a_kernel_may_start_without_rows(tmp_path):
     assert_same(records(given["store"], [8, 8, 8, 1], kernel=kernel), truth)
 
 
-def test_state_saved_and_restored_goes_on_the_same(tmp_path):
+def test_state_saved_and_restored_continues_the_same(tmp_path):
     rows = sources(tmp_path)["store"]
     for parallel in ("threads", "stacked"):
         truth = records(rows, [8, 8], parallel)
@@ -214,7 +214,7 @@ def test_runs_that_differ_in_length_share_compiled_code(tmp_path):
             chains = Chains(kernel, context, chain_keys(7, 3), steps[:length], 8, rows)
             drawn.append(run(chains, tune=2, draws=length - 2, progressbar=False).position)
     assert len(traced) == 1
-    for short, long in pairwise(drawn):  # draws do not depend on how many are to come
+    for short, long in pairwise(drawn):  # draws do not depend on how many will follow
         np.testing.assert_array_equal(long[:, : short.shape[1]], short)
 
 
@@ -224,7 +224,7 @@ def test_keys_of_chains_and_seeds_all_differ():
 
     keys = [words(k) for seed in (0, 1, 2**31, 2**32, 2**40) for k in chain_keys(seed, 4)]
     assert len(set(keys)) == 20
-    # more chains add to the run, and do not change it
+    # more chains leave the first ones unchanged
     assert [words(k) for k in chain_keys(1, 6)][:4] == [words(k) for k in chain_keys(1, 4)]
 
 
@@ -245,7 +245,7 @@ def test_the_first_draws_are_as_many_as_there_is_room_for_where_they_are_cheap(s
     pace = _Pace(1_000, 3_000, tune=100, settled=settled)
     for _ in range(2):
         pace.took(CHUNK_SECONDS, 50)
-    assert pace.next(40) == 50  # of warm-up, by what it took
+    assert pace.next(40) == 50  # of warm-up, by the time it took
     assert pace.next(100) == (1_000 if settled else 50)
     pace.took(CHUNK_SECONDS, 300)
     assert pace.next(1_100) == 300

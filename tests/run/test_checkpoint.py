@@ -1,4 +1,4 @@
-"""Killed, interrupted, resumed: the same draws, and nothing half-written opens."""
+"""Killed, interrupted, resumed: the same draws, and no half-written file is read."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_chunks_do_not_change_draws(rows, whole, monkeypatch, chunk):
 
 
 def test_capacity_does_not_change_draws(rows, whole, monkeypatch):
-    # by sys.modules: the name modicum.sample is the function
+    # via sys.modules, because modicum.sample is the function
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 7)
     assert same_draws(quick(MODEL, rows), whole)
 
@@ -102,7 +102,7 @@ def test_other_rows_or_another_model_are_another_run(rows, tmp_path):
 
 
 def _begun(rows, folder):
-    """A checkpoint that was only begun: enough to know whose it is."""
+    """Begin a checkpoint, so that it only knows its run."""
     from modicum.methods import resolve
     from modicum.models import Target
     from modicum.passes import Starts
@@ -151,7 +151,7 @@ def test_a_damaged_part_is_refused(rows, whole, tmp_path, which, harm):
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """Simulates the death of the process."""
 
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
@@ -179,7 +179,7 @@ def test_a_crash_at_any_write_loses_nothing(rows, whole, tmp_path, monkeypatch, 
             assert same_run(quick(MODEL, rows, checkpoint=folder), whole)
         else:
             break
-    assert writes >= 8  # the index, the anchor, and three files a chunk: all were tried
+    assert writes >= 8  # the index, the anchor, and three files per chunk: all were tried
     assert crash_at == writes + 1
 
 
@@ -226,7 +226,7 @@ def wait_for(condition, process, seconds=120):
 
 
 def test_kill_during_sampling_resumes_to_the_same_draws(rows, whole, tmp_path):
-    rng = np.random.default_rng()  # any moment will do, so a new one each time
+    rng = np.random.default_rng()  # any moment will do, so try another each time
     for least in (int(rng.integers(TUNE)), TUNE + int(rng.integers(DRAWS - 15))):
         process = child(tmp_path, "sampling")
         wait_for(lambda least=least: saved_iterations(tmp_path) > least, process)
@@ -234,7 +234,7 @@ def test_kill_during_sampling_resumes_to_the_same_draws(rows, whole, tmp_path):
         process.kill()
         process.wait()
         assert process.returncode == -signal.SIGKILL
-        assert saved_iterations(tmp_path) > least  # what was reported as saved is there
+        assert saved_iterations(tmp_path) > least  # the reported iterations were saved
     kept = saved_iterations(tmp_path)
     assert kept < TUNE + DRAWS
     assert same_run(quick(MODEL, rows, checkpoint=tmp_path), whole)
@@ -283,7 +283,7 @@ def test_ctrl_c_returns_the_draws_so_far(rows, whole, tmp_path, monkeypatch):
     assert not some.settings["complete"]
     np.testing.assert_array_equal(some["beta"], whole["beta"][:, :count])
     assert signal.getsignal(signal.SIGINT) is before
-    # and the rest can still be had
+    # and the run can be completed
     assert same_run(quick(MODEL, rows, checkpoint=tmp_path), whole)
 
 

@@ -1,4 +1,4 @@
-"""Several devices on one host: passes and chains take them in turn, and nothing else changes."""
+"""Several devices on one host share passes and chains, and nothing else changes."""
 
 import os
 import subprocess

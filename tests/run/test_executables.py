@@ -1,4 +1,4 @@
-"""Compiled loops of earlier processes."""
+"""Compiled loops from earlier processes."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ ROWS = mo.Rows(x=RNG.normal(size=(200, 2)), y=RNG.integers(0, 2, 200))
 
 @pytest.fixture(autouse=True, scope="module")
 def no_cache_of_jax():
-    """Code that JAX has on disk would not be kept."""
+    """Disable JAX's disk cache: code found there is not kept again."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
@@ -39,21 +39,26 @@ def draws(method="hmc"):
 
 @pytest.fixture(scope="module")
 def first_process(tmp_path_factory, no_cache_of_jax):
-    """A folder with what a run kept, and its draws."""
+    """Return a folder with the loops that a run kept, and its draws."""
     folder = tmp_path_factory.mktemp("kept")
     let_compiled_code_go()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(executables, "_folder", lambda: folder)
         drawn = draws()
-        for thread in threading.enumerate():
-            if getattr(thread, "_target", None) is executables._write:
-                thread.join()
+        wait_until_written()
     return folder, drawn
+
+
+def wait_until_written():
+    """Code is written by threads, while chains run."""
+    for thread in threading.enumerate():
+        if getattr(thread, "_target", None) is executables._name_and_write:
+            thread.join()
 
 
 @pytest.fixture
 def folder(first_process, tmp_path, monkeypatch):
-    """What a process finds that comes after the first, and has traced nothing yet."""
+    """Act as a second process that finds the folder and has traced nothing yet."""
     shutil.copytree(first_process[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(executables, "_folder", lambda: tmp_path)
     let_compiled_code_go()
@@ -75,7 +80,7 @@ def test_a_later_process_takes_them_from_disk_and_draws_the_same(folder, first_p
 
 
 def test_a_key_that_ignores_settings_would_be_noticed(folder, first_process, monkeypatch):
-    """The control of the test above: code of other settings gives their draws."""
+    """Negative control of the test above: code of other settings gives their draws."""
     for name in keys_in(folder):
         (folder / name).rename(folder / name.split("-")[0])
     monkeypatch.setattr(executables, "key_of", lambda function, *_: function.__name__)
@@ -94,7 +99,8 @@ def test_half_a_file_is_not_used(folder):
     names = keys_in(folder)
     assert len(executables.stored(*names)) == 2
     let_compiled_code_go()
-    (folder / names[1]).write_bytes((folder / names[1]).read_bytes()[:1000])
+    content = (folder / names[1]).read_bytes()
+    (folder / names[1]).write_bytes(content[: len(content) // 2])
     assert executables.stored(*names) is None
     assert executables.stored(names[0], None) is None
     assert executables.stored(names[0], "another") is None
@@ -104,7 +110,7 @@ def test_half_a_file_is_not_used(folder):
 def test_code_is_found_again_by_another_version_that_compiles_the_same(
     folder, first_process, monkeypatch
 ):
-    """JAX's cache has it, so that it cannot be written; that it need not be is what this checks."""
+    """JAX's cache has the code, so it cannot be written again, and it need not be."""
     monkeypatch.setattr(executables, "_sources", lambda: "another version of a file")
     before = keys_in(folder)
     lowered = {}
@@ -112,6 +118,7 @@ def test_code_is_found_again_by_another_version_that_compiles_the_same(
         executables, "_write", lambda _, key, name, compiled: lowered.update({key: name})
     )
     draws()
+    wait_until_written()
     assert len(set(lowered) - set(before)) == 2
     assert all((folder / name).exists() for name in lowered.values())
 

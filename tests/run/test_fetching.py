@@ -1,4 +1,4 @@
-"""Where rows live while chains run."""
+"""Where rows are held while chains run."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_stores_have_a_limit_of_their_own(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "SMALL_STORE", store.nbytes - 1)
     assert place_rows(store) is store
     assert isinstance(place_rows(rows), dict)
-    assert isinstance(place_rows(store, store.nbytes), dict)  # what the user says counts
+    assert isinstance(place_rows(store, store.nbytes), dict)  # the user's limit counts
 
 
 @pytest.mark.parametrize("method", [mo.HMCECS, mo.SignedHMCECS, mo.SGLD, mo.FlyMC, mo.NUTS])

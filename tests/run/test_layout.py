@@ -1,4 +1,4 @@
-"""How many chains "auto" takes, and superchains: chains that begin together and part at once."""
+"""The number of chains for "auto", and superchains, whose chains start together."""
 
 import warnings
 from dataclasses import replace
@@ -18,7 +18,7 @@ SETTINGS = {"draws": 20, "tune": 30, "random_seed": 1, "progressbar": False, "me
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """As if there were one, with memory enough."""
+    """Pretend that there is an accelerator with enough memory."""
     monkeypatch.setattr(layout, "on_accelerator", lambda: True)
     monkeypatch.setattr(layout, "free_memory", lambda: 2**37)
     monkeypatch.setattr(layout, "free_on_host", lambda: 2**37)
@@ -71,7 +71,7 @@ def test_the_door_takes_auto(accelerator, monkeypatch, rows, post):
         ({"chains": 8, "superchains": 4, "method": "nuts"}, "nuts may start chains at several"),
     ],
 )
-def test_impossible_layouts_are_refused_in_a_sentence(rows, settings, sentence):
+def test_impossible_layouts_are_refused_with_a_reason(rows, settings, sentence):
     with pytest.raises(mo.SettingError) as refusal:
         mo.sample(mo.models.Logistic(), rows, **settings)
     assert sentence in str(refusal.value)
@@ -88,7 +88,7 @@ def test_the_summary_has_nested_r_hat(post):
     assert list(table.columns)[-2:] == ["r_hat", "nested_r_hat"]
     assert (table["nested_r_hat"] < 1.2).all()
     chains = post["beta"][:, 0, 0]
-    assert len(set(chains)) == 8  # from one start, each on its own way
+    assert len(set(chains)) == 8  # from one start, each takes its own path
     assert "nested_r_hat" not in replace(post, settings={}).summary()
 
 
@@ -103,7 +103,7 @@ def test_the_guard_sees_a_start_that_is_not_forgotten():
     assert codes(draws + start) == ["nested-r-hat"]
     # negative control: chains of eight draws are too short for any other guard
     assert codes(draws + start, None) == []
-    # a start of one's own for every chain shows nothing: superchains must share theirs
+    # separate starts for all chains show nothing: superchains must share theirs
     assert codes(draws + rng.normal(size=(256, 1))) == []
 
 
@@ -119,7 +119,7 @@ def test_short_chains_are_not_blamed_for_being_short():
 def test_no_chunk_holds_both_warm_up_and_draws():
     pace = _Pace(capacity=100, total=300, tune=130)
     pace.took(1.0, 4)
-    pace.took(0.004, 4)  # the first compiled; a chunk may be as long as can be from now on
+    pace.took(0.004, 4)  # the first call compiled; chunks may now be as long as possible
     chunks, made = [], 0
     while made < 300:
         chunks.append(pace.next(made))

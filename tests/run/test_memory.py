@@ -1,4 +1,4 @@
-"""Fits of ever other shapes: memory does not grow with their number."""
+"""Memory does not grow with the number of fits of different shapes."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_memory_is_bounded_when_every_fit_has_another_n():
     result = subprocess.run([sys.executable, "-c", MANY_FITS], capture_output=True, text=True)
     sizes = [float(line) for line in result.stdout.split()]
     assert len(sizes) == 40, result.stderr
-    # 20 MB per fit, until what was compiled is let go after some thirty of them, and given back
+    # 20 MB per fit, until compiled code is released after some thirty fits
     assert max(sizes) - sizes[0] < 900
     assert min(after - before for before, after in pairwise(sizes)) < -100
 

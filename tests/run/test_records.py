@@ -1,4 +1,4 @@
-"""Records are packed, come to the host whole, and are taken apart again."""
+"""Records are packed, copied to the host as a whole, and unpacked."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def test_the_beginning_of_a_record_arrives(count, left, x64):
     for names, values in record.items():
         np.testing.assert_array_equal(here[names], values[:, :count])
         assert here[names].dtype == values.dtype
-        # few slots do not hold the pages of many, nor does a run that has used its share
+        # neither few slots nor a run that has used its share keep many pages
         assert here[names].flags.owndata == (left == 0 or count <= 32)
     assert (left - pages.left > 0) == (left > 0 and count > 32)
 

@@ -1,4 +1,4 @@
-"""What users of other libraries try first: each is right, or one sentence that helps."""
+"""What users of other libraries try first works, or gives one helpful sentence."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def post(frame) -> mo.Posterior:
 
 
 def test_a_mapping_of_columns_is_a_table(frame, post):
-    # whatever index its columns have: they stand side by side
+    # whatever the indexes of its columns: they are aligned by position
     columns = {"x": frame["x"].to_numpy(), "y": frame["y"].set_axis(frame.index[::-1])}
     columns["g"] = list(frame["g"])
     again = mo.fit("y ~ x + g", columns, **SHORT)
@@ -50,9 +50,9 @@ def test_a_mapping_of_columns_is_a_table(frame, post):
     ("columns", "words"),
     [
         ({"x": [1.0, 2.0, 3.0], "y": [0, 1]}, "'y' has 2 rows and 'x' has 3"),
-        ({"x": np.ones((2, 2)), "y": [0, 1]}, "a column of one value per row"),
-        ({"x": 1.0, "y": 1}, "a column of one value per row"),
-        ({}, "a column of one value per row"),
+        ({"x": np.ones((2, 2)), "y": [0, 1]}, "columns of one value per row"),
+        ({"x": 1.0, "y": 1}, "columns of one value per row"),
+        ({}, "columns of one value per row"),
     ],
 )
 def test_a_mapping_that_is_not_a_table(columns, words):
@@ -86,13 +86,13 @@ def test_files_of_a_fit_are_taken_as_a_list_again(frame, tmp_path):
     np.testing.assert_array_equal(post.predict(halves).mean, post.predict(frame).mean)
 
 
-def test_a_column_that_is_there_twice_is_named(frame):
+def test_a_column_that_occurs_twice_is_named(frame):
     twice = pd.concat([frame, frame[["x"]]], axis=1)
     arrow = pa.Table.from_arrays([pa.array([1.0, 2.0])] * 3, names=["y", "x", "x"])
     for table in (twice, arrow):
         with pytest.raises(mo.DataError, match="column 'x' occurs more than once"):
             read_formula("y ~ x", table, progressbar=False)
-    assert len(read_formula("y ~ g", twice, progressbar=False).rows) == 200  # it is not read
+    assert len(read_formula("y ~ g", twice, progressbar=False).rows) == 200  # x is not read
 
 
 def test_a_column_without_values_is_said_to_have_none(frame, tmp_path):
@@ -175,7 +175,7 @@ def test_draws_go_by_the_names_of_the_summary(post):
 
 
 def test_predictions_are_a_frame_with_the_index_of_the_table(frame, post):
-    """A join by another index would mix the rows up."""
+    """A join by another index would mix up the rows."""
     new = frame.iloc[[7, 3]]
     predicted = post.predict(new)
     joined = new.join(predicted.to_frame())
@@ -208,7 +208,7 @@ def test_names_of_other_libraries_lead_to_ours(post):
     assert copy.copy(post).draws is post.draws
 
 
-def test_default_priors_are_those_of_the_default_family(frame):
+def test_default_priors_match_the_default_family(frame):
     rows = mo.Rows(x=frame[["x"]], y=frame["y"])
     assert mo.priors.default(rows) == mo.priors.default(rows, "logistic")
 
@@ -242,7 +242,7 @@ def test_an_index_in_another_order_is_not_a_match(frame):
         mo.Rows(x=frame[["x"]], y=shuffled)
     with pytest.raises(mo.DataError, match="'g' has the same index as 'x' in another order"):
         mo.Rows(x=frame[["x"]], y=frame["y"], codes={"g": frame["g"].loc[shuffled.index]})
-    # by another index, as of a frame that was reset, rows match as they are
+    # a reset index is fine: rows match by position
     mo.Rows(x=frame[["x"]], y=frame["y"].set_axis(np.arange(200) + 500))
     mo.Rows(x=frame[["x"]], y=shuffled.to_numpy())
 
@@ -257,7 +257,7 @@ def test_an_outcome_that_never_varies(frame, family):
 
 
 def test_part_of_the_rows_may_have_one_outcome_only():
-    """Rows that are added to a digest, or looked at first, need not vary."""
+    """Outcomes of rows added to a digest, or of a first look, need not vary."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(80, 1))
     first = mo.Rows(x=x[:60], y=x[:60, 0] + rng.normal(size=60))

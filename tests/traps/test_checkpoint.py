@@ -1,4 +1,4 @@
-"""Checkpoints that were tampered with, are shared, or have no room: nothing lost, one sentence."""
+"""Checkpoints that are damaged, shared or out of space: nothing lost, one clear sentence."""
 
 import errno
 import io
@@ -25,7 +25,7 @@ MODEL = mo.models.Gaussian(scale=0.7)
 
 @pytest.fixture
 def saved(tmp_path):
-    """The folder of a checkpoint with two parts."""
+    """Return the folder of a checkpoint with two parts."""
     folder = tmp_path / "saved"
     with Checkpoint(folder, IDENTITY) as checkpoint:
         for made in (2, 5):
@@ -34,7 +34,7 @@ def saved(tmp_path):
 
 
 def tampered(folder, change):
-    """Rewrite run.json by `change`, which gets what it says."""
+    """Rewrite run.json with `change`, which gets its contents."""
     path = folder / "run.json"
     index = json.loads(path.read_text())
     change(index)
@@ -57,7 +57,7 @@ ODD = [None, True, -1, 2.5, "5", [], {}, [[]], "x" * 10_000, 10**300]
 
 
 @pytest.mark.parametrize("entry", ["format", "identity", "iterations", "parts", "state"])
-def test_missing_and_odd_entries_are_one_sentence(saved, entry):
+def test_missing_and_odd_entries_are_a_clear_error(saved, entry):
     whole = json.loads((saved / "run.json").read_text())
     for odd in (..., *ODD):
         index = {name: value for name, value in whole.items() if name != entry}
@@ -83,7 +83,7 @@ def test_numbers_that_contradict_each_other_are_refused(saved):
         with pytest.raises(mo.DataError, match="not the record"):
             Checkpoint(saved, IDENTITY)
         (saved / "run.json").write_text(before)
-    Checkpoint(saved, IDENTITY).close()  # and as it was, it opens
+    Checkpoint(saved, IDENTITY).close()  # unchanged, it opens
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_an_odd_seed_in_the_index_is_another_run(tmp_path, seed):
 
 @pytest.fixture
 def short_chains_once(monkeypatch):
-    """Run the pilot's short chains in the first plan alone: in the others they are the same."""
+    """Run the pilot's short chains only in the first plan; the others reuse them."""
     first, run = {}, pilot.run_pilot_chains
 
     def once(*arguments, **settings):
-        kind = (*arguments[6:], *settings.values())  # how many chains, and from where
+        kind = (*arguments[6:], *settings.values())  # number of chains, and their start
         if kind not in first:
             first[kind] = run(*arguments, **settings)
         return first[kind]
@@ -147,12 +147,12 @@ def without(arrays, name):
     ids=["hmc-ecs", "anchor by hand", "flymc"],
 )
 @pytest.mark.usefixtures("short_chains_once")
-def test_remembered_files_without_one_of_their_names_are_one_sentence(tmp_path, method, files):
+def test_remembered_files_without_one_of_their_names_are_a_clear_error(tmp_path, method, files):
     some = mo.Rows(x=toy.X[:1_000], y=toy.Y[:1_000])
     with Checkpoint(tmp_path, IDENTITY) as checkpoint:
         _, whole = planned(toy.MODEL, some, method, checkpoint=checkpoint)
         _, again = planned(toy.MODEL, some, method, checkpoint=checkpoint)
-        assert again.to_dict() == whole.to_dict()  # the bill is remembered too
+        assert again.to_dict() == whole.to_dict()  # the ledger is remembered too
         assert {path.stem for path in tmp_path.glob("*.npz")} == files
         for path in tmp_path.glob("*.npz"):
             before = path.read_bytes()
@@ -173,7 +173,7 @@ def test_remembered_files_without_one_of_their_names_are_one_sentence(tmp_path, 
 
 
 def npy(header, data=b""):
-    """A file of NumPy's format with a header of one's own."""
+    """Return a file in NumPy's format with the given header."""
     text = repr(header).encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
@@ -226,7 +226,7 @@ def test_a_compressed_bomb_is_refused(saved):
 
 
 @pytest.mark.parametrize("harm", ["chains", "state", "names", "length"])
-def test_arrays_of_another_run_are_one_sentence(tmp_path, harm):
+def test_arrays_of_another_run_are_a_clear_error(tmp_path, harm):
     rows = gaussian_rows(150)
     quick(MODEL, rows, checkpoint=tmp_path)
     which = "state" if harm == "state" else "part"
@@ -268,7 +268,7 @@ def test_a_second_process_is_told_who_has_the_folder(tmp_path):
             Checkpoint(tmp_path, IDENTITY)
         assert str(tmp_path) in str(caught.value)
     finally:
-        other.kill()  # as rudely as can be: the system lets go of the lock
+        other.kill()  # SIGKILL: the system releases the lock
         other.communicate()
     Checkpoint(tmp_path, IDENTITY).close()
 
@@ -298,7 +298,7 @@ def test_a_failed_run_lets_go_of_its_folder(tmp_path, monkeypatch):
 # No room -----------------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_sentence_and_the_draws_are_kept(tmp_path, monkeypatch):
+def test_a_full_disk_is_a_clear_error_and_the_draws_are_kept(tmp_path, monkeypatch):
     rows = gaussian_rows(150)
     whole = quick(MODEL, rows)
     real, calls = np.savez, 0
@@ -317,14 +317,14 @@ def test_a_full_disk_is_one_sentence_and_the_draws_are_kept(tmp_path, monkeypatc
             quick(MODEL, rows, checkpoint=tmp_path)
     assert str(tmp_path) in str(caught.value)
     assert "iterations are safe there" in str(caught.value)
-    assert not list(tmp_path.glob("*.tmp"))  # the room is given back
+    assert not list(tmp_path.glob("*.tmp"))  # the space is freed
     with Checkpoint(tmp_path, Checkpoint.saved_identity(tmp_path)) as checkpoint:
         assert checkpoint.iterations > 0
     again = quick(MODEL, rows, checkpoint=tmp_path)
     np.testing.assert_array_equal(again["beta"], whole["beta"])
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(mo.SettingError, match="cannot be written"):
         Checkpoint(tmp_path / "file" / "below", IDENTITY)

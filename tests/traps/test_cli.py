@@ -1,4 +1,4 @@
-"""A zoo of careless commands: each ends in one sentence, and nothing of the user's is replaced."""
+"""Careless commands end in one sentence and replace no file of the user."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(*arguments):
 
 
 def refused(*arguments):
-    """One sentence on standard error beside the phases, exit code 1, no traceback."""
+    """Check for one sentence on standard error besides the phases, exit code 1, no traceback."""
     result = run(*arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == 1, result.output
@@ -63,7 +63,7 @@ BAD_FILES = {
     "no.parquet": (b"junk" * 100, "Parquet"),
     "no.feather": (b"", "cannot be read"),
     "no.csv.gz": (b"junk", "cannot be read"),
-    "table.txt": (b"dose,well\n1,0\n", "ending"),
+    "table.txt": (b"dose,well\n1,0\n", "known file type"),
 }
 
 
@@ -80,7 +80,7 @@ def test_paths_that_lead_nowhere(csv, tmp_path):
     rest = ["--outcome", "well", "--out", tmp_path / "run"]
     for data in (tmp_path / "folder", tmp_path / "none*.csv", "/dev/null", csv / "below.csv"):
         refused("fit", data, *rest)
-    assert "is no path" in refused("fit", "", *rest)
+    assert "is not a path" in refused("fit", "", *rest)
     refused("fit", "x" * 5000, *rest)
 
 
@@ -136,7 +136,7 @@ def test_the_length_of_a_run_is_refused_before_anything_is_read(csv, tmp_path, o
 
 
 def test_groups_are_compared_with_no_level_and_come_last(tmp_path):
-    """Of a table cut off at 60 lines, effects of groups took every one."""
+    """Group effects once took all 60 lines of a truncated table."""
     table = pd.DataFrame({"y": [0.0, 1.0] * 4, "ward": list("aabb") * 2, "site": list("uvwx") * 2})
     rows = read_formula("y ~ ward + (1 | site)", table, progressbar=False).rows
     said = describe_rows(rows, "file")
@@ -180,7 +180,7 @@ def test_names_that_are_not_text_are_refused(csv, tmp_path):
     assert (tmp_path / name / "posterior").is_file()
 
 
-# Nothing of the user's is replaced unasked --------------------------------------------------
+# Files of the user are never replaced unasked -----------------------------------------------
 
 
 def test_a_finished_fit_is_not_replaced_unasked(csv, tmp_path):
@@ -214,11 +214,11 @@ def test_a_store_put_in_the_place_of_ours_is_not_replaced_unasked(csv, tmp_path)
     assert len(mo.Rows.open(out / "rows")) == 3
 
 
-def test_an_ingest_that_was_killed_goes_on_without_being_allowed_to(csv, tmp_path, monkeypatch):
+def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
     from modicum.cli import fitting
 
     class Killed(BaseException):
-        """The process dies here."""
+        """Simulates the death of the process."""
 
     def dies_after(*arguments, real=fitting.ingest_table, **settings):
         real(*arguments, **settings)
@@ -242,14 +242,14 @@ def test_a_damaged_note_is_ignored(csv, tmp_path, content):
     assert "origin" in json.loads((out / "rows-source.json").read_text())
 
 
-# What nobody expected -----------------------------------------------------------------------
+# Unexpected failures ------------------------------------------------------------------------
 
 
 def ended(monkeypatch, *arguments):
-    """The exit code of `main`, which ends the process where there is one."""
+    """Return the exit code with which `main` would end the process."""
 
     class Ended(BaseException):
-        """In place of the process's end."""
+        """Raised instead of ending the process."""
 
     def end(code):
         raise Ended(code)

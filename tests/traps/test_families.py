@@ -1,4 +1,4 @@
-"""Outcomes, offsets and separation: what families find out about the data they are given."""
+"""Outcomes, offsets and separation: what families check in the data."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_a_level_with_one_outcome_only_is_named(one):
 
 
 def reference_without_events(flip=False):
-    """Two columns of numbers, and three levels of which the first has no event, or one."""
+    """Return two numeric columns and three levels, the first with no event or one."""
     fields, level = dict(logistic_rows(2_000).slice(0, 2_000)), np.arange(2_000) % 20 // 8
     y = np.where(level == 0, 0.0, fields["y"])
     y[0] = 1.0 * flip
@@ -119,7 +119,7 @@ def test_a_reference_level_with_one_outcome_only_is_no_exception(coded):
 
 
 def test_quasi_separation_by_two_columns_together():
-    """Rows off the diagonal of two columns are told by their difference; those on it are not."""
+    """The difference of two columns predicts all rows but those on the diagonal."""
     rng = np.random.default_rng(1)
     a, b = rng.integers(0, 3, size=(2, 600))
     y = np.where(a == b, rng.random(600) < 0.5, a > b) * 1.0
@@ -158,7 +158,7 @@ def test_a_column_of_years_hides_no_separation():
 def test_looking_for_separation_is_entered_in_the_ledger():
     sums, start = sums_of(M.Logistic(), three_columns(300))
     anchor_at_mode(sums, start)
-    assert sums.ledger.by_purpose["separation"] == 600  # the columns, then a direction for all
+    assert sums.ledger.by_purpose["separation"] == 600  # single columns, then a direction of all
 
 
 # Classes and offsets -----------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_classes_that_never_occur_are_refused(model, change, words):
     assert f"classes={int(y.max()) + 1}" in str(caught.value)
 
 
-def test_classes_that_are_said_are_taken():
+def test_given_classes_are_used():
     rows = mo.Rows(x=np.eye(6), y=np.array([1.0, 2, 1, 2, 1, 2]))
     assert Target.of(M.Softmax(classes=4), rows)[0].shapes[0] == (3, 6)
 
@@ -198,7 +198,7 @@ def test_an_offset_that_is_not_a_logarithm_is_named():
     rows = mo.Rows(x=np.zeros((3, 1)), y=np.array([0.0, 1, 1]), offset=offset)
     with pytest.raises(mo.DataError, match=r"the offset is 800 in row 1.*np.log\(exposure\)"):
         mo.sample(M.Poisson(), rows, progressbar=False)
-    mo.models.Logistic().check(rows)  # log-odds of 800 are odd, and no overflow
+    mo.models.Logistic().check(rows)  # log-odds of 800 are strange, but do not overflow
 
 
 @pytest.mark.parametrize("size", [-600.0, 600.0])

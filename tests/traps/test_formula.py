@@ -1,4 +1,4 @@
-"""What a formula and a table could get wrong without a word."""
+"""Mistakes that a formula and a table could make silently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows_of(formula, data, **settings):
 
 
 def column(rows, name):
-    """One column of the model matrix."""
+    """Return one column of the model matrix."""
     batch = rows.slice(0, len(rows))
     dense = batch["x"] if rows.coding is None else rows.coding.densely(batch)
     return dense[:, rows.columns.index(name)]
@@ -40,20 +40,20 @@ def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):
     frame = pd.DataFrame({"y": np.zeros(50), "x": np.arange(50.0)})
     rows = rows_of("y ~ center(x) + bs(x, df=4)", frame)
     np.testing.assert_allclose(column(rows, "center(x)"), np.arange(50) - 24.5)
-    # and new rows are centred by it
+    # and it centres new rows
     encoding = FormulaEncoding.from_dict(rows.schema.origin)
     one = encode_table(encoding, frame.iloc[[7]], outcome=False)
     np.testing.assert_allclose(one.slice(0, 1)["x"], rows.slice(7, 8)["x"])
 
 
 def test_a_stray_text_does_not_make_levels_of_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2000)  # the stray comes after the first block
+    monkeypatch.setattr(csv_module, "BLOCK_BYTES", 2000)  # the text is beyond the first block
     lines = ["y,x"] + [f"{i % 2},{i % 7}.5" for i in range(2000)] + ["1,what"]
     path = tmp_path / "d.csv"
     path.write_text("\n".join(lines))
     with pytest.raises(mo.DataError, match=r"'x' holds text \('what' in row 2000\) among numbers"):
         rows_of("y ~ x", path)
-    assert len(rows_of("y ~ C(x)", path).columns) == 7  # told so, they are levels
+    assert len(rows_of("y ~ C(x)", path).columns) == 7  # on request they are levels
     frame = pd.DataFrame({"y": [0, 1, 0], "x": ["1", "2", "two"]})
     with pytest.raises(mo.DataError, match=r"\('two' in row 2\).*write C\(x\)"):
         rows_of("y ~ x", frame)
@@ -94,7 +94,7 @@ def test_an_order_of_categories_is_kept_from_frames_and_files(tmp_path):
     frame.to_parquet(tmp_path / "d.parquet", row_group_size=2)
     assert rows_of("y ~ g", frame).columns == ("g[a]", "g[b]")
     assert rows_of("y ~ g", tmp_path / "d.parquet").columns == ("g[a]", "g[b]")
-    # a category that no row has gets no coefficient
+    # a category without rows gets no coefficient
     few = frame[frame["g"] != "a"]
     assert rows_of("y ~ g", few).columns == ("g[b]",)
 
@@ -131,7 +131,7 @@ def test_what_a_formula_makes_infinite_is_named_by_row():
     with pytest.raises(mo.DataError, match=r"column 'np.log\(x\)' holds -inf in row 1"):
         rows_of("y ~ np.log(x)", frame)
     holes = frame.assign(z=[np.nan, 1.0, 2.0])
-    with pytest.raises(mo.DataError, match=r"holds -inf in row 1"):  # counted in the source
+    with pytest.raises(mo.DataError, match=r"holds -inf in row 1"):  # numbered as in the source
         rows_of("y ~ z + np.log(x)", holes, missing="drop")
 
 
@@ -150,7 +150,7 @@ def test_one_level_or_too_many_are_refused():
         rows_of("y ~ a:b", many)
 
 
-def test_dates_and_empty_tables_are_sentences(tmp_path):
+def test_dates_and_empty_tables_are_clear_errors(tmp_path):
     dates = pd.DataFrame({"y": [0.0], "day": pd.to_datetime(["2013-01-01"])})
     with pytest.raises(mo.DataError, match="column 'day' holds values of type timestamp"):
         rows_of("y ~ day", dates)

@@ -1,4 +1,4 @@
-"""Group terms of formulas that cannot be fitted say why, in a sentence."""
+"""Group terms that cannot be fitted raise an error that says why."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def frame() -> pd.DataFrame:
         ("well ~ dose + (1 | ward) + (1 | ward)", "an effect twice"),
         ("well ~ dose + (1 | x)", "a group cannot be called 'x'"),
         ("well ~ dose + (| ward)", "has no effects before"),
-        ("well ~ dose + (1 | dose)", "'dose' holds .* not whole"),
+        ("well ~ dose + (1 | dose)", "'dose' holds .* fractional numbers"),
     ],
 )
 def test_what_groups_cannot_be(frame: pd.DataFrame, formula: str, words: str, how) -> None:

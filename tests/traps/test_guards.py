@@ -1,7 +1,7 @@
-"""Guards that must speak before a run and after it, and must not contradict each other.
+"""Guards that must warn before and after a run, without contradicting each other.
 
-A posterior that is far from normal (a mixture weight at its boundary, the neck of a funnel) once
-came with a reassuring bias bound; the default now goes to all rows there.
+A posterior far from normal (a mixture weight at its boundary, the neck of a funnel) once came with
+a reassuring bias bound; the default now uses all rows there.
 """
 
 from functools import cache
@@ -34,7 +34,7 @@ def zero_inflated_log_likelihood(p, batch):
 
 @cache
 def zero_inflated(inflation, n=5_000):
-    """Counts with a share of extra zeros; with none, the share's posterior piles up at zero."""
+    """Return counts with extra zeros; without any, the posterior of their share is at zero."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(n, 2))
     y = rng.poisson(np.exp(1 + x @ [0.3, -0.2])) * (rng.random(n) >= inflation)
@@ -50,7 +50,7 @@ def zero_inflated(inflation, n=5_000):
 
 @cache
 def centred_hierarchy(spread, n=1_000, groups=8):
-    """Group means about a common one; without a `spread`, the joint mode is at none."""
+    """Return a centred hierarchy; without a `spread`, its joint mode is at zero spread."""
     rng = np.random.default_rng(1)
     group = rng.integers(0, groups, n)
     y = (rng.normal(size=groups) * spread)[group] + 2 * rng.normal(size=n)
@@ -71,7 +71,7 @@ def centred_hierarchy(spread, n=1_000, groups=8):
 
 
 def by_default(model, rows):
-    """What the default plans for these rows: the method, and the plan."""
+    """Return the method and plan that the default chooses for these rows."""
     sums, start = sums_of(model, rows)
     names = tuple(f"t{i}" for i in range(len(start)))
     task = Task(sums.target, start, rows, sums, names, 100, 100, 2, 1)
@@ -85,7 +85,7 @@ def by_default(model, rows):
 def test_a_share_at_its_boundary_goes_to_all_rows():
     method, plan = by_default(*zero_inflated(0.0))
     assert method.name == "nuts"
-    why = plan.tuning["method"]  # what is noticed first depends on the pilot's points
+    why = plan.tuning["method"]  # the first reason found depends on the pilot's points
     assert "far from normal" in why or "away from the mode" in why
 
 
@@ -100,12 +100,12 @@ def test_a_hierarchy_whose_mode_is_a_singularity_is_not_subsampled():
     try:
         method, plan = by_default(*centred_hierarchy(0.01))
     except mo.ConvergenceError:
-        return  # refused, since there is no mode
+        return  # refused, because there is no mode
     assert method.name == "nuts"
     assert plan.tuning["method"].startswith("NUTS on all rows, since")
 
 
-def test_the_neck_of_a_funnel_is_no_place_to_learn_about_the_posterior():
+def test_an_anchor_in_the_neck_of_a_funnel_is_warned_about():
     model, rows = centred_hierarchy(1.0)
     log_sigma, log_tau, mu = np.log(2.0), -12.0, 0.0
     theta = mu + np.exp(log_tau) * np.array([1.0, -1.0] * 4)
@@ -132,7 +132,7 @@ def logistic_rows_of_too_few():
     return M.Logistic(), logistic_rows(50)
 
 
-# A bound that reassures --------------------------------------------------------------------
+# Bias bounds are withdrawn -----------------------------------------------------------------
 
 
 def test_the_bias_bound_is_withdrawn_when_a_guard_speaks():
@@ -153,10 +153,10 @@ def test_some_doubts_take_the_bound_back_and_some_do_not(code, value):
     assert tuning["bias_bound"]["value"] == value
 
 
-# Said before it starts ---------------------------------------------------------------------
+# Announced before the run ------------------------------------------------------------------
 
 
-def test_a_subsample_larger_than_the_data_set_is_said():
+def test_a_subsample_larger_than_the_data_set_is_reported():
     rows = logistic_rows(400)
     plan, _ = planned(M.Logistic(), rows, mo.HMCECS(subsample=1_000))
     (note,) = [note for note in plan.notes if note.code == "subsample-exceeds-rows"]
@@ -167,7 +167,7 @@ def test_a_subsample_larger_than_the_data_set_is_said():
     assert not any(note.code == "subsample-exceeds-rows" for note in plan.notes)
 
 
-def test_a_batch_larger_than_the_data_set_is_said():
+def test_a_batch_larger_than_the_data_set_is_reported():
     rows = logistic_rows(60)
     plan, _ = planned(M.Logistic(), rows, mo.SGLD(step_size=0.01))
     (note,) = [note for note in plan.notes if note.code == "batch-exceeds-rows"]
@@ -189,7 +189,7 @@ def test_a_batch_larger_than_the_data_set_is_said():
     ],
 )
 def test_a_run_of_minutes_is_announced(method, words, monkeypatch):
-    # as if a row took a millisecond, and no run were too short to be timed
+    # pretend that a row takes a millisecond and no run is too short to be timed
     monkeypatch.setattr("modicum.methods.cost.QUICK", 0.0)
     monkeypatch.setattr("modicum.methods.cost.seconds_per_row", lambda task, point: 1e-3)
     plan, _ = planned(M.Logistic(), logistic_rows(3_000), method)

@@ -1,4 +1,4 @@
-"""Signals at any moment: the command ends in one line, and its checkpoint can be gone on from."""
+"""Signals at any moment: the command ends in one line, and its checkpoint can be resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def csv(tmp_path_factory):
 
 
 class Command:
-    """`modicum fit`, as a child whose standard error is read line by line."""
+    """`modicum fit` in a child process whose standard error is read line by line."""
 
     def __init__(self, csv, out, *options):
         self.out = out
@@ -68,7 +68,7 @@ class Command:
         self.wait_for(lambda: any(line.startswith(f"modicum: {name}") for line in self.lines))
 
     def stopped_by(self, number):
-        """Send the signal; check how the command ends."""
+        """Send the signal and check how the command ends."""
         self.process.send_signal(number)
         try:
             code = self.process.wait(LIMIT)
@@ -103,10 +103,10 @@ def test_a_signal_ends_the_command_in_one_line(csv, tmp_path, moment, number):
     command.wait_for_phase(moment)
     said = command.stopped_by(number)
     if moment == "compile":
-        assert "the same command goes on" in said
+        assert "run the same command again" in said
 
 
-def test_a_stopped_fit_goes_on_where_it_was(csv, tmp_path):
+def test_a_stopped_fit_resumes_where_it_was(csv, tmp_path):
     out = tmp_path / "out"
     command = Command(csv, out)
     command.wait_for_phase("sampling")
@@ -124,7 +124,7 @@ def test_a_stopped_fit_goes_on_where_it_was(csv, tmp_path):
 
 
 def _made(folder, identity):
-    """Iterations on disk; the command holds the lock, so the index is read past it."""
+    """Return iterations on disk; the command holds the lock, so read the index directly."""
     import json
 
     index = json.loads((folder / "run.json").read_text())
@@ -135,7 +135,7 @@ def _made(folder, identity):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_at_many_moments(csv, tmp_path, number):
-    rng = np.random.default_rng()  # any moment will do, so new ones each time
+    rng = np.random.default_rng()  # any moment will do, so try others each time
     for k, delay in enumerate(rng.uniform(0, 12, size=20)):
         command = Command(csv, tmp_path / str(k))
         command.wait_for(lambda command=command: command.lines)  # Python itself has started
@@ -161,7 +161,7 @@ def test_an_interrupt_swallowed_by_a_finaliser_comes_again():
                 pass
 
     with pytest.raises(KeyboardInterrupt), stoppable():
-        _wait_after(Victim)  # made, and forgotten at once
+        _wait_after(Victim)  # created, and dropped at once
 
 
 def test_an_interrupt_swallowed_by_a_gc_callback_comes_again():
@@ -219,7 +219,7 @@ mo.sample(mo.models.Gaussian(scale=0.7), gaussian_rows(150), method="hmc", draws
 """
 
 
-def test_sigterm_in_a_script_saves_says_how_to_go_on_and_ends(tmp_path):
+def test_sigterm_in_a_script_saves_says_how_to_resume_and_ends(tmp_path):
     tests = os.path.dirname(os.path.dirname(__file__))
     process = subprocess.Popen(
         [sys.executable, "-c", TERMINATED, str(tmp_path), tests], stderr=subprocess.PIPE, text=True
@@ -250,7 +250,7 @@ def _sample_in_child(queue):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:os.fork")
-def test_a_fork_after_a_fit_is_one_sentence_instead_of_a_hang():
+def test_a_fork_after_a_fit_is_a_clear_error_instead_of_a_hang():
     quick(MODEL, gaussian_rows(150))
     fork = multiprocessing.get_context("fork")
     queue = fork.Queue()

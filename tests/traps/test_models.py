@@ -1,4 +1,4 @@
-"""Models that are not what they were: globals, closures, constants, random numbers."""
+"""Models that changed: globals, closures, constants, random numbers."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def identity(model, rows=ROWS):
 
 @pytest.fixture
 def sigma(monkeypatch):
-    """Sets the global that `by_global` reads."""
+    """Set the global that `by_global` reads."""
     return lambda value: monkeypatch.setitem(globals(), "SIGMA", value)
 
 
@@ -104,7 +104,7 @@ def test_captured_arrays_count_by_value(where):
         return mo.Model(log_prior, kinds[where], {"a": 0.0})
 
     same, again, other = np.arange(2000.0), np.arange(2000.0), np.arange(2000.0)
-    other[1000] += 0.01  # what is printed of so long an array leaves it out
+    other[1000] += 0.01  # the repr of so long an array omits it
     assert identity(with_table(same)) == identity(with_table(again))
     assert identity(with_table(same)) != identity(with_table(other))
 
@@ -184,7 +184,7 @@ def test_identity_is_the_same_in_another_process(tmp_path):
         ),
     ],
 )
-def test_functions_that_cannot_be_traced_are_refused_in_a_sentence(function, words):
+def test_functions_that_cannot_be_traced_are_refused_with_a_reason(function, words):
     with pytest.raises(mo.SettingError, match=words) as caught:
         Target.of(mo.Model(log_prior, function, {"a": 0.1}), ROWS)
     assert str(caught.value).endswith(".")
@@ -204,14 +204,14 @@ def test_functions_that_cannot_be_traced_are_refused_in_a_sentence(function, wor
     ids=["priors of the data", "raw priors", "own"],
 )
 def test_nan_inside_a_store_is_named_by_its_place_there(model, tmp_path):
-    """Neither the model, nor a row of the subset that a search began with, is to blame."""
+    """The error blames neither the model nor a row of the initial subset."""
     rng, n = np.random.default_rng(1), 40_000
     fields = {"x": rng.normal(size=(n, 2)), "y": (rng.random(n) < 0.5) * 1.0}
     mo.rows.ingest(fields, tmp_path / "s", shard_rows=15_000, progressbar=False)
     shard = np.lib.format.open_memmap(tmp_path / "s" / "rows-00001.npy", mode="r+")
     shard[9_000, 0] = np.nan
     shard.flush()
-    rows = mo.Rows.open(tmp_path / "s")  # its ends are whole
+    rows = mo.Rows.open(tmp_path / "s")  # its ends are intact
     with pytest.raises(
         mo.DataError, match=r"column 'x0' holds NaN in row 24000 in .* changed since"
     ):

@@ -1,4 +1,4 @@
-"""Posteriors with several modes: all are found, weighed, visited or spoken of; one is one."""
+"""Several modes are found, weighted, and visited or reported; a single mode stays single."""
 
 import warnings
 
@@ -16,9 +16,9 @@ SEARCH = Starts(dispersed=10)
 
 
 def square(prior_mean=0.4, init=0.3):
-    """y = t^2 x: both signs of t explain the data alike, and the prior tells them apart.
+    """y = t^2 x: both signs of t explain the data, and only the prior tells them apart.
 
-    By one prior in most tests: its chains are compiled once.
+    Most tests use one prior, so that chains are compiled once.
     """
     return mo.Model(
         lambda th: -0.5 * (th["t"] - prior_mean) ** 2,
@@ -53,7 +53,7 @@ def mixture_rows(n=240):
 
 
 def line():
-    """One mode, as seen from anywhere."""
+    """Return a model with one mode, reached from anywhere."""
     return mo.Model(
         lambda th: -0.5 * jnp.sum(th["b"] ** 2),
         lambda th, b: (
@@ -127,7 +127,7 @@ def test_a_single_mode_stays_single_and_cheap(n):
     assert anchor.notes == []
     np.testing.assert_array_equal(anchor.point, plain.point)
     np.testing.assert_array_equal(anchor.factor, plain.factor)
-    assert sums.ledger.sweeps == alone.ledger.sweeps  # no pass more
+    assert sums.ledger.sweeps == alone.ledger.sweeps  # no extra pass
     spent = sums.ledger.by_purpose["other modes"]
     assert 0 < spent < 500 * min(n, 1024)
 
@@ -140,13 +140,13 @@ def test_families_are_not_searched():
 
 
 def test_a_saddle_is_left_for_the_modes_beside_it():
-    # a stationary point, and no maximum
+    # a stationary point, but not a maximum
     anchor, _ = anchor_of(square(0.0, init=0.0), square_rows())
     assert len(anchor.modes) == 2
     assert abs(anchor.point[0]) > 1
 
 
-# What is made of it ------------------------------------------------------------------------
+# What runs do with them --------------------------------------------------------------------
 
 
 def test_chains_start_at_every_mode_and_disagree_aloud():
@@ -157,7 +157,7 @@ def test_chains_start_at_every_mode_and_disagree_aloud():
     assert {"modes-apart", "r-hat"} <= codes
     for warning in post.warnings:  # more draws would not bring the chains together
         assert "draw more" not in warning.remedy
-    assert "other-modes" not in codes  # none is left out
+    assert "other-modes" not in codes  # no mode is left out
     assert "2 modes" in post.tuning["modes"]
 
 
@@ -210,7 +210,7 @@ def test_stacked_chains_start_at_every_mode_too():
     assert sorted(np.sign(post.draws["t"].mean(axis=1))) == [-1, -1, -1, 1, 1, 1]
 
 
-# Starts of one's own -----------------------------------------------------------------------
+# Starts given by the user ------------------------------------------------------------------
 
 
 def test_init_may_be_several_points():
@@ -278,7 +278,7 @@ def test_chains_are_shared_out_by_weight(weights, chains, expected):
     assert np.bincount(where, minlength=len(weights)).tolist() == expected
 
 
-# What is said of a log-likelihood that is no number near the mode ------------------------------
+# A log-likelihood that is NaN near the mode ----------------------------------------------------
 
 
 def test_a_log_likelihood_that_ends_near_the_mode_is_named():
@@ -286,7 +286,7 @@ def test_a_log_likelihood_that_ends_near_the_mode_is_named():
     y = rng.exponential(size=3_000)
     edge = mo.Model(
         lambda th: -0.5 * th["rate"] ** 2,
-        # no number where the rate is above 1.03, two standard deviations from the mode
+        # NaN if the rate is above 1.03, two standard deviations from the mode
         lambda th, b: jnp.log(th["rate"]) - th["rate"] * b["y"]
         + b["odd"] * jnp.sqrt(1.03 - th["rate"]),
         {"rate": 0.9},

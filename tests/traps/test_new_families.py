@@ -1,4 +1,4 @@
-"""What the families of counts, shares, times, orders and quantiles refuse, and say."""
+"""Errors and warnings of the families of counts, shares, times, orders and quantiles."""
 
 import numpy as np
 import pandas as pd
@@ -97,7 +97,7 @@ def test_two_classes_have_no_order():
 
 
 def test_units_of_an_outcome_do_not_matter():
-    """Priors of log-link families are about the mean outcome, and of a shape in its unit."""
+    """Priors of log-link families are centred at the mean outcome, in its unit."""
     rows = family_rows("InverseGaussian", 300)
     fields = all_of(rows)
     models = [
@@ -116,7 +116,7 @@ def ordered(n, flip=None, level=False):
     x = rng.normal((0.0, 2000.0), size=(n, 2))
     eta = x @ [1.0, -0.5]
     y = np.searchsorted(np.quantile(eta, [0.3, 0.6]), eta)
-    if level:  # a level that has the highest class only, the others overlap
+    if level:  # a level with the highest class only; the others overlap
         y = rng.integers(0, 3, n)
         x = np.c_[x, rng.random(n) < 0.1]
         y[x[:, 2] == 1] = 2
@@ -153,7 +153,7 @@ def test_trials_that_columns_tell_apart():
     trials = np.full(200, 4.0)
     rows = mo.Rows(x=x, y=4.0 * (x[:, 0] > 0), trials=trials)
     assert _notes(M.Binomial(), rows)[0] == "separation"
-    y = np.where(np.arange(200) == 5, 1.0, 4.0 * (x[:, 0] > 0))  # a row with both is enough not to
+    y = np.where(np.arange(200) == 5, 1.0, 4.0 * (x[:, 0] > 0))  # one exception is enough
     assert _notes(M.Binomial(), mo.Rows(x=x, y=y, trials=trials))[0] is None
     found, _ = find_separation(rows, np.ones((1, 1)), np.zeros(1), reversed=True, trials=True)
     assert found.complete
@@ -172,7 +172,7 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
     from modicum.models import families
     from modicum.models.prediction import ModelPredictor, rebuild
 
-    unnamed = {"PoissonRates"}  # of modicum.sklearn alone
+    unnamed = {"PoissonRates"}  # only in modicum.sklearn
     assert {kind.__name__ for kind in FAMILIES.values()} == set(families.__all__) - unnamed
     for kind in (*FAMILIES.values(), families.PoissonRates):
         model = kind(prior_scale=2.0)
@@ -180,7 +180,7 @@ def test_every_family_has_a_name_and_is_kept_in_a_file():
 
 
 def test_ordered_classes_are_not_made_of_an_alphabet():
-    """high < low < medium turned the sign of a slope round without a word."""
+    """high < low < medium silently reversed the sign of a slope."""
     ratings = pd.DataFrame({"x": np.arange(6.0), "r": ["low", "medium", "high"] * 2})
 
     def outcome(column, formula="r ~ x"):
@@ -191,7 +191,7 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
     ordered = pd.Categorical(ratings.r, ["low", "medium", "high"])
     assert outcome(ordered) == ("low", "medium", "high")
     assert outcome(ratings.r, "C(r, levels=['low', 'medium', 'high']) ~ x") == outcome(ordered)
-    stated = pd.Categorical(ratings.r, ordered=True)  # by the alphabet, since someone says so
+    stated = pd.Categorical(ratings.r, ordered=True)  # alphabetical, but declared as ordered
     assert outcome(stated) == ("high", "low", "medium")
     assert outcome(["1", "2", "10"] * 2) == ("1", "2", "10")
     for column in (ratings.r, ratings.r.astype("category")):

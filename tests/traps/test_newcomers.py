@@ -1,4 +1,4 @@
-"""What newcomers from scikit-learn, R and Stan wrote: each gets a sentence that is true."""
+"""What newcomers from scikit-learn, R and Stan write gets a true, helpful sentence."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_classes_that_cannot_be_ordered():
         LogisticRegression().fit(X, np.zeros(60))
 
 
-# Models of one's own
+# Users' own models
 
 
 def likelihood(theta, batch):
@@ -100,7 +100,7 @@ def test_a_likelihood_of_one_column_is_to_be_flattened():
 def test_what_stands_for_a_missing_number(tmp_path):
     for mark, words in (
         (".", "leave it empty if it stands for a missing value"),
-        ("1o", "mend it"),
+        ("1o", "correct it"),
     ):
         path = tmp_path / "table.csv"
         path.write_text("x,y\n" + "1.5,0\n2.5,1\n" * 5 + f"{mark},1\n")
@@ -109,10 +109,10 @@ def test_what_stands_for_a_missing_number(tmp_path):
 
 
 def test_semicolons_with_decimal_commas(tmp_path):
-    """As spreadsheets save in half of Europe: the line of names has no comma, the others have."""
+    """As saved by European spreadsheets: the header has no comma, the other lines do."""
     path = tmp_path / "table.csv"
     path.write_text("x;y\n" + "1,5;0\n2,5;1\n" * 5)
-    with pytest.raises(mo.DataError, match="a semicolon seems to separate"):
+    with pytest.raises(mo.DataError, match="separated by a semicolon"):
         mo.fit("y ~ x", str(path), progressbar=False)
     path.write_text("x,y\n1,2\n3\n")
     with pytest.raises(mo.DataError, match="begin with a line of column names"):
@@ -127,7 +127,7 @@ def test_a_formula_in_the_place_of_the_data(tmp_path):
     require_path(str(tmp_path / "a~b.csv"))
 
 
-def test_in_of_r_is_not_taken_for_something_else():
+def test_the_in_operator_of_r_is_refused():
     """R reads x %in% g as g:x; formulaic, with the main effect of g."""
     table = pd.DataFrame({"x": X[:, 0], "g": ["a", "b"] * 30, "y": Y})
     with pytest.raises(mo.SettingError, match="write a:b for the interaction alone"):
@@ -146,7 +146,7 @@ def written(folder, name, table):
 def test_a_file_that_is_named_twice(tmp_path):
     once = written(tmp_path, "a.parquet", pa.table({"x": X[:, 0], "y": Y}))
     for places in ([once, once], [tmp_path, once], [once, tmp_path / "." / "a.parquet"]):
-        with pytest.raises(mo.SettingError, match="is in the list twice, so that its rows"):
+        with pytest.raises(mo.SettingError, match="is in the list twice, so its rows"):
             mo.fit("y ~ x", [str(place) for place in places], progressbar=False)
     with pytest.raises(mo.SettingError, match="is in the list twice"):
         mo.fit("y ~ x", [once.as_uri()] * 2, progressbar=False)
@@ -164,7 +164,7 @@ def test_a_column_that_files_hold_twice(tmp_path):
     (tmp_path / "c.csv").write_text("x,x,y\n" + "1,2,0\n3,4,1\n" * 10)
     with pytest.raises(mo.DataError, match="column 'x' occurs more than once"):
         mo.fit("y ~ x", str(tmp_path / "c.csv"), progressbar=False)
-    # a column that the formula does not name may be there as often as it likes
+    # a column that the formula does not name may occur any number of times
     other = pa.Table.from_arrays(arrays, names=["z", "z", "y"])
     path = written(tmp_path, "d.parquet", other)
     settings = {"draws": 50, "random_seed": 1, "method": "laplace", "progressbar": False}
@@ -184,7 +184,7 @@ def test_two_levels_are_contrasted_as_a_list():
 
 
 def test_text_that_the_files_of_a_lake_hold_in_several_ways(tmp_path):
-    """pandas and polars write large strings, Arrow small ones, and categories are dictionaries."""
+    """pandas and polars write large strings, Arrow strings, and categories are dictionaries."""
     kinds = [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
     frames = []
     for year, kind in enumerate(kinds, start=2020):
@@ -197,7 +197,7 @@ def test_text_that_the_files_of_a_lake_hold_in_several_ways(tmp_path):
     from_lake = read_formula("y ~ x + g", str(tmp_path), progressbar=False).rows
     from_frame = read_formula("y ~ x + g", pd.concat(frames), progressbar=False).rows
     assert from_lake.fingerprint() == from_frame.fingerprint()
-    group = pa.array(range(20), pa.int32())  # numbers are no text
+    group = pa.array(range(20), pa.int32())  # numbers are not text
     written(folder, "odd.parquet", pa.table({"x": X[:20, 0], "g": group, "y": Y[:20]}))
-    with pytest.raises(mo.DataError, match="do not hold the same kind of values"):
+    with pytest.raises(mo.DataError, match="do not hold the same types of values"):
         mo.fit("y ~ x + g", str(tmp_path), progressbar=False)

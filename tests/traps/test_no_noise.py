@@ -1,4 +1,4 @@
-"""Outcomes that the columns give to the last digit: the scale of their noise has no posterior."""
+"""Outcomes determined exactly by the columns: the scale of the noise has no posterior."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_a_scale_that_is_given_needs_no_noise():
 @pytest.mark.parametrize("constant", [1e8, -1e11, 1e12])
 @pytest.mark.parametrize("family", [mo.models.Gaussian, mo.models.StudentT])
 def test_an_outcome_far_from_zero_has_its_noise(constant, family):
-    """The mode is that of the outcome less the constant, which the intercept takes."""
+    """The mode is that of the outcome minus the constant, which goes to the intercept."""
     rng = np.random.RandomState(3)
     x = rng.normal(size=(400, 2))
     y = x @ [0.5, -1.0] + rng.normal(size=400)

@@ -1,4 +1,4 @@
-"""Traps around a finished fit: other rows, NaN that passes, files that lie."""
+"""Traps after a fit: other rows, unnoticed NaN, manipulated files."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def coded(table, **settings):
 
 TABLE = flights()
 ROWS = coded(TABLE)
-X = ROWS.coding.densely(ROWS.slice(0, len(TABLE)))  # all columns, those of levels too
+X = ROWS.coding.densely(ROWS.slice(0, len(TABLE)))  # all columns, including levels
 
 
 def posterior(rows=ROWS, model=None, seed=3, fit_rows=True, **draws):
-    """A posterior made by hand, which remembers its rows as `mo.sample` lets it."""
+    """Return a made-up posterior that remembers its rows as `mo.sample` does."""
     model = (model or mo.models.Logistic()).resolved(rows)
     rng = np.random.default_rng(seed)
     if not draws:
@@ -86,7 +86,7 @@ def test_columns_in_another_order_are_aligned_by_name(post):
     assert swapped.columns != ROWS.columns
     np.testing.assert_allclose(post.predict(swapped).mean, mean)
     assert post.score(swapped).log_density == pytest.approx(post.score(ROWS).log_density)
-    # negative control: by place they would be other predictions
+    # negative control: by position the predictions would differ
     by_place = post.predict({"x": swapped.coding.densely(swapped.slice(0, 600))}).mean
     assert np.abs(by_place - mean).max() > 0.9
 
@@ -218,7 +218,7 @@ def test_tables_with_numbers_as_levels_and_with_offsets():
         None,
     ],
 )
-def test_odd_batches_are_a_sentence(batch, fit_rows):
+def test_odd_batches_are_a_clear_error(batch, fit_rows):
     for ask in (posterior(fit_rows=fit_rows).predict, posterior(fit_rows=fit_rows).score):
         with pytest.raises(mo.ModicumError):
             ask(batch)
@@ -253,7 +253,7 @@ def test_bytes_and_numbers_mean_the_same_pixels():
     np.testing.assert_allclose(as_numbers.predict({"x": pixels.astype(np.uint8)}).mean, apart)
 
 
-def test_other_shapes_and_models_of_ones_own():
+def test_other_shapes_and_custom_models():
     model = mo.Model(
         log_prior=lambda th: -0.5 * th["w"] @ th["w"],
         log_likelihood=lambda th, batch: -0.5 * (batch["y"] - batch["z"] @ th["w"]) ** 2,
@@ -282,7 +282,7 @@ def test_outcomes_the_model_cannot_have_are_not_scored(post):
         softmax.score(mo.Rows(x=np.ones((2, 1)), y=[3, 1]))
 
 
-def test_a_loaded_model_of_ones_own_is_given_again(tmp_path):
+def test_a_loaded_custom_model_is_given_again(tmp_path):
     model = mo.Model(
         log_prior=lambda th: -0.5 * th["t"] ** 2,
         log_likelihood=lambda th, batch: -0.5 * (batch["y"] - th["t"]) ** 2,
@@ -324,7 +324,7 @@ def test_a_model_that_has_changed_since_is_refused():
     for ask in (post.correct, post.stein_discrepancy):
         with pytest.raises(mo.SettingError, match="no longer computes what it did"):
             ask(rows, progressbar=False)
-    post.settings["jax"] = "0.0.1"  # another version may write the same expression otherwise
+    post.settings["jax"] = "0.0.1"  # another version may write the same expression differently
     assert post.correct(rows, progressbar=False).weights is not None
 
 
@@ -427,7 +427,7 @@ def test_guards_warn_of_nan():
     assert codes(x[:, :3], weights=np.where(x[:, :3] > 0, 1.0, -1.0)) == ["signs-cancel"]
     signs = np.where(np.arange(500) % 20 == 0, -1.0, 1.0) * fine
     assert codes(x, weights=signs) == []
-    # large values where signs are negative: a negative variance, and no ESS
+    # large values with negative signs: a negative variance, and no ESS
     assert codes(np.where(signs < 0, 10 + x, 0.1 * x), weights=signs) == ["not-finite"]
 
 
@@ -488,7 +488,7 @@ def test_warnings_are_a_list_that_prints_as_sentences(tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The page of a saved posterior, and its arrays."""
+    """Return the JSON of a saved posterior, and its arrays."""
     path = tmp_path_factory.mktemp("lies") / "p"
     post = posterior()
     post.warnings.append(mo.ModicumWarning("a", "it is odd", "look", x=1.0))
@@ -509,7 +509,7 @@ def write(path, page, members, compression=zipfile.ZIP_STORED):
 
 
 def places(value, at=()):
-    """Every place of a JSON value, by path."""
+    """Return the paths of all values in a JSON document."""
     yield at
     if isinstance(value, dict | list):
         for key, inside in value.items() if isinstance(value, dict) else enumerate(value):
@@ -530,7 +530,7 @@ def replaced(page, at, value):
 ODD = [None, -1, 1e400, "x", [], {}, [[1, 2]], {"list": 3}, {"array": 99}, {"dict": [[[], 1]]}]
 
 
-def test_any_change_of_the_page_loads_or_is_a_sentence(saved, tmp_path):
+def test_any_change_of_the_page_loads_or_is_a_clear_error(saved, tmp_path):
     page, members = saved
     rng = np.random.default_rng(1)
     spots = [at for at in places(page) if at]
@@ -659,7 +659,7 @@ def test_bombs_are_not_unpacked(saved, tmp_path):
         Posterior.load(write(tmp_path / "bomb", huge, members, zipfile.ZIP_DEFLATED))
 
 
-def test_flipped_bytes_load_or_are_a_sentence(saved, tmp_path):
+def test_flipped_bytes_load_or_are_a_clear_error(saved, tmp_path):
     page, members = saved
     buffer = io.BytesIO()
     write(buffer, page, members)

@@ -1,4 +1,4 @@
-"""Priors that override the data: defaults are in the data's units, and a tight prior is named."""
+"""Priors that override the data: defaults use the data's units, tight priors are reported."""
 
 import warnings
 
@@ -34,7 +34,7 @@ RUN = {"draws": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 
 
 def year_rows(n=3_000, dtype=None):
-    """A column like a year, with a slope of one per year."""
+    """Return rows with a column like a year and a slope of one per year."""
     rng = np.random.default_rng(1)
     x = 2000 + rng.normal(size=(n, 1))
     y = rng.random(n) < 1 / (1 + np.exp(2000 - x[:, 0]))
@@ -42,14 +42,14 @@ def year_rows(n=3_000, dtype=None):
 
 
 def large_rows(n=200):
-    """An outcome of scale 100."""
+    """Return rows with an outcome of scale 100."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=(n, 1))
     return mo.Rows(x=x, y=199 + 98.8 * x[:, 0] + 10 * rng.normal(size=n))
 
 
 def small_rows(n=3_000):
-    """A column of sd .001, with a slope of 1,000."""
+    """Return rows with a column of sd .001 and a slope of 1,000."""
     rng = np.random.default_rng(3)
     x = 0.001 * rng.normal(size=(n, 1))
     y = rng.random(n) < 1 / (1 + np.exp(-1000 * x[:, 0]))
@@ -61,7 +61,7 @@ def codes(post):
 
 
 def maximum_likelihood(rows):
-    """Estimate and standard error of slope and intercept, by a GLM on centred columns."""
+    """Return estimates and standard errors of slope and intercept, by a GLM on centred columns."""
     import statsmodels.api as sm
 
     batch = rows.slice(0, len(rows))
@@ -92,19 +92,19 @@ def test_a_raw_prior_overrides_years_and_says_so():
     rows = year_rows()
     with pytest.warns(mo.ModicumWarning, match="the prior of intercept and the data disagree"):
         post = mo.sample(M.Logistic(**RAW), rows, **RUN)
-    assert post.mean("beta")[0] < 0.2  # for 1
+    assert post.mean("beta")[0] < 0.2  # instead of 1
     assert "prior-far" in codes(post)
     assert "prior-decides" not in codes(post)  # the columns are not to blame
 
 
 def test_an_outcome_of_scale_100_has_its_closed_form():
-    """With a known scale the posterior is normal; the prior of the centred intercept included."""
+    """With a known scale the posterior is normal, including the prior of the centred intercept."""
     rows = large_rows()
     model = M.Gaussian(scale=10.0)
     batch = rows.slice(0, len(rows))
     x, y = batch["x"][:, 0], batch["y"]
     design = np.c_[x, np.ones(len(x))]
-    centred = np.array([[1.0, 0.0], [x.mean(), 1.0]])  # (beta, intercept) to what the priors hold
+    centred = np.array([[1.0, 0.0], [x.mean(), 1.0]])  # to the quantities with priors
     sd = np.array([2.5 * y.std() / x.std(), 2.5 * y.std()])
     prior = centred.T @ np.diag(sd**-2) @ centred
     cov = np.linalg.inv(design.T @ design / 100 + prior)
@@ -118,7 +118,7 @@ def test_an_outcome_of_scale_100_has_its_closed_form():
     assert abs(mean[1] - 199) < 3
     raw, start = sums_of(M.Gaussian(scale=10.0, **RAW), rows)
     held = anchor_at_mode(raw, start, ("beta", "intercept"))
-    assert held.point[0] < 97  # the negative control: pulled towards zero
+    assert held.point[0] < 97  # negative control: pulled towards zero
     assert [note.code for note in held.notes] == ["prior-far"]
 
 
@@ -171,7 +171,7 @@ def in_other_units(rows, unit, shift, y_unit=1.0, y_shift=0.0):
     "family", [*FEW, *(pytest.param(f, marks=pytest.mark.slow) for f in ("poisson", "gaussian"))]
 )
 def test_posteriors_do_not_depend_on_units(family, x64):
-    """The log-posterior at the same lines, in other units, differs by a constant alone."""
+    """In other units, the log-posterior of the same line differs by a constant only."""
     kind, rows = FAMILIES[family]
     columns = rows.fields["x"][0]
     unit, shift = np.geomspace(1e-3, 1e4, columns), np.linspace(-500, 2000, columns)
@@ -198,7 +198,7 @@ def test_posteriors_do_not_depend_on_units(family, x64):
 
     assert gaps() < 1e-5
     raw = RAW | ({"scale_prior": 2.5} if real else {})
-    assert gaps(**raw) > 1  # the negative control
+    assert gaps(**raw) > 1  # negative control
 
 
 def test_rescaled_columns_give_the_same_draws_in_their_units():
@@ -212,7 +212,7 @@ def test_rescaled_columns_give_the_same_draws_in_their_units():
 
 @pytest.mark.slow
 def test_shifted_columns_give_the_same_posterior():
-    """Draws are rotated in whitened coordinates by a shift, so that moments are compared."""
+    """A shift rotates draws in whitened coordinates, so compare moments."""
     rows = gaussian_rows(300)
     shift = np.array([0.0, 2000.0, -50.0])
     a = mo.sample(M.Gaussian(), rows, **RUN)
@@ -284,7 +284,7 @@ def test_numbers_given_stay_raw_each_by_itself():
     assert each.coefficients == tuple(Normal(0.0, sd) for sd in (1.0, 2.0, 3.0))
     assert each.extras == (("log_scale", LogNormal(0.0, 0.7)),)
     given = M.Gaussian(**RAW, scale_prior=2.5)
-    assert given.resolved(rows) is given  # nothing to look up: no pass
+    assert given.resolved(rows) is given  # nothing to compute: no pass
 
 
 def test_frequency_weights_count_in_moments(tmp_path):
@@ -298,7 +298,7 @@ def test_frequency_weights_count_in_moments(tmp_path):
     np.testing.assert_allclose(a.x_sd, repeated["x"].std(axis=0), rtol=1e-12)
     np.testing.assert_allclose([a.y_mean, a.y_sd], [b.y_mean, b.y_sd], rtol=1e-9)
     ingest(repeated, tmp_path / "store", progressbar=False, dtype="float64")
-    c = moments(mo.Rows.open(tmp_path / "store"))  # a store is read as it streams
+    c = moments(mo.Rows.open(tmp_path / "store"))  # a store is streamed
     np.testing.assert_allclose(c.x_sd, b.x_sd, rtol=1e-12)
 
 
@@ -315,7 +315,7 @@ def test_columns_too_small_for_a_variance_are_named():
 
 
 def test_a_column_far_from_zero_is_refused_beside_an_intercept():
-    """At a mean of 5e7 standard deviations the posterior sd was half as wide again, silently."""
+    """At a mean of 5e7 standard deviations the posterior sd was silently 50 % too large."""
     x = np.random.default_rng(1).normal(size=(200, 1))
     y = (x[:, 0] > 0) * 1.0
 
@@ -325,19 +325,19 @@ def test_a_column_far_from_zero_is_refused_beside_an_intercept():
     for shift in (5e7, 1e11):
         with pytest.raises(mo.DataError, match=r"'stamp' varies by .* subtract a constant"):
             M.Logistic().resolved(rows(shift))
-        M.Logistic(intercept=False).resolved(rows(shift))  # a slope alone has all digits
+        M.Logistic(intercept=False).resolved(rows(shift))  # without an intercept no digits are lost
     M.Logistic().resolved(rows(1e6))
     constant = mo.Rows(x=np.full((200, 1), 1 / 3 * 1e9), y=y, columns=["stamp"])
     assert moments(constant).x_sd == 0
-    M.Logistic().resolved(constant)  # which `prior-decides` speaks of
+    M.Logistic().resolved(constant)  # `prior-decides` warns of it
 
 
-def test_priors_without_rows_are_refused_in_a_sentence():
+def test_priors_without_rows_are_refused_with_a_reason():
     with pytest.raises(mo.SettingError, match="in the units of the data"):
         M.Logistic().log_prior({"beta": np.zeros(2), "intercept": 0.0})
 
 
-# Where they show ---------------------------------------------------------------------------
+# Where they are reported -------------------------------------------------------------------
 
 
 def test_the_priors_used_are_shown_counted_and_kept(tmp_path):
@@ -384,7 +384,7 @@ def test_the_pass_is_entered_where_passes_are():
 
 @pytest.mark.parametrize("n", [200, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_a_tight_prior_is_named(n):
-    """Also where it is so tight that the mean has hardly moved."""
+    """Even if it is so tight that the mean has hardly moved."""
     sums, start = sums_of(M.Logistic(prior_scale=0.01), logistic_rows(n))
     notes = anchor_at_mode(sums, start, ("age", "dose", "bmi", "intercept")).notes
     assert [n.code for n in notes] == ["prior-far"]
@@ -403,8 +403,8 @@ def test_no_prior_is_blamed_without_cause(family):
 
 
 def test_the_papers_schedule_counts_what_it_looks_up_on_its_subset(monkeypatch):
-    monkeypatch.setattr(paper_schedule, "STAGES", (100,))  # what comes after costs the most
-    # separated rows make the search look at every row once more, here on a subset of them
+    monkeypatch.setattr(paper_schedule, "STAGES", (100,))  # later stages cost the most
+    # with separated rows the search reads every row again, here of a subset
     rng = np.random.default_rng(3)
     x = np.c_[rng.normal(size=3_000), np.arange(3_000) < 60]
     rows = mo.Rows(x=x, y=((rng.random(3_000) < 0.5) | (x[:, 1] > 0)).astype(float))

@@ -1,4 +1,4 @@
-"""What careless and hostile users did to rows: each ends in a sentence, or the right answer."""
+"""What careless and hostile users do to rows gives a clear error or the right answer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_csv(path, *lines, encoding="utf-8"):
 
 
 def test_every_number_enters_the_fingerprint(tmp_path):
-    """A table with 92 % of its outcomes changed once resumed old draws."""
+    """A run once resumed old draws although 92 % of the outcomes had changed."""
     n = 100_000
     x, y = np.ones((n, 2), np.float32), np.zeros(n, np.float32)
     first = Rows(x=x, y=y).fingerprint()
@@ -151,7 +151,7 @@ def test_a_level_and_a_column_of_one_name():
         ({"categorical": 5}, "categorical must be a sequence of names, not int"),
         ({"categorical": None}, "categorical must be a sequence of names, not NoneType"),
         ({"categorical": [["g"]]}, "categorical must be the name of a column, not list"),
-        ({"categorical": {"g": np.ones(2)}}, "reference level of column 'g' must be a text"),
+        ({"categorical": {"g": np.ones(2)}}, "reference level of column 'g' must be text"),
         ({"predictors": np.array(5)}, "predictors must be a sequence of names, not ndarray"),
         ({"predictors": 5}, "predictors must be a sequence of names, not int"),
         ({"dtype": "f4,("}, "dtype must be float32"),
@@ -177,7 +177,7 @@ def test_text_is_answered_by_what_can_be_done():
     ):
         Rows.from_table(pd.DataFrame({"g": ["3", "v"], "y": [0, 1]}))
     many = pd.DataFrame({"g": [f"u{i}" for i in range(600)], "y": 0.0})
-    with pytest.raises(DataError, match=r"holds text with 600 levels.*a group of mo\.fit"):
+    with pytest.raises(DataError, match=r"holds text with 600 levels.*a group in mo\.fit"):
         Rows.from_table(many)
 
 
@@ -191,7 +191,7 @@ def test_fields_of_other_types():
         Rows(x=x, y=pa.scalar(3))
     with pytest.raises(SettingError, match="columns must be a sequence of names, not int"):
         Rows(x=x, columns=3)
-    with pytest.raises(SettingError, match="slices lie between two row numbers"):
+    with pytest.raises(SettingError, match="a slice takes two row numbers"):
         Rows(x=x).slice(None, 2)
     with pytest.raises(SettingError, match="row numbers must be an array of integers"):
         Rows(x=x).take([[0], [0, 1]])
@@ -406,8 +406,8 @@ def test_a_shard_that_is_a_pipe(store):
 @pytest.mark.parametrize(
     ("code", "remedy"),
     [
-        (errno.EMFILE, r"limit of open files \(ulimit -n\)"),
-        (errno.ENOMEM, r"limit of address space \(ulimit -v\)"),
+        (errno.EMFILE, r"limit on open files \(ulimit -n\)"),
+        (errno.ENOMEM, r"limit on address space \(ulimit -v\)"),
         (errno.EACCES, "check its permissions"),
         (errno.EIO, "check its permissions and its disk"),
     ],
@@ -434,12 +434,12 @@ def test_damage_inside_a_store_is_named(tmp_path, value, word):
     shard[9_000, 5] = value
     shard[9_001, 0] = value
     shard.flush()
-    rows = Rows.open(folder)  # its ends are whole: only verify=True would notice
+    rows = Rows.open(folder)  # its ends are intact: only verify=True would notice
     bad = first_not_finite(rows)
     assert bad[:2] == ("c[1, 0]", 24_000)
     assert str(bad.error()) == (
-        f"column 'c[1, 0]' holds {word} in row 24000 in {folder}, and held a number when it was "
-        "checked: it was changed since, so make the rows again from their source."
+        f"column 'c[1, 0]' holds {word} in row 24000 in {folder}, where it held a number when "
+        "the rows were made: the data have changed since, so make the rows again from their source."
     )
     assert isinstance(bad.error(), DataError)
     with pytest.raises(DataError, match="was altered"):
@@ -527,7 +527,7 @@ def test_endings_in_capitals(tmp_path):
 
 
 def test_damaged_feather_does_not_end_the_process(tmp_path):
-    """Arrow maps these files without a look: offsets out of bounds were a segmentation fault."""
+    """Arrow maps these files unchecked: offsets out of bounds caused a segmentation fault."""
     table = pa.table({"g": pa.array(["u", "v", "w", "u"], pa.string()), "y": [0, 1, 0, 1]})
     pa.feather.write_feather(table, tmp_path / "d.feather", compression="uncompressed")
     content = (tmp_path / "d.feather").read_bytes()
@@ -544,7 +544,7 @@ def test_damaged_feather_does_not_end_the_process(tmp_path):
 
 def test_nothing_else_is_replaced(store, tmp_path):
     (store / "notes.txt").write_text("mine")
-    with pytest.raises(SettingError, match=r"also holds notes\.txt, which is no part of a row"):
+    with pytest.raises(SettingError, match=r"also holds notes\.txt, which is not part of a row"):
         ingest(FIELDS, store, overwrite=True, progressbar=False)
     assert (store / "notes.txt").read_text() == "mine"
     assert len(Rows.open(store, verify=True)) == 200
@@ -601,8 +601,8 @@ def test_full_disk_keeps_the_old_store(store, monkeypatch):
 
 
 def test_rows_that_no_memory_holds():
-    ones = np.broadcast_to(np.float32(1), (2**57, 2))  # takes four bytes, as float64 far too many
-    with pytest.raises(DataError, match=r"rows of float64 take .* GB, and that much memory cannot"):
+    ones = np.broadcast_to(np.float32(1), (2**57, 2))  # four bytes, but far more as float64
+    with pytest.raises(DataError, match=r"rows of float64 take .* GB, which is more memory"):
         Rows(x=ones, dtype="float64")
 
 

@@ -1,4 +1,4 @@
-"""Tables as people have them: separators, decimal commas, powers, levels without counts."""
+"""Tables found in practice: separators, decimal commas, powers, levels without counts."""
 
 import re
 
@@ -31,10 +31,10 @@ def test_a_file_with_another_separator_is_named_as_one(mark, word, table, tmp_pa
     path = tmp_path / "t.csv"
     table.to_csv(path, sep=mark, index=False)
     for source in (path, pd.read_csv(path)):
-        with pytest.raises(mo.SettingError, match=f"so that {word} seems to separate") as refused:
+        with pytest.raises(mo.SettingError, match=f"seem to be separated by {word};") as refused:
             mo.fit("y ~ x", source, **RUN)
         assert f"sep={mark!r}" in str(refused.value)
-    assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were told apart
+    assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were recognised
 
 
 def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
@@ -44,7 +44,7 @@ def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
     texts = table.assign(x=[f"{value:.3f}" for value in table.x])
     with pytest.raises(mo.DataError, match="holds numbers that are written as text"):
         mo.fit("y ~ x", texts, **RUN)
-    versions = table.assign(x=np.where(table.x > 0, "1.5", "2.5"))  # few: these are levels
+    versions = table.assign(x=np.where(table.x > 0, "1.5", "2.5"))  # few distinct: levels
     assert "beta[x[2.5]]" in mo.fit("y ~ x", versions, **RUN).summary().index
 
 
@@ -113,7 +113,7 @@ def test_noise_is_asked_for_of_quantiles_too():
 
 
 def test_bins_of_pandas_are_levels_in_their_order(table):
-    """`pd.cut` gives intervals, of which Arrow makes records; as text, (-2, 2] would come first."""
+    """Arrow turns the intervals of `pd.cut` into records; as text, (-2, 2] would come first."""
     bins = pd.cut(4 * table.x, [-30, -2, 2, 30])
     rows = read_formula("y ~ bins", table.assign(bins=bins)).rows
     assert rows.columns == ("bins[(-2, 2]]", "bins[(2, 30]]")
@@ -128,7 +128,7 @@ def test_sparse_columns_are_numbers(table):
 
 
 def test_a_column_in_the_index_is_said_to_be_there(table):
-    with pytest.raises(mo.SettingError, match=r"'x' .* in the index of the frame, so pass"):
+    with pytest.raises(mo.SettingError, match=r"'x' .* in the index of the data frame, so pass"):
         mo.fit("y ~ x", table.set_index("x"), **RUN)
     with pytest.raises(mo.SettingError, match="'z' of the formula is not in the data: there are"):
         mo.fit("y ~ z", table.set_index("x"), **RUN)

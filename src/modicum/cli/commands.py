@@ -1,7 +1,7 @@
 """The commands that work on a table: `modicum fit`, `ingest`, `summary` and `predict`.
 
-Every error that Modicum raises on purpose is printed as one sentence, with exit code 1. Anything
-else is a bug of ours, and is one line too, with exit code 2.
+Every error that Modicum raises deliberately is printed as one sentence, with exit code 1. Any other
+error is a bug, printed as one line, with exit code 2.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def main() -> None:
     if not debugging():
         warnings.simplefilter("ignore")  # of libraries; Modicum's own are printed with the results
     code = _exit_code()
-    if code:  # threads may still compile what nobody waits for
+    if code:  # do not wait for threads that may still be compiling
         os._exit(code)
 
 
 def _exit_code() -> int:
-    """Run the command; report in one line whatever it did not handle itself."""
+    """Run the command; report any exception it did not handle in one line."""
     try:
         try:
             app()
@@ -104,7 +104,7 @@ def _exit_code() -> int:
         errors().print(stop_line(), markup=False, highlight=False)
         return 130
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # later flushes must not fail again
         if error.errno == errno.EPIPE:
             return BROKEN_PIPE
         errors().print(f"Error: standard output: {error.strerror}.", markup=False)
@@ -140,7 +140,7 @@ def _root(
         typer.Option("--debug", help="Show the traceback of an error; any position."),
     ] = False,
 ) -> None:
-    del show_version  # its callback has done the work
+    del show_version  # handled by its callback
     if debug:
         debugging(True)
 
@@ -186,8 +186,8 @@ def fit(
     """Fit a regression and write the posterior.
 
     A fit that was killed or stopped with Ctrl-C continues when the same command is run again. OUT
-    will hold `posterior`, `summary.csv`, and `rows`: the data as a row store, which is used again
-    as long as DATA does not change.
+    will hold `posterior`, `summary.csv`, and `rows`: the data as a row store, which is reused as
+    long as DATA does not change.
     """
     with one_sentence():
         check_prob(prob)
@@ -215,7 +215,7 @@ def fit(
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
         prepare_folder(out, overwrite, report)
-        after_a_stop("the same command goes on where it was.")
+        after_a_stop("run the same command again to continue.")
         say = console(quiet)
         folder = checkpoint or out / "checkpoint"
         if formula is None:
@@ -236,7 +236,7 @@ def fit(
         if report:
             post.report(out / REPORT, prob=prob)
         after_a_stop(f"the results are in {out}.")
-        if checkpoint is None:  # the posterior is safe, and the next fit may be another one
+        if checkpoint is None:  # the posterior is saved, and the next fit may have other settings
             Checkpoint.delete(folder)
         show(post, table, out, say, report)
 
@@ -244,7 +244,7 @@ def fit(
 @app.command()
 def ingest(
     source: Annotated[str, typer.Argument(help=f"{opt.DATA}.")],
-    store: Annotated[Path, typer.Argument(help="The folder to make.")],
+    store: Annotated[Path, typer.Argument(help="The folder to create.")],
     outcome: Annotated[str, typer.Option(help="Column of the outcome.")],
     predictors: opt.Predictors = None,
     categorical: opt.Categorical = None,
@@ -255,7 +255,7 @@ def ingest(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store.")] = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Turn files into a row store, which `fit` and `mo.Rows.open` read without loading it whole."""
+    """Turn files into a row store, which `fit` and `mo.Rows.open` read without loading it all."""
     with one_sentence():
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         say = console(quiet)
@@ -301,8 +301,8 @@ def predict(
     groups: Annotated[
         str | None,
         typer.Option(
-            help="Effects of the fit's own groups: known; or the average over all groups there may "
-            "be: new; each where it applies: any; default: known where DATA has their columns."
+            help="Group effects: known (those of the fit), new (averaged over new groups), or any "
+            "(whichever applies to the row); default: known if DATA has the groups' columns."
         ),
     ] = None,
     encoding: opt.Encoding = "utf-8",

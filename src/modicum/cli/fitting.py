@@ -1,4 +1,4 @@
-"""The steps of `modicum fit`: model and method by name, rows from files, draws, result files."""
+"""The steps of `modicum fit`: choose model and method, read rows, sample, write results."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
 BEING_MADE = "being made"
-NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # of families
+NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # family fields without an option
 
 
 def build_model(
     family: str, options: Mapping[str, Any], settings: Sequence[str] = ()
 ) -> LinearPredictorModel:
-    """Return the family of that name with its settings.
+    """Return the named family with its settings.
 
     Parameters
     ----------
     family
         Name of the family.
     options
-        Settings that have their own command-line option; None where the option is absent.
+        Settings that have their own command-line option; None if the option is absent.
     settings
         Further settings, each NAME=VALUE.
     """
@@ -73,7 +73,7 @@ def build_model(
 def build_method(name: str, settings: Sequence[str]) -> Method:
     """Return a method with its settings, each NAME=VALUE.
 
-    With "auto" the settings decide: the first method that has them all, HMC-ECS before the others.
+    With "auto", the method is the first one that has all of the settings.
     """
     method = type(resolve(name))
     if not settings:
@@ -92,33 +92,33 @@ def _settings(method: type[Method]) -> list[str]:
 def named_values(
     option: str, settings: Sequence[str], takes: Sequence[str], of: str
 ) -> dict[str, Any]:
-    """Parse settings, each NAME=VALUE with a name in `takes`; `of` says whose names they are."""
+    """Parse settings, each NAME=VALUE with a name in `takes`; messages call their owner `of`."""
     values: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or key not in takes:
             raise SettingError(
-                f"{option} {setting} is no setting of {of}{suggestion(key, takes)}; give "
-                f"NAME=VALUE, with a name among {', '.join(takes)}."
+                f"{option} {setting} is not a setting of {of}{suggestion(key, takes)}; give "
+                f"NAME=VALUE, where NAME is one of {', '.join(takes)}."
             )
         values[key] = _value(text.strip())
     return values
 
 
 def build_engine(name: str, address: str | None) -> EngineChoice:
-    """Return the engine of that name."""
+    """Return the named engine."""
     if name.lower() == "ray":
         return Ray(address=address)
     if name.lower() != "local":
         raise SettingError(f"--engine must be local or ray, not {name}.")
     if address is not None:
-        raise SettingError("--address is that of a Ray cluster: add --engine ray.")
+        raise SettingError("--address is the address of a Ray cluster: add --engine ray.")
     return Local()
 
 
 def _value(text: str) -> object:
-    """Parse a number, truth value, None or list as Python writes it; anything else is text."""
+    """Parse a Python number, boolean, None or list; anything else is text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -126,13 +126,13 @@ def _value(text: str) -> object:
 
 
 def check_prob(prob: float) -> None:
-    """Refuse an impossible probability before hours are spent on draws."""
+    """Refuse an impossible probability before hours of sampling."""
     if not 0 < prob < 1:
-        raise SettingError(f"--prob must lie between 0 and 1, not be {prob:g}.")
+        raise SettingError(f"--prob must be between 0 and 1, not {prob:g}.")
 
 
 def chain_count(text: str) -> ChainCount:
-    """Parse a number of chains, or "auto"; anything else is refused where chains are run."""
+    """Parse a number of chains, or "auto"; `sample` refuses anything else."""
     return int(text) if text.lstrip("-").isdigit() else cast("ChainCount", text)
 
 
@@ -142,8 +142,8 @@ def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
         return None
     if formula is None:
         raise SettingError(
-            "--groups is for group terms of a formula, such as 'late ~ hour + (1 | carrier)': give "
-            "one, or leave it out."
+            "--groups needs a formula with group terms, such as 'late ~ hour + (1 | carrier)': "
+            "give one, or leave --groups out."
         )
     if groups not in ("explicit", "integrate"):
         raise SettingError(f"--groups must be explicit or integrate, not {groups}.")
@@ -158,13 +158,16 @@ def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingError(
-            f"the folder '{out}' cannot be made ({error.strerror}): name another one with --out."
+            f"the folder '{out}' cannot be created ({error.strerror}): name another one with --out."
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
     for name in (*RESULTS, REPORT) if report else RESULTS:
         if (out / name).is_dir():
-            raise SettingError(f"'{out / name}' is a folder, and the results would go there.")
+            raise SettingError(
+                f"'{out / name}' is a folder, but it is the name of a result file: remove it, or "
+                "name another folder with --out."
+            )
         if (out / name).exists() and not overwrite:
             raise SettingError(
                 f"'{out / name}' holds the results of an earlier fit: add --overwrite to replace "
@@ -175,10 +178,10 @@ def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
 def require_path(data: str) -> None:
     """Refuse text that cannot be a file name."""
     if not data.strip() or "\0" in data:
-        raise SettingError(f"name the data: {data!r} is no path.")
+        raise SettingError(f"{data!r} is not a path: name the data.")
     if "~" in data.strip()[1:] and not Path(data).exists():
         raise SettingError(
-            f"{data!r} is a formula, and the data come first: modicum fit DATA 'y ~ x' --out OUT."
+            f"{data!r} is a formula, but the data come first: modicum fit DATA 'y ~ x' --out OUT."
         )
 
 
@@ -190,7 +193,7 @@ def read_rows(
     overwrite: bool = False,
     encoding: str = "utf-8",
 ) -> Rows:
-    """Open a row store, or ingest files into OUT/rows unless that has been done.
+    """Open a row store, or ingest files into OUT/rows unless they are there already.
 
     A store in OUT/rows that `fit` did not make is replaced only with `overwrite`.
     """
@@ -280,10 +283,10 @@ def stored_rows(
     made_here = unchanged or entry.get("store") == BEING_MADE
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
-            f"'{store}' is there already and was not made from {data} by this command: add "
+            f"'{store}' already exists and was not made from {data} by this command: add "
             "--overwrite to replace it, or name another folder with --out."
         )
-    # If this command is killed now, it may replace what it left without --overwrite.
+    # If this command is killed now, the next one may replace the store without --overwrite.
     note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
     try:
         rows, dropped = make(store)
@@ -359,11 +362,11 @@ def sample_rows(
     from modicum.sample import sample
 
     if (checkpoint / "run.json").is_file():
-        say.print(f"Going on from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
+        say.print(f"Continuing from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # printed at the end
         post = sample(model, rows, checkpoint=checkpoint, progressbar=not say.quiet, **settings)
-    if not post.settings["complete"]:  # stopped by Ctrl-C, which `sample` handles by itself
+    if not post.settings["complete"]:  # stopped by Ctrl-C, which `sample` has handled
         raise KeyboardInterrupt
     return post
 

@@ -61,8 +61,8 @@ def reproduce(
 ) -> None:
     """Run the experiments of a paper: tables, figures, and a page that shows them all.
 
-    OUT will hold a folder for each experiment, and `index.html`. An experiment run again takes the
-    place of its earlier run there.
+    OUT will hold a folder for each experiment, and `index.html`. Running an experiment again
+    replaces its earlier results.
     """
     with one_sentence():
         from modicum.errors import SettingError
@@ -85,7 +85,7 @@ def reproduce(
 
 
 def _experiments(paper: str | None, name: str | None, scale: str) -> list[Experiment]:
-    """The experiments asked for; a paper, a name or a scale that is not known is refused."""
+    """Return the requested experiments; refuse an unknown paper, experiment or scale."""
     from modicum.errors import SettingError
     from modicum_lab.papers.experiments import PAPERS, Scale, experiments_of
 
@@ -97,7 +97,7 @@ def _experiments(paper: str | None, name: str | None, scale: str) -> list[Experi
 
 
 def _list_experiments(experiments: list[Experiment], say: Console) -> None:
-    """One line per experiment."""
+    """Print one line per experiment."""
     wide = max((len(each.name) for each in experiments), default=0)
     for each in experiments:
         say.print(f"{each.paper:<7}  {each.name:<{wide}}  {escape(each.title)}", highlight=False)
@@ -106,14 +106,14 @@ def _list_experiments(experiments: list[Experiment], say: Console) -> None:
 def _reproduce_all(
     experiments: list[Experiment], scale: Scale, out: Path, seed: int, say: Console
 ) -> int:
-    """Run each, write its files, and bring the page up to date; return how many failed."""
+    """Run the experiments, write their files, and update the page; return how many failed."""
     from modicum_lab.papers.pages import write_page
 
     failed = 0
     for number, each in enumerate(experiments, 1):
         say.print(f"[{number}/{len(experiments)}] {each.name}: {each.title}", markup=False)
         failed += not _reproduce(each, scale, out, seed, say)
-        page = write_page(out)  # after each, so that the first can be read while the rest run
+        page = write_page(out)  # after each, so that it can be read while others still run
     if experiments:
         say.print(f"The page is {escape(str(page))}.", highlight=False)
     return failed
@@ -155,7 +155,7 @@ def bench(
         float | None, typer.Option(help="Seconds of sampling per contender; default 20 (quick: 5).")
     ] = None,
     repeats: Annotated[
-        int | None, typer.Option(help="Runs of each, in turns; default 3 (quick: 1).")
+        int | None, typer.Option(help="Runs of each contender; default 3 (quick: 1).")
     ] = None,
     huge: Annotated[
         bool, typer.Option("--huge", help="Also 100 million rows from disk (needs 24 GB there).")
@@ -167,10 +167,10 @@ def bench(
     list_: Annotated[bool, typer.Option("--list", help="List problems and samplers.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure Modicum beside what you would use instead, on this machine.
+    """Compare Modicum with other samplers on this machine.
 
-    OUT will hold `bench.md`, `bench.json` and three pictures. Everything takes more than an hour on
-    two cores. Samplers that are not installed are left out: pip install 'modicum[bench]'.
+    OUT will hold `bench.md`, `bench.json` and three pictures. The full suite takes more than an
+    hour on two cores. Samplers that are not installed are skipped: pip install 'modicum[bench]'.
     """
     with one_sentence():
         if list_:
@@ -178,12 +178,12 @@ def bench(
             return
         place, page = (_docs_folder() / "benchmarks", "last") if docs else (out, "bench")
         chosen = problem or [], peer or []
-        unwatch()  # the suite handles Ctrl-C itself, and writes what it has measured
+        unwatch()  # on Ctrl-C the suite writes what it has measured so far
         _bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))
 
 
 def _list_bench(say: Console) -> None:
-    """Problems and peers, one per line."""
+    """Print problems and samplers, one per line."""
     from modicum_lab.bench.contenders import CONTENDERS
     from modicum_lab.bench.problems import PROBLEMS
 
@@ -226,10 +226,10 @@ def _bench(
 
 
 def _docs_folder() -> Path:
-    """The documentation's folder of the checkout one stands in."""
+    """Return the folder docs of the current folder, which must be a checkout of Modicum."""
     from modicum.errors import SettingError
 
     folder = Path("docs")
     if not folder.is_dir():
-        raise SettingError("--docs is for a checkout of Modicum: there is no folder docs here.")
+        raise SettingError("--docs needs a checkout of Modicum: there is no folder docs here.")
     return folder

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
     from modicum.posterior import Posterior
     from modicum.rows import Rows
-    from modicum.rows.description import Level
 
-LINES = 60  # of a table that is printed; summary.csv has all
+LINES = 60  # lines of a summary to print; summary.csv has all
 
 
 def describe_rows(rows: Rows, source: str) -> str:
@@ -35,7 +34,7 @@ def describe_rows(rows: Rows, source: str) -> str:
         f"Read {len(rows):,} rows from {source}: outcome {rows.outcome or 'y'}, "
         f"{count(len(rows.columns), 'column')} of x{' and ' + parts if parts else ''}."
     )
-    classes = outcome_levels(rows)
+    classes = rows.outcome_levels
     if classes:
         numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
         text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
@@ -47,7 +46,7 @@ def describe_rows(rows: Rows, source: str) -> str:
 
 
 def group_fields(rows: Rows) -> set[str]:
-    """Factors whose levels have effects that are pooled, and no reference."""
+    """Return the grouping factors, whose level effects are pooled and have no reference."""
     from modicum.rows.formula import FormulaEncoding
 
     origin = rows.schema.origin
@@ -56,17 +55,8 @@ def group_fields(rows: Rows) -> set[str]:
     )
 
 
-def outcome_levels(rows: Rows) -> tuple[Level, ...]:
-    """Levels of an outcome that is not numeric, in the order of their codes."""
-    from modicum.rows.formula import FormulaEncoding
-
-    origin = rows.schema.origin
-    outcome = None if origin is None else FormulaEncoding.from_dict(origin).outcome
-    return () if outcome is None else outcome.levels
-
-
 def done_line(post: Posterior) -> str:
-    """Method, number of draws, seed and time, in one line."""
+    """Return one line with method, number of draws, seed and time."""
     s = post.settings
     return (
         f"{s['method']}: {count(post.chains, 'chain')} of {count(post.num_draws, 'draw')} after "
@@ -75,7 +65,7 @@ def done_line(post: Posterior) -> str:
 
 
 def cost_line(post: Posterior) -> str:
-    """The ledger in one line."""
+    """Return the ledger as one line."""
     ledger = post.ledger
     by = ", ".join(f"{k} {n / ledger.rows:,.1f}" for k, n in ledger.by_purpose.items())
     text = (
@@ -133,17 +123,17 @@ def print_warnings(post: Posterior) -> None:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun, in the plural where needed."""
+    """Return a number with its noun, in the plural if needed."""
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def console(quiet: bool) -> Console:
-    """The console for results."""
+    """Return the console for results."""
     return Console(quiet=quiet, soft_wrap=True)
 
 
 def errors() -> Console:
-    """The console for warnings and errors."""
+    """Return the console for warnings and errors."""
     return Console(stderr=True, soft_wrap=True)
 
 
@@ -154,17 +144,18 @@ def one_sentence() -> Iterator[None]:
         with as_options(), within_limits():
             yield
     except ModicumError as error:
-        raise _ended(str(error), error) from None
+        raise _exit_with(str(error), error) from None
     except BrokenPipeError:
-        raise  # the reader has gone: `main` exits silently
+        raise  # nobody reads the output any more: `main` exits silently
     except OSError as error:
-        raise _ended(_file_sentence(error), error) from None
+        raise _exit_with(_file_message(error), error) from None
     except KeyboardInterrupt:
         errors().print(f"[yellow]{escape(stop_line())}[/]", highlight=False)
         raise typer.Exit(130) from None
 
 
-def _ended(text: str, error: Exception) -> BaseException:
+def _exit_with(text: str, error: Exception) -> BaseException:
+    """Print the message and return the exception to raise: an exit, or `error` with --debug."""
     if debugging():
         return error
     line = " ".join(text.split("\n"))
@@ -172,8 +163,8 @@ def _ended(text: str, error: Exception) -> BaseException:
     return typer.Exit(1)
 
 
-def _file_sentence(error: OSError) -> str:
-    """Say which file it is and what is wrong with it."""
+def _file_message(error: OSError) -> str:
+    """Return a message that names the file and the problem."""
     if error.filename is None or error.strerror is None:
         return f"a file could not be read or written: {error}."
     path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename

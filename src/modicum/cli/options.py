@@ -42,8 +42,8 @@ FitData = Annotated[str, typer.Argument(help=f"{DATA}; or a row store.")]
 Formula = Annotated[
     str | None,
     typer.Argument(
-        help="Such as 'late ~ carrier + bs(hour, df=6)'; without a formula, --outcome and "
-        "--predictors say what is fitted."
+        help="Such as 'late ~ carrier + bs(hour, df=6)'; without a formula, use --outcome and "
+        "--predictors."
     ),
 ]
 ResultFolder = Annotated[Path, typer.Option(help="Folder for the results.")]
@@ -119,12 +119,12 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
 ]
 
-# What options mean --------------------------------------------------------------------------
+# Parsing of options -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ColumnChoice:
-    """Which column of a table plays which part."""
+    """The columns that the options name, by role."""
 
     outcome: str | None
     predictors: list[str] | None
@@ -143,17 +143,17 @@ class ColumnChoice:
         categorical: Sequence[str] | None,
         dtype: str | None,
     ) -> ColumnChoice:
-        """Parse the options: lists with commas, and reference levels."""
+        """Parse the options: comma-separated lists, and reference levels."""
         pairs = [item.partition("=") for item in split(categorical)]
         references = {name: reference if eq else None for name, eq, reference in pairs}
         columns = split(predictors) if predictors else None
         return cls(outcome, columns, offset, weight, references, dtype)
 
     def unused(self) -> bool:
-        """Whether no column is named, except perhaps the outcome."""
+        """Whether no column but perhaps the outcome is named."""
         return not (self.predictors or self.offset or self.weight or self.categorical)
 
 
 def split(items: Sequence[str] | None) -> list[str]:
-    """Flatten repeated options and lists with commas."""
+    """Flatten repeated options and comma-separated lists."""
     return [part.strip() for item in items or () for part in item.split(",") if part.strip()]

@@ -26,7 +26,7 @@ FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
 def saved_posterior(run: Path) -> Posterior:
-    """Load the posterior of a folder that `fit` wrote, or of a file."""
+    """Load a posterior from a folder that `fit` wrote, or from a file."""
     path = run / "posterior" if run.is_dir() else run
     if not path.is_file():
         raise DataError(f"there is no posterior at {path}: check the path, or finish the fit.")
@@ -34,9 +34,9 @@ def saved_posterior(run: Path) -> Posterior:
 
 
 def with_rows(post: Posterior, run: Path) -> Posterior:
-    """Give a posterior the rows of its fit, which `fit` keeps beside it, where there are any.
+    """Attach the rows of the fit to a posterior, if `fit` has kept them beside it.
 
-    Effects of groups that were integrated out are drawn from them.
+    Predictions need them to draw the effects of groups that were integrated out.
     """
     store = run / "rows"
     return replace(post, rows=Rows.open(store)) if store.is_dir() else post
@@ -60,7 +60,7 @@ def summary_json(post: Posterior, table: pd.DataFrame) -> str:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no NaN."""
+    """Return a number for JSON, which has no NaN: None if it is not finite."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -82,20 +82,20 @@ def write_predictions(
     """Predict every row of files, write mean and interval, and return the number of rows."""
     kind = out.suffix.lower()
     if kind not in FILE_TYPES:
-        raise SettingError(f"--out must end in {', '.join(FILE_TYPES)}, and {out} does not.")
+        raise SettingError(f"--out must end in one of {', '.join(FILE_TYPES)}, not {out}.")
     if out.is_dir() or (out.exists() and not overwrite):
-        raise SettingError(f"{out} is there already: add --overwrite, or name another file.")
+        raise SettingError(f"{out} already exists: add --overwrite, or name another file.")
     require_writable(out)
     if newlevels not in NEW_LEVELS:
         raise SettingError(f"--newlevels must be {' or '.join(NEW_LEVELS)}, not {newlevels}.")
     if post.fit_rows is None or post.fit_rows.encoding is None:
         raise SettingError(
-            "this posterior is not of a fit with a formula, so that files cannot be encoded for "
-            "it: fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
+            "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
+            "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
         )
     if groups not in (None, *GROUPS):
         raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    predicted = _predicted(
+    predicted = _predict(
         post, post.fit_rows.encoding, data, draws, prob, newlevels, groups, encoding
     )
     import pyarrow as pa
@@ -104,7 +104,7 @@ def write_predictions(
     return len(predicted)
 
 
-def _predicted(
+def _predict(
     post: Posterior,
     fit_encoding: FormulaEncoding,
     data: str,

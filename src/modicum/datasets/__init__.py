@@ -1,4 +1,4 @@
-"""Real tables as rows, from a local folder or downloaded from their public source."""
+"""Public data sets as rows, from a local folder or downloaded from their source."""
 
 from modicum.datasets.bankruptcy_table import bankruptcy, bankruptcy_shaped
 from modicum.datasets.claims_table import claims

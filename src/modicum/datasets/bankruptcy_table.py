@@ -53,9 +53,9 @@ HOME = "https://archive.ics.uci.edu/dataset/365/polish+companies+bankruptcy+data
 def bankruptcy(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
     """Polish firms: bankruptcy from eight financial ratios, ten spline functions of each (80).
 
-    Ratios are cut off at their 1st and 99th percentiles; firms that lack one are left out.
-    Parameters as in `covertype` (9 MB; no checksum is published). The folder may hold the yearly
-    files themselves, ``1year.arff`` to ``5year.arff`` or as CSV, compressed or not, in part.
+    Ratios are clipped at their 1st and 99th percentiles; firms with a missing ratio are left out.
+    Parameters as in `covertype` (9 MB). The folder may hold some or all of the yearly files
+    instead, ``1year.arff`` to ``5year.arff`` or as CSV, compressed or not.
     """
     rows, files = _rows(folder, download, progressbar)
     return Dataset(
@@ -74,11 +74,10 @@ def bankruptcy_shaped(
     download: bool = True,
     progressbar: bool = True,
 ) -> Dataset:
-    """Stand-in of the shape of the HMC-ECS paper's bankruptcy table: `n` rows of 80 columns.
+    """Stand-in with the shape of the HMC-ECS paper's bankruptcy table: `n` rows of 80 columns.
 
-    Polish firms drawn again with replacement, outcomes drawn from the logistic regression fitted
-    to them, so the right answer is about that regression. The paper's Swedish firms are not
-    public.
+    Polish firms are drawn with replacement, and outcomes from the logistic regression fitted to
+    them, so the right answer is close to that regression. The paper's Swedish firms are not public.
     """
     real, _ = _rows(folder, download, progressbar)
     return Dataset(
@@ -100,7 +99,7 @@ def _rows(folder: Folder, download: bool, progressbar: bool) -> tuple[Rows, int]
 
 
 def _tables(folder: Folder, download: bool, progressbar: bool) -> Iterator[pd.DataFrame]:
-    """One table per file: those in the folder, else those of the archive."""
+    """Yield one table per file: the files in the folder, otherwise those in the archive."""
     top = data_folder(folder)
     kinds = (".arff", ".arff.xz", ".arff.gz", ".csv", ".csv.xz", ".csv.gz")
     files = sorted(
@@ -126,7 +125,7 @@ def _table(
 
     if not arff:
         return pd.read_csv(file, compression=compression)
-    # an ARFF file of numbers is a CSV file below its "@" lines
+    # Below its "@" lines, an ARFF file of numbers is a CSV file.
     names = [f"Attr{i}" for i in range(1, 65)] + ["class"]
     settings: dict[str, Any] = {"names": names, "na_values": "?", "comment": "@"}
     return pd.read_csv(file, compression=compression, skip_blank_lines=True, **settings)

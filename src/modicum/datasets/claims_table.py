@@ -38,17 +38,17 @@ def claims(
 ) -> Dataset:
     """French motor policies: number of claims, exposure as offset, 413,169 rows of 42 columns.
 
-    Power, brand, gas and region as zeros and ones, each level against the commonest; splines in
-    the ages of car and driver; the logarithm of the population density. Parameters as in
-    `covertype`; R's own file is read by the package pyreadr. With `coded` the factors are held as
-    codes: the same columns in fewer bytes.
+    The columns are dummy variables for power, brand, gas and region, with the most frequent level
+    as reference; splines in the ages of car and driver; and the log of the population density.
+    Parameters as in `covertype`; the package pyreadr reads R's file. With `coded` the factors are
+    held as codes: the same columns in fewer bytes.
     """
     recipe = RECIPE if not coded else replace(RECIPE, build=_build_coded)
     return recipe.load(folder, download, progressbar)
 
 
 def claims_frame(folder: Folder, download: bool, progressbar: bool) -> pd.DataFrame:
-    """All columns of all policies."""
+    """Return all columns of all policies."""
     return _table(SOURCE.find(folder, download, progressbar))
 
 

@@ -37,15 +37,15 @@ COLUMNS = (
 def covertype(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
     """Covertype: lodgepole pine (class 2) against the rest, 581,012 rows of 54 columns.
 
-    Ten numbers are standardised; 4 + 40 columns of zeros and ones are kept as they are. The prior
-    is N(0, 10) on every coefficient.
+    The ten numeric columns are standardised; the 4 + 40 columns of zeros and ones are not. The
+    prior is N(0, 10) on every coefficient.
 
     Parameters
     ----------
     folder
-        Where the file is, or is to be saved; see `data_folder`.
+        Folder of the file, also for saving it; see `data_folder`.
     download
-        Whether to fetch the file where it is missing (11 MB).
+        Whether to download the file if it is missing (11 MB).
     progressbar
         Whether to show the download's progress.
 

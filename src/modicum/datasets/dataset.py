@@ -20,7 +20,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A table as rows, with a model that suits it.
+    """A table as rows, with a suitable model.
 
     Attributes
     ----------
@@ -31,8 +31,7 @@ class Dataset:
     model
         A model for these rows.
     description
-        What a row is, what the outcome is, what was done to the columns. A data set that is not
-        the real one says "stand-in" here.
+        What the rows, the outcome and the columns are. Simulated data sets say "stand-in" here.
     source
         The public address of the file.
     test
@@ -58,9 +57,9 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a data set is made: the file, the arrays that are read from it, and the rows.
+    """How a data set is made: its file, the arrays read from the file, and the rows.
 
-    Reading may need pandas; building needs NumPy and SciPy alone.
+    Reading may need pandas; building needs only NumPy and SciPy.
     """
 
     source: Source

@@ -1,4 +1,4 @@
-"""Downloads that are complete and verified, or leave no file."""
+"""Downloads that are complete and verified, or else leave no file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT = 30.0  # seconds without a byte
 
 
 class DownloadError(Exception):
-    """Why a download did not succeed, in a few words."""
+    """A download failed; the message says why in a few words."""
 
 
 def fetch(
@@ -31,7 +31,7 @@ def fetch(
     """Download `url` to `target`.
 
     The bytes are written to a temporary file beside it, which is renamed when the download is
-    complete and its checksum is right (without a checksum, when its size is plausible). An
+    complete and its checksum is correct (or, without a checksum, its size is plausible). An
     interrupted or corrupted download leaves no file.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -43,9 +43,7 @@ def fetch(
             os.fsync(file.fileno())
             size = file.tell()
         if sizes is not None and not sizes[0] <= size <= sizes[1]:
-            raise DownloadError(
-                f"it has {size:,} bytes, and the file has between {sizes[0]:,} and {sizes[1]:,}"
-            )
+            raise DownloadError(f"it has {size:,} bytes instead of {sizes[0]:,} to {sizes[1]:,}")
         if digest is not None and checksum != digest:
             raise DownloadError(f"its checksum is {checksum} instead of {digest}")
         os.replace(temporary, target)
@@ -60,7 +58,7 @@ def _copy(
     url: str, file: BinaryIO, digest: str | None, title: str, progressbar: Progressbar
 ) -> str:
     """Copy the bytes, and return their checksum in the form of `digest`."""
-    from urllib.request import Request, urlopen  # slow to import, and seldom needed
+    from urllib.request import Request, urlopen  # slow to import and rarely needed
 
     kind = (digest or "sha256:").split(":")[0]
     sum_ = hashlib.new(kind, usedforsecurity=False)
@@ -76,5 +74,5 @@ def _copy(
                 done += len(chunk)
                 bar.advance(len(chunk))
     if total is not None and done != total:
-        raise DownloadError(f"it broke off after {done:,} of {total:,} bytes")
+        raise DownloadError(f"it stopped after {done:,} of {total:,} bytes")
     return f"{kind}:{sum_.hexdigest()}"

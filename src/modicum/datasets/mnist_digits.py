@@ -63,7 +63,7 @@ def mnist(folder: Folder = None, download: bool = True, progressbar: bool = True
 
 
 def _read(path: Path) -> np.ndarray:
-    """An IDX file of bytes: two zero bytes, the type, the number of axes, their lengths, data."""
+    """Read an IDX file: two zero bytes, the type, the number of axes, their lengths, the data."""
     with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
         data = file.read()
     axes = data[3] if len(data) > 4 and data[:3] == b"\x00\x00\x08" else 0

@@ -1,4 +1,4 @@
-"""Where a data set's file is: in a folder, or at a public address for download."""
+"""Finds the file of a data set in a folder, or downloads it from its public address."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Folder: TypeAlias = str | os.PathLike[str] | None
 
 
 def data_folder(folder: Folder = None) -> Path:
-    """Folder in which data sets are looked for and saved.
+    """Return the folder in which data sets are found and saved.
 
-    The argument, else the environment variable ``MODICUM_DATA``, else ``modicum`` in the user's
-    cache folder.
+    This is the argument, or by default the environment variable ``MODICUM_DATA``, or ``modicum`` in
+    the user's cache folder.
 
     Examples
     --------
@@ -50,10 +50,10 @@ class Source:
     saved
         File name of the download.
     digest
-        Checksum of the download, as "sha256:..." or "md5:..."; None where none is published.
+        Checksum of the download, as "sha256:..." or "md5:..."; None if none is known.
     sizes
-        Least and most bytes of the download, if there is no checksum: this rejects error pages and
-        partial files.
+        Smallest and largest plausible size of the download in bytes, to reject error pages and
+        partial files if there is no checksum.
     """
 
     name: str

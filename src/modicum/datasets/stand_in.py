@@ -17,7 +17,7 @@ CHUNK_ROWS = 1 << 18
 def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
     """Resample `n` rows of `real`, with outcomes simulated from the regression fitted to it."""
     whole_number("n", n)
-    beta, intercept = _fitted(real, model)
+    beta, intercept = _fit_mode(real, model)
     everything = real.slice(0, len(real))["x"]
     chance = 1 / (1 + np.exp(-(everything @ beta + intercept)))
     which, outcomes = np.random.default_rng(seed).spawn(2)
@@ -30,7 +30,7 @@ def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
     return Rows(x=x, y=y, columns=real.columns)
 
 
-def _fitted(real: Rows, model: Logistic) -> tuple[np.ndarray, float]:
+def _fit_mode(real: Rows, model: Logistic) -> tuple[np.ndarray, float]:
     """Coefficients and intercept at the posterior mode."""
     from modicum.passes import LocalEngine, Sums
     from modicum.passes.mode import find_mode

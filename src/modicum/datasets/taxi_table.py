@@ -25,11 +25,11 @@ SOURCE = Source(
     files=("yellow_2023-05.parquet", "yellow_tripdata_2023-05.parquet"),
     url="https://d37ci6vzurychx.cloudfront.net/trip-data/yellow_tripdata_2023-05.parquet",
     saved="yellow_tripdata_2023-05.parquet",
-    digest=None,  # the commission publishes none, and has written its files anew before
-    sizes=(30_000_000, 120_000_000),  # with other columns and compression it would be within these
+    digest=None,  # the commission publishes none, and has rewritten its files before
+    sizes=(30_000_000, 120_000_000),  # allows for other columns and compression
 )
 CARD = 1
-PUBLISHED = (  # the commission's names of what is read
+PUBLISHED = (  # the columns that are read, by the commission's names
     *("tpep_pickup_datetime", "tpep_dropoff_datetime", "payment_type", "trip_distance"),
     *("fare_amount", "tip_amount"),
 )
@@ -39,11 +39,10 @@ NARROW = ("pickup_s", "duration_s", "payment_type", "distance_cmi", "fare_c", "t
 def taxi(folder: Folder = None, download: bool = True, progressbar: bool = True) -> Dataset:
     """New York taxi trips: a tip of a fifth of the fare or more, 2.7 million rows of 27 columns.
 
-    Splines in the time of day and in the logarithms of distance and duration, nine columns each.
-    Trips paid by card of 3 dollars and more, up to 100 miles, from one minute to four hours.
-    Parameters as in `covertype` (48 MB). The commission publishes no checksum, and has written its
-    files anew before, so that none is compared: a download must have a plausible size, and the file
-    the columns that are read.
+    The columns are splines in the time of day and in the logs of distance and duration, nine each.
+    Trips are those paid by card, of 3 dollars or more, up to 100 miles, and from one minute to four
+    hours. Parameters as in `covertype` (48 MB). The commission publishes no checksum and has
+    rewritten its files before, so only the size of a download and its columns are checked.
     """
     return RECIPE.load(folder, download, progressbar)
 
@@ -53,16 +52,16 @@ def _read(path: Path) -> Arrays:
 
     try:
         t = pd.read_parquet(path)
-    except Exception as fault:  # pyarrow's own errors, of several kinds
-        raise _other_file(path, "no Parquet file") from fault
+    except Exception as fault:  # several of pyarrow's errors
+        raise _wrong_file(path, "not a Parquet file") from fault
     columns = NARROW if "pickup_s" in t.columns else PUBLISHED
     missing = [name for name in columns if name not in t.columns]
     if missing:
-        raise _other_file(path, f"a file without the column {missing[0]!r}")
-    t = t if columns == NARROW else _narrowed(t)
-    sane = (t["payment_type"] == CARD) & (t["fare_c"] >= 300)
-    sane &= t["distance_cmi"].between(1, 9_999) & t["duration_s"].between(61, 14_399)
-    t = t[sane]
+        raise _wrong_file(path, f"a file without the column {missing[0]!r}")
+    t = t if columns == NARROW else _narrow(t)
+    kept = (t["payment_type"] == CARD) & (t["fare_c"] >= 300)
+    kept &= t["distance_cmi"].between(1, 9_999) & t["duration_s"].between(61, 14_399)
+    t = t[kept]
     return {
         "minute": ((t["pickup_s"] % 86_400) // 60).to_numpy(np.int16),
         "distance": t["distance_cmi"].to_numpy(np.int16),
@@ -71,15 +70,15 @@ def _read(path: Path) -> Arrays:
     }
 
 
-def _other_file(path: Path, what: str) -> DataError:
+def _wrong_file(path: Path, what: str) -> DataError:
     return DataError(
-        f"{path} is {what}, not the trips of May 2023 as the commission publishes them; delete it, "
-        "and it is downloaded anew."
+        f"{path} is {what}, so it does not hold the trips of May 2023 as the commission publishes "
+        "them; delete it, and it will be downloaded again."
     )
 
 
-def _narrowed(t: pd.DataFrame) -> pd.DataFrame:
-    """The commission's own columns in whole seconds, cents and hundredths of a mile."""
+def _narrow(t: pd.DataFrame) -> pd.DataFrame:
+    """Convert the commission's columns to whole seconds, cents and hundredths of a mile."""
     import pandas as pd
 
     pickup, dropoff = t["tpep_pickup_datetime"], t["tpep_dropoff_datetime"]

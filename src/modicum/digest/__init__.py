@@ -1,4 +1,4 @@
-"""A posterior without the data: made, saved, extended, reduced."""
+"""Digests: posteriors that can be sampled, updated and saved without the data."""
 
 from modicum.digest.digest import Digest
 from modicum.digest.making import digest

@@ -1,14 +1,14 @@
-"""The digest: sums over all rows at an anchor, and a pool of rows for what the sums leave out.
+"""The digest: sums over all rows at an anchor, and a pool of rows for the remainder.
 
-With q_k the expansion of row k to second order about the anchor t*, the log-likelihood of n rows is
-sum_k q_k, a quadratic of which the sums C, A, B are kept, and sum_k (l_k - q_k), which a pool of
-rows estimates without bias. The pool is fixed: what is sampled is the posterior with
+With q_k the second-order expansion of row k about the anchor t*, the log-likelihood of n rows is
+sum_k q_k, a quadratic of which the sums C, A, B are kept, plus sum_k (l_k - q_k), which a pool of
+rows estimates without bias. The pool is fixed: chains sample the posterior with the log-likelihood
 
     l(t) = C + A'dt + dt'B dt / 2 + sum_i w_i (l_i(t) - q_i(t)),      dt = t - t*,
 
-over the rows i of the pool, each of which stands for w_i rows. Its difference from the
-log-likelihood of all rows is a smooth function e(t), of which only the variation over the posterior
-matters: to first order the posterior mean of h moves by Cov(h, e), at most sd(h) sd(e).
+where i runs over the pool, whose rows represent w_i rows each. It differs from the log-likelihood
+of all rows by a smooth function e(t), of which only the variation over the posterior matters: to
+first order the posterior mean of h moves by Cov(h, e), at most sd(h) sd(e).
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 __all__ = ["Digest", "Ready"]
 
-DRAWS = 32  # of the posterior's normal approximation, at which the pool's error is measured
-BLOCK = 4096  # rows of the pool that are expanded at once
-FAR = 3.0  # posterior sds between anchor and mode from which a pass is due
-FEWEST = 2000  # rows that are added and all kept
-CRUDE = 0.1  # posterior sds by which the pool may move a mean
-FEW_SHARED, SHARED = 3, 0.01  # equal rows of two digests, and share of the smaller, to warn of
+DRAWS = 32  # draws from the normal approximation at which the pool's error is measured
+BLOCK = 4096  # rows of the pool expanded at a time
+FAR = 3.0  # posterior sds between anchor and mode beyond which the digest should be made again
+FEWEST = 2000  # smallest pool of added rows
+CRUDE = 0.1  # posterior sds by which the pool may move a mean without a warning
+FEW_SHARED, SHARED = 3, 0.01  # equal rows of two digests, number and share, that cause a warning
 NO_NEW_LEVELS = "leave such rows out, or make a digest of a fit to rows that have them"
-UNLIKELY = 1e-4  # probability of finding so few removed rows in the pool, to warn of
+UNLIKELY = 1e-4  # warn if finding so few removed rows in the pool is less probable than this
 
 
 class Ready(NamedTuple):
-    """What chains need of a digest.
+    """What chains need from a digest.
 
     Attributes
     ----------
     target, start
-        The model that was asked for, and where its mode is looked for.
+        The target of the requested model, and the point where the search for its mode starts.
     rows
-        The pool, each row weighted by what it stands for.
+        The pool, with each row weighted by the number of rows it represents.
     rest
-        What the pool's own expansion leaves out of the sums over all rows.
+        The sums over all rows minus the expansion of the weighted pool.
     """
 
     target: Target
@@ -104,9 +104,9 @@ class Digest:
     Attributes
     ----------
     model
-        The model it was made for; None where it was loaded and is one of your own.
+        The model it was made for; None for a digest of a user-defined model loaded without it.
     ledger
-        What making it cost.
+        The cost of making it.
 
     Examples
     --------
@@ -136,7 +136,7 @@ class Digest:
     notes: tuple[ModicumWarning, ...] = ()
     ledger: Ledger = field(default_factory=lambda: Ledger(rows=1))
 
-    # What it is --------------------------------------------------------------------------------
+    # Description -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.number
@@ -148,7 +148,7 @@ class Digest:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it, which is about the size of its file."""
+        """Bytes in memory, which is about the size of its file."""
         pool = self.pool.rows.nbytes + self.pool.share.nbytes + self.pool.count.nbytes
         return pool + self.pool.stratum.nbytes + self.total.B.nbytes + self.anchors.nbytes
 
@@ -160,7 +160,7 @@ class Digest:
         return f"<Digest of {len(self):,} rows for {name}: {len(self.pool):,} rows kept, {size}>"
 
     def fingerprint(self) -> str:
-        """Return a short hash of all it holds."""
+        """Return a short hash of everything in the digest."""
         digest = blake2b(self.likelihood.encode(), digest_size=16)
         pool = self.pool
         parts = (self.total.point, np.asarray(self.total.C), self.total.A, self.total.B)
@@ -169,15 +169,15 @@ class Digest:
         digest.update(pool.rows.fingerprint().encode())
         return digest.hexdigest()
 
-    # What it says ------------------------------------------------------------------------------
+    # Accuracy ----------------------------------------------------------------------------------
 
     @cached_property
     def error(self) -> float:
         """How far the pool may move any posterior mean, in posterior standard deviations.
 
-        The standard deviation over the posterior of the log-likelihood's error, as the pool's own
-        strata estimate it at draws from the normal approximation. It is a bound, to first order:
-        most means move by much less.
+        This is the standard deviation of the log-likelihood's error over the posterior, estimated
+        from the strata of the pool at draws from the normal approximation. To first order it is a
+        bound: most means move by much less.
         """
         at, target = self._curvature
         factor, _ = whitening_factor(at.dense_precision)
@@ -185,10 +185,10 @@ class Digest:
 
     @cached_property
     def distance(self) -> float:
-        """From the anchor to the mode, in posterior standard deviations of the farthest parameter.
+        """Distance from the anchor to the mode, in posterior sds of the farthest parameter.
 
-        By one Newton step of the sums. Zero when the digest is made; it grows with rows that are
-        added and removed, and with anchors of digests that were added.
+        The mode is that of one Newton step. The distance is zero when the digest is made, and grows
+        as rows are added and removed, and as digests with other anchors are added.
         """
         at, target = self._curvature
         read = target.likelihood.size
@@ -199,20 +199,20 @@ class Digest:
 
     @cached_property
     def _curvature(self) -> tuple[Curvature, Target]:
-        """The posterior to second order about the sums' point, under the digest's own priors."""
+        """The posterior to second order about the sums' point, under the priors of `self.model`."""
         target, start = self._target(self._model())
-        return self._expanded(target, start), target
+        return self._expand(target, start), target
 
     def _model(self) -> BaseModel:
         if self.model is None:
             raise SettingError(
-                "the digest was loaded without its model, which a file does not keep where it is "
-                "one of your own; use mo.Digest.load(path, model=...)."
+                "the digest was loaded without its model, since a file does not keep user-defined "
+                "models; use mo.Digest.load(path, model=...)."
             )
         return self.model
 
     @in_double_precision
-    def _expanded(self, target: Target, start: np.ndarray) -> Curvature:
+    def _expand(self, target: Target, start: np.ndarray) -> Curvature:
         size, read = target.size, len(self.total.A)
         A, B = np.zeros(size), np.zeros((size, size))
         A[:read], B[:read, :read] = self.total.A, self.total.B
@@ -226,7 +226,7 @@ class Digest:
 
     @in_double_precision
     def error_at(self, target: Target, point: np.ndarray, factor: np.ndarray) -> float:
-        """The same for the posterior of a target, normal about `point` with covariance L L'."""
+        """Return `error` for a posterior that is normal about `point` with covariance L L'."""
         normal = np.random.default_rng(DRAWS).standard_normal((DRAWS, len(point)))
         draws = (point + normal @ factor.T)[:, : len(self.total.point)]
         values = self._residuals(target, draws)
@@ -234,7 +234,7 @@ class Digest:
         return float(np.sqrt(self.pool.variance(values).sum() / (DRAWS - 1)))
 
     def _residuals(self, target: Target, draws: np.ndarray) -> np.ndarray:
-        """l_i - q_i of the rows of the pool at some points, (draws, rows)."""
+        """Return l_i - q_i of the rows of the pool at each of `draws`, (draws, rows)."""
         form, size = control_variate(target, 2), len(self.total.point)
         part = self.pool.part[self.pool.stratum]
         out = np.empty((len(draws), len(self.pool)))
@@ -243,14 +243,14 @@ class Digest:
             proxy = proxy_at(anchor, np.eye(size))
             for first in range(0, len(pool_rows), BLOCK):
                 block = pool_rows[first : first + BLOCK]
-                row_ids = np.resize(block, min(BLOCK, len(pool_rows)))  # all of one shape
+                row_ids = np.resize(block, min(BLOCK, len(pool_rows)))  # one shape for all blocks
                 batch = self.pool.rows.take(row_ids) | {"probability": np.ones(len(row_ids))}
                 values = np.asarray(_values(form, batch, proxy, draws - anchor))
                 out[:, block] = values[:, : len(block)]
         return out
 
     def doubts(self, point: np.ndarray, factor: np.ndarray, error: float) -> list[ModicumWarning]:
-        """Warnings about draws around `point` with covariance L L', and about this error."""
+        """Return warnings about a posterior around `point` with covariance L L' and this error."""
         read = len(self.total.point)
         sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
         distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
@@ -261,10 +261,10 @@ class Digest:
             notes.append(pool_crude(len(self.pool), error))
         return notes
 
-    # What is made of it ------------------------------------------------------------------------
+    # Use ---------------------------------------------------------------------------------------
 
     def ready(self, model: BaseModel, engine: Engine | None = None) -> Ready:
-        """Prepare what chains of `model` read; a model of another likelihood is refused."""
+        """Prepare the digest for chains of `model`; refuse a model with another likelihood."""
         target, start = self._target(model)
         engine = LocalEngine(progressbar=False) if engine is None else engine
         rest = self.total
@@ -274,7 +274,7 @@ class Digest:
         return Ready(target, start, self.pool.weighted(), rest)
 
     def _target(self, model: BaseModel) -> tuple[Target, np.ndarray]:
-        """The target of a model with the units of all rows, and the sums' point in its layout."""
+        """Return the target of a model with the units of all rows, and the anchor in its layout."""
         rows = self.pool.rows
         require_digestible(model, rows)
         complete_model = with_known_data(model, rows, self.units, self.classes)
@@ -284,22 +284,22 @@ class Digest:
         return target, start
 
     def __add__(self, other: object) -> Digest:
-        """The digest of the rows of both, which must be different rows of one schema."""
+        """Return the digest of the rows of both, which must be different rows of one schema."""
         if not isinstance(other, Digest):
             return NotImplemented
         if self.likelihood != other.likelihood:
             raise SettingError(
-                "the two digests are of different likelihoods, and their sums cannot be added: "
-                "make both with one model."
+                "the two digests have different likelihoods, so their sums cannot be added: make "
+                "both with the same model."
             )
         self._require_schema(other.schema, other.pool.rows._description)
         if self.fit_rows.fingerprint == other.fit_rows.fingerprint:
             raise DataError(
-                "the two digests are of the same rows, each of which would count twice: add "
-                "digests of different rows."
+                "the two digests are of the same rows, which would count twice: add digests of "
+                "different rows."
             )
         places, anchors = [], list(self.anchors)
-        for anchor in other.anchors:  # those that are here already keep their place
+        for anchor in other.anchors:  # anchors that both digests have are kept once
             same = [
                 k for k, other_anchor in enumerate(anchors) if np.array_equal(other_anchor, anchor)
             ]
@@ -321,7 +321,7 @@ class Digest:
         return joined.guarded()
 
     def add(self, rows: object) -> Digest:
-        """The digest of its rows and these: Modicum rows, or a table encoded as the others were."""
+        """Return the digest with `rows` added: `mo.Rows`, or a table, which is encoded alike."""
         added_rows = self.rows_like(rows)
         size = max(FEWEST, ceil(len(self.pool) * len(added_rows) / self.number))
         engine = LocalEngine(progressbar=False)
@@ -329,7 +329,7 @@ class Digest:
 
     @in_double_precision
     def shard(self, model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
-        """The digest of other rows at this one's anchor, for the posterior of both together."""
+        """Return a digest of other rows at this digest's anchor, to be added to it."""
         self._require_schema(rows.schema, rows._description)
         complete_model = with_known_data(model, rows, self.units, self.classes)
         target, start = Target.of(complete_model, rows)
@@ -338,7 +338,7 @@ class Digest:
         ledger = Ledger(rows=len(rows))
         sums = Sums(target, rows, engine, ledger)
         new = expansion(sums, self.total.point)
-        at = replace(self, total=self.total + new)._expanded(target, start)
+        at = replace(self, total=self.total + new)._expand(target, start)
         factor, _ = whitening_factor(at.dense_precision)
         pool = keep(sums, at.point, factor, factor.T @ at.gradient, size, seed)
         return replace(
@@ -355,11 +355,11 @@ class Digest:
         )
 
     def remove(self, rows: object) -> Digest:
-        """The digest without these of its rows: their sums are subtracted, their copies deleted.
+        """Return the digest without these rows: their sums are subtracted, their copies deleted.
 
-        Rows are known by their values. Whether all of them were among the digest's rows cannot be
-        told from a pool of some; those that cannot have been are refused, and where fewer of many
-        are found in the pool than chance allows, a warning says so.
+        Rows are identified by their values. The pool holds only some of the digest's rows, so it
+        cannot show whether all removed rows were among them. Rows that cannot have been are
+        refused, and a warning is issued if the pool contains fewer of them than chance allows.
         """
         removed_rows, model = self.rows_like(rows), self._model()
         if len(removed_rows) >= self.number:
@@ -392,13 +392,13 @@ class Digest:
         return remaining.guarded()
 
     def guarded(self) -> Digest:
-        """Itself, with a warning where the mode has left the anchor."""
+        """Return this digest, after a warning if the mode has left the anchor."""
         if self.model is not None and self.distance > FAR:
             warn(anchor_left(self.distance))
         return self
 
     def rows_like(self, rows: object) -> Rows:
-        """Rows with the digest's columns, levels and type, from rows or from a table."""
+        """Return rows with the digest's columns, levels and type, from rows or a table."""
         if self.schema.origin is not None and is_tabular(rows):
             encoding = FormulaEncoding.from_dict(self.schema.origin)
             try:
@@ -426,22 +426,22 @@ class Digest:
         )
         if not alike:
             raise DataError(
-                "the rows have other fields, columns or levels than those of the digest: make them "
-                "of a table with mo.Rows.from_table(table, like=digest)."
+                "the rows have other fields, columns or levels than the rows of the digest: make "
+                "them from a table with mo.Rows.from_table(table, like=digest)."
             )
         if description.dtype != self.pool.rows.dtype:
             raise DataError(
-                f"the rows are {description.dtype.name} and those of the digest "
-                f"{self.pool.rows.dtype.name}, in which equal numbers need not be equal: make them "
+                f"the rows are {description.dtype.name} and the rows of the digest are "
+                f"{self.pool.rows.dtype.name}, so equal numbers may differ by rounding: make them "
                 f"with dtype='{self.pool.rows.dtype.name}'."
             )
 
     # On disk -----------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save to one file, whole or not at all; nothing in it is executable.
+        """Save to one file, atomically; nothing in it is executable.
 
-        The file holds raw rows of the data: keep it as you keep the data.
+        The file holds raw rows of the data: protect it as you protect the data.
         """
         pool = self.pool
         arrays = {
@@ -473,21 +473,21 @@ class Digest:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Digest:
-        """Load what `save` saved; a damaged or foreign file is a `DataError`.
+        """Load a digest written by `save`; raise `DataError` for a damaged or foreign file.
 
         Parameters
         ----------
         path
             The file.
         model
-            The model, where it is one of your own: a file keeps Modicum's models only.
+            The model, if it is user-defined: a file keeps only Modicum's models.
         """
         contents = load(path)
         arrays = contents.arrays
         spec = contents.model
         if spec is not None:
             if model is not None:
-                raise SettingError("the file keeps the model of this digest: leave `model` out.")
+                raise SettingError("the file contains the model of this digest: leave `model` out.")
             predictor = rebuild(spec)
             model = None if predictor is None else predictor.model
         digest = cls(
@@ -509,12 +509,12 @@ class Digest:
         if model is None:
             return digest
         if spec is None:
-            digest._target(model)  # refuses a model of another likelihood
+            digest._target(model)  # refuses a model with another likelihood
         return replace(digest, model=model)
 
 
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
-    """What is remembered of rows that were never together: no data set has their fingerprint."""
+    """Return the facts about two sets of rows, with a fingerprint that no data set has."""
     fingerprints = f"{ours.fingerprint} and {theirs.fingerprint}".encode()
     return replace(ours, hashed="digest-" + blake2b(fingerprints, digest_size=8).hexdigest())
 

@@ -1,4 +1,4 @@
-"""Reasons to doubt a digest, or what was added to it or removed: each a warning."""
+"""Warnings about a digest, and about rows added to it or removed from it."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ __all__ = ["anchor_left", "overlap", "parts_mixed_up", "pool_crude", "unknown_ro
 
 
 def anchor_left(distance: float) -> ModicumWarning:
-    """The mode has moved away from where rows are expanded."""
+    """Warn that the mode has moved away from the anchor."""
     return ModicumWarning(
         "anchor-left",
-        f"the mode lies {distance:.1f} posterior sd from the point that the digest's rows are "
-        "expanded about, so that the rows it keeps are no longer those that matter",
-        "a pass is due: make the digest anew from the rows with mo.digest",
+        f"the mode is {distance:.1f} posterior sd from the point about which the digest expands "
+        "its rows, so the rows it keeps are no longer those that matter most",
+        "make the digest again from all rows with mo.digest",
         distance=distance,
     )
 
 
 def parts_mixed_up(error: float) -> ModicumWarning:
-    """Removed rows may have come from any of several digests that were added."""
+    """Warn that removed rows may have come from any of several added digests."""
     return ModicumWarning(
         "digest-crude",
-        "the digest is the sum of several that were expanded about points of their own, and the "
-        "rows it keeps do not tell well which of them the removed rows came from, which leaves "
-        f"posterior means uncertain by up to {error:.2g} posterior sd",
+        "the digest is the sum of several digests expanded about different points, and the rows it "
+        "keeps show only roughly which of them the removed rows came from, which leaves posterior "
+        f"means uncertain by up to {error:.2g} posterior sd",
         "remove rows from the digest that holds them before it is added to others",
         error=error,
     )
 
 
 def overlap(shared: int) -> ModicumWarning:
-    """Rows of both digests that are added are equal."""
+    """Warn that two added digests have equal rows."""
     return ModicumWarning(
         "digest-overlap",
         f"{shared:,} rows that occur once in each of the two digests are equal, and count twice if "
         "they are the same observations",
-        "add digests of different rows, or remove those of both from one; if equal rows are "
-        "different observations all is well",
+        "add digests of different rows, or remove the shared rows from one of them; if equal rows "
+        "are different observations, ignore this warning",
         rows=shared,
     )
 
 
 def unknown_rows(removed: int, present: int, pool: int) -> ModicumWarning:
-    """Fewer removed rows are in the pool than chance allows."""
+    """Warn that the pool holds fewer of the removed rows than chance allows."""
     return ModicumWarning(
         "digest-unknown-rows",
-        f"of {removed:,} rows that were removed {present:,} are among the {pool:,} that the digest "
-        "keeps, fewer than there would be if all had been among its data",
-        "remove rows as they were when the digest was made, and only those that were in it",
+        f"of {removed:,} removed rows {present:,} are among the {pool:,} rows that the digest "
+        "keeps, fewer than expected if all of them had been in its data",
+        "remove only rows that were in the data, with the values they had then",
         removed=removed,
         present=present,
     )
 
 
 def pool_crude(size: int, error: float) -> ModicumWarning:
-    """The rows that are kept are too few."""
+    """Warn that the pool is too small."""
     return ModicumWarning(
         "digest-crude",
         f"the {size:,} rows of the digest leave posterior means uncertain by up to {error:.2g} "
         "posterior sd",
-        "make the digest anew from the rows, and keep more of them (size)",
+        "make the digest again from all rows, and keep more of them (size)",
         error=error,
     )

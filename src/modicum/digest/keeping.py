@@ -1,7 +1,7 @@
-"""From all rows to what a digest keeps of them: sums at a point, and a pool of rows, in two passes.
+"""Computes what a digest keeps: sums over all rows at a point, and a pool of rows.
 
-One pass adds up the expansion about the point, one finds how large each row's residual is expected
-to be, and a third, of the host alone, counts how many rows are equal to each that is kept.
+One pass sums the expansion about the point, one computes the expected size of each row's residual,
+and a third, on the host, counts how many rows are equal to each row of the pool.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from modicum.rows import Rows
 
 __all__ = ["expansion", "keep", "proxy_at"]
 
-PILOT = 8  # draws at which residuals of models without a linear predictor are looked at
-FLOOR = 0.1  # share of the pool that is spread evenly over all rows
+PILOT = 8  # draws at which residuals of models without a linear predictor are evaluated
+FLOOR = 0.1  # share of the pool that is drawn uniformly from all rows
 
 
 def expansion(sums: Sums, point: np.ndarray) -> Quadratic:
-    """Sums over all rows to second order about `point`, in the likelihood's parameters."""
+    """Return sums over all rows to second order about `point`, in the likelihood's parameters."""
     read = sums.target.likelihood.size
     C, A, B = sums.hessian(np.append(point, np.zeros(sums.target.size - len(point))), "digest")
     return Quadratic(point, C, A[:read], B[:read, :read])
 
 
 def proxy_at(point: np.ndarray, factor: np.ndarray) -> Proxy:
-    """Where residuals are taken, t = point + factor z, without sums."""
+    """Return a proxy for residuals at t = point + factor z, without sums over rows."""
     return Proxy(jnp.asarray(point), jnp.asarray(factor), jnp.zeros(len(point)), None)
 
 
@@ -46,17 +46,17 @@ def keep(
     Parameters
     ----------
     sums
-        All rows, and what passes over them.
+        All rows, and the engine that passes over them.
     point
         The anchor, in all parameters of the target.
     factor
         L, with L L' the posterior's covariance.
     centre
-        Where the posterior is, in whitened coordinates.
+        Posterior mean in whitened coordinates.
     size
-        How many rows to keep.
+        Number of rows to keep.
     seed
-        Of the choice.
+        Random seed.
     """
     rows = sums.rows
     if len(rows) <= size:
@@ -77,14 +77,14 @@ def keep(
 
 
 def _counts(sums: Sums, pool: Rows) -> np.ndarray:
-    """How many of all rows are equal to each of the pool, itself included."""
+    """Return how many of all rows are equal to each row of the pool, itself included."""
     sought = RowCounts.of(pool)
     sums.ledger.add("digest", len(sums.rows), "density", passes=1)
-    (counts,) = sums.engine.map_reduce(_among, sought, sums.rows, "count")
+    (counts,) = sums.engine.map_reduce(_count_in_batch, sought, sums.rows, "count")
     return np.asarray(counts)[sought.place]
 
 
-def _among(
+def _count_in_batch(
     sought: RowCounts, batch: Mapping[str, np.ndarray], present: np.ndarray
 ) -> tuple[np.ndarray]:
     return (sought.among(batch, present),)

@@ -1,4 +1,4 @@
-"""Which likelihood a digest is of: priors may change without the data, a likelihood may not."""
+"""The identity of a digest's likelihood: only priors can be changed without the data."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["identity_of", "refuse_other_likelihood", "require_digestible", "with_known_data"]
 
-TRACED = 8  # rows: what functions of one's own compute is traced on so many
+TRACED = 8  # rows of the batch on which user-defined functions are traced
 
 
 def require_digestible(model: BaseModel, rows: Rows) -> None:
-    """Refuse models whose rows cannot be expanded one by one about a mode."""
+    """Refuse models whose rows cannot be expanded individually about a mode."""
     if isinstance(model, IntegratedEffects):
         raise SettingError(
-            "a digest keeps rows, and a model that integrates the effects of groups out needs all "
-            "rows of a group together; hold the effects explicitly (groups='explicit')."
+            "a digest keeps rows, and a model that integrates out group effects needs all rows of "
+            "a group together; keep the effects explicit (groups='explicit')."
         )
     if not model.has_mode or rows.dtype.kind == "u":
         raise SettingError(
-            f"a digest is expanded about the posterior's mode, and {type(model).__name__} has no "
-            "mode that stands for all of its posterior; sample it from the rows."
+            f"a digest is an expansion about the posterior mode, and {type(model).__name__} has no "
+            "mode that represents its posterior; sample it from the rows."
         )
 
 
 @in_double_precision
 def identity_of(target: Target, rows: Rows) -> str:
-    """A text that differs where likelihoods differ, whatever the priors are."""
+    """Return a text that identifies the likelihood, whatever the priors."""
     likelihood = target.likelihood
     if not likelihood.model.users_functions:
         return likelihood.model.identity()
@@ -57,41 +57,37 @@ def identity_of(target: Target, rows: Rows) -> str:
 
 
 def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
-    """Refuse a model of another likelihood than that of the digest."""
+    """Refuse a model whose likelihood differs from that of the digest."""
     if ours == theirs:
         return
     own = model.users_functions and f"by JAX {version('jax')}" not in theirs
     if own and " computing " in theirs:
         raise SettingError(
-            "the digest was made with another version of JAX, by which functions of your own are "
-            f"known, so that whether the likelihood is the same cannot be told (this is JAX "
-            f"{version('jax')}): use that version, or make the digest anew with mo.digest."
+            "the digest was made with another version of JAX, so user-defined likelihoods cannot "
+            f"be compared (this is JAX {version('jax')}): use that version, or make the digest "
+            "again with mo.digest."
         )
     family = theirs.partition("(")[0]
     other_likelihood = f"{family} with other settings" if family == type(model).__name__ else family
     raise SettingError(
         f"the digest was made for the likelihood of another model ({other_likelihood}) than this "
-        f"{type(model).__name__}: priors can be changed without the data, a likelihood cannot; "
-        "make a digest of this model with mo.digest(model, rows)."
+        f"{type(model).__name__}, and only priors can be changed without the data: make a digest "
+        "of this model with mo.digest(model, rows)."
     )
 
 
 def with_known_data(
     model: BaseModel, rows: Rows, units: MomentSums | None, classes: int | None
 ) -> BaseModel:
-    """The model with what all rows say of it: the units of its priors, the number of classes."""
-    if classes is not None and _classes(model) == "open":
+    """Return the model with what depends on all rows: prior units and number of classes."""
+    if classes is not None and open_classes(model):
         model = replace(model, classes=classes)  # type: ignore[type-var]
     if isinstance(model, LinearPredictorModel) and units is not None:
         return model.resolved(rows, units.moments())
     return model.resolved(rows)
 
 
-def _classes(model: BaseModel) -> str:
-    named = is_dataclass(model) and "classes" in {f.name for f in fields(model)}
-    return "open" if named and getattr(model, "classes", 0) is None else "known"
-
-
 def open_classes(model: BaseModel) -> bool:
-    """Whether the number of classes is left to the rows."""
-    return _classes(model) == "open"
+    """Whether the model takes its number of classes from the rows."""
+    named = is_dataclass(model) and "classes" in {f.name for f in fields(model)}
+    return named and getattr(model, "classes", 0) is None

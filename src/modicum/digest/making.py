@@ -1,4 +1,4 @@
-"""`mo.digest`: from a model and rows to a digest."""
+"""`mo.digest`: makes a digest from a model and rows."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ def digest(
     engine: EngineChoice | None = None,
     progressbar: Progressbar = True,
 ) -> Digest:
-    """Make a digest: what a posterior needs of the data, in tens of megabytes whatever n is.
+    """Make a digest: what a posterior needs from the data, in tens of megabytes whatever n is.
 
-    The mode is found as for HMC-ECS, and the sums over all rows there are kept with a pool of rows,
-    chosen by how much each is expected to matter. ``mo.sample(model, digest)`` then samples the
-    posterior without the data, under any prior. **A digest holds raw rows.**
+    The mode is found as for HMC-ECS. The digest keeps sums over all rows at the mode and a pool of
+    rows, chosen by how much each is expected to matter. ``mo.sample(model, digest)`` then samples
+    the posterior without the data, under any prior. **A digest holds raw rows.**
 
     Parameters
     ----------
     model
-        A family or a model of your own; or a posterior of `mo.fit` or `mo.sample`, whose model and
-        encoding are taken.
+        A family or a user-defined model; or a posterior from `mo.fit` or `mo.sample`, whose model
+        and encoding are used.
     rows
-        The data, as for `mo.sample`; with a posterior the table of the fit, or its rows.
+        The data, as for `mo.sample`; with a posterior, the table of the fit or its rows.
     size
-        How many rows to keep; where there are no more than that, all of them.
+        Number of rows to keep; all of them if there are fewer.
     like
-        Another digest, at whose anchor this one is made: digests of shards, months or hospitals are
-        then added without loss. By default the anchor is the mode of these rows.
+        Another digest, whose anchor is used, so that digests of shards, months or hospitals can be
+        added without loss. By default the anchor is the mode of these rows.
     random_seed
-        Of the choice of rows.
+        Seed of the choice of rows.
     engine
-        Who makes the passes: see `mo.engines`.
+        The engine that makes the passes: see `mo.engines`.
     progressbar
         As in `mo.sample`.
 
@@ -81,7 +81,7 @@ def digest(
     ['beta[x0]', 'beta[x1]', 'intercept']
     """
     refuse_forked()
-    model, known = _of_posterior(model, rows) if isinstance(model, Posterior) else (model, rows)
+    model, known = _model_and_rows(model, rows) if isinstance(model, Posterior) else (model, rows)
     _check(model, known, like)
     assert isinstance(known, Rows)
     whole_number("size", size)
@@ -93,13 +93,13 @@ def digest(
         return _make(model, known, size, seed, passing)
 
 
-def _of_posterior(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
-    """The model of a posterior, and its rows, encoded as those of the fit were."""
+def _model_and_rows(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
+    """Return the model of a posterior, and `rows` in the encoding of its fit."""
     predictor = post.restore_predictor()
     if not isinstance(predictor, ModelPredictor):
         raise SettingError(
-            "this posterior has no model: it was made without one, or its file, which keeps no "
-            "model of one's own, was loaded without it; use Posterior.load(path, model=...)."
+            "this posterior has no model: it was made without one, or it was loaded from a file, "
+            "which does not keep user-defined models; use Posterior.load(path, model=...)."
         )
     known = rows_of_fit(rows, post.fit_rows, "a digest")
     return predictor.model, known
@@ -122,7 +122,7 @@ def _check(model: object, rows: object, like: object) -> None:
 
 
 def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
-    """The digest at the mode of the rows themselves."""
+    """Make a digest whose anchor is the mode of `rows`."""
     ledger = Ledger(rows=len(rows))
     model.check(rows)
     classes = count_classes(rows) if open_classes(model) else None
@@ -133,8 +133,8 @@ def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) ->
     target, start = Target.of(with_known_data(model, rows, units, classes), rows, ledger)
     if target.size > DENSE_LIMIT:
         raise SettingError(
-            f"a digest holds the Hessian of all {target.size:,} parameters, which is possible up "
-            f"to {DENSE_LIMIT:,}."
+            f"a digest holds the Hessian of all parameters, of which there are {target.size:,}; "
+            f"the limit is {DENSE_LIMIT:,}."
         )
     sums = Sums(target, rows, engine, ledger)
     anchor = anchor_at_mode(sums, start, seed=seed, within=NEAR)

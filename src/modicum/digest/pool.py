@@ -1,13 +1,13 @@
 """The rows a digest keeps: a stratified sample of all rows, by how much each is expected to matter.
 
-Rows are sorted into strata by the expected size of their residual. Of stratum c with n_c rows, m_c
-are kept, drawn without replacement, so that sum_c (n_c / m_c) sum of the kept rows' values is
-unbiased for the sum over all rows; m_c is in proportion to n_c times the expected residual
-(Neyman's allocation), and strata that matter most are kept whole: they add no error at all.
+Rows are sorted into strata by the expected size of their residual. Of the n_c rows of stratum c,
+m_c are drawn without replacement, so that (n_c / m_c) times the sum of the kept rows' values,
+summed over strata, is unbiased for the sum over all rows. m_c is proportional to n_c times the
+expected residual (Neyman's allocation); strata that matter most are kept whole and add no error.
 
-Rows that are taken out of the data are taken out of the pool by their values. Of k rows that are
-equal, r of which go, every kept copy stands for the share (k - r) / k of what it stood for: what is
-left is unbiased for the rows that are left.
+Rows removed from the data are removed from the pool by their values. If r of k equal rows are
+removed, the weight of every kept copy is multiplied by (k - r) / k, so that the pool is unbiased
+for the remaining rows.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from modicum.rows.fields import MemoryBackend
 
 __all__ = ["Pool", "RowCounts", "choose", "hashes"]
 
-MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # MurmurHash3's
+MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # from MurmurHash3
 
-EACH = 8  # rows that are kept of a stratum, on average, at least
+EACH = 8  # kept rows per stratum, on average, at least
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows that stand for all rows.
+    """A stratified sample that represents all rows.
 
     Attributes
     ----------
     rows
-        The rows themselves, stratum after stratum.
+        The kept rows, sorted by stratum.
     share
-        Of what each stood for when it was drawn: 1, or less where rows equal to it were removed.
+        Fraction of each row's original weight: 1, or less if rows equal to it were removed.
     count
-        How many rows of the data are equal to it.
+        Number of rows of the data that are equal to each row.
     stratum
-        Of each row.
+        Stratum of each row.
     size, drawn
-        Of each stratum: its rows in the data, and those kept of them.
+        Number of rows of each stratum in the data, and number of them drawn.
     part
-        Of each stratum: which anchor its rows are expanded about.
+        Index of the anchor about which each stratum's rows are expanded.
     """
 
     rows: Rows
@@ -65,11 +65,11 @@ class Pool:
 
     @property
     def multiplier(self) -> np.ndarray:
-        """How many rows of the data each row stands for."""
+        """Number of rows of the data that each row represents."""
         return np.asarray((self.size / self.drawn)[self.stratum] * self.share)
 
     def weighted(self, part: int | None = None) -> Rows:
-        """The rows with a frequency weight of what they stand for; those of one part alone."""
+        """Return the rows weighted by the number of rows they represent; of one part, if given."""
         fields = dict(self.rows.slice(0, len(self)))
         weight = self.multiplier * fields.get("weight", 1.0)
         description = self.rows._description
@@ -83,11 +83,11 @@ class Pool:
         return Rows._at(description, MemoryBackend(description, fields))
 
     def joined(self, other: Pool, parts: np.ndarray) -> Pool:
-        """Both pools, of different rows of one schema; `parts` renumbers those of the other."""
+        """Join two pools of different rows; `parts` maps the parts of the other to new numbers."""
         own, theirs = (p.rows.slice(0, len(p)) for p in (self, other))
         fields = {name: np.concatenate([own[name], theirs[name]]) for name in own}
         counts = RowCounts.of(self.rows), RowCounts.of(other.rows)
-        # A row may be in both: it is then one of as many as there are in both together.
+        # Rows equal to one in the other pool are counted in both data sets together.
         in_other = counts[1].largest(other.count, counts[0])
         in_this = counts[0].largest(self.count, counts[1])
         return Pool(
@@ -101,15 +101,15 @@ class Pool:
         )
 
     def without(self, rows: Rows) -> Pool:
-        """The pool of the data without some of its rows."""
+        """Return the pool after `rows` are removed from the data."""
         counts = RowCounts.of(self.rows)
         removed = counts.counted(rows)
         if np.any(removed > self.count):
             row = int(np.argmax(removed > self.count))
             raise DataError(
-                f"{removed[row]:.0f} of the rows to remove are alike, and the digest holds "
-                f"{self.count[row]:.0f} such rows: remove each row once, as it was when the digest "
-                "was made."
+                f"{removed[row]:.0f} of the rows to remove are equal, but the digest holds only "
+                f"{self.count[row]:.0f} such rows: remove each row once, with the values it had "
+                "when the digest was made."
             )
         with np.errstate(invalid="ignore"):
             share = self.share * (self.count - removed) / self.count
@@ -126,24 +126,24 @@ class Pool:
         )
 
     def parts_used(self) -> tuple[Pool, np.ndarray]:
-        """The pool with its parts numbered anew, and which of them still have rows."""
+        """Return the pool with its parts renumbered, and the parts that still have rows."""
         parts = np.unique(self.part[self.stratum])
         place = np.minimum(np.searchsorted(parts, self.part), len(parts) - 1)
         return replace(self, part=place.astype(self.part.dtype)), parts
 
     def shared(self, other: Pool) -> tuple[int, int]:
-        """Rows that occur once in the data of both and are equal; rows of the smaller pool."""
+        """Count equal rows that are unique in the data of each, and rows of the smaller pool."""
         ours, theirs = (p.rows.take(np.flatnonzero(p.count == 1)) for p in (self, other))
-        as_known = partial(hashes, self.rows._description)
-        equal = np.intersect1d(as_known(ours), as_known(theirs))
+        hash_rows = partial(hashes, self.rows._description)
+        equal = np.intersect1d(hash_rows(ours), hash_rows(theirs))
         return len(equal), min(len(self), len(other))
 
     def presence(self, rows: Rows) -> tuple[float, int]:
         """Bound the probability of finding so few of `rows` in the pool if all are in the data.
 
-        Every row of the data is kept with probability m_c / n_c at least, which is smallest in
-        some stratum: the number that is found is no smaller than a binomial one with that
-        probability.
+        Returns the bound and the number found. A row of stratum c is kept with probability
+        m_c / n_c, so the number found is stochastically no smaller than a binomial variable with
+        the smallest of these probabilities.
         """
         present = int(np.sum(RowCounts.of(rows).counted(self.rows) > 0))
         share = float(np.min(self.drawn / self.size))
@@ -152,8 +152,8 @@ class Pool:
     def variance(self, values: np.ndarray) -> np.ndarray:
         """Design variance of the estimated sums of `values`, (draws, rows): one per draw.
 
-        sum_c n_c^2 (1 - m_c / n_c) s_c^2 / m_c, where s_c^2 is the variance within the stratum;
-        rows that were removed from it count as zeros.
+        sum_c n_c^2 (1 - m_c / n_c) s_c^2 / m_c, where s_c^2 is the variance within stratum c;
+        removed rows count as zeros.
         """
         scaled = values * self.share
         first = np.flatnonzero(np.diff(self.stratum, prepend=-1))
@@ -166,7 +166,7 @@ class Pool:
 
 
 class RowCounts:
-    """How often rows of a pool occur among other rows, by a hash of their values."""
+    """Counts how often the rows of a pool occur among other rows, by a hash of their values."""
 
     def __init__(self, description: Description, sorted_hashes: np.ndarray, place: np.ndarray):
         self.description = description
@@ -174,7 +174,7 @@ class RowCounts:
 
     @classmethod
     def of(cls, rows: Rows) -> RowCounts:
-        """Prepare to count the rows that are equal to one of these."""
+        """Prepare to count rows that are equal to one of `rows`."""
         description = rows._description
         distinct, place = np.unique(
             hashes(description, rows.slice(0, len(rows))), return_inverse=True
@@ -182,7 +182,7 @@ class RowCounts:
         return cls(description, distinct, place)
 
     def counted(self, rows: Rows) -> np.ndarray:
-        """How many of `rows` are equal to each row of the pool."""
+        """Return how many of `rows` are equal to each row of the pool."""
         total = np.zeros(len(self.sorted))
         for chunk in rows.chunks(1 << 16):
             total += self.among(chunk)
@@ -191,7 +191,7 @@ class RowCounts:
     def among(
         self, batch: Mapping[str, np.ndarray], present: np.ndarray | None = None
     ) -> np.ndarray:
-        """How many rows of a chunk have each of the distinct values."""
+        """Return how many rows of a batch have each of the pool's distinct hashes."""
         hashed = hashes(self.description, batch)
         if present is not None:
             hashed = hashed[np.asarray(present, bool)]
@@ -200,7 +200,7 @@ class RowCounts:
         return np.bincount(at[equal], minlength=len(self.sorted)).astype(np.float64)
 
     def largest(self, count: np.ndarray, sought: RowCounts) -> np.ndarray:
-        """`count` of the rows of this pool that equal those of another; 0 where none does."""
+        """Return, for each row of `sought`, the largest `count` of an equal row here, or 0."""
         of_value = np.zeros(len(self.sorted))
         np.maximum.at(of_value, self.place, count)
         at = np.minimum(np.searchsorted(self.sorted, sought.sorted), len(self.sorted) - 1)
@@ -209,7 +209,7 @@ class RowCounts:
 
 
 def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A 64-bit hash of the values of each row; -0.0 is 0.0."""
+    """Return a 64-bit hash of the values of each row; -0.0 hashes as 0.0."""
     total: np.ndarray | None = None
     for f in sorted(description.fields, key=lambda field: field.name):
         values = np.asarray(batch[f.name])
@@ -218,13 +218,13 @@ def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndar
         words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
         total = np.zeros(len(values), np.uint64) if total is None else total
         for column in words.T:
-            total = _mixed(total ^ column.astype(np.uint64))
+            total = _mix_bits(total ^ column.astype(np.uint64))
     assert total is not None, "rows have fields"
     return total
 
 
-def _mixed(words: np.ndarray) -> np.ndarray:
-    """Spread every bit over all others (the finaliser of MurmurHash3), and leave zero behind."""
+def _mix_bits(words: np.ndarray) -> np.ndarray:
+    """Mix all bits with MurmurHash3's finalizer, after an offset so that 0 is no fixed point."""
     words = (words + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
     for mixer in MIXERS:
         words = (words ^ (words >> np.uint64(33))) * mixer
@@ -234,15 +234,15 @@ def _mixed(words: np.ndarray) -> np.ndarray:
 def choose(
     tables: WeightTables, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Choose about `size` rows: their numbers and strata, and each stratum's size and share of it.
+    """Draw about `size` rows; return row numbers, their strata, and each stratum's n_c and m_c.
 
-    Classes of the weighted design are the strata, or several of them where few rows are kept. At
-    least two rows of each are kept, or all.
+    The strata are the classes of the weighted design, merged if few rows are kept. At least two
+    rows of each stratum are kept, or all of them.
     """
     of_class, probability = np.asarray(tables.size), np.asarray(tables.probability)
     kinds = np.flatnonzero(of_class)
     n, mass = of_class[kinds].astype(np.float64), (of_class * probability)[kinds]
-    # Neighbours are one stratum where there would be few rows of each.
+    # Merge neighbouring classes if few rows of each would be kept.
     count = max(1, min(len(kinds), size // EACH))
     place = np.floor(count * (np.cumsum(mass) - mass) / mass.sum()) if count < len(kinds) else kinds
     first = np.flatnonzero(np.diff(place, prepend=-1))
@@ -260,10 +260,10 @@ def choose(
 
 
 def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
-    """Rows of each stratum: in proportion to its mass, whole where that is more than it has."""
+    """Return how many rows to draw from each stratum: in proportion to its mass, at most all."""
     most, least = n, np.minimum(n, 2.0)
     low, high = 0.0, float(np.max(n / np.maximum(mass, 1e-300)))
-    for _ in range(200):  # the factor of proportion by which all together are `size`
+    for _ in range(200):  # bisect for the factor of proportion that gives `size` rows
         middle = (low + high) / 2
         if np.clip(middle * mass, least, most).sum() > size:
             high = middle

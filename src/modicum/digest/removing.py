@@ -1,10 +1,10 @@
-"""Sums over rows that leave a digest, each about the anchor it was expanded at when it came.
+"""Sums over rows removed from a digest, each expanded about its original anchor.
 
-Digests that were added may have anchors of their own. What a row adds to the sums over all rows is
-its expansion about *its* anchor, and that is what must be subtracted: its expansion about another
-differs by terms of third order, which many rows make large. Rows that are among those kept say
-which anchor is theirs. Of the others it is estimated how many came from each: of a digest's rows
-that go, a kept one stands for its multiplier less itself.
+Digests that were added may have different anchors. A row contributed its expansion about *its*
+anchor to the sums, and that is what must be subtracted: its expansion about another anchor differs
+by third-order terms, which add up over many rows. For removed rows that are in the pool, the anchor
+is known. For the others, the share that came from each anchor is estimated: a removed row in the
+pool represents multiplier - 1 removed rows outside it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["Removed", "removed_sums"]
 
 @dataclass(frozen=True)
 class Removed:
-    """Sums over the rows that leave a digest.
+    """Sums over the rows removed from a digest.
 
     Attributes
     ----------
     sums
-        Of all of them.
+        Expansion of all removed rows.
     apart
-        How the expansions about each other anchor differ from those about the first, summed over
-        rows whose anchor is not known.
+        For each anchor after the first, the expansion about it minus that about the first, summed
+        over rows whose anchor is unknown.
     uncertain
-        Of each of these: the standard error of the share of such rows that it applies to.
+        For each of these anchors, the standard error of the share of such rows that came from it.
     """
 
     sums: Quadratic
@@ -43,7 +43,10 @@ class Removed:
     uncertain: tuple[float, ...] = ()
 
     def error(self, point: np.ndarray, factor: np.ndarray) -> float:
-        """How far it may move a posterior mean, in sds, if that is normal about `point`."""
+        """Return how far the unknown shares may move a posterior mean, in posterior sds.
+
+        The posterior is taken as normal about `point` with covariance factor factor'.
+        """
         moves = (
             np.max(np.abs(factor[: len(apart.A)].T @ apart.slopes(point))) * share
             for apart, share in zip(self.apart, self.uncertain, strict=True)
@@ -54,7 +57,7 @@ class Removed:
 def removed_sums(
     target: Target, rows: Rows, pool: Pool, anchors: np.ndarray, engine: Engine
 ) -> Removed:
-    """Add up `rows`, which leave the digest of this pool, each about its own anchor."""
+    """Sum the expansions of `rows`, which are removed from the digest, about their anchors."""
 
     def about(anchor: np.ndarray, subset: Rows) -> Quadratic:
         return expansion(Sums(target, subset, engine, Ledger(rows=len(subset))), anchor)
@@ -82,7 +85,7 @@ def removed_sums(
         part_of_it = Quadratic(rest.point, share[k] * rest.C, share[k] * rest.A, share[k] * rest.B)
         total = part_of_it if total is None else total + part_of_it
     assert total is not None
-    smooth = (counts + 1) / (counts.sum() + len(anchors))  # unseen is not absent
+    smooth = (counts + 1) / (counts.sum() + len(anchors))  # an anchor without rows found gets some
     error = np.sqrt(smooth * (1 - smooth) / (counts.sum() + len(anchors)))
     return Removed(
         total, tuple(rest - unknown[0] for rest in unknown[1:]), tuple(map(float, error[1:]))
@@ -90,7 +93,11 @@ def removed_sums(
 
 
 def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
-    """The anchor of each row that the pool keeps, else -1, and how many others it stands for."""
+    """Return each row's anchor, -1 if the pool lacks it, and how many other rows each accounts for.
+
+    The second array has, for each anchor, the number of removed rows outside the pool that those in
+    the pool represent.
+    """
     pool_hashes = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
     distinct, first = np.unique(pool_hashes, return_index=True)
     part, others = pool.part[pool.stratum][first], np.maximum(pool.multiplier[first] - 1, 0.0)

@@ -1,13 +1,13 @@
-"""A digest on disk: one zip file of plain arrays and a JSON page, no pickles.
+"""A digest on disk: one zip file of plain arrays and a JSON page, without pickles.
 
-It holds raw rows of the data. Nothing in a file is believed before it has been compared with the
-rest of it: shapes, ranges and types are those of a digest, or the file is refused.
+It holds raw rows of the data. Files are not trusted: one whose shapes, ranges or types are not
+those of a digest is refused.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -24,12 +24,12 @@ __all__ = ["Contents", "load", "save"]
 
 KIND = archive.Format("modicum digest", 1, "digest.json", "a digest")
 PARTS = ("arrays", "fields", "units", "model")
-WHOLE = ("stratum", "part")  # arrays of whole numbers
+WHOLE = ("stratum", "part")  # arrays of integers
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a digest's file holds; see `modicum.digest.Digest`."""
+    """The contents of a digest's file; see `modicum.digest.Digest`."""
 
     model: dict[str, Json] | None
     likelihood: str
@@ -44,7 +44,7 @@ class Contents:
 
 
 def save(contents: Contents, path: str | os.PathLike[str]) -> None:
-    """Write to a file beside `path` first, so that a crash leaves no half-written digest."""
+    """Write a digest to `path` atomically, so that a crash leaves no partial file."""
     rows = contents.rows
     parts = {
         "arrays": contents.arrays,
@@ -65,7 +65,7 @@ def save(contents: Contents, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Contents:
-    """Read what `save` wrote."""
+    """Read a file written by `save`."""
     return archive.read(path, KIND, PARTS, _contents)
 
 
@@ -92,25 +92,25 @@ def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
 
 
 def _rows(description: Description, fields: dict[str, object]) -> Rows:
-    """The rows of the pool, if the arrays are those that the description announces."""
+    """Return the rows of the pool, after checking the arrays against the description."""
     columns: dict[str, np.ndarray] = {}
     for f in description.fields:
         values = fields.get(f.name)
         kind = description.dtypes[f.name]
         if not isinstance(values, np.ndarray) or values.shape != (description.n, *f.shape):
-            raise ValueError(f"the field {f.name!r} has another shape than it says")
+            raise ValueError(f"the field {f.name!r} does not have the shape it declares")
         if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
             raise ValueError(f"the field {f.name!r} holds something other than numbers")
         columns[f.name] = values
     if set(fields) != set(columns):
         raise ValueError("it holds fields that it does not describe")
     if description.coding is not None and description.coding.fault(columns) is not None:
-        raise ValueError("a code stands for no level")
-    return Rows._at(replace(description), MemoryBackend(description, columns))
+        raise ValueError("a code is out of range")
+    return Rows._at(description, MemoryBackend(description, columns))
 
 
 def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
-    """The arrays beside the rows, if their shapes and numbers agree with each other."""
+    """Return the arrays of the pool and sums, after checking that they are consistent."""
     loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
         if not isinstance(values, np.ndarray):
@@ -127,14 +127,14 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
     }  # fmt: skip
     for name, shape in shapes.items():
         if loaded[name].shape != shape:
-            raise ValueError(f"{name!r} has another shape than the rest")
+            raise ValueError(f"{name!r} has a shape that does not match the rest")
     size, drawn, stratum, part = (loaded[k] for k in ("size", "drawn", "stratum", "part"))
     if not (np.all(drawn >= 1) and np.all(drawn <= size) and np.all(loaded["count"] > 0)):
         raise ValueError("its strata keep more rows than they have")
     if not (np.all(loaded["share"] > 0) and np.all(loaded["share"] <= 1)):
-        raise ValueError("its rows stand for more than they did")
+        raise ValueError("the shares of its rows are not between 0 and 1")
     if np.any(np.diff(stratum) < 0) or stratum.min() < 0 or stratum.max() >= strata:
-        raise ValueError("its rows are in no order of strata")
+        raise ValueError("its rows are not sorted by stratum")
     if (
         part.min() < 0
         or part.max() >= parts
@@ -149,5 +149,5 @@ def _units(saved: dict[str, Json], columns: int) -> MomentSums:
     numbers = (units.weight, units.counts, units.log_exposure)
     shapes = {np.shape(units.mean), np.shape(units.squares)}
     if shapes != {(columns + 1,)} or not all(isinstance(n, float | int) for n in numbers):
-        raise ValueError("its units are not those of its columns")
+        raise ValueError("its units do not match its columns")
     return units

@@ -1,1 +1,1 @@
-"""Markov steps as pure functions: of data sets they know only arrays."""
+"""Markov transition kernels as pure functions of arrays."""

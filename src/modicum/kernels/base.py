@@ -1,9 +1,9 @@
-"""What a kernel is, and all that a kernel asks of the parts it is composed of.
+"""Protocols of kernels and of the parts that kernels are composed of.
 
-A kernel is one Markov step as pure functions of arrays. Moves, estimators, control variates,
-gradient estimators and bounded rows are protocols here, beside the kernels that consume them; what
-implements them need not know about kernels. Whatever a kernel reads and never changes is a named
-tuple of arrays, its context.
+A kernel is one Markov transition, as pure functions of arrays. Moves, estimators, control variates,
+gradient estimators and bounded rows are protocols defined here, next to the kernels that use them;
+their implementations need not know about kernels. A kernel's constant inputs form its context, a
+named tuple of arrays.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
-LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # of t and all rows
+LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # takes t and all rows
 
 State = TypeVar("State")
 Context = TypeVar("Context", contravariant=True)
@@ -66,29 +66,29 @@ Memory = TypeVar("Memory")
 
 
 class RowRequest(Protocol):
-    """Rows to read, and arrays that come along under their own names: a named tuple.
+    """A named tuple of the rows to read and of arrays to be passed on together with them.
 
-    `modicum.designs.Drawn` is one: the probabilities of rows come along with them.
+    An example is `modicum.designs.Drawn`, whose extra array holds the rows' probabilities.
     """
 
     @property
     def row_ids(self) -> jax.Array:
-        """The rows to read, by number."""
+        """Numbers of the rows to read."""
         ...
 
     def _asdict(self) -> dict[str, Pytree]: ...
 
 
 class RowDesign(Protocol):
-    """What names rows at random; `modicum.designs.Design` is one."""
+    """Draws rows at random; `modicum.designs.Design` implements it."""
 
     def draw(self, key: jax.Array, count: int, tables: Pytree) -> RowRequest:
-        """Draw `count` rows, or units of them, as the design's tables say."""
+        """Draw `count` rows, or sampling units, with the probabilities in the design's tables."""
         ...
 
 
 def carried_fields(request: RowRequest) -> dict[str, Pytree]:
-    """The arrays that come along with the rows of a request."""
+    """Return the arrays that a request passes on together with its rows."""
     return {name: values for name, values in request._asdict().items() if name != "row_ids"}
 
 
@@ -96,66 +96,66 @@ class Kernel(Protocol[State, Context]):
     """One Markov chain, as pure functions of arrays.
 
     Kernels are hashable by value (frozen dataclasses): they are static arguments of the compiled
-    runner, while `context` travels as an argument. The rows that a step reads depend on its key
-    only, so a runner can fetch them ahead of time.
+    runner, while `context` is a traced one. The rows that a step reads depend on its key only, so
+    the runner can fetch them ahead of time.
     """
 
     def initial_row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
-        """Return which rows `init` reads, or None if it reads none."""
+        """Return the rows that `init` reads, or None if it reads none."""
         ...
 
     def prepare(self, batch: Batch, context: Context) -> Pytree:
-        """Compute from the rows that were read all that does not depend on the state.
+        """Compute everything about the rows just read that does not depend on the state.
 
-        The runner does this for many iterations at once.
+        The runner calls this for many iterations at once.
         """
         ...
 
     def init(self, key: jax.Array, batch: Pytree, context: Context) -> State:
-        """Return the first state; `batch` is what `prepare` returned."""
+        """Return the first state; `batch` is the result of `prepare`."""
         ...
 
     def row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
-        """Return which rows the step with this key reads, or None if it reads none."""
+        """Return the rows that the step with this key reads, or None if it reads none."""
         ...
 
     def step(
         self, key: jax.Array, state: State, flags: Pytree, batch: Pytree, context: Context
     ) -> tuple[State, Draw]:
-        """Return the next state and what to record of it; `flags` are those of the iteration."""
+        """Return the next state and the draw to record; `flags` belong to this iteration."""
         ...
 
 
 class Settled(Protocol):
-    """Many iterations of many chains at once, for a kernel whose warm-up is over. Hashable."""
+    """Runs many iterations of many chains at once, after warm-up. Hashable."""
 
     @property
     def plain(self) -> Kernel[Pytree, Pytree]:
-        """The kernel whose iterations these are."""
+        """The kernel whose iterations are run."""
         ...
 
     def numbers(self, size: int) -> tuple[int, int]:
-        """Numbers held per chain with `size` parameters: in all, and for every iteration."""
+        """Floats held per chain with `size` parameters: the constant part, and per iteration."""
         ...
 
     def table(self, rows: Batch, context: Pytree) -> jax.Array:
-        """All rows, prepared once so that iterations need not prepare those that they request."""
+        """Prepare all rows once, so that iterations need not prepare the rows they request."""
         ...
 
     def of_table(self, table: jax.Array, request: RowRequest) -> jax.Array:
-        """Requested rows as `advance` takes them, from a table of all rows."""
+        """Return the requested rows, in the form that `advance` takes, from a table of all rows."""
         ...
 
     def of_prepared(self, prepared: Pytree) -> jax.Array:
-        """The same from what the plain kernel prepared."""
+        """Convert rows prepared by the plain kernel to the form that `advance` takes."""
         ...
 
     def advance(
         self, keys: jax.Array, state: Pytree, fresh: jax.Array, count: jax.Array, context: Pytree
     ) -> tuple[Pytree, Draw]:
-        """The first `count` iterations with these keys, (chains, iterations), and fresh rows.
+        """Run the first `count` iterations with these keys, (chains, iterations), and fresh rows.
 
-        Return the states, and draws with leading axes for chains and iterations.
+        Return the states, and the draws with leading axes for chains and iterations.
         """
         ...
 
@@ -164,7 +164,7 @@ class Settled(Protocol):
 
 
 class Whitening(Protocol):
-    """From the coordinates z a chain moves in to the parameters: t = t* + L z."""
+    """The map from the coordinates z in which a chain moves to the parameters: t = t* + L z."""
 
     @property
     def point(self) -> jax.Array:
@@ -173,12 +173,12 @@ class Whitening(Protocol):
 
     @property
     def factor(self) -> jax.Array | ArrowFactor:
-        """L; a vector where it is diagonal, and a number where it is c times I."""
+        """L: a matrix, a vector if it is diagonal, or a scalar c for c times I."""
         ...
 
 
 def scaled(factor: jax.Array | ArrowFactor, z: jax.Array) -> jax.Array:
-    """L z, for a factor L of any of the forms that `Whitening` allows."""
+    """L z, for a factor L in any of the forms that `Whitening` allows."""
     if isinstance(factor, ArrowFactor):
         return jnp.asarray(factor @ z)
     return factor @ z if factor.ndim == 2 else factor * z
@@ -192,34 +192,34 @@ def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
 class Warp(NamedTuple):
     """Entries of t that move with their scale tau: effects, with their standard deviation.
 
-    An effect u ~ N(0, tau^2) of which data say N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
-    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), t is r but
-    for these entries, t = t* e^(2 g) + a e^g, which then hardly depend on tau: towards small
-    scales, and where data say little, they are relative to it (non-centred), and towards large ones
-    they are themselves (centred).
+    An effect u ~ N(0, tau^2) with a likelihood N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
+    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), the map is
+    t = r except for these entries, where t = t* e^(2 g) + a e^g. In these coordinates effects
+    hardly depend on tau: for small scales and weak data they are relative to tau (non-centred), and
+    for large scales they are the effects themselves (centred).
 
-    What all effects of a term have in common is another matter: data say nothing of it that the
-    intercept, or the common slope, could not make up for. So of it, b = sum_l w_l a_l, the prior
-    alone decides: it moves with tau wholly, and the common coefficient the other way.
+    The mean of all effects of a term, b = sum_l w_l a_l, is different: the intercept, or the common
+    slope, can make up for it, so the data say nothing about it and the prior alone decides. It
+    moves in proportion to tau, and the common coefficient moves the opposite way.
     """
 
-    where: jax.Array  # places of the entries
-    term: jax.Array  # which term each is an effect of
-    ratio: jax.Array  # A tau*^2 of each: what data say of it over what the scale says
-    scale: jax.Array  # place of the log scale of each term
-    shared: jax.Array  # w: (terms, entries); a line of zeros where there is no common coefficient
-    # columns of the inverse of L, of the entries and of common coefficients; None: L is an arrow's
+    where: jax.Array  # indices of the entries
+    term: jax.Array  # index of each entry's term
+    ratio: jax.Array  # A tau*^2 of each: information in the data over that in the prior
+    scale: jax.Array  # index of the log scale of each term
+    shared: jax.Array  # w: (terms, entries); a row of zeros where there is no common coefficient
+    # columns of L^-1 for the entries and the common coefficients; None if L is an `ArrowFactor`
     into: jax.Array | None
-    common: jax.Array | None = None  # places of the common coefficients
+    common: jax.Array | None = None  # indices of the common coefficients
 
 
 class Bend(NamedTuple):
     """Entries of t along which rows are expanded in a power of e^t (`estimators.coordinates`)."""
 
-    where: jax.Array  # places of the entries
-    power: jax.Array  # of each; 0: the entry itself
-    slope: jax.Array  # gradient of the log-likelihood there, at t*
-    curve: jax.Array  # lines of its Hessian, times L
+    where: jax.Array  # indices of the entries
+    power: jax.Array  # the power of each; 0: the entry itself
+    slope: jax.Array  # gradient of the log-likelihood at t*, in these entries
+    curve: jax.Array  # rows of its Hessian for these entries, times L
     block: jax.Array  # its Hessian in these entries alone
 
 
@@ -228,36 +228,35 @@ class Warped(Whitening, Protocol):
 
     @property
     def warp(self) -> Warp | None:
-        """Those entries; None: none do."""
+        """The entries that move with a scale; None if there are none."""
         ...
 
     @property
     def curves(self) -> Curves | None:
-        """The axes along which the posterior is skewed; None: chains move straight along all."""
+        """The axes along which the posterior is skewed; None if all axes are straight."""
         ...
 
 
 def is_straight(whitening: Warped) -> bool:
-    """Whether `straighten` leaves volumes as they are."""
+    """Whether `straighten` preserves volume."""
     return whitening.warp is None and whitening.curves is None
 
 
 def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
-    """From what a chain moves in to whitened coordinates of t, and the log of the volume's growth.
+    """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian.
 
-    All that knows about rows takes the latter, s with t = t* + L s, and need not know the former.
-    Where L is that of an arrow, with many levels in it, its product is formed once, here: s is then
-    t - t* itself.
+    Code that deals with rows takes s, with t = t* + L s, and need not know about z. If L is an
+    `ArrowFactor`, with many levels, its product is formed only once, here, and s is t - t* itself.
     """
     warp = whitening.warp
-    if whitening.curves is not None:  # of a dense factor, and of no parameter with a scale
+    if whitening.curves is not None:  # L is then dense, and no entry moves with a scale
         return along_curves(z, whitening.curves)
     if isinstance(whitening.factor, ArrowFactor):
         return _straighten_arrow(jnp.asarray(whitening.factor @ z), whitening.point, warp)
     if warp is None:
         return z, jnp.zeros(())
     assert warp.into is not None
-    log_scale = whitening.factor[warp.scale] @ z  # less its anchor
+    log_scale = whitening.factor[warp.scale] @ z  # relative to its anchor
     away = whitening.factor[warp.where] @ z
     moved, together, growth = _moved(log_scale, away, whitening.point[warp.where], warp)
     return z + warp.into @ jnp.concatenate([moved, -together]), growth
@@ -266,7 +265,7 @@ def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
 def _straighten_arrow(
     away: jax.Array, point: jax.Array, warp: Warp | None
 ) -> tuple[jax.Array, jax.Array]:
-    """The same from `away`, r - t*: entries of t are moved themselves."""
+    """Like `straighten`, for an `ArrowFactor`; `away` is r - t*, whose entries are moved."""
     if warp is None:
         return away, jnp.zeros(())
     assert warp.common is not None
@@ -278,9 +277,9 @@ def _straighten_arrow(
 def _moved(
     log_scale: jax.Array, away: jax.Array, point: jax.Array, warp: Warp
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """How entries move with their scales, what of it is common to a term, and the volume's growth.
+    """Return the shifts of the entries, the shift shared by each term, and the log Jacobian.
 
-    `log_scale` is less its anchor; `away` and `point` are r - t* and t* of the entries.
+    `log_scale` is relative to its anchor; `away` and `point` are r - t* and t* of the entries.
     """
     own_scale = log_scale[warp.term]
     tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * own_scale) - jnp.log1p(warp.ratio)
@@ -290,17 +289,17 @@ def _moved(
     moved += (away - common[warp.term]) * jnp.expm1(growth)
     together = common * jnp.expm1(log_scale)
     # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
-    beside = warp.shared @ jnp.expm1(own_scale - growth)
-    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(beside))
+    excess = warp.shared @ jnp.expm1(own_scale - growth)
+    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(excess))
 
 
 def from_anchor(s: jax.Array, whitening: Whitening) -> jax.Array:
-    """t - t* of what `straighten` returns."""
+    """t - t*, from the s that `straighten` returns."""
     return s if isinstance(whitening.factor, ArrowFactor) else scaled(whitening.factor, s)
 
 
 def recorded(s: jax.Array, whitening: Whitening) -> jax.Array:
-    """Whitened coordinates of what `straighten` returns, for the record."""
+    """Whitened coordinates to record, from the s that `straighten` returns."""
     factor = whitening.factor
     return jnp.asarray(factor.whitened(s)) if isinstance(factor, ArrowFactor) else s
 
@@ -317,17 +316,17 @@ class Point(NamedTuple):
 
 
 class MoveInfo(NamedTuple):
-    """What a move reports about itself."""
+    """Statistics of a move."""
 
     acceptance_rate: jax.Array
     diverging: jax.Array
     energy: jax.Array
-    n_steps: jax.Array  # gradients it took
+    n_steps: jax.Array  # gradient evaluations
     reached_max_treedepth: jax.Array
 
 
 class Move(Protocol):
-    """Anything that leaves exp(logdensity) invariant. Hashable."""
+    """A Markov transition that leaves exp(logdensity) invariant. Hashable."""
 
     def __call__(
         self,
@@ -349,24 +348,22 @@ class RowFactor(NamedTuple):
 
     centre: jax.Array  # c
     shift: jax.Array  # c L
-    blocks: tuple[jax.Array, ...]  # of as many leading lines as are not zero
+    blocks: tuple[jax.Array, ...]  # each without its trailing rows of zeros
 
 
 class Proxy(NamedTuple):
-    """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, of which C is left out."""
+    """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, without the constant C."""
 
     point: jax.Array  # t*
-    factor: jax.Array | ArrowFactor  # L; of an arrow, the sum is one in s = t - t*, not in z
+    factor: jax.Array | ArrowFactor  # L; for an `ArrowFactor` the sum is in s = t - t*, not in z
     a: jax.Array
-    B: (
-        jax.Array | ArrowMatrix | None
-    )  # None: -I, which is what whitening with the prior makes of it
-    prior: Pytree = None  # numbers of the priors that are not part of the quadratic
+    B: jax.Array | ArrowMatrix | None  # None: -I, the result of whitening with the prior
+    prior: Pytree = None  # hyperparameters of the priors that are not part of the quadratic
     warp: Warp | None = None  # entries that a chain moves with a scale
     bend: Bend | None = None  # entries along which rows are expanded in another coordinate
-    unit: jax.Array | None = None  # of groups' variances (`estimators.groups.coordinates`)
+    unit: jax.Array | None = None  # unit of groups' variances (`estimators.groups.coordinates`)
     row_factor: RowFactor | None = None  # L in blocks; None: L itself
-    curves: Curves | None = None  # along which a chain moves where the posterior is skewed
+    curves: Curves | None = None  # curved axes, along which the posterior is skewed
 
 
 class ControlVariate(Protocol[Cached]):
@@ -378,7 +375,7 @@ class ControlVariate(Protocol[Cached]):
         ...
 
     def cache(self, batch: Batch, proxy: Proxy) -> Cached:
-        """Keep what later evaluations need of fresh rows (with their `probability`)."""
+        """Cache what later evaluations need from fresh rows (with their `probability`)."""
         ...
 
     def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
@@ -395,15 +392,15 @@ class Estimate(NamedTuple):
 
     log: jax.Array  # its part of the target density: log |Lhat| - sum q
     difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
-    variance: jax.Array  # of `log`, estimated
+    variance: jax.Array  # estimated variance of `log`
 
 
 class Estimator(Protocol[Tables]):
-    """What turns the residuals of a subsample into a likelihood. Hashable.
+    """Estimates the likelihood from the residuals of a subsample. Hashable.
 
-    The subsample lies in blocks of equal size, and each block in equal parts. Parts may be absent:
-    a Poisson number of them takes part, in arrays of fixed shape. What the estimator needs to know
-    about the data is passed as `tables`.
+    The subsample consists of blocks of equal size, and each block of equal parts. Parts may be
+    absent: arrays have a fixed shape, but the number of parts in use can be Poisson. What the
+    estimator needs to know about the data is passed as `tables`.
     """
 
     @property
@@ -412,11 +409,11 @@ class Estimator(Protocol[Tables]):
         ...
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """Draw which parts of `blocks` fresh blocks take part: one truth value per part."""
+        """Draw which parts of `blocks` fresh blocks are present: one boolean per part."""
         ...
 
     def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Return the parts that take part, packed, and which of the slots are filled."""
+        """Return the present parts, packed, and a mask of the filled slots."""
         ...
 
     def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
@@ -428,11 +425,11 @@ class Estimator(Protocol[Tables]):
         ...
 
     def describe(self, values: jax.Array, present: jax.Array, tables: Tables) -> Draw:
-        """Return what to record of the estimate, one number per name."""
+        """Return the statistics of the estimate to record, one number per name."""
         ...
 
     def about(self, tables: Tables, difference: jax.Array) -> Tables:
-        """Tables where D is expected to exceed what they expect by `difference`."""
+        """Return tables whose expectation of D is higher by `difference`."""
         ...
 
 
@@ -440,35 +437,35 @@ class Estimator(Protocol[Tables]):
 
 
 class StochasticGradientContext(NamedTuple):
-    """What a stochastic-gradient kernel, its integrator and its gradient estimator read."""
+    """Constant inputs of a stochastic-gradient kernel, its integrator and gradient estimator."""
 
     point: jax.Array  # t*
     factor: jax.Array  # L
     start: jax.Array  # where chains begin, in the chain's coordinates
-    spread: jax.Array  # times a standard normal vector: how chains are scattered about `start`
+    spread: jax.Array  # chains start at `start` plus this times a standard normal vector
     n: jax.Array  # number of rows
     design: Pytree  # the design's tables
-    estimator: Pytree  # what the gradient estimator knows of the data
+    estimator: Pytree  # what the gradient estimator knows about the data
 
 
 class GradientEstimator(Protocol[Memory]):
-    """The gradient of U = -log posterior, in a chain's coordinates, from one batch. Hashable."""
+    """Estimates the gradient of U = -log posterior, in chain coordinates, by batch. Hashable."""
 
     @property
     def evaluations(self) -> int:
-        """Gradients of each row of a batch that one estimate takes."""
+        """Gradient evaluations per row of a batch in one estimate."""
         ...
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
-        """Prepare a batch (with its `probability`) as far as it does not depend on the state."""
+        """Compute everything about a batch (with its `probability`) that needs no state."""
         ...
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
-        """The number of certainty rows, which every step reads."""
+        """Number of certainty rows, which every step reads."""
         ...
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:
-        """What a chain remembers, before it is first renewed; () for nothing."""
+        """Return a chain's initial memory, before its first renewal; () for none."""
         ...
 
     def gradient(
@@ -488,16 +485,16 @@ class BoundSums(NamedTuple):
     factor: jax.Array  # L
     constant: jax.Array
     weight: jax.Array  # the sum of the rows' frequency weights
-    value: jax.Array  # of the quadratic at t*, and its derivatives there
+    value: jax.Array  # value of the quadratic at t*; its derivatives there follow
     slope: jax.Array
     curvature: jax.Array
 
 
 class RowBounds(Protocol[Cached]):
-    """Rows as FlyMC sees them: dark ones by their bound, bright ones by their ratio to it."""
+    """The terms of FlyMC: lower bounds for dark rows, likelihood ratios for bright rows."""
 
     def cache(self, batch: Batch, point: jax.Array) -> Cached:
-        """Keep what later evaluations about t* need of fresh rows."""
+        """Cache what later evaluations about t* need from fresh rows."""
         ...
 
     def log_ratio(self, cached: Cached, z: jax.Array, sums: Whitening) -> jax.Array:

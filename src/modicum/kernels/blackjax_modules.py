@@ -1,6 +1,6 @@
-"""BlackJAX, imported when something of it is first used.
+"""Lazy import of BlackJAX, at its first use.
 
-Any part of it comes with all of it, a quarter of a second, and weighted normal draws need none.
+Importing any part imports all of it, which takes a quarter of a second, and some methods need none.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import threading
 from importlib import import_module
 from typing import Any
 
-__all__ = ["import_ahead", "mala", "mass_matrix", "nuts", "random_walk", "step_size", "windows"]
+__all__ = ["import_ahead", "mala", "mass_matrix", "nuts", "random_walk", "windows"]
 
 
 class _Module:
-    """A module by its name."""
+    """A module that is imported when an attribute is first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:  # BlackJAX has no types
-        # All of it first, or waited for: who begins at a part of a package whose import has come to
-        # that part in another thread holds the lock that the other needs, and one of them fails.
+        # Import the whole package first, or wait for it: importing a part while another thread
+        # imports the package can deadlock on the import locks, and then one of the two fails.
         import_module(self._name.partition(".")[0])
         return getattr(import_module(self._name), name)
 
@@ -29,10 +29,9 @@ mala = _Module("blackjax.mcmc.mala")
 nuts = _Module("blackjax.mcmc.nuts")
 random_walk = _Module("blackjax.mcmc.random_walk")
 mass_matrix = _Module("blackjax.adaptation.mass_matrix")
-step_size = _Module("blackjax.adaptation.step_size")
 windows = _Module("blackjax.adaptation.window_adaptation")
 
 
 def import_ahead() -> None:
-    """Import it in a thread, while the caller makes passes over the rows."""
+    """Import BlackJAX in a thread, while the caller makes passes over the rows."""
     threading.Thread(target=import_module, args=("blackjax",)).start()

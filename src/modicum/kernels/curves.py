@@ -1,13 +1,13 @@
-"""Coordinates in which a skewed posterior is close to normal: curves along a few straight axes.
+"""Coordinates in which a skewed posterior is close to normal: a few curved axes.
 
-A level without any event confines its coefficient to half a line: beyond a wall the
-log-likelihood falls steeply, and before it the prior alone decides. No normal distribution is like
-that, and trajectories run into the wall. In whitened coordinates z, with Q the orthonormal axes
-along which the posterior is far from normal,
+The likelihood of a level without any event confines its coefficient to a half-line: on one side of
+a wall the log-likelihood falls steeply, and on the other the prior alone decides. No normal
+distribution has this shape, and trajectories run into the wall. In whitened coordinates z, with Q
+the orthonormal axes along which the posterior is far from normal,
 
     z = u + Q (g(Q'u) - Q'u),    dz = prod_k g_k'((Q'u)_k) du,
 
-where g_k = F_k^{-1}(Phi) takes quantiles of the standard normal distribution to those of the
+where g_k = F_k^{-1}(Phi) maps quantiles of the standard normal distribution to quantiles of the
 posterior along the k-th axis. In u the posterior is close to standard normal along every axis.
 """
 
@@ -22,21 +22,21 @@ from modicum.arrays import namespace
 
 __all__ = ["FIRST", "NODES", "STEP", "Curves", "along_curves"]
 
-FIRST, STEP, NODES = -6.0, 0.125, 97  # where g is known, in standard deviations: from -6 to 6
-LEAST = 1e-12  # slope of a curve, where rounding leaves none
+FIRST, STEP, NODES = -6.0, 0.125, 97  # grid on which g is tabulated: from -6 to 6
+LEAST = 1e-12  # smallest slope of a curve, where rounding gives zero or less
 
 
 class Curves(NamedTuple):
-    """Axes, and g along each: a cubic polynomial between any two nodes, a line beyond the last."""
+    """Axes, and g along each: cubic polynomials between the nodes, linear beyond the last ones."""
 
     axes: jax.Array  # Q, (d, k): orthonormal columns
-    pieces: jax.Array  # (k, NODES - 1, 4): coefficients, of the highest power first
+    pieces: jax.Array  # (k, NODES - 1, 4): coefficients, highest power first
 
 
 def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
-    """From u, of shape (..., d), to z, and the log of the volume's growth.
+    """Map u, of shape (..., d), to z; return z and the log Jacobian.
 
-    By NumPy, if both are NumPy arrays.
+    NumPy arrays give NumPy arrays.
     """
     xp = namespace(u)
     w = u @ curves.axes

@@ -4,9 +4,9 @@ For a subsample u drawn independently of the parameters, a few reversible HMC st
 propose an end point, accepted with probability min(1, L(t') Lhat(t; u) / (L(t) Lhat(t'; u))). Each
 such kernel leaves the exact posterior invariant whatever u is, at one full-data log-likelihood per
 iteration: delayed acceptance (Christen and Fox 2005), or the surrogate transition method (Liu
-2001). The HMC-ECS paper does without it: steps of its eqs. 3.6 and 3.7 propose here, with the
-Hhat of eq. 3.3, and what follows is not from the paper. What its section 3.4 says of judging
-subsampled dynamics by all rows holds: acceptance falls as the variance of log Lhat grows.
+2001). This acceptance step is not in the HMC-ECS paper; only the proposal is, by the steps of its
+eqs. 3.6 and 3.7 with the Hhat of eq. 3.3. Its section 3.4 on full-data acceptance of subsampled
+dynamics applies: the acceptance rate falls as the variance of log Lhat grows.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = ["DelayedAcceptanceContext", "DelayedAcceptanceKernel", "DelayedAccept
 
 
 class DelayedAcceptanceContext(NamedTuple):
-    """What the kernel reads."""
+    """Constant inputs of the kernel."""
 
     surrogate: EnergyConservingContext
     n: jax.Array  # number of rows
-    data: Pytree  # the rows, in the form the log-posterior reads
+    data: Pytree  # the rows, in the form that the log-posterior takes
 
 
 class DelayedAcceptanceState(NamedTuple):
-    """Where the chain is: parameters with their exact log-posterior, subsample, warm-up."""
+    """State of the chain: parameters, their exact log-posterior, subsample, and adaptation."""
 
     z: jax.Array
     exact: jax.Array
@@ -60,12 +60,12 @@ class DelayedAcceptanceState(NamedTuple):
 
 @dataclass(frozen=True)
 class DelayedAcceptanceKernel:
-    """The surrogate transition kernel around an energy-conserving one.
+    """A surrogate transition kernel whose proposals come from an energy-conserving kernel.
 
     Parameters
     ----------
     surrogate
-        The kernel whose subsample, estimator and move make the proposals.
+        The kernel that provides subsample, estimator and move for the proposals.
     log_posterior
         `log_posterior(t, data)` of all rows; hashable.
     moves
@@ -77,18 +77,18 @@ class DelayedAcceptanceKernel:
     moves: int = 2
 
     def initial_row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> RowRequest:
-        """A whole subsample."""
+        """Request a whole subsample."""
         return self.surrogate.initial_row_request(key, context.surrogate)
 
     def row_request(self, key: jax.Array, context: DelayedAcceptanceContext) -> RowRequest:
-        """The rows that replace some blocks."""
+        """Request the rows that replace some blocks."""
         return self.surrogate.row_request(key, context.surrogate)
 
     def prepare(self, batch: Batch, context: DelayedAcceptanceContext) -> Pytree:
-        """As the surrogate does."""
+        """Whiten and expand the rows just read."""
         return self.surrogate.prepare(batch, context.surrogate)
 
-    def _exact(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
+    def _exact_log_density(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
         s, growth = straighten(z, context.surrogate.proxy)
         proxy = context.surrogate.proxy
         exact = self.log_posterior(proxy.point + from_anchor(s, proxy), context.data)
@@ -97,9 +97,9 @@ class DelayedAcceptanceKernel:
     def init(
         self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
     ) -> DelayedAcceptanceState:
-        """Start as the surrogate does."""
+        """Start at the surrogate's initial state."""
         state = self.surrogate.init(key, batch, context.surrogate)
-        exact = self._exact(state.z, context)
+        exact = self._exact_log_density(state.z, context)
         return DelayedAcceptanceState(
             state.z, exact, state.subsample, state.present, state.adaptation
         )
@@ -112,7 +112,7 @@ class DelayedAcceptanceKernel:
         batch: Pytree,
         context: DelayedAcceptanceContext,
     ) -> tuple[DelayedAcceptanceState, Draw]:
-        """Replace some blocks, propose with the surrogate, accept or reject on all rows."""
+        """Replace some blocks, propose with the surrogate, and accept or reject with all rows."""
         kernel = self.surrogate
         block_key, move_key, accept_key = jax.random.split(key, 3)
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
@@ -131,8 +131,8 @@ class DelayedAcceptanceKernel:
                 move_key_k, point, density, learned.step_size, learned.inverse_mass
             )
             steps, rates = steps + info.n_steps, rates + info.acceptance_rate / self.moves
-        exact = self._exact(point.position, context)
-        # L(t') Lhat(t; u) / (L(t) Lhat(t'; u)), priors included, which cancel
+        exact = self._exact_log_density(point.position, context)
+        # L(t') Lhat(t; u) / (L(t) Lhat(t'; u)); the priors, included in all four, cancel
         log_ratio = (exact - state.exact) + (start.logdensity - point.logdensity)
         accept = jnp.log(jax.random.uniform(accept_key)) < log_ratio
         z = jnp.where(accept, point.position, state.z)

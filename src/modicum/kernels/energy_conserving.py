@@ -1,4 +1,4 @@
-"""Energy-conserving subsampling: HMC whose dynamics and accept step use the same subsample.
+"""Energy-conserving subsampling: HMC whose dynamics and acceptance use the same subsample.
 
 One iteration (Algorithm 1 of the HMC-ECS paper): refresh part of the subsample u by a
 pseudo-marginal step at fixed parameters, then move the parameters at fixed u by any kernel that
@@ -42,24 +42,24 @@ __all__ = [
 
 
 class EnergyConservingContext(NamedTuple):
-    """What the kernel reads."""
+    """Constant inputs of the kernel."""
 
     proxy: Proxy
     design: Pytree  # the design's tables
     estimator: Pytree  # the estimator's tables
-    constant: jax.Array  # added to the log-density to undo what it omits
-    certain: Pytree = None  # cached rows that every evaluation reads; None: there are none
-    # Cached rows whose residuals sum to nearly l - sum q over the rows that are drawn: what the
-    # estimator expects. None: the same everywhere.
+    constant: jax.Array  # the constant that the log-density omits
+    certain: Pytree = None  # cached rows that every evaluation reads; None if there are none
+    # Cached rows whose residuals sum to nearly l - sum q over the rows that are drawn, which the
+    # estimator takes as its expectation. None: the expectation is constant.
     coreset: Pytree = None
 
 
 class EnergyConservingState(NamedTuple):
     """State of the chain: parameters, subsample, and adaptation."""
 
-    z: jax.Array  # whitened coordinates, effects relative to their scales, or along curves
+    z: jax.Array  # whitened coordinates, possibly warped or curved
     subsample: Pytree  # cached rows, in blocks
-    present: jax.Array  # which parts of the blocks take part
+    present: jax.Array  # which parts of the blocks are present
     values: jax.Array  # D of each row at z
     adaptation: Adaptation
 
@@ -73,26 +73,26 @@ class Refreshed(NamedTuple):
 
 @dataclass(frozen=True)
 class EnergyConservingKernel:
-    """HMC-ECS over any control variate, estimator, design and move.
+    """HMC-ECS with any control variate, estimator, design and move.
 
     Parameters
     ----------
     control_variate
-        Residuals of rows about the anchor.
+        Computes residuals of rows about the anchor.
     estimator
-        What turns residuals into a log-likelihood estimate (see `modicum.estimators`).
+        Turns residuals into a log-likelihood estimate (see `modicum.estimators`).
     design
-        How rows are drawn.
+        Draws the rows.
     move
-        The step in the parameters at a fixed subsample.
+        Moves the parameters at a fixed subsample.
     subsample, blocks, refreshes
-        Room for m rows in G blocks, of which K are proposed anew per iteration.
+        The subsample has m rows in G blocks, of which K are proposed anew per iteration.
     target_accept
-        The acceptance rate the step size is tuned for.
+        Target acceptance rate of the step-size adaptation.
     spread
         Chains start at `spread` posterior standard deviations about the anchor.
     first_step
-        Step size to start from; by default guessed from the number of parameters.
+        Initial step size; by default derived from the number of parameters.
     """
 
     control_variate: ControlVariate[Pytree]
@@ -112,15 +112,15 @@ class EnergyConservingKernel:
         return self.subsample // self.blocks
 
     def initial_row_request(self, key: jax.Array, context: EnergyConservingContext) -> RowRequest:
-        """A whole subsample."""
+        """Request a whole subsample."""
         return self.design.draw(key, self.subsample, context.design)
 
     def row_request(self, key: jax.Array, context: EnergyConservingContext) -> RowRequest:
-        """The rows of the blocks to be proposed; they depend on the key alone."""
+        """Request the rows of the blocks to be proposed, which depend on the key alone."""
         return self.design.draw(key, self.refreshes * self.block, context.design)
 
     def prepare(self, batch: Batch, context: EnergyConservingContext) -> Pytree:
-        """Whiten and expand the rows that were read."""
+        """Whiten and expand the rows just read."""
         return self.control_variate.cache(batch, context.proxy)
 
     def log_density(
@@ -144,11 +144,11 @@ class EnergyConservingKernel:
         return density
 
     def _expected(self, s: jax.Array, context: EnergyConservingContext) -> Pytree:
-        """The estimator's tables at these parameters: a function of them alone, not of u."""
+        """Return the estimator's tables at these parameters, independent of u."""
         if context.coreset is None:
             return context.estimator
-        following = self.control_variate.values(context.coreset, s, context.proxy)
-        return self.estimator.about(context.estimator, jnp.sum(following))
+        residuals = self.control_variate.values(context.coreset, s, context.proxy)
+        return self.estimator.about(context.estimator, jnp.sum(residuals))
 
     def init(
         self, key: jax.Array, batch: Pytree, context: EnergyConservingContext
@@ -195,7 +195,7 @@ class EnergyConservingKernel:
             "acceptance_rate_u": refreshed.acceptance_rate,
             "rows_touched": refreshed.rows
             + (self.rows_present(present) + certain_rows(context)) * evaluations
-            + 2 * _count(context.coreset),  # for the refresh, and for the record
+            + 2 * _count(context.coreset),  # in the refresh, and for the recorded statistics
             **self.estimator.describe(values, filled, self._expected(at, context)),
             **info._asdict(),
         }
@@ -203,7 +203,7 @@ class EnergyConservingKernel:
         return EnergyConservingState(point.position, subsample, present, values, adaptation), draw
 
     def rows_present(self, present: jax.Array) -> jax.Array:
-        """Rows in the parts that take part."""
+        """Number of rows in the parts that are present."""
         return jnp.sum(present) * (self.block // self.estimator.parts)
 
     def refresh(
@@ -215,7 +215,7 @@ class EnergyConservingKernel:
     ) -> tuple[Pytree, jax.Array, Refreshed]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        Return the rows, which parts of them take part, and the cost.
+        Return the rows, which parts of them are present, and the acceptance rate and cost.
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
@@ -249,7 +249,7 @@ class EnergyConservingKernel:
         new: jax.Array,
         accept: bool | jax.Array = True,
     ) -> jax.Array:
-        """Replace a block by the k-th fresh block if that was accepted."""
+        """Replace a block by the k-th fresh block if `accept` is true."""
         size = new.shape[0] // self.refreshes
         part = _take(new, k * size, size)
         part = jnp.where(accept, part, _take(all_, block * size, size))
@@ -259,21 +259,21 @@ class EnergyConservingKernel:
 def refresh_chances(
     key: jax.Array, refreshes: int, blocks: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Which blocks are proposed anew, logs of uniform numbers, and a key for what follows."""
+    """Draw the blocks to propose anew and the logs of uniforms; return them and another key."""
     chance_key, present_key = jax.random.split(key)
+    # Every random call costs compile time: one call serves both purposes.
     place, chance = jax.random.uniform(chance_key, (2, refreshes))
-    # Every random call costs compile time: one serves both purposes.
     which = jnp.minimum((place * blocks).astype(int), blocks - 1)
     return which, jnp.log(chance), present_key
 
 
 def certain_rows(context: EnergyConservingContext) -> int:
-    """How many rows every evaluation reads."""
+    """Number of rows that every evaluation reads."""
     return _count(context.certain) + _count(context.coreset)
 
 
 def _count(cached: Pytree) -> int:
-    """How many rows are cached."""
+    """Number of cached rows."""
     leaves = jax.tree.leaves(cached)
     return leaves[0].shape[0] if leaves else 0
 

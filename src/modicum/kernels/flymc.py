@@ -1,12 +1,12 @@
-"""Firefly Monte Carlo (Maclaurin and Adams 2014): exact, at the cost of the bright rows.
+"""Firefly Monte Carlo (Maclaurin and Adams 2014): exact, evaluating only the bright rows.
 
 Each row has a light z_k, on with probability 1 - B_k / L_k given the parameters. One iteration
 updates the lights at fixed parameters, then moves the parameters at fixed lights, where the
 log-density is log p(t) + sum_k log B_k + sum over bright k of log r_k, r_k = (L_k - B_k) / B_k.
 
-The kernel comes first, then how lights change, then the list of bright rows: row numbers in
-ascending order that end in the number n, which stands for "no row". Whether a row is bright is a
-binary search, and an update merges two sorted lists.
+This file defines the kernel, then the updates of the lights, then the list of bright rows: row
+numbers in ascending order, padded at the end with n, which means "no row". A binary search tells
+whether a row is bright, and an update merges two sorted lists.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class FlyContext(NamedTuple):
-    """What the kernel reads."""
+    """Constant inputs of the kernel."""
 
     bound: BoundSums
     n: jax.Array  # number of rows
@@ -54,7 +54,7 @@ class FlyContext(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Rows that may be bright at the start, each kept with a known chance."""
+    """Rows that may be bright at the start, each included with a known probability."""
 
     row_ids: jax.Array
     number: jax.Array
@@ -70,50 +70,50 @@ class FlyState(NamedTuple):
 
 
 class PreparedCandidates(NamedTuple):
-    """The candidates once they were read."""
+    """The candidates, after they have been read."""
 
     rows: Bright
     chance: jax.Array
 
 
 class PreparedProposals(NamedTuple):
-    """The rows whose lights are to be tried, once they were read."""
+    """The rows whose lights an update tries, after they have been read."""
 
     rows: Bright
     complete: jax.Array
 
 
 class Update(NamedTuple):
-    """What an update of the lights did."""
+    """Result of an update of the lights."""
 
     bright: Bright
     touched: jax.Array  # rows evaluated
-    refused: jax.Array  # there was no room for the bright rows
+    refused: jax.Array  # whether the update was rejected for lack of capacity
 
 
 @dataclass(frozen=True)
 class FlyKernel:
-    """FlyMC over any bounded rows and any move.
+    """FlyMC with any lower bounds and any move.
 
     Parameters
     ----------
     bounded
         `cache`, `log_ratio` and `log_base` of rows (see `modicum.estimators.bounds`); hashable.
     move
-        The step in the parameters at fixed lights.
+        Moves the parameters at fixed lights.
     capacity
-        The most bright rows there is room for.
+        Maximum number of bright rows.
     proposals
-        The most rows an update of the lights may read.
+        Maximum number of rows that an update of the lights reads.
     update
         "implicit": every bright row may go dark, and each dark row is tried with probability q,
         the context's `rate`. "explicit": each row's light is drawn anew with that probability.
     target_accept
-        The acceptance rate the step size is tuned for.
+        Target acceptance rate of the step-size adaptation.
     spread
         Chains start at `spread` posterior standard deviations about the anchor.
     first_step
-        Step size to start from; by default guessed from the number of parameters.
+        Initial step size; by default derived from the number of parameters.
     """
 
     bounded: RowBounds[Pytree]
@@ -126,16 +126,16 @@ class FlyKernel:
     first_step: float | None = None
 
     def initial_row_request(self, key: jax.Array, context: FlyContext) -> Candidates:
-        """Rows that are likely to be bright, found by a pass before the run."""
+        """Request the rows that may be bright, found by a pass before the run."""
         del key
         return context.start
 
     def row_request(self, key: jax.Array, context: FlyContext) -> Proposed:
-        """The rows whose lights are tried; they depend on the key alone."""
+        """Request the rows whose lights are tried, which depend on the key alone."""
         return skip_through(key, context.rate, context.n, self.proposals)
 
     def prepare(self, batch: Batch, context: FlyContext) -> PreparedCandidates | PreparedProposals:
-        """Find where the rows' bounds are tight; keep what came along with them."""
+        """Find where the rows' bounds are tight, and keep the request's other arrays."""
         rows = Bright(jnp.asarray(batch["number"]), self.bounded.cache(batch, context.bound.point))
         if "chance" in batch:
             return PreparedCandidates(rows, jnp.asarray(batch["chance"]))
@@ -147,7 +147,7 @@ class FlyKernel:
         n, size = context.n, context.bound.point.shape[0]
         z = self.spread * jax.random.normal(where_key, (size,))
         log_r = self.bounded.log_ratio(batch.rows.rows, z, context.bound)
-        # divided by the probability with which a candidate was kept
+        # divided by the probability with which the row became a candidate
         chance = jax.nn.sigmoid(log_r) / batch.chance
         on = (jax.random.uniform(light_key, chance.shape) < chance) & (batch.rows.number < n)
         bright = first_lit(batch.rows, on, self.capacity, n)
@@ -186,12 +186,12 @@ class FlyKernel:
             "step_size": learned.step_size,
             "n_bright": count,
             "bright_refused": refused,
-            # the update of the lights; the density after it, and those of the move
+            # the update of the lights, then the density at its end and along the move
             "rows_touched": touched + count * (info.n_steps + 1),
             **info._asdict(),
-            # A bright row has density zero where its bound is tight, and trajectories that come
+            # A bright row's factor is zero where its bound is tight, and trajectories that come
             # near are rejected. No part of the posterior is missed, since the row is certain to go
-            # dark there. Only energies that are not finite count as divergent.
+            # dark there. Only non-finite energies count as divergences.
             "diverging": ~jnp.isfinite(info.energy),
         }
         return FlyState(point.position, bright, adaptation), draw
@@ -199,10 +199,10 @@ class FlyKernel:
     def update_lights(
         self, key: jax.Array, state: FlyState, batch: PreparedProposals, context: FlyContext
     ) -> Update:
-        """Let the lights change, unless there is no room for the bright rows.
+        """Update the lights, unless the bright rows would exceed the capacity.
 
-        Rejecting then is exact for the distribution conditional on at most `capacity` bright rows.
-        As long as nothing was rejected, the two cannot be distinguished.
+        Such rejections make the update exact for the distribution conditional on at most `capacity`
+        bright rows. As long as nothing is rejected, the two distributions are indistinguishable.
         """
         n, bright, tried = context.n, state.bright, batch.rows
         shared = overlap(bright.number, tried.number, n)
@@ -224,21 +224,21 @@ class FlyKernel:
         return Update(next_bright, change.touched, refused)
 
 
-# How lights change at fixed parameters ----------------------------------------------------
+# Updates of the lights at fixed parameters ------------------------------------------------
 #
 # Row k is bright with odds r_k, independently of the others. Both updates leave that distribution
-# invariant, and both see the lights as they were before the update (section 3.2).
+# invariant, and both change all lights simultaneously (section 3.2).
 
 
 class Lights(NamedTuple):
-    """What an update reads: bright rows and proposed rows, by number, with log r of each."""
+    """Input of an update: the numbers of bright rows and proposed rows, with log r of each."""
 
     bright: jax.Array  # ascending, n where there is no row
     log_r_bright: jax.Array
     tried: jax.Array  # ascending, n where there is no row
     log_r_tried: jax.Array
     shared: Overlap
-    complete: jax.Array  # whether all rows that were drawn to be tried are here
+    complete: jax.Array  # whether `tried` holds all rows that were drawn to be tried
     rate: jax.Array  # the probability q with which a row was drawn
     n: jax.Array
 
@@ -246,19 +246,19 @@ class Lights(NamedTuple):
 class Change(NamedTuple):
     """The new lights."""
 
-    stay: jax.Array  # of the bright rows
-    join: jax.Array  # of the rows tried
-    possible: jax.Array  # False: nothing is to change
-    touched: jax.Array  # rows whose likelihood had to be known
+    stay: jax.Array  # which bright rows stay bright
+    join: jax.Array  # which rows tried become bright
+    possible: jax.Array  # False: nothing may change
+    touched: jax.Array  # number of rows whose likelihood was needed
 
 
 def implicit(key: jax.Array, lights: Lights) -> Change:
-    """Every bright row goes dark with probability min(1, q/r), dark rows tried light up with r/q.
+    """Turn bright rows dark with probability min(1, q/r), and dark rows tried bright with r/q.
 
-    Arrays have room for only so many proposals, and dropping the rest would break detailed balance.
-    So an update is made only if all rows that were drawn are here, *and* the reverse update would
-    fit too: it tries the rows gone dark with certainty, those gone bright with probability q, and
-    the others tried here. Both directions are then equally likely.
+    Arrays have room for a fixed number of proposals, and dropping the rest would break detailed
+    balance. So an update is made only if all rows that were drawn fit, *and* those of the reverse
+    update would fit too: it tries the rows gone dark with certainty, the rows gone bright with
+    probability q, and the others tried here. Both directions are then equally likely.
     """
     dark_key, bright_key, back_key = jax.random.split(key, 3)
     n, log_q = lights.n, jnp.log(lights.rate)
@@ -276,10 +276,10 @@ def implicit(key: jax.Array, lights: Lights) -> Change:
 
 
 def explicit(key: jax.Array, lights: Lights) -> Change:
-    """The lights of the rows tried are drawn anew, on with probability r / (1 + r).
+    """Draw the lights of the rows tried anew, on with probability r / (1 + r).
 
     This is valid for any rows chosen independently of the lights, so it does not matter whether all
-    that were drawn are here.
+    rows that were drawn fit.
     """
     lit, real = lights.bright < lights.n, lights.tried < lights.n
     on = real & (_log_uniform(key, real) < jax.nn.log_sigmoid(lights.log_r_tried))
@@ -295,11 +295,11 @@ def _log_uniform(key: jax.Array, like: jax.Array) -> jax.Array:
 UPDATES = {"implicit": implicit, "explicit": explicit}
 
 
-# The list of bright rows, and the rows proposed to it --------------------------------------
+# The list of bright rows, and rows proposed for it -----------------------------------------
 
 
 class Bright(NamedTuple):
-    """Rows with their numbers; a place without a row has the number n."""
+    """Rows with their numbers; an empty slot has the number n."""
 
     number: jax.Array
     rows: Pytree  # with one entry per row
@@ -308,16 +308,16 @@ class Bright(NamedTuple):
 class Proposed(NamedTuple):
     """Rows whose lights are to be tried."""
 
-    row_ids: jax.Array  # where to read: always a row
-    number: jax.Array  # the same in ascending order, or n where there is no row
-    complete: jax.Array  # False where more rows were drawn than there was room for
+    row_ids: jax.Array  # rows to read; an empty slot reads row n - 1
+    number: jax.Array  # row numbers in ascending order, n in an empty slot
+    complete: jax.Array  # False if more rows were drawn than fit
 
 
 def skip_through(key: jax.Array, rate: jax.Array, n: jax.Array, most: int) -> Proposed:
     """Draw each of n rows with probability `rate`, independently; keep the first `most`.
 
-    The gaps between such rows are geometric, so the cost is that of the rows drawn (Maclaurin and
-    Adams 2014, section 3.2); they come in ascending order.
+    The gaps between such rows are geometric, so the cost is proportional to the rows drawn
+    (Maclaurin and Adams 2014, section 3.2). They come in ascending order.
     """
     u = jax.random.uniform(key, (most + 1,))
     gap = jnp.floor(jnp.log1p(-u) / jnp.log1p(-rate)).astype(int) + 1
@@ -326,9 +326,9 @@ def skip_through(key: jax.Array, rate: jax.Array, n: jax.Array, most: int) -> Pr
 
 
 class Overlap(NamedTuple):
-    """Where rows of two ascending lists, bright and tried, stand in each other."""
+    """Positions of the rows of two ascending lists, bright and tried, in each other."""
 
-    place_in_tried: jax.Array  # of each bright row: how many rows tried come before it
+    place_in_tried: jax.Array  # for each bright row, the number of rows tried before it
     is_tried: jax.Array  # which bright rows are tried too
     place_in_bright: jax.Array
     is_bright: jax.Array
@@ -345,7 +345,7 @@ def _places(sought: jax.Array, among: jax.Array, n: jax.Array | int) -> tuple[ja
 
 
 def first_lit(rows: Bright, on: jax.Array, room: int, n: jax.Array | int) -> Bright:
-    """Those of `rows` that are `on`, the first `room` of them."""
+    """Return the first `room` of the `rows` that are `on`."""
     source = jnp.nonzero(on, size=room, fill_value=0)[0]
     number = jnp.where(jnp.arange(room) < jnp.sum(on), rows.number[source], n)
     return Bright(number, jax.tree.map(lambda values: values[source], rows.rows))
@@ -359,16 +359,16 @@ def merge(
     shared: Overlap,
     n: jax.Array | int,
 ) -> tuple[Bright, jax.Array]:
-    """Rows of `bright` that stay and of `tried` that join, in ascending order, and their count.
+    """Merge the rows of `bright` that stay and those of `tried` that join, in ascending order.
 
-    No row may both stay and join. Where there are more than places, the last are left out.
+    Return them and their count. No row may both stay and join. Rows beyond the room are dropped.
     """
     room, size = bright.number.shape[0], tried.number.shape[0]
     staying, joining = _running(stay), _running(join)
-    # the place of a row: rows before it of its own list, and of the other
-    of_bright = staying[:-1] + joining[shared.place_in_tried]
-    of_tried = joining[:-1] + staying[shared.place_in_bright]
-    place = jnp.concatenate([jnp.where(stay, of_bright, room), jnp.where(join, of_tried, room)])
+    # a row's new place: the number of kept rows before it, in its own list and in the other
+    old_place = staying[:-1] + joining[shared.place_in_tried]
+    new_place = joining[:-1] + staying[shared.place_in_bright]
+    place = jnp.concatenate([jnp.where(stay, old_place, room), jnp.where(join, new_place, room)])
     source = jnp.zeros(room, place.dtype).at[place].set(jnp.arange(room + size), mode="drop")
     count = staying[-1] + joining[-1]
 
@@ -380,5 +380,5 @@ def merge(
 
 
 def _running(mask: jax.Array) -> jax.Array:
-    """How many are True before each place, and in all."""
+    """Count the True entries before each place, and in total."""
     return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(mask)])

@@ -1,8 +1,9 @@
-"""HMC and NUTS on all rows, in whitened coordinates about the anchor: the reference method."""
+"""HMC and NUTS with all rows, in whitened coordinates about the anchor: the reference method."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -34,15 +35,15 @@ __all__ = ["FullDataContext", "FullDataKernel", "FullDataState", "ModeStarts"]
 
 
 class FullDataContext(NamedTuple):
-    """What the kernel reads."""
+    """Constant inputs of the kernel."""
 
     point: jax.Array  # t*
     factor: jax.Array | ArrowFactor  # L
     n: jax.Array  # number of rows
-    data: Pytree  # the rows, in the form the log-posterior reads
-    starts: ModeStarts | None = None  # where there are several modes
+    data: Pytree  # the rows, in the form that the log-posterior takes
+    starts: ModeStarts | None = None  # starting points if there are several modes
     warp: Warp | None = None  # entries that a chain moves with a scale
-    curves: Curves | None = None  # along axes on which the posterior is skewed
+    curves: Curves | None = None  # curved axes, along which the posterior is skewed
 
 
 class FullDataState(NamedTuple):
@@ -53,12 +54,12 @@ class FullDataState(NamedTuple):
 
 
 class ModeStarts(NamedTuple):
-    """Where chains start that are spread over several places, in their own coordinates."""
+    """Starting points of chains spread over several modes, in the chains' coordinates."""
 
-    keys: jax.Array  # (chains, 2): the words of the key with which each chain begins
+    keys: jax.Array  # (chains, 2): words of each chain's first key, by which it finds its mode
     mode: jax.Array  # (chains,)
     centre: jax.Array  # (modes, d)
-    spread: jax.Array | None  # (modes, d, d): times a standard normal, a draw; None: no scatter
+    spread: jax.Array | None  # (modes, d, d): factor of the scatter about a mode; None: no scatter
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ class FullDataKernel:
     move
         HMC or NUTS.
     target_accept
-        The acceptance rate the step size is tuned for.
+        Target acceptance rate of the step-size adaptation.
     spread
         Chains start at `spread` posterior standard deviations about the anchor.
     first_step
-        Step size to start from; by default guessed from the number of parameters.
+        Initial step size; by default derived from the number of parameters.
     dense
-        Whether warm-up learns a mass matrix, and not only its diagonal.
+        Whether warm-up learns a dense mass matrix rather than a diagonal one.
     """
 
     log_posterior: LogPosterior
@@ -89,16 +90,16 @@ class FullDataKernel:
     dense: bool = False
 
     def initial_row_request(self, key: jax.Array, context: FullDataContext) -> None:
-        """Full-data kernels read all rows through the context, not by index."""
+        """Request nothing: all rows are in the context."""
 
     def row_request(self, key: jax.Array, context: FullDataContext) -> None:
-        """Full-data kernels read all rows through the context, not by index."""
+        """Request nothing: all rows are in the context."""
 
     def prepare(self, batch: Batch, context: FullDataContext) -> None:
         """Return nothing: no rows are requested."""
         del batch, context
 
-    def _density(self, context: FullDataContext) -> LogDensity:
+    def _log_density(self, context: FullDataContext) -> LogDensity:
         if is_straight(context):
             return lambda z: self.log_posterior(unwhiten(z, context), context.data)
 
@@ -110,7 +111,7 @@ class FullDataKernel:
         return density
 
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
-        """Start at a draw about the anchor, or about the mode that is this chain's."""
+        """Start at a draw about the anchor, or about the mode assigned to this chain."""
         del batch
         size = context.point.shape[0]
         z = self.spread * jax.random.normal(key, (size,))
@@ -120,7 +121,7 @@ class FullDataKernel:
             mode = starts.mode[chain]
             away = 0.0 if starts.spread is None else starts.spread[mode] @ z
             z = starts.centre[mode] + away
-        point = at_point(z, self._density(context))
+        point = at_point(z, self._log_density(context))
         return FullDataState(point, start_adaptation(size, self.first_step, dense=self.dense))
 
     def step(
@@ -131,14 +132,13 @@ class FullDataKernel:
         batch: None,
         context: FullDataContext,
     ) -> tuple[FullDataState, Draw]:
-        """Follow one trajectory, and let warm-up learn from it."""
+        """Follow one trajectory, and adapt to it during warm-up."""
         del batch
         learned = state.adaptation
-        move = _move_by_matrix if self.dense else _move
+        move = partial(_move_dense, self.move) if self.dense else self.move
         point, info = move(
-            self.move, key, state.point, self._density(context), learned.step_size,
-            learned.inverse_mass,
-        )  # fmt: skip
+            key, state.point, self._log_density(context), learned.step_size, learned.inverse_mass
+        )
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
         at, growth = straighten(point.position, context)
         draw = {
@@ -151,7 +151,7 @@ class FullDataKernel:
         return FullDataState(point, adaptation), draw
 
 
-def _move(
+def _move_dense(
     move: Move,
     key: jax.Array,
     point: Point,
@@ -159,20 +159,9 @@ def _move(
     step_size: jax.Array,
     inverse_mass: jax.Array,
 ) -> tuple[Point, MoveInfo]:
-    return move(key, point, logdensity, step_size, inverse_mass)
+    """Move with a dense inverse mass matrix F F': with unit mass in the coordinates z = z0 + F w.
 
-
-def _move_by_matrix(
-    move: Move,
-    key: jax.Array,
-    point: Point,
-    logdensity: LogDensity,
-    step_size: jax.Array,
-    inverse_mass: jax.Array,
-) -> tuple[Point, MoveInfo]:
-    """Move with a matrix for an inverse mass: in coordinates w, about the point, of unit mass.
-
-    With F F' the inverse mass, z = z0 + F w. A rejected move leaves w at 0, and so z where it was.
+    A rejected move leaves w at 0, and so z where it was.
     """
     factor = jnp.linalg.cholesky(inverse_mass)
     origin = jnp.zeros_like(point.position)

@@ -1,10 +1,9 @@
-"""How a kernel moves the parameters at a given step size: HMC, NUTS, MALA and a random walk.
+"""Moves of the parameters at a given step size: HMC, NUTS, MALA and a random walk.
 
-Moves know only a log-density, so that the same ones serve all rows and a subsample held fixed.
-NUTS and the moves of a single step are BlackJAX's. HMC is our own: its density may hand back what
-it computed on the way, and its value at the start need not be known. The loop then evaluates start,
-middle and end in one place, which makes it quicker to compile than BlackJAX's HMC and spares an
-evaluation or two of the rows.
+Moves know only a log-density, so the same ones serve all rows and a subsample held fixed. NUTS,
+MALA and the random walk are BlackJAX's. HMC is implemented here, for densities that return
+by-products and starts whose density is not yet known. Its loop evaluates start, middle and end in
+one place, which compiles faster than BlackJAX's HMC and saves an evaluation or two of the rows.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ __all__ = [
     "path_chances",
 ]
 
-DIVERGENT = 1_000.0  # a rise of the energy that says the integrator has gone astray
-SLACK = 0.02  # by which a split step may be longer than it was tuned to be, to save one
+DIVERGENT = 1_000.0  # increase of the energy that counts as a divergence
+SLACK = 0.02  # share by which a split step may exceed the tuned step size, to save a step
 Density: TypeAlias = Callable[[jax.Array], tuple[jax.Array, Pytree]]  # with by-products
 
 
@@ -47,7 +46,7 @@ def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
 
 
 class Evaluated(NamedTuple):
-    """A position, and all that its density computed there."""
+    """A position, and everything its density computed there."""
 
     position: jax.Array
     logdensity: jax.Array
@@ -63,12 +62,12 @@ def move_afresh(
     step_size: jax.Array,
     inverse_mass: jax.Array,
 ) -> tuple[Evaluated, MoveInfo, jax.Array]:
-    """Move from a position where the density is not known, keeping its by-products.
+    """Move from a position whose density is not yet known, keeping the density's by-products.
 
-    `density(z)` returns the log-density and what else it computed. The last of what is returned
-    is the number of evaluations: HMC needs none but those of its trajectory.
+    `density(z)` returns the log-density and by-products. The last value returned is the number of
+    evaluations: HMC needs none beyond those of its trajectory.
     """
-    if type(move) is HMCMove:  # a class made of it may move in its own way
+    if type(move) is HMCMove:  # a subclass may override `__call__`
         point, info = move.travel(key, position, density, step_size, inverse_mass)
         return point, info, info.n_steps + 1
 
@@ -93,16 +92,16 @@ class HMCMove:
     trajectory
         Step size times the number of leapfrog steps; 1.2 in the HMC-ECS paper (section 6.3).
     max_steps
-        The most leapfrog steps, however small the step size.
+        Maximum number of leapfrog steps, however small the step size.
     jitter
-        Each trajectory is longer or shorter by up to this share, at random: it breaks the
-        resonances a fixed length can have.
+        Randomly lengthen or shorten each trajectory by up to this share, to break the resonances
+        that a fixed length can have.
     split
         Follow the standard normal part of the density exactly (split Hamiltonian Monte Carlo):
-        position and momentum turn by the step size, as an angle, between kicks by what the
-        density has beside it. All steps of a trajectory are equal and make up its length. Right
-        for any density, and cheaper the closer it is to a standard normal one: where there is
-        nothing else, every end is accepted, and a trajectory of pi / 2 draws independently.
+        position and momentum rotate by the step size, as an angle, between kicks by the remaining
+        part of the gradient. All steps of a trajectory are equal and add up to its length. Valid
+        for any density, and cheaper the closer it is to standard normal: for a standard normal
+        density every end is accepted, and trajectories of length pi / 2 give independent draws.
     """
 
     trajectory: float = 1.2
@@ -135,7 +134,7 @@ class HMCMove:
         step_size: jax.Array,
         inverse_mass: jax.Array,
     ) -> tuple[Evaluated, MoveInfo]:
-        """The same from a start that may still have to be evaluated, with by-products."""
+        """Like `__call__`, with by-products, from a start that need not be evaluated yet."""
         steps, h, key = self.steps(key, step_size)
         path = follow(key, start, density, h, inverse_mass, steps, self.split)
         return path.point, MoveInfo(
@@ -143,7 +142,7 @@ class HMCMove:
         )
 
     def steps(self, key: jax.Array, step_size: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """How many steps to take, how long each is, and the key for the rest."""
+        """Return the number of steps, their length, and the key for the rest of the move."""
         length: float | jax.Array = self.trajectory
         if self.jitter:
             key, length_key = jax.random.split(key)
@@ -152,28 +151,28 @@ class HMCMove:
             steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
             return steps, step_size, key
         steps = jnp.clip(jnp.ceil(length / step_size - SLACK), 1, self.max_steps).astype(int)
-        # beyond the most steps a trajectory falls short of its length
+        # with `max_steps` steps a trajectory may fall short of its length
         return steps, jnp.minimum(length / steps, (1 + SLACK) * step_size), key
 
 
 def longest_step(move: Move) -> float | None:
-    """The step size beyond which a move does not change; None: there is no such."""
+    """Return the step size above which a move no longer changes; None if there is none."""
     if isinstance(move, HMCMove) and move.split:
         return move.trajectory * (1 + move.jitter)
     return None
 
 
 class Trajectory(NamedTuple):
-    """Where a trajectory led: its start or its end, as was decided."""
+    """Result of a trajectory; `point` is its end if accepted, and its start if rejected."""
 
     point: Evaluated
     acceptance_rate: jax.Array
     diverging: jax.Array
-    energy: jax.Array  # at the end, taken or not
+    energy: jax.Array  # at the end, accepted or not
 
 
 def _evaluated(position: jax.Array, density: Density) -> Evaluated:
-    """The log-density at `position`, its gradient and by-products."""
+    """Evaluate the log-density at `position`, its gradient and by-products."""
     (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(position)
     return Evaluated(position, value, gradient, by_product)
 
@@ -189,12 +188,12 @@ def follow(
 ) -> Trajectory:
     """Follow one trajectory from `start`, and accept or reject its end.
 
-    `density(z)` returns the log-density and by-products. A start that is no more than a position
-    is evaluated first, by a leapfrog step of length zero. A `split` trajectory needs unit mass.
+    `density(z)` returns the log-density and by-products. If `start` is a bare position, a leapfrog
+    step of length zero evaluates it first. A `split` trajectory needs unit mass.
     """
     at = jax.jit(lambda z: _evaluated(z, density))  # traced once
     if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
-        start = at(start)  # on an accelerator what a loop carries is dearer than what is compiled
+        start = at(start)  # on an accelerator, carrying more through the loop costs more
     position = start.position if isinstance(start, Evaluated) else start
     normal, rest = path_chances(key, position.shape[0], position.dtype)
     momentum = normal / jnp.sqrt(inverse_mass)
@@ -205,7 +204,7 @@ def follow(
         state = at(state.position + h * inverse_mass * p)
         return state, p + h / 2 * state.gradient
 
-    # exp(-z^2/2) has the gradient -z and turns (z, p) by h; the kicks are by the rest.
+    # The standard normal part, of gradient -z, rotates (z, p) by h; the rest of the gradient kicks.
     def turn(state: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
         z, p = state.position, p + h / 2 * (state.gradient + state.position)
         state = at(jnp.cos(h) * z + jnp.sin(h) * p)
@@ -233,9 +232,9 @@ def follow(
 
 
 def path_chances(key: jax.Array, size: int, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """A standard normal vector for the momentum, and two numbers that decide about the end.
+    """Draw a standard normal vector for the momentum, and two normals for the acceptance.
 
-    One call for random numbers: (a^2 + b^2) / 2 of two normals is minus the log of a uniform.
+    A single random call: for two normals a and b, (a^2 + b^2) / 2 is minus the log of a uniform.
     """
     normal = jax.random.normal(key, (size + 2,), dtype)
     return normal[:-2], normal[-2:]
@@ -252,7 +251,7 @@ def _decide(
     after: jax.Array,
     log_uniform: jax.Array,
 ) -> Trajectory:
-    """Metropolis on the total energy (eq. 3.7); what is not a number is never accepted."""
+    """Accept or reject by the total energy (eq. 3.7); NaN is never accepted."""
     energy = after - last.logdensity
     gain = (before - first.logdensity) - energy
     lost = ~jnp.isfinite(energy) | jnp.isnan(gain)
@@ -271,12 +270,12 @@ def _decide(
 
 @dataclass(frozen=True)
 class NUTSMove:
-    """The no-U-turn sampler: trajectories that stop by themselves.
+    """The no-U-turn sampler, which chooses the length of each trajectory.
 
     Parameters
     ----------
     max_depth
-        The most doublings of a trajectory.
+        Maximum number of doublings of a trajectory.
     """
 
     max_depth: int = 10
@@ -305,7 +304,7 @@ class NUTSMove:
 
 @dataclass(frozen=True)
 class MALAMove:
-    """One Langevin step, accepted or rejected; an acceptance rate of .574 is the best."""
+    """One Metropolis-adjusted Langevin step; its optimal acceptance rate is 0.574."""
 
     def __call__(
         self,
@@ -320,20 +319,20 @@ class MALAMove:
         state = blackjax.mala.MALAState(
             point.position / scale, point.logdensity, point.logdensity_grad * scale
         )
-        # BlackJAX's step is that of the diffusion: noise of variance 2 steps.
+        # BlackJAX's step size is that of the diffusion: the noise has the variance 2 step sizes.
         state, info = blackjax.mala.build_kernel()(
             key, state, lambda y: logdensity(y * scale), step_size**2 / 2
         )
-        # A rejected point is handed back as it came, not as scaled there and back.
+        # Return a rejected point unchanged, without the rounding of scaling there and back.
         moved = Point(state.position * scale, state.logdensity, state.logdensity_grad / scale)
         point = jax.tree.map(lambda a, b: jnp.where(info.is_accepted, a, b), moved, point)
-        # no chance at all is what NaN, infinity or a wild leap leads to
+        # an acceptance rate of zero results from NaN, infinity or a huge proposal
         return point, _single_step(point, info.acceptance_rate, info.acceptance_rate == 0)
 
 
 @dataclass(frozen=True)
 class RandomWalkMove:
-    """One random-walk Metropolis step, without gradients; .234 is the best acceptance rate."""
+    """One random-walk Metropolis step, without gradients; its optimal acceptance rate is 0.234."""
 
     def __call__(
         self,
@@ -343,11 +342,11 @@ class RandomWalkMove:
         step_size: jax.Array,
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
-        """Propose a normal leap."""
+        """Propose a normal increment."""
         leap = blackjax.random_walk.normal(step_size * jnp.sqrt(inverse_mass))
         state = blackjax.random_walk.RWState(point.position, point.logdensity)
         state, info = blackjax.random_walk.build_additive_step()(key, state, logdensity, leap)
-        # No gradient was asked for: zeros keep the point's shape.
+        # The gradient is not computed: zeros keep the point's structure.
         point = Point(state.position, state.logdensity, jnp.zeros_like(state.position))
         return point, _single_step(point, info.acceptance_rate, jnp.asarray(False))
 

@@ -1,7 +1,7 @@
-"""Selectors: which of several drawn batches drives a step of stochastic-gradient MCMC.
+"""Selectors choose which of several drawn batches drives a step of stochastic-gradient MCMC.
 
-`Plain` uses the one batch that was drawn. `Exponential` is the index chain of EWSG. A new selector
-is a class here and a line in SELECTORS.
+`Plain` uses the only batch drawn. `Exponential` is the index chain of EWSG. To add a selector,
+write a class here and add it to SELECTORS.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["SELECTORS", "Exponential", "Plain", "Selector"]
 
 
 class Selector(ABC):
-    """Picks a gradient out of candidates. Frozen dataclasses: hashable, without arrays."""
+    """Selects a gradient from candidates. Subclasses are frozen dataclasses without arrays."""
 
     @abstractmethod
     def batches(self, integrator: Integrator) -> int:
-        """How many batches a step draws; refuses integrators it cannot serve."""
+        """Return the number of batches a step draws; refuse unsupported integrators."""
 
     @abstractmethod
     def select(
         self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
-        """Return one gradient, made of the candidates (batches, d), and what to record."""
+        """Select a gradient from the candidates (batches, d); return it and its statistics."""
 
 
 @dataclass(frozen=True)
 class Plain(Selector):
-    """One batch per step, used as it is."""
+    """One batch per step, without selection."""
 
     def batches(self, integrator: Integrator) -> int:
-        """One batch."""
+        """Return 1."""
         del integrator
         return 1
 
@@ -57,10 +57,10 @@ class Plain(Selector):
 class Exponential(Selector):
     """Exponentially weighted batches, by a Metropolis chain over them (EWSG paper, Algorithm 1).
 
-    Batches are weighted by how well the step they make matches that of the full gradient,
-    p_I ~ exp(|x + a_I|^2 / 2) (eq. 4). To first order this adds to friction what the batch
-    adds to noise, so that the momentum keeps its temperature. It is not a reduction of the
-    gradient's variance. The chain starts from a uniform batch.
+    Batches are weighted by how well their step matches the step of the full gradient,
+    p_I ~ exp(|x + a_I|^2 / 2) (eq. 4). To first order this increases the friction to balance the
+    noise of the batch, so that the momentum keeps its temperature. It does not reduce the variance
+    of the gradient. The chain starts from a uniform batch.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ class Exponential(Selector):
         Length M of the chain; M + 1 batches are drawn per step. From a uniform start one step is
         exact to first order in the weights.
     x
-        What stands for the unknown next momentum r' in x: "current" r' = r, x = sqrt(h) gamma r /
+        The guess at the unknown next momentum r' in x: "current" r' = r, x = sqrt(h) gamma r /
         sigma (the paper's choice, section 4.3); "zero" x = 0; "one" x = 1; "rest" r' = 0.
     weights
-        "exponential": exp(|x + a|^2 / 2), the paper's. "linear": exp(x . a), which leaves the
-        force alone and is not biased by skewed gradients. Without a momentum a further batch takes
-        the place of x.
+        "exponential": exp(|x + a|^2 / 2), the paper's weights. "linear": exp(x . a), which does
+        not change the force and is not biased by skewed gradients. Without a momentum, x is
+        computed from an additional batch.
 
     Examples
     --------
@@ -94,16 +94,19 @@ class Exponential(Selector):
         if self.weights not in ("exponential", "linear"):
             raise SettingError(f"weights must be 'exponential' or 'linear', not {self.weights!r}.")
         if self.weights == "linear" and self.x == "zero":
-            raise SettingError("linear weights exp(x . a) are all alike with x='zero'.")
+            raise SettingError(
+                "linear weights exp(x . a) are all equal with x='zero'; choose another x, or "
+                "weights='exponential'."
+            )
 
     def batches(self, integrator: Integrator) -> int:
-        """M + 1, and one more where it stands for x."""
+        """Return M + 1, plus one if x is computed from a batch."""
         if integrator.obstacle:
             raise SettingError(integrator.obstacle)
         if not integrator.has_momentum and self.x in ("one", "rest"):
             raise SettingError(
-                f"x={self.x!r} speaks of a momentum, and {type(integrator).__name__} has none; "
-                "leave x out."
+                f"x={self.x!r} needs a momentum, which {type(integrator).__name__} does not have; "
+                "leave out x."
             )
         reference = self.weights == "linear" and not integrator.has_momentum
         return self.index_steps + 1 + reference
@@ -111,7 +114,7 @@ class Exponential(Selector):
     def select(
         self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
-        """Walk through the candidates; record the share that was accepted."""
+        """Run the index chain over the candidates; record its acceptance rate."""
         match = matching()
         first, proposed = gradients[0], gradients[1 : self.index_steps + 1]
         if len(gradients) > self.index_steps + 1:
@@ -129,7 +132,7 @@ class Exponential(Selector):
         return last, {"acceptance_rate_index": jnp.mean(accepted.astype(gradients.dtype))}
 
     def guess(self, match: NoiseMatch) -> jax.Array:
-        """x, by the guess at the next momentum."""
+        """Return x, from the guess at the next momentum."""
         return {
             "current": match.x,
             "zero": jnp.zeros_like(match.x),

@@ -1,7 +1,7 @@
-"""Stochastic-gradient MCMC: an integrator, an estimator of the gradient, and a selector of batches.
+"""Stochastic-gradient MCMC with any integrator, gradient estimator and batch selector.
 
-One step: the integrator goes where the gradient is wanted, the estimator makes a gradient of each
-drawn batch there, the selector picks one of them, the integrator uses it.
+In each step the integrator drifts to the point where it needs the gradient, the estimator computes
+a gradient from each drawn batch there, the selector picks one, and the integrator applies it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["StepFlags", "StochasticGradientKernel", "StochasticGradientState"]
 
 
 class StepFlags(NamedTuple):
-    """What is known of a step before the run."""
+    """Schedule of a step, fixed before the run."""
 
     step_size: Array
-    refreshed: Array  # the momentum is drawn anew before it
-    renewed: Array  # the estimator's memory was renewed by a pass before it
+    refreshed: Array  # whether the momentum is drawn anew before the step
+    renewed: Array  # whether a pass renews the estimator's memory before the step
 
 
 class StochasticGradientState(NamedTuple):
-    """Where the chain is, and what its estimator remembers."""
+    """State of the chain, and the memory of its gradient estimator."""
 
     integrator: IntegratorState
     memory: Pytree
@@ -46,22 +46,22 @@ class StochasticGradientState(NamedTuple):
 
 @dataclass(frozen=True)
 class StochasticGradientKernel:
-    """Any integrator with any gradient estimator, selector and design.
+    """A stochastic-gradient kernel with any integrator, gradient estimator, selector and design.
 
     Parameters
     ----------
     integrator, selector
         See `modicum.kernels.integrators` and `modicum.kernels.selectors`.
     estimator
-        What makes a gradient of U = -log posterior of a batch (`modicum.estimators.gradients`).
+        Estimates the gradient of U = -log posterior from a batch (`modicum.estimators.gradients`).
     design
-        How rows are drawn.
+        Draws the rows.
     batch
         Rows in a batch.
     precision
-        Of the state and the gradients.
+        Floating-point type of the state and the gradients.
     random_start
-        Where a chain with this key starts, in parameters; None: all at the context's `start`.
+        Maps a chain's key to its starting parameters; None: start at the context's `start`.
     """
 
     integrator: Integrator
@@ -74,30 +74,30 @@ class StochasticGradientKernel:
 
     @property
     def batches(self) -> int:
-        """Batches a step draws."""
+        """Number of batches per step."""
         return self.selector.batches(self.integrator)
 
     @property
     def cost(self) -> int:
-        """Gradients of single rows a step evaluates, snapshots aside."""
+        """Row gradients evaluated per step, not counting snapshots."""
         return self.batches * self.batch * int(self.estimator.evaluations)
 
     def initial_row_request(self, key: jax.Array, context: StochasticGradientContext) -> None:
-        """A chain starts without rows."""
+        """Request nothing: a chain starts without rows."""
 
     def row_request(self, key: jax.Array, context: StochasticGradientContext) -> Drawn:
-        """All candidate batches, each with a key of its own."""
+        """Request all candidate batches, each drawn with its own key."""
         keys = jax.random.split(key, self.batches)
         return jax.vmap(lambda k: self.design.draw(k, self.batch, context.design))(keys)
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
-        """What the estimator makes of rows without the state, batch by batch."""
+        """Prepare each batch for the estimator."""
         return jax.vmap(lambda one_batch: self.estimator.prepare(one_batch, context))(batch)
 
     def init(
         self, key: jax.Array, batch: None, context: StochasticGradientContext
     ) -> StochasticGradientState:
-        """Start at the context's point or a random one, or scattered about it."""
+        """Start at the context's `start` or a random point, plus scatter."""
         del batch
         place_key, dynamics_key = jax.random.split(key)
         start = context.start
@@ -118,8 +118,8 @@ class StochasticGradientKernel:
         batch: Pytree,
         context: StochasticGradientContext,
     ) -> tuple[StochasticGradientState, Draw]:
-        """Drift, gradients, choice, kick."""
-        # A plain step uses its key for one thing, and need not split it.
+        """Drift, estimate gradients, select one, and kick."""
+        # A plain step uses its key for one purpose only, and need not split it.
         plain = self.batches == 1 and self.integrator.period is None
         refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
         current, memory = state
@@ -138,7 +138,7 @@ class StochasticGradientKernel:
             return jnp.diagonal(jacobian(current.z))
 
         after = self.integrator.kick(kick_key, current, gradient, h, context, diagonal)
-        always = self.estimator.certain_rows(context)  # once, whatever the number of batches
+        always = self.estimator.certain_rows(context)  # once, for any number of batches
         evaluated = self.cost * (1 + self.integrator.derivatives(current.z.shape[0]))
         touched = evaluated + always + jnp.where(flags.renewed, context.n, 0)
         draw = {"position": after.z, "step_size": h, "rows_touched": touched, **info}
@@ -147,7 +147,7 @@ class StochasticGradientKernel:
     def gradients(
         self, z: jax.Array, batches: Pytree, memory: Pytree, context: StochasticGradientContext
     ) -> jax.Array:
-        """The gradient of U at z by each batch, (batches, d)."""
+        """Estimate the gradient of U at z from each batch; return shape (batches, d)."""
         if self.batches == 1:
             only = jax.tree.map(lambda field: field[0], batches)
             return self.estimator.gradient(z, only, memory, context)[None]

@@ -1,4 +1,4 @@
-"""Sums over all rows, the posterior mode they lead to, and the anchor that remembers them."""
+"""Passes over all rows: sums, the posterior mode, and the anchor computed there."""
 
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
 from modicum.passes.engine import Engine, Hosts, LocalEngine

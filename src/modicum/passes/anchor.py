@@ -32,12 +32,13 @@ __all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
 
 A = TypeVar("A", ArrowMatrix, ArrowFactor)
 
-# Separation is checked for, at the cost of a pass, if the mode gives a reason to:
+# Thresholds for suspecting separation, which is then checked at the cost of a pass:
 LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
 VAGUE = 0.1  # posterior sd, in prior sds, along a separated direction
+# Thresholds for other warnings:
 COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
 CANCELS = 0.1  # share of the columns' information left along a collinear direction
-SAME = 1e-6  # rounding of sums over all rows
+SAME = 1e-6  # relative rounding error of sums over all rows
 DULL = 0.1  # share of the prior's information below which the data are uninformative
 
 
@@ -52,14 +53,14 @@ class Anchor:
     C, A, B
         Log-likelihood at t*, its gradient and Hessian (A and B: HMC-ECS paper, below eq. 4.7).
     factor
-        L with t = t* + L z: in z the posterior is about standard normal. L L' is the inverse of
+        L with t = t* + L z: in z the posterior is close to standard normal. L L' is the inverse of
         minus the Hessian of the log-posterior.
     record
         How the mode was found; None for an anchor elsewhere.
     notes
         Warnings: directions the data do not inform, a Hessian that had to be repaired, other modes.
     modes
-        All modes that are not negligible, this one first; None if none was searched for.
+        All modes that are not negligible, this one first; None if no others were searched for.
     """
 
     point: np.ndarray
@@ -73,7 +74,7 @@ class Anchor:
 
     @property
     def sd(self) -> np.ndarray:
-        """Posterior standard deviations by the Laplace approximation."""
+        """Posterior standard deviations of the Laplace approximation."""
         if isinstance(self.factor, ArrowFactor):
             return self.factor.sd
         if self.factor.ndim == 1:
@@ -82,18 +83,18 @@ class Anchor:
 
     @property
     def dense_factor(self) -> np.ndarray:
-        """The factor, where matrices are dense."""
+        """The factor, which must be dense."""
         assert isinstance(self.factor, np.ndarray)
         return self.factor
 
     @property
     def dense_hessian(self) -> np.ndarray:
-        """B, where matrices are dense."""
+        """B, which must be dense."""
         assert isinstance(self.B, np.ndarray)
         return self.B
 
     def warp(self, target: Target) -> Warp | None:
-        """Which entries chains scale: effects of groups that the data say little about."""
+        """Return the entries that move with their scale: group effects with little data."""
         if target.exact_prior is None or self.factor.ndim < 2:
             return None
         information = np.maximum(-diagonal(self.B), 0.0)
@@ -109,7 +110,7 @@ class Anchor:
                 common[k] = place
                 weight = information[parts.where] * (term == k)
                 shared[k] = weight / weight.sum()
-        into = None  # where the factor is that of an arrow, entries of t are moved themselves
+        into = None  # with an `ArrowFactor`, entries of t are moved instead
         if not isinstance(self.factor, ArrowFactor):
             moved = np.r_[parts.where, common]
             into = to_device(np.linalg.inv(self.factor)[:, moved])
@@ -124,12 +125,12 @@ class Anchor:
         )
 
     def _common_coefficient(self, effects: np.ndarray, of_term: np.ndarray) -> int | None:
-        """The common coefficient that all effects of a term together are, if there is one.
+        """Find the coefficient common to all effects of a term, such as the intercept, if any.
 
-        Its column is the sum of theirs, and so is its line of the Hessian.
+        Its column is the sum of the effects' columns, and so is its row of the Hessian.
         """
         if isinstance(self.B, ArrowMatrix):
-            total, off = _apart(self.B, of_term)
+            total, off = _border_distances(self.B, of_term)
         else:
             total = self.B[:, of_term].sum(axis=1)
             off = np.abs(self.B - total[:, None]).max(axis=0)
@@ -140,7 +141,7 @@ class Anchor:
         return place if off[place] < SAME * np.abs(total).max() else None
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Everything as arrays, for a checkpoint."""
+        """Return everything as arrays, for a checkpoint."""
         record = json.dumps(None if self.record is None else asdict(self.record))
         sums = {"point": self.point, "C": np.asarray(self.C), "A": self.A}
         sums |= _to_arrays("B", self.B) | _to_arrays("factor", self.factor)
@@ -153,7 +154,7 @@ class Anchor:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Anchor:
-        """Undo `to_arrays`."""
+        """Make an anchor from the result of `to_arrays`."""
         record = json.loads(str(arrays["record"]))
         return cls(
             C=float(arrays["C"]),
@@ -166,7 +167,7 @@ class Anchor:
         )
 
     def whiten(self, t: np.ndarray) -> np.ndarray:
-        """Coordinates z of `t`, of shape (..., d)."""
+        """Return the coordinates z of `t`, of shape (..., d)."""
         if isinstance(self.factor, ArrowFactor):
             lines = np.reshape(t - self.point, (-1, len(self.point)))
             return np.stack([self.factor.whitened(line) for line in lines]).reshape(t.shape)
@@ -174,21 +175,21 @@ class Anchor:
 
 
 def _to_arrays(name: str, matrix: Symmetric | Factor) -> dict[str, np.ndarray]:
-    """A matrix as arrays with names."""
+    """Return a matrix as named arrays."""
     if isinstance(matrix, np.ndarray):
         return {name: matrix}
     return {f"{name}.{f.name}": np.asarray(getattr(matrix, f.name)) for f in fields(matrix)}
 
 
 def _from_arrays(name: str, arrays: dict[str, np.ndarray], form: type[A]) -> np.ndarray | A:
-    """Undo `_to_arrays`."""
+    """Restore a matrix from the result of `_to_arrays`."""
     if name in arrays:
         return arrays[name]
     return form(**{f.name: arrays[f"{name}.{f.name}"] for f in fields(form)})
 
 
-def _apart(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sum of some columns, and how far each column of the border is from it."""
+def _border_distances(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sum of a term's columns, and the distance of each border column from it."""
     hot = np.zeros(B.size)
     hot[of_term] = 1
     total = np.asarray(B @ hot)
@@ -200,7 +201,7 @@ def _apart(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
-    """Build the anchor at any point, by one pass."""
+    """Build the anchor at any point, in one pass."""
     at = curvature(sums, np.asarray(t, np.float64), purpose, flat_prior(sums.target))
     if sums.target.exact_prior is not None:
         at, _ = settle(at, sums.target)
@@ -215,14 +216,14 @@ def anchor_at_mode(
     within: float = TOLERANCE,
     starts: Starts | None = None,
 ) -> Anchor:
-    """Find the posterior mode, `within` so many standard deviations, and build the anchor there.
+    """Find the posterior mode, to `within` standard deviations, and build the anchor there.
 
-    With `starts` other modes are searched for, and the anchor is the heaviest.
+    With `starts`, other modes are searched for, and the anchor is at the heaviest.
 
     Models of more than 2,000 parameters form no Hessian, unless all but 2,000 are effects of one
-    factor: their anchor is the point L-BFGS reaches on a subset, with a factor that only sets the
-    scale. Networks of fewer have one, of the absolute curvature there: their modes are many, and
-    may lie on a kink.
+    factor: their anchor is the point that L-BFGS reaches on a subset, with a factor that only sets
+    the scale. Networks of fewer parameters are anchored at that point too, with a factor from the
+    absolute curvature there: they have many modes, which may lie on a kink.
     """
     if sums.target.size > DENSE_LIMIT and sums.target.arrow is None:
         return _scale_only(sums, start, seed)
@@ -242,12 +243,12 @@ def anchor_at_mode(
 
 
 def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[ModicumWarning]:
-    """Warn where data and prior disagree, or the data are uninformative, and say why.
+    """Warn if data and prior disagree, or if the data are uninformative, and say why.
 
     Separation explains a dominating or a conflicting prior; a conflicting prior explains data that
     seem uninformative. Only the cause is reported.
     """
-    # Of effects nothing is too far: their scale is sampled.
+    # Effects cannot be too far from their prior, since its scale is sampled.
     if isinstance(anchor.factor, ArrowFactor):
         factor, places = np.asarray(anchor.factor.corner), np.asarray(anchor.factor.border)
     else:
@@ -261,7 +262,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior[places])
     per_row = anchor.C / len(sums.rows)
     doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
-    # Effects of groups have priors of their own, and a sample of rows need not contain all of them.
+    # Group effects have their own priors, and a sample of rows need not contain all groups.
     if doubtful and not sums.target.model.has_groups and sums.rest is None:
         theta = sums.target.unravel(anchor.point)
         separated, passes = sums.target.model.separation(sums.rows, theta)
@@ -277,7 +278,7 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
 def _first_mode(
     sums: Sums, start: np.ndarray, starts: Starts, seed: int, within: float
 ) -> tuple[np.ndarray, tuple[Curvature, ModeRecord]]:
-    """The first mode that is reached from any start, and that start."""
+    """Return the first start from which a mode is reached, and that mode."""
     try:
         return start, find_mode(sums, start, seed, within=within)
     except ConvergenceError as fault:
@@ -291,10 +292,9 @@ def _first_mode(
 
 
 def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bool:
-    """Whether a model of the user's own is valid and yet has no mode.
+    """Whether a user-defined model may be valid although no mode was found.
 
-    A kink or a funnel is valid. A start where something is NaN is not, nor is a log-posterior
-    without an upper bound.
+    A kink or a funnel is valid. A start with a NaN is not, nor is an unbounded log-posterior.
     """
     if not sums.target.model.users_functions or isinstance(fault, EndlessError):
         return False
@@ -312,7 +312,7 @@ def _from_curvature(
             ModicumWarning(
                 "not-concave",
                 "the log-posterior is not concave at the anchor (its Hessian is not negative "
-                "definite), and the mass matrix was built from the absolute curvature instead",
+                "definite), so the mass matrix was built from the absolute curvature instead",
             )
         )
     notes.extend(_prior_decides(at, names, sums))
@@ -326,7 +326,7 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
     """Warn if the prior dominates the data along some direction, and say why."""
     information, prior, names, entries = _compared(at, names, sums.target)
     with suppress(np.linalg.LinAlgError, ValueError):
-        cholesky(information - DULL * prior)  # all ratios are above: a tenth of eigh's time
+        cholesky(information - DULL * prior)  # all ratios exceed DULL: a tenth of eigh's time
         return []
     try:
         ratios, vectors = eigh(information, prior, subset_by_index=[0, 0])
@@ -336,15 +336,15 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
         return []
     direction = vectors[:, 0]  # one standard deviation of the prior
     prior_sds = _marginal_sds(prior)
-    share = np.abs(direction) / prior_sds  # whatever the units of the columns
+    share = np.abs(direction) / prior_sds  # independent of the columns' units
     order = np.argsort(-share)
     top = [i for i in order[:3] if share[i] > 0.3 * share[order[0]]]
     along = ", ".join(parameter_name(names, i) for i in top)
-    alone = np.sum(direction**2 * np.diag(information))  # information, if columns did not overlap
+    alone = np.sum(direction**2 * np.diag(information))  # information if columns were orthogonal
     if not isinstance(sums.target.model, LinearPredictorModel):
         full_direction = np.zeros(len(at.point))
         full_direction[entries] = direction
-        return _of_own_model(at, along, full_direction, sums)
+        return _prior_decides_own_model(at, along, full_direction, sums)
     if len(top) > 1 and ratios[0] < CANCELS * alone:
         return [
             ModicumWarning(
@@ -361,10 +361,10 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
         ModicumWarning(
             "prior-decides",
             f"the prior decides about {along}: its standard deviation for "
-            f"{parameter_name(names, i)} is {prior_sd:.2g}, and the data alone would leave "
+            f"{parameter_name(names, i)} is {prior_sd:.2g}, and that of the likelihood alone is "
             f"{data_sd:.2g}",
-            "if that prior is narrower than what you believe, widen it (prior_scale); else the "
-            "data have little on it: few rows of a level, or a level without both outcomes",
+            "if that prior is narrower than you believe, widen it (prior_scale); otherwise the "
+            "data say little about it: few rows of a level, or a level without both outcomes",
             information=float(ratios[0]),
             prior_sd=prior_sd,
             data_sd=data_sd,
@@ -375,15 +375,15 @@ def _prior_decides(at: Curvature, names: tuple[str, ...], sums: Sums) -> list[Mo
 def _compared(
     at: Curvature, names: tuple[str, ...], target: Target
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], np.ndarray]:
-    """Information of the data, of the prior, names and places, of what both may inform.
+    """Return the information of data and prior, with names and indices of the entries compared.
 
-    Not compared is what has a flat prior, or one that is meant to decide where data are silent (a
-    horseshoe): of that the information is taken off (a Schur complement).
+    Entries with a flat prior, or one meant to decide where the data are silent (a horseshoe), are
+    not compared: a Schur complement marginalises them out of the data's information.
     """
     places = np.arange(len(at.point))
     left_out = target.not_compared | (-diagonal(at.prior_hessian) <= 0)
     if isinstance(at.B, ArrowMatrix):
-        information, prior, places = _of_border(at)
+        information, prior, places = _border_information(at)
         left_out = left_out[places]
     else:
         assert isinstance(at.prior_hessian, np.ndarray)
@@ -399,8 +399,8 @@ def _compared(
     return (information + information.T) / 2, prior[np.ix_(own, own)], kept_names, places[own]
 
 
-def _of_border(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Information of the data and of the prior about the border, effects of the factor unknown."""
+def _border_information(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the information of data and prior about the border, with effects marginalised."""
     B, prior = at.B, at.prior_hessian
     assert isinstance(B, ArrowMatrix)
     assert isinstance(prior, ArrowMatrix)
@@ -409,23 +409,23 @@ def _of_border(at: Curvature) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return (information + information.T) / 2, -np.asarray(prior.corner), np.asarray(B.border)
 
 
-def _of_own_model(
+def _prior_decides_own_model(
     at: Curvature, along: str, direction: np.ndarray, sums: Sums
 ) -> list[ModicumWarning]:
-    """The same for a model without columns, unless the second derivative hides what data say.
+    """Like `_prior_decides`, for a model without columns.
 
-    Half the fall of the log-likelihood at one standard deviation of the prior to either side is
-    what a quadratic of that information would have.
+    The second derivative may hide what the data say. So the information is that of a quadratic
+    with the same fall of the log-likelihood at one prior standard deviation to either side.
     """
     ends = sums.values(np.stack([at.point + direction, at.point - direction]), "anchor")
     information = float(-(ends.sum() - 2 * at.C))
-    if not information < 1:  # NaN: nothing can be said of so far away
+    if not information < 1:  # also if NaN, which tells nothing
         return [
             ModicumWarning(
                 "not-quadratic",
-                f"along {along} the log-likelihood has next to no second derivative at the mode "
-                "and falls all the same (it has a kink there, or its curvature changes fast), so "
-                "that Laplace's approximation and Taylor proxies do not hold",
+                f"along {along} the log-likelihood has almost no second derivative at the mode and "
+                "falls nevertheless (it has a kink there, or its curvature changes fast), so the "
+                "Laplace approximation and Taylor proxies do not hold",
                 "use method='nuts', or write the likelihood with a smooth function",
                 information=information,
             )
@@ -435,15 +435,15 @@ def _of_own_model(
             "prior-decides",
             f"the data add next to nothing to what the prior says about {along}, so the posterior "
             "there is the prior",
-            "choose that prior with care; in a hierarchy, where the prior of an effect has a scale "
-            "of its own, that may be as it should be",
+            "choose that prior with care; in a hierarchical model, where the scale of an effect's "
+            "prior is a parameter, this may be as intended",
             information=information,
         )
     ]
 
 
 def _marginal_sds(precision: np.ndarray) -> np.ndarray:
-    """Standard deviations of a normal distribution; where it is improper, given all the others."""
+    """Return the marginal sds of a normal distribution; conditional sds if it is improper."""
     try:
         inverse = cho_solve(cho_factor(precision), np.eye(len(precision)))
         return np.asarray(np.sqrt(np.diag(inverse)))
@@ -455,7 +455,7 @@ def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
     point = near_mode(sums, start, seed)
     require_noise(sums, point, converged=False)
     at = curvature(sums, point, "anchor")
-    # nowhere wider than the prior: at a saddle the two curvatures may cancel
+    # no wider than the prior anywhere: at a saddle the two curvatures may cancel
     least = float(np.min(-diagonal(at.prior_hessian)))
     factor, _ = whitening_factor(at.dense_precision, least=least)
     return Anchor(at.point, at.C, at.A, at.B, factor, None, [])

@@ -1,8 +1,8 @@
-"""Gradient and Hessian of a chunk where the effects of one factor are too many for a dense Hessian.
+"""Gradient and Hessian of a chunk when a factor has too many effects for a dense Hessian.
 
-A row has the effects of one level of that factor: sums over its rows are added up by level. What is
-formed is the block of each level, its products with the border, and the border's own block
-(`models.arrow`): O(L c b) numbers for L levels of c effects beside b other parameters.
+Each row has the effects of one level of that factor, so sums are formed by level: the block of each
+level, its products with the border, and the border's own block (`models.arrow`). These are O(L c b)
+numbers for L levels of c effects and b other parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["arrow_hessian_sum", "as_matrix"]
 def arrow_hessian_sum(
     layout: ArrowLayout, target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, ...]:
-    """Log-likelihood and gradient of a chunk at `t`; D, C' and E of its Hessian."""
+    """Return log-likelihood and gradient of a chunk at `t`, and D, C' and E of its Hessian."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     predictors = model.predictor_vector(target.unravel(t), batch)
@@ -40,14 +40,16 @@ def arrow_hessian_sum(
     level = jnp.asarray(batch[layout.field]).astype(jnp.int32)
     own = layout.own_columns(dict(batch)).astype(jnp.float64)
     shape = (layout.levels, len(layout.firsts))
-    gradient = _by_level(shape, level, f1[:, :1] * own)
+    gradient = _level_sums(shape, level, f1[:, :1] * own)
     products = products_with(matrix, model.intercept, h)
     along = jnp.concatenate([products.transposed(f1[:, 0]), f1[:, 1:].sum(0)])
-    blocks = _by_level((*shape, shape[1]), level, h[:, None, None] * own[:, :, None] * own[:, None])
+    blocks = _level_sums(
+        (*shape, shape[1]), level, h[:, None, None] * own[:, :, None] * own[:, None]
+    )
 
     cross = _cross(matrix, level, h[:, None] * own, shape)
-    beside = [_by_level(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
-    cross = jnp.concatenate([cross, *beside], axis=-1)
+    mixed = [_level_sums(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
+    cross = jnp.concatenate([cross, *mixed], axis=-1)
     corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
     in_order = flat_vector(layout.big, layout.border[: along.size], gradient, along)
     return f.sum(), jnp.asarray(in_order), blocks, cross, corner
@@ -56,7 +58,7 @@ def arrow_hessian_sum(
 def as_matrix(
     layout: ArrowLayout, blocks: np.ndarray, cross: np.ndarray, corner: np.ndarray
 ) -> ArrowMatrix:
-    """The Hessian in all of t: zeros for the parameters of priors, which are the last."""
+    """Return the Hessian in all of t, with zeros for hyperparameters, which are the last."""
     others = len(layout.border) - len(corner)
     return ArrowMatrix(
         layout.big,
@@ -68,20 +70,20 @@ def as_matrix(
 
 
 def _with_ones(matrix: ModelMatrix, model: LinearPredictorModel) -> ModelMatrix:
-    """An intercept is one more column, the last."""
+    """Append a column of ones if there is an intercept."""
     return matrix.with_ones() if model.intercept else matrix
 
 
-def _by_level(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> jax.Array:
-    """Sums over the rows of each level."""
+def _level_sums(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> jax.Array:
+    """Sum the values of the rows of each level."""
     return jnp.zeros(shape).at[level].add(values, mode="promise_in_bounds")
 
 
-def _corner(ours: jax.Array, beside: list[jax.Array], f2: jax.Array) -> jax.Array:
-    """E: the columns of the border, and a family's other parameters after them."""
-    width, extras = ours.shape[0], len(beside)
-    corner = jnp.zeros((width + extras, width + extras)).at[:width, :width].set(ours)
-    for e, line in enumerate(beside):
+def _corner(columns: jax.Array, mixed: list[jax.Array], f2: jax.Array) -> jax.Array:
+    """Return E: the columns of the border, followed by the family's other parameters."""
+    width, extras = columns.shape[0], len(mixed)
+    corner = jnp.zeros((width + extras, width + extras)).at[:width, :width].set(columns)
+    for e, line in enumerate(mixed):
         corner = corner.at[width + e, :width].set(line).at[:width, width + e].set(line)
     return corner.at[width:, width:].set(f2[:, 1:, 1:].sum(0))
 
@@ -89,23 +91,21 @@ def _corner(ours: jax.Array, beside: list[jax.Array], f2: jax.Array) -> jax.Arra
 def _cross(
     matrix: ModelMatrix, level: jax.Array, weighted: jax.Array, shape: tuple[int, int]
 ) -> jax.Array:
-    """C' in the columns of the border: sums over the rows of a level of h z x'."""
+    """Return C' in the columns of the border: the sums of h z x' over the rows of each level."""
     levels, effects = shape
 
     def sums(weight: jax.Array) -> jax.Array:
         if isinstance(matrix, CodedMatrix):
-            return _sums_of_codes(levels, level, weight, matrix)
-        return _sums_of_numbers(levels, level, weight, matrix.densely())
+            return _sum_coded(levels, level, weight, matrix)
+        return _sum_dense(levels, level, weight, matrix.densely())
 
     return jnp.stack([sums(weighted[:, k]) for k in range(effects)], axis=1)
 
 
-def _sums_of_codes(
-    levels: int, level: jax.Array, weight: jax.Array, matrix: CodedMatrix
-) -> jax.Array:
-    """Sums of weight x over the rows of each level, (levels, columns), where factors are codes."""
-    numbers = _sums_of_numbers(levels, level, weight, matrix.numbers())
-    # A column before the others collects all reference levels.
+def _sum_coded(levels: int, level: jax.Array, weight: jax.Array, matrix: CodedMatrix) -> jax.Array:
+    """Sum weight x over the rows of each level, (levels, columns), for coded factors."""
+    numbers = _sum_dense(levels, level, weight, matrix.numbers())
+    # An additional first column collects all reference levels.
     width = 1 + matrix.columns
     flat = jnp.zeros(levels * width)
     for term in matrix.coding.terms:
@@ -114,12 +114,10 @@ def _sums_of_codes(
     return flat.reshape(levels, width)[:, 1:].at[:, matrix.dense_places()].add(numbers)
 
 
-def _sums_of_numbers(
-    levels: int, level: jax.Array, weight: jax.Array, numbers: jax.Array
-) -> jax.Array:
-    """Sums of weight x over the rows of each level, (levels, columns).
+def _sum_dense(levels: int, level: jax.Array, weight: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Sum weight x over the rows of each level, (levels, columns).
 
-    Some rows at a time: in float64 a whole chunk of them would be large.
+    This goes block by block, since a whole chunk in float64 would be large.
     """
     rows, columns = numbers.shape
     start = jnp.zeros((levels, columns))

@@ -1,7 +1,7 @@
-"""A chunk of rows in blocks, whose intermediate results stay in a core's cache.
+"""Evaluating a chunk of rows in blocks, whose intermediate results stay in a core's cache.
 
-On a CPU this makes a pass a quarter (gradients) to a third (Hessians) faster. An accelerator takes
-the chunk whole.
+On a CPU this makes a pass a quarter (gradients) to a third (Hessians) faster. An accelerator
+evaluates the chunk as a whole.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 B = TypeVar("B")  # arrays with an entry per row, usually a batch
 
-BLOCK = 1024  # rows
+BLOCK = 1024  # rows of a block
 
 
 def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -> R:
-    """Sum `function(batch, present)` over blocks of the rows; traced, and not differentiable."""
+    """Sum `function(batch, present)` over blocks of rows; traceable, but not differentiable."""
     blocks = _cut(batch, present)
     if blocks is None:
         return function(batch, present)
@@ -34,7 +34,7 @@ def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -
     def add(total: R, block: tuple[B, Array]) -> tuple[R, None]:
         return jax.tree.map(jnp.add, total, function(*block)), None
 
-    function = jax.jit(function)  # which is traced once for its shapes and for the sum
+    function = jax.jit(function)  # traced once, for both its shapes and the sum
     shapes = jax.eval_shape(function, *jax.tree.map(lambda field: field[0], blocks))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total: R = jax.lax.scan(add, zero, blocks)[0]
@@ -42,7 +42,7 @@ def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -
 
 
 def map_in_blocks(function: Callable[[B, Array], jax.Array], batch: B, present: Array) -> jax.Array:
-    """One number per row, by `function(batch, present)`, block by block."""
+    """Return one number per row, from `function(batch, present)` on each block."""
     blocks = _cut(batch, present)
     if blocks is None:
         return function(batch, present)
@@ -50,10 +50,10 @@ def map_in_blocks(function: Callable[[B, Array], jax.Array], batch: B, present: 
 
 
 def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
-    """Batch and present with a leading axis for blocks; None where they stay whole."""
+    """Add a leading axis for blocks to batch and present; None if they are not split."""
     rows = present.shape[0]
     if isinstance(batch, Mapping) and "group_of_row" in batch:
-        return None  # there `present` counts groups, not rows
+        return None  # `present` has an entry per group then, not per row
     if jax.default_backend() != "cpu" or rows <= BLOCK or rows % BLOCK:
         return None
     blocks: tuple[B, Array] = jax.tree.map(
@@ -66,12 +66,12 @@ def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
 def compiled_pass(
     function: Callable[Concatenate[Target, P], R],
 ) -> Callable[Concatenate[Target, P], R]:
-    """Compile a function of a target and a chunk of rows, in the way that suits the rows."""
-    of_columns, of_codes = jit(static=0)(function), jit(static=0, options=SCATTERS)(function)
+    """Compile a function of a target and a chunk, with options for scatters if rows have codes."""
+    plain, scattering = jit(static=0)(function), jit(static=0, options=SCATTERS)(function)
 
     @wraps(function)
     def compiled(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        suitable = of_codes if target.scatters else of_columns
+        suitable = scattering if target.scatters else plain
         return suitable(target, *args, **kwargs)
 
     return compiled

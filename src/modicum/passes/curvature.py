@@ -1,4 +1,4 @@
-"""The log-posterior to second order at a point: Newton's step, and the factor that whitens."""
+"""Second-order expansion of the log-posterior: Newton's step, and the whitening factor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from modicum.models.arrow import ArrowCholesky, ArrowMatrix, Factor, Symmetric, 
 from modicum.passes.prior import StandInPrior, plus, prior_hessian, prior_slope
 from modicum.passes.sums import Sums
 
-__all__ = ["Curvature", "curvature", "whitening", "whitening_factor"]
+__all__ = ["Curvature", "curvature", "solve_uphill", "whitening", "whitening_factor"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Curvature:
 
     @property
     def dense_precision(self) -> np.ndarray:
-        """The same, where matrices are dense."""
+        """The precision, which must be dense."""
         precision = self.precision
         assert isinstance(precision, np.ndarray)
         return precision
@@ -56,25 +56,25 @@ class Curvature:
         return all(bool(np.all(np.isfinite(part))) for part in parts) and all_finite(self.precision)
 
     def newton_step(self, damping: float = 0.0) -> np.ndarray:
-        """Step towards the mode; uphill even if the Hessian is not negative definite.
+        """Return a step towards the mode, uphill even if the Hessian is not negative definite.
 
-        `damping` keeps the step short, in units of the prior, where the data say little: a rare
-        level at saturated probabilities would otherwise jump (Levenberg's rule).
+        `damping` shortens the step, in units of the prior, where the data say little: otherwise a
+        rare level at saturated probabilities would jump (Levenberg's rule).
         """
         ridge = self._prior_unit * damping if damping else None
         precision = self.precision if ridge is None else plus(self.precision, ridge)
-        return _solve_uphill(precision, self.gradient)
+        return solve_uphill(precision, self.gradient)
 
     @cached_property
     def _prior_unit(self) -> Symmetric:
-        """The prior's precision, which a centred intercept makes other than diagonal."""
+        """The prior's precision, which is not diagonal if the intercept is centred."""
         precision = -self.prior_hessian
         if isinstance(precision, ArrowMatrix):
             return _positive_diagonal(precision)
         try:
             cholesky(precision)
         except (np.linalg.LinAlgError, ValueError):
-            # flat or not concave somewhere: of each parameter by itself, and of 0.01 at least
+            # flat or not concave somewhere: use the diagonal, with entries of at least 0.01
             return np.diag(np.maximum(np.abs(np.diag(precision)), 0.01))
         return precision
 
@@ -87,14 +87,15 @@ class Curvature:
 def curvature(
     sums: Sums, t: np.ndarray, purpose: str, prior: StandInPrior | None = None
 ) -> Curvature:
-    """One pass: everything to second order at `t`, with another prior in place of the target's."""
+    """Expand to second order at `t` in one pass; `prior` replaces the target's prior."""
     if prior is not None:
         return Curvature(t, *sums.curvature(t, purpose), *prior.expanded(t))
     exact = (*prior_slope(sums.target, t), prior_hessian(sums.target, t))
     return Curvature(t, *sums.hessian(t, purpose), *exact)
 
 
-def _solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
+def solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
+    """Return Newton's step, with absolute curvatures if the precision is not positive definite."""
     if isinstance(precision, ArrowMatrix):
         return ArrowCholesky.mending(precision).solve(gradient)
     try:
@@ -106,7 +107,7 @@ def _solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
 
 
 def _positive_diagonal(matrix: ArrowMatrix) -> ArrowMatrix:
-    """The same matrix; where it is not positive definite, its diagonal, of 0.01 at least."""
+    """Return the matrix; if not positive definite, its diagonal, with entries of at least 0.01."""
     try:
         ArrowCholesky.of(matrix)
     except np.linalg.LinAlgError:
@@ -119,7 +120,7 @@ def _positive_diagonal(matrix: ArrowMatrix) -> ArrowMatrix:
 
 
 def whitening(precision: Symmetric) -> tuple[Factor, bool]:
-    """L with L L' the inverse of `precision`, in its form; True if that had to be mended."""
+    """Return L with L L' the inverse of `precision`, and whether `precision` had to be repaired."""
     if isinstance(precision, ArrowMatrix):
         factored = ArrowCholesky.mending(precision)
         return factored.factor(), factored.mended
@@ -127,9 +128,9 @@ def whitening(precision: Symmetric) -> tuple[Factor, bool]:
 
 
 def whitening_factor(precision: np.ndarray, least: float = 0.0) -> tuple[np.ndarray, bool]:
-    """L with L L' the inverse of `precision`; True if that had to be made positive definite.
+    """Return L with L L' the inverse of `precision`, and whether `precision` had to be repaired.
 
-    Curvatures are then at least `least`.
+    A repaired precision has absolute curvatures, of at least `least`.
     """
     try:
         lower = cholesky(precision, lower=True)

@@ -1,8 +1,8 @@
-"""Draws of effects that were integrated out, from the rows of their groups.
+"""Draws of effects that were integrated out, given the rows of their groups.
 
 Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
-effects are drawn by independence-Metropolis steps whose proposals are a little wider than the
-normal that each group's integrand nearly is at that draw.
+effects are drawn by independence-Metropolis steps with proposals slightly wider than the normal
+approximation to each group's integrand at that draw.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["DrawnEffects", "draw_effects", "effect_shift", "expected_given"]
 
 Steps: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 """Effects v, log of target over proposal there, and proposals accepted so far."""
-STEPS = 4  # Metropolis steps from one draw of the posterior to the next
-WIDER = 1.15  # proposals than the normal approximation
-STEADY = 20  # steps before the first draw
+STEPS = 4  # Metropolis steps between draws of the posterior
+WIDER = 1.15  # width of proposals relative to the normal approximation
+STEADY = 20  # burn-in steps before the first draw
 
 
 class DrawnEffects(NamedTuple):
     """Effects of groups at each point, and the acceptance rate of their proposals."""
 
     effects: np.ndarray  # (points, groups, effects)
-    acceptance: np.ndarray  # of the proposals for each group, on average
+    acceptance: np.ndarray  # mean acceptance rate of each group
 
 
 @in_double_precision
@@ -51,7 +51,7 @@ def draw_effects(
 def expected_given(
     model: IntegratedEffects, draws: Mapping[str, Array], effects: Array, batch: Batch
 ) -> jax.Array:
-    """Expected outcomes of rows at each draw, given the effects of their groups."""
+    """Return the expected outcomes of rows at each draw, given their groups' effects."""
 
     def of_draw(named: Mapping[str, Array], effects: Array) -> jax.Array:
         return model.expected_given(model.restore(named), jnp.asarray(effects), batch)
@@ -61,7 +61,7 @@ def expected_given(
 
 @in_double_precision
 def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) -> np.ndarray:
-    """What effects (draws, rows, effects) add to the predictors of rows, (draws, rows)."""
+    """Return what effects (draws, rows, effects) add to the rows' predictors, (draws, rows)."""
     fields = dict(batch) | {"y": np.zeros(effects.shape[1])}
     return np.sum(np.asarray(model.effect_columns(fields)) * effects, axis=2)
 
@@ -70,7 +70,7 @@ def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) ->
 def _draw_effects(
     target: Target, batch: Batch, points: jax.Array, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Effects T v of the groups of a chunk at each point, and the proposals' acceptance."""
+    """Draw the effects T v of a chunk's groups at each point; return acceptance rates too."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
     flat = FlatGroups.of(batch)

@@ -1,9 +1,9 @@
-"""One sweep over all rows that adds something up.
+"""Sums over all rows, computed chunk by chunk.
 
-`Engine` is the whole interface: a function of a chunk of rows goes in, the float64 sum of its
-results over all chunks comes out. `LocalEngine` serves it with threads on this machine; the workers
-of a cluster serve the same calls (`modicum.engines`). Chunks are a function of the rows alone, and
-their results are added in order, so that sums are the same to the last bit wherever they are made.
+`Engine` is the interface: given a function of a chunk of rows, it returns the float64 sum of the
+function over all chunks. `LocalEngine` uses threads on this machine; other engines use the workers
+of a cluster (`modicum.engines`). Chunks depend only on the rows, and their results are added in
+order, so sums are the same to the last bit wherever they are computed.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = [
     "padded_chunk",
 ]
 
-CHUNK_BYTES = 8 * 2**20  # a chunk, widened to float64, stays near the caches
+CHUNK_BYTES = 8 * 2**20  # size of a chunk in float64, so that it stays in the caches
 A = TypeVar("A")  # arguments of a function of chunks
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])
 ChunkSum: TypeAlias = Callable[[A, dict[str, np.ndarray], np.ndarray], Pytree]
-"""From arguments, a chunk of rows and which of them are present to a pytree of arrays."""
+"""A function of arguments, a chunk of rows and a mask of real rows; returns a pytree of arrays."""
 
 
 class Engine(Protocol):
-    """Something that can add up a function of chunks over all rows."""
+    """Sums functions of chunks over all rows."""
 
     def map_reduce(
         self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
@@ -59,16 +59,16 @@ class Engine(Protocol):
         """Return the float64 sum of `chunk_sum(arguments, batch, present)` over all chunks.
 
         Every batch has the same shape; `present` is 1 for real rows and 0 for the padding of the
-        last chunk. The result does not depend on how the work was spread.
+        last chunk. The result does not depend on how the work is distributed.
         """
         ...
 
     def map_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
     ) -> np.ndarray:
-        """Return float32 numbers, one or an array of them per row, joined over all chunks.
+        """Return `chunk_map(arguments, batch, present)` of all chunks, concatenated, in float32.
 
-        They are those of `chunk_map(arguments, batch, present)`.
+        `chunk_map` returns one number, or an array of them, per row.
         """
         ...
 
@@ -79,34 +79,34 @@ class Engine(Protocol):
     def keep_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
     ) -> np.ndarray | KeptNumbers:
-        """Make the numbers of `map_rows`, one per row, and keep them where the rows are.
+        """Compute the numbers of `map_rows`, one per row, and keep them where the rows are.
 
-        Numbers on this machine are returned themselves.
+        Numbers on this machine are returned as an array.
         """
         ...
 
     def feed(self, rows: Rows) -> Rows:
-        """Return the same rows, for chains that fetch some of them a chunk of iterations ahead."""
+        """Return the same rows, for chains that prefetch some of them."""
         ...
 
     def hosts(self, kind: type, most: int) -> Hosts | None:
-        """Up to `most` actors of class `kind` that run chains; None: these run in this process."""
+        """Return up to `most` actors of class `kind` to run chains; None: run them locally."""
         ...
 
 
 class Hosts(Protocol):
-    """Actors elsewhere that do whole calls, again where one of them died (`modicum.engines`)."""
+    """Remote actors whose calls are repeated if an actor dies (`modicum.engines`)."""
 
-    accelerators: bool  # whether each has one
+    accelerators: bool  # whether each has an accelerator
 
     def __len__(self) -> int: ...
 
     def share(self, settings: object, rows: object) -> list[object]:
-        """Send what all of them read."""
+        """Send objects that all hosts read; return references to them."""
         ...
 
     def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
-        """Answers of the first hosts, each of which is called with arguments of its own."""
+        """Call the first hosts, one for each tuple of arguments; return their results."""
         ...
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Hosts(Protocol):
 
 
 class LocalEngine:
-    """Add up chunks on a few threads of this machine, which its accelerators take in turn.
+    """Sum chunks on a few threads of this machine, which alternate between its accelerators.
 
     Results are added in the order of the chunks whatever the number of threads, so the sum is the
     same to the last bit, and only a few chunks are in memory at a time.
@@ -138,29 +138,29 @@ class LocalEngine:
         return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
 
     def keeps(self, rows: Rows) -> bool:
-        """Never: rows are on this machine."""
+        """Return False: rows are on this machine."""
         del rows
         return False
 
     def keep_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray | KeptNumbers:
-        """The same as `map_rows`: rows are on this machine."""
+        """Return the result of `map_rows`, since rows are on this machine."""
         return self.map_rows(chunk_map, arguments, rows, description)
 
     def feed(self, rows: Rows) -> Rows:
-        """The rows themselves."""
+        """Return the rows themselves."""
         return rows
 
     def hosts(self, kind: type, most: int) -> Hosts | None:
-        """None: chains run in this process."""
+        """Return None: chains run in this process."""
         del kind, most
         return None
 
     def _parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
     ) -> Iterator[Pytree]:
-        """Results of all chunks in order."""
+        """Yield the results of all chunks in order."""
         bounds = chunk_bounds(rows)
         unit = "groups" if isinstance(rows, GroupedRows) else "rows"
         with pass_progress(description, len(rows), self.progressbar, unit) as advance:
@@ -172,7 +172,7 @@ class LocalEngine:
 
 
 def added(parts: Iterable[Pytree]) -> Pytree:
-    """The sum of the results of chunks, in their order."""
+    """Sum the results of chunks, in order."""
     total: Pytree = None
     for part in parts:
         total = part if total is None else jax.tree.map(np.add, total, part)
@@ -180,7 +180,7 @@ def added(parts: Iterable[Pytree]) -> Pytree:
 
 
 def joined(parts: Iterable[np.ndarray], rows: Rows) -> np.ndarray:
-    """The results of chunks side by side, without those of padding."""
+    """Concatenate the results of chunks, without those of padding."""
     out = np.empty(0, np.float32)
     for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
         if not len(out):
@@ -197,7 +197,7 @@ def chunk_results(
     dtype: DTypeLike,
     threads: int,
 ) -> Iterator[Pytree]:
-    """Results of the chunks of these numbers, in their order, by a few threads."""
+    """Yield the results of the chunks with these numbers in order, computed by a few threads."""
     size, compute = chunk_rows(rows), in_double_precision(_one_chunk)
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         jobs = ((lambda i=i: compute(function, arguments, rows, i, size, dtype)) for i in numbers)
@@ -205,18 +205,18 @@ def chunk_results(
 
 
 def chunk_rows(rows: Rows) -> int:
-    """Rows in a chunk: as even as can be, and a function of the rows' number and fields alone.
+    """Return the number of rows in a chunk, from the number and fields of the rows alone.
 
-    On a CPU large chunks are made of whole blocks.
+    Chunks are of nearly equal size; on a CPU, large chunks consist of whole blocks.
     """
     if isinstance(rows, GroupedRows):
         return rows.flat_groups
     size = sum(int(np.prod(shape)) * _bytes(rows, name) for name, shape in rows.fields.items())
-    # An accelerator wants large pieces; a CPU wants them near its caches.
+    # An accelerator needs large chunks; on a CPU they should fit its caches.
     on_cpu = jax.default_backend() == "cpu"
     most, room = (65_536, CHUNK_BYTES) if on_cpu else (2**20, 2**29)
     if on_cpu and rows.coding is not None:
-        # Every chunk adds up its own sums over pairs of levels: they must be worth it.
+        # Each chunk has a sum for every pair of levels, so it needs enough rows to be worth it.
         most = max(most // 2, min(4 * most, rows.coding.size**2 // 8))
     largest = min(most, max(256, room // max(8, size)))
     even = ceil(len(rows) / ceil(len(rows) / largest))
@@ -224,7 +224,7 @@ def chunk_rows(rows: Rows) -> int:
 
 
 def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
-    """The first row of each chunk, and the first after it; of groups, their numbers."""
+    """Return the first row of each chunk and the one after its last; groups if rows are grouped."""
     if isinstance(rows, GroupedRows):
         return list(pairwise(map(int, rows.chunk_starts)))
     size, n = chunk_rows(rows), len(rows)
@@ -232,13 +232,13 @@ def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
 
 
 def _bytes(rows: Rows, name: str) -> int:
-    """Bytes of one number of a field where it is used: numbers are widened to float64."""
+    """Return the bytes per number of a field in use: numbers other than codes become float64."""
     codes = () if rows.coding is None else rows.coding.fields
     return rows.dtypes[name].itemsize if name in codes else 8
 
 
 def of_numpy(function: F) -> F:
-    """Mark a function of chunks that is not compiled, and takes a last chunk of any length."""
+    """Mark a function of chunks as NumPy code, which accepts a last chunk of any length."""
     function.of_numpy = True  # type: ignore[attr-defined]
     return function
 
@@ -250,11 +250,11 @@ def _is_of_numpy(function: object) -> bool:
 def padded_chunk(
     rows: Rows, index: int, size: int, pad: bool = True
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Chunk `index` of `size` rows; the last is filled up with copies marked as not present.
+    """Return chunk `index` of `size` rows, and a mask of the rows that are present.
 
-    Unless it is not to be padded: it then stays short.
+    The last chunk is padded with copies of a row, or stays short without `pad`.
     """
-    if isinstance(rows, GroupedRows):  # as many groups as have room
+    if isinstance(rows, GroupedRows):  # as many groups as fit
         return rows.chunk(index)
     start = index * size
     stop = min(start + size, len(rows))
@@ -291,5 +291,5 @@ def _in_order(pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], R]], ahead: 
         while waiting:
             yield waiting.popleft().result()
     finally:
-        for future in waiting:  # an interrupt: what has not begun never will
+        for future in waiting:  # after an interrupt
             future.cancel()

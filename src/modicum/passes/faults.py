@@ -1,4 +1,4 @@
-"""Why there is no mode: what is not finite, at which row, what has no maximum; and what to do."""
+"""Explanations why no mode was found: what is not finite, at which row, and what to do."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = [
     "why_not_finite",
 ]
 
-# Share of the outcome's spread below which the scale of noise is that of rounding, at a mode; and
-# where the search for one ended without.
+# Noise below these shares of the outcome's spread is rounding error: at a mode, and where the
+# search for a mode failed.
 ROUNDED, NO_NOISE = 1e-11, 1e-6
 REMOTE = 1e-7  # spread of an outcome, as a share of its size, that leaves it few digits
-DIGITS = 4  # last digits of an outcome that its rounding may be off by, and more
-FIRST_ROWS = 10_000  # that say how large outcomes are
-LEAST_SQUARES = 200  # columns up to which a linear predictor is fitted to these
+DIGITS = 4  # generous bound on an outcome's rounding error, in units of its last digit
+FIRST_ROWS = 10_000  # rows that tell how large outcomes are
+LEAST_SQUARES = 200  # columns up to which a linear predictor is fitted to these rows
 
 
 def describe_row(rows: Rows, row: int) -> str:
-    """A row by its number and the values it holds, such as "of row 7 (x = [1, 2], y = 3)"."""
+    """Describe a row by its number and values, such as "of row 7 (x = [1, 2], y = 3)"."""
     values = {name: np.asarray(values)[0] for name, values in rows.slice(row, row + 1).items()}
     text = ", ".join(
         f"{name} = {np.array2string(value, precision=3, threshold=4, edgeitems=2)}"
@@ -48,7 +48,7 @@ def describe_row(rows: Rows, row: int) -> str:
 
 
 def first_bad_row(sums: Sums, t: np.ndarray, of_gradient: bool = False) -> str:
-    """The first row whose log-likelihood, or gradient of it, is not finite; all are looked at.
+    """Describe the first of all rows whose log-likelihood, or its gradient, is not finite.
 
     Raises
     ------
@@ -72,16 +72,16 @@ def _value_faults(target: Target, t: jax.Array, batch: Batch, present: jax.Array
 
 @jit(static=0)
 def _gradient_faults(target: Target, t: jax.Array, batch: Batch, present: jax.Array) -> jax.Array:
-    def of_row(row: Batch) -> jax.Array:
+    def is_finite(row: Batch) -> jax.Array:
         alone = jax.tree.map(lambda field: field[None], row)
         gradient = jax.grad(lambda t: target.log_likelihood(t, alone)[0])(t)
         return jnp.all(jnp.isfinite(gradient))
 
-    return (present & ~jax.lax.map(of_row, jax.tree.map(jnp.asarray, batch))).astype(float)
+    return (present & ~jax.lax.map(is_finite, jax.tree.map(jnp.asarray, batch))).astype(float)
 
 
 def point_text(target: Target, t: np.ndarray) -> str:
-    """The first parameters of a point, by name."""
+    """Describe a point by the names and values of its first parameters."""
     leaves = target.report(jnp.asarray(t))
     texts = [
         f"{name} = {np.array2string(np.asarray(leaf), precision=3, threshold=4, edgeitems=2)}"
@@ -104,8 +104,8 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
         return f"the gradient of the log-likelihood {fault} is not finite {where}; {_remedy(own)}."
     part = "likelihood" if not all_finite(at.B) else "prior"
     smooth = (
-        "a kink such as abs(t) ** 1.5 or sqrt(t) at 0 has none: use a smooth function, or start "
-        "elsewhere (`init`)"
+        "functions with a kink, such as abs(t) ** 1.5 or sqrt(t) at 0, have none: use a smooth "
+        "function, or start elsewhere (`init`)"
         if own
         else "rescale the columns of x"
     )
@@ -113,7 +113,7 @@ def why_not_finite(sums: Sums, at: Curvature) -> str:
 
 
 def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
-    """Why there is no mode where the search stopped, and what to do for a model of this kind."""
+    """Explain why the search stopped without a mode, and what to do for a model of this kind."""
     own = sums.target.model.users_functions
     if not _is_concave(at):
         remedy = (
@@ -127,15 +127,15 @@ def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
         )
     if own and stuck:
         return (
-            "no mode was found: the search stopped where the gradient is not zero and nothing "
-            f"rises from there ({point_text(sums.target, at.point)}), so that the log-posterior "
-            "has a kink there (abs, max, a jump) or too few digits; write it with smooth functions."
+            "no mode was found: the search stopped where the gradient is not zero, yet no step "
+            f"increases the log-posterior ({point_text(sums.target, at.point)}), so it has a kink "
+            "there (abs, max, a jump) or too few digits; write it with smooth functions."
         )
     if _is_remote(sums):
         return (
             f"no mode was found: the outcome '{sums.rows.outcome or 'y'}' varies too little about "
-            "so large a number for 64 bits to tell its intercept; subtract a constant from it "
-            "first."
+            "too large a number for 64-bit floats to resolve the intercept; subtract a constant "
+            "from the outcome first."
         )
     remedy = (
         "write the parameters in units in which they are of order 1, give a tighter prior, or "
@@ -166,9 +166,9 @@ def _remedy(own: bool) -> str:
 
 
 def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
-    """Refuse outcomes that the columns give to the last digit, where the scale of noise is free.
+    """Refuse outcomes that the columns determine to the last digit, if the noise scale is free.
 
-    The log-likelihood then rises as the scale falls, until residuals are those of rounding, which
+    The log-likelihood then rises as the scale falls, until residuals are pure rounding error, which
     may or may not have a mode.
     """
     model, rows = _family_and_rows(sums)
@@ -187,14 +187,14 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
     if scale < max(spread * (ROUNDED if converged else NO_NOISE), digits):
         raise NoNoiseError(
             f"the columns give the outcome '{rows.outcome or 'y'}' without noise: {how} "
-            f"{scale:.2g}, at outcomes of size {size:.2g}, so that this scale has no posterior; "
-            "look for a column that is the outcome in disguise, or give the scale "
+            f"{scale:.2g}, with outcomes of size {size:.2g}, so this scale has no posterior; look "
+            "for a column that is the outcome in disguise, or set the scale "
             f"({type(model).__name__}(scale=...))."
         )
 
 
 def _is_remote(sums: Sums) -> bool:
-    """Whether a real outcome is so far from zero that little is left of its digits."""
+    """Whether a real outcome is so far from zero that few digits are left of its variation."""
     model, rows = _family_and_rows(sums)
     if not isinstance(model, ScaleFamily):
         return False
@@ -203,7 +203,7 @@ def _is_remote(sums: Sums) -> bool:
 
 
 def _family_and_rows(sums: Sums) -> tuple[object, Rows]:
-    """The model of a row, and the rows, where groups are integrated out too."""
+    """Return the model of a single row, and the rows, also if effects are integrated out."""
     model, rows = sums.target.model, sums.rows
     if isinstance(model, IntegratedEffects):
         model = model.family
@@ -211,13 +211,13 @@ def _family_and_rows(sums: Sums) -> tuple[object, Rows]:
 
 
 def _spread(rows: Batch) -> float:
-    """Standard deviation of outcomes, less what is known of them."""
+    """Return the standard deviation of outcomes, less their offset."""
     y = np.asarray(rows["y"], float) - np.asarray(rows.get("offset", 0.0), float)
     return float(np.std(y))
 
 
 def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:
-    """Root mean square of what is left of `y` by the best linear predictor."""
+    """Return the root mean square residual of `y` from the best linear predictor."""
     columns = model.matrix(rows)
     x = np.asarray((columns.with_ones() if model.intercept else columns).densely(), float)
     if x.shape[1] > LEAST_SQUARES:

@@ -1,7 +1,7 @@
-"""All rows as part of a compiled log-density: chunks on the device, or fetched as it runs.
+"""All rows as part of a compiled log-density: chunks on the device, or read as it runs.
 
 The sum runs over the same chunks in the same order either way, so draws do not depend on where
-the rows live.
+the rows are stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its grad
 
 @dataclass(frozen=True)
 class Resident:
-    """Chunks that lie on the device: the scanned-over arrays are the chunks themselves."""
+    """Chunks on the device: the arrays scanned over are the chunks themselves."""
 
     def chunk(self, item: Chunk) -> Chunk:
         """Return (batch, present) of one chunk."""
@@ -47,7 +47,7 @@ class Streamed:
 
     def chunk(self, item: jax.Array) -> Chunk:
         """Return (batch, present) of the chunk whose number is `item`."""
-        first, mask = padded_chunk(self.rows, 0, self.size)  # all have its shapes and types
+        first, mask = padded_chunk(self.rows, 0, self.size)  # all chunks have its shapes and types
         batch = {
             name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
             for name, values in first.items()
@@ -57,9 +57,9 @@ class Streamed:
         return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
 
     def _read(self, index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        # Only NumPy in here: JAX must not be called from inside its own callback. The numbers
-        # travel as 32-bit words (bytes and codes unchanged), since the callback's thread does not
-        # have double precision on.
+        # NumPy only: JAX must not be called from inside its own callback. Numbers are passed as
+        # 32-bit words (bytes and codes unchanged), since double precision is not enabled in the
+        # callback's thread.
         batch, present = padded_chunk(self.rows, int(index), self.size)
         return {name: _to_words(values) for name, values in batch.items()}, present
 
@@ -82,15 +82,14 @@ def _word(kind: DType) -> DType:
 
 
 def _words(kind: DType) -> tuple[int, ...]:
-    """A number's words as a trailing axis, where it has more than one."""
+    """Return the trailing axis for a number's words, if it has more than one."""
     return (2,) if kind.itemsize == 8 else ()
 
 
 def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
-    """Put the rows on the device if they fit in `limit` bytes, else prepare to stream them.
+    """Put the rows on the device if they fit in `limit` bytes; otherwise prepare to stream them.
 
-    Returns the source and the array argument that goes with it. By default the limit is half of
-    the memory that is free.
+    Return the source and its array argument. By default the limit is half of the free memory.
     """
     size = chunk_rows(rows)
     count = len(chunk_bounds(rows))
@@ -107,7 +106,7 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
 
 
 def free_memory() -> int:
-    """Bytes of memory the system could give: of the device, where it says so, else of the host."""
+    """Return the bytes of free memory: on the device if it reports them, or else on the host."""
     statistics = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in statistics:
         return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
@@ -115,7 +114,7 @@ def free_memory() -> int:
 
 
 def free_on_host() -> int:
-    """Bytes of memory the system could give on the host."""
+    """Return the bytes of free memory on the host."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -130,7 +129,7 @@ def free_on_host() -> int:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def log_likelihood(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> jax.Array:
-    """Log-likelihood of all rows at `t`; its derivative comes from the same sweep."""
+    """Log-likelihood of all rows at `t`; the same sweep computes its gradient."""
     return _sweep(target, source, t, chunks)[0]
 
 

@@ -1,12 +1,13 @@
 """Gradient and Hessian of a chunk of groups whose effects are integrated out.
 
-l_j = log sum_k exp(h_jk), so that with p_jk the posterior probabilities of a group's nodes and s_jk
-the gradient of h_jk, the gradient of l_j is E_p s, and its Hessian E_p h'' + Cov_p(s): expectations
-over nodes of what a linear predictor makes cheap. A row enters h_jk by f at x_i'beta + z_i'T v_jk,
-whose derivatives in the covariance's own parameters are z_i'T' v_jk and z_i'T'' v_jk, with those of
-T; f has derivatives in its predictor and in the family's other parameters.
+l_j = log sum_k exp(h_jk). With p_jk the posterior probabilities of a group's nodes and s_jk the
+gradient of h_jk, the gradient of l_j is E_p s and its Hessian is E_p h'' + Cov_p(s): expectations
+over nodes, which a linear predictor makes cheap. A row contributes f at x_i'beta + z_i'T v_jk to
+h_jk. In the covariance's parameters this predictor has the derivatives z_i'T' v_jk and
+z_i'T'' v_jk; f has derivatives in its predictor and in the family's other parameters.
 
-Families with formulas for their derivatives need no compiler: the same functions of NumPy's arrays.
+For families with formulas for their derivatives, the same functions run on NumPy arrays, without a
+compiler.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = [
 
 @jit(static=0, options=SCATTERS)
 def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
-    """Where the integrand of each group has its mode at `t`."""
+    """Find the mode of each group's integrand at `t`."""
     del present
     return _model(target).places(target.unravel(t), FlatGroups.of(batch))
 
@@ -47,7 +48,7 @@ def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.
 def group_places_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> np.ndarray:
-    """The same without a compiler, for the groups that are present."""
+    """Like `group_places`, in NumPy, for the groups that are present."""
     del present
     with np.errstate(all="ignore"):
         return np.asarray(_model(target).places(target.unravel(t), NumPyGroups.of(batch)))
@@ -57,7 +58,7 @@ def group_places_by_numpy(
 def group_hessian_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Log-likelihood, gradient and Hessian at `t` of the groups of a chunk that are present."""
+    """Sum log-likelihood, gradient and Hessian at `t` over the present groups of a chunk."""
     flat = FlatGroups.of(batch)
     nodes = _model(target).nodes_of(target.unravel(t), flat, NodePlaces.in_batch(batch))
     return curvature_sum(target, jnp.asarray(t), flat, nodes, jnp.asarray(present))
@@ -67,10 +68,10 @@ def group_hessian_sum(
 def group_hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[jax.Array, ...]:
-    """The same without a compiler."""
+    """Like `group_hessian_sum`, in NumPy."""
     flat, known = NumPyGroups.of(batch), NodePlaces.in_batch(batch)
     total: tuple[jax.Array, ...] = (as_either(np.zeros(())),) * 3
-    with np.errstate(all="ignore"):  # what is not finite is found by whoever looks at the sums
+    with np.errstate(all="ignore"):  # callers check whether the sums are finite
         for own, block in flat.in_blocks():
             places = None if known is None else known._replace(centre=known.centre[own])
             nodes = _model(target).nodes_of(target.unravel(t), block, places)
@@ -83,7 +84,7 @@ def group_hessian_by_numpy(
 def curvature_sum(
     target: Target, t: jax.Array, flat: Groups, nodes: Nodes, present: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same for groups with known nodes."""
+    """Sum log-likelihood, gradient and Hessian at `t` over groups with known nodes."""
     rows, xp = _Rows.of(target, t, flat), namespace(t)
     total = rows.nothing()
     if xp is np:
@@ -95,7 +96,7 @@ def curvature_sum(
             total = rows.add(total, as_either(by_node[k]), p[:, k], f)
     else:
         every = jnp.moveaxis(nodes.v, 1, 0)
-        # node after node: nothing of all rows at all nodes is held
+        # node by node, so that no array of all rows and all nodes is formed
         terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), every)
         value, p = _probabilities(nodes.log_weight + terms.T, present)
 
@@ -113,7 +114,7 @@ def curvature_sum(
 
 
 class _Bends(NamedTuple):
-    """f of each row at one node, and its derivatives in its predictor and the extras."""
+    """f of each row at one node, and its derivatives in the predictor and the extras."""
 
     value: jax.Array
     first: jax.Array  # (rows, 1 + extras)
@@ -121,40 +122,40 @@ class _Bends(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """What is added up over nodes, by their probabilities.
+    """Expectations over nodes, accumulated node by node.
 
-    Parameters beside the coefficients, c, are those of the covariance and then the extras.
+    c denotes the parameters other than coefficients: those of the covariance, then the extras.
     """
 
-    curved: jax.Array  # E_p f'' in the predictor of each row, and in it and c, (rows, 1 + c)
+    curved: jax.Array  # E_p f'' of each row in its predictor, and mixed with c, (rows, 1 + c)
     others: jax.Array  # E_p f'' in c, over all rows
     mean: jax.Array  # E_p s of each group, in the coefficients and c
     square: jax.Array  # E_p s s', over all groups
 
 
 class _Rows(NamedTuple):
-    """Rows of groups at some parameters, to be looked at node by node."""
+    """Rows of groups at some parameters, to be evaluated node by node."""
 
     model: IntegratedEffects
     flat: Groups
-    X: jax.Array  # common columns
-    z: jax.Array  # those of the effects
+    X: jax.Array  # columns of the coefficients
+    z: jax.Array  # columns of the effects
     eta: jax.Array
     extras: tuple[jax.Array, ...]
-    factor: jax.Array  # T, and its derivatives in the covariance's own parameters
-    slopes: jax.Array
-    bents: jax.Array
+    factor: jax.Array  # T
+    slopes: jax.Array  # first derivatives of T in the covariance's parameters
+    bents: jax.Array  # second derivatives
 
     @classmethod
     def of(cls, target: Target, t: jax.Array, flat: Groups) -> _Rows:
-        """At the flat vector t."""
+        """Prepare the rows at the flat vector t."""
         model, theta = _model(target), target.unravel(t)
         X, z = _common_columns(model, flat.rows), model.effect_columns(flat.rows)
         at = (model.linear(theta, flat.rows), model.extras_of(theta))
         return cls(model, flat, X, z, *at, *factor_derivatives(target, t))
 
     def nothing(self) -> _Moments:
-        """Moments of no rows, to add to."""
+        """Return moments of zero, to add to."""
         xp, others = namespace(self.eta), len(self.slopes) + len(self.extras)
         size = self.X.shape[1] + others
         return _Moments(
@@ -165,15 +166,15 @@ class _Rows(NamedTuple):
         )
 
     def bends(self, v: jax.Array) -> _Bends:
-        """f and its derivatives at one node, v of each group."""
+        """Evaluate f and its derivatives at one node, v of each group."""
         shift = namespace(v).sum(self.z * self.flat.spread(v @ self.factor.T), axis=1)
         return _Bends(*self.model.bends(self.eta + shift, self.extras, self.flat.rows))
 
     def add(self, total: _Moments, v: jax.Array, share: jax.Array, f: _Bends) -> _Moments:
         """Add one node with these probabilities.
 
-        Effects u = T v of a group move by w = dT v in the covariance's parameters. What is needed
-        of its rows for these are sums of f' z and f'' z z'.
+        The derivative of a group's effects u = T v in the covariance's parameters is w = dT v. The
+        sums of f' z and f'' z z' over the group's rows suffice for these parameters.
         """
         xp, flat, z = namespace(share), self.flat, self.z
         w = xp.einsum("cab,jb->jca", self.slopes, v)
@@ -183,16 +184,16 @@ class _Rows(NamedTuple):
         moved = share[:, None, None] * w
         own = xp.einsum("jca,jab,jdb->cd", moved, bend, w)
         own = own + xp.einsum("cdab,ja,jb->cd", self.bents, share[:, None] * pull, v)
-        # by row: probability, and the predictor's slopes in the covariance's parameters times it
+        # by row: probability, and probability times the predictor's slopes in the covariance
         p = flat.spread_where_present(share)[:, None]
         along = xp.sum(flat.spread_where_present(moved) * z[:, None, :], axis=2)
         curved = [f2 * p, f2 * along]
         others = own
         if self.extras:
             across = flat.sum(z[:, :, None] * mixed[:, None, :])
-            beside = xp.einsum("jca,jae->ce", moved, across)
+            own_extras = xp.einsum("jca,jae->ce", moved, across)
             corner = xp.tensordot(share, flat.sum(f.second[:, 1:, 1:]), axes=1)
-            others = xp.block([[own, beside], [beside.T, corner]])
+            others = xp.block([[own, own_extras], [own_extras.T, corner]])
             score.append(flat.sum(f.first[:, 1:]))
             curved.append(mixed * p)
         slope = xp.concatenate(score, axis=1)
@@ -206,13 +207,16 @@ class _Rows(NamedTuple):
 
 
 def _probabilities(terms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """l_j, and probabilities of nodes; those of padding are zero in every sum."""
+    """Return l_j, and the probabilities of nodes, which are zero for padding."""
     value, xp = log_sum_exp(terms), namespace(terms)
     return value, xp.where(present[:, None], xp.exp(terms - value[:, None]), 0.0)
 
 
 def factor_derivatives(target: Target, t: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """T, and its first and second derivatives in the covariance's own parameters, leading."""
+    """Return T, and its first and second derivatives in the covariance's parameters.
+
+    Axes for these parameters are the leading ones.
+    """
     covariance, own = _model(target).covariance, covariance_places(target)
     if namespace(t) is np:
         if covariance.pairs:
@@ -242,21 +246,21 @@ def _model(target: Target) -> IntegratedEffects:
 
 
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
-    """The columns of x, and one of ones where there is an intercept."""
+    """Return the columns of x, followed by a column of ones if there is an intercept."""
     matrix = model.family.matrix(rows).in_double()
     X = (matrix.with_ones() if model.family.intercept else matrix).densely()
     return as_either(np.asfortranarray(X)) if is_numpy(X) else X  # rows along the fastest axis
 
 
 def covariance_places(target: Target) -> np.ndarray:
-    """Places in the flat vector of the covariance's own parameters."""
+    """Return the indices of the covariance's parameters in the flat vector."""
     places = target.unravel(np.arange(target.size))
     own = [places[name] for name in ("group_log_sd", "group_partial") if name in places]
     return np.concatenate(own)
 
 
 def _places_in_t(target: Target) -> np.ndarray:
-    """Places in the flat vector: of common coefficients, the covariance's own, and the extras."""
+    """Return flat indices of the coefficients, then the covariance's parameters, then extras."""
     theta = target.unravel(np.arange(target.size))
     names = ("beta", "intercept", "group_log_sd", "group_partial", *_model(target).family.extras)
     return np.concatenate([np.ravel(theta[name]) for name in names if name in theta])

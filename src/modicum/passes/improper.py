@@ -1,7 +1,7 @@
-"""Whether there is a posterior at all: flat priors leave everything to the data.
+"""Detection of improper posteriors, which flat priors may lead to.
 
-Where columns are collinear, or separate the outcomes, the likelihood is flat along a line, and with
-a flat prior so is the posterior.
+If columns are collinear, or separate the outcomes, the likelihood is flat along a line, and with a
+flat prior so is the posterior.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from modicum.passes.sums import Sums
 
 __all__ = ["parameter_name", "require_proper"]
 
-SINGULAR = 1e-10  # least eigenvalue of the precision, its diagonal brought to 1
-FAR_OUT = 20.0  # standard deviations along which a likelihood with a maximum falls by more than:
-FALL = 3.0
-LOOKED_AT = 4  # coefficients that the data inform least
+SINGULAR = 1e-10  # smallest acceptable eigenvalue of the precision, scaled to a unit diagonal
+FAR_OUT = 20.0  # standard deviations, at which a log-likelihood with a maximum falls by ...
+FALL = 3.0  # ... more than this
+LOOKED_AT = 4  # coefficients to check: those that the data inform least
 
 
 def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
@@ -48,14 +48,14 @@ def require_proper(sums: Sums, at: Curvature, names: tuple[str, ...]) -> None:
         endless = _endless(sums, at, flat, names)
     if endless is not None:
         raise ConvergenceError(
-            f"the posterior is improper: the likelihood has no maximum, since columns give "
-            f"{endless} away (a level of one outcome only, say), and their priors are flat; merge "
-            "or drop them, or give them a prior such as mo.priors.Normal(0, 1)."
+            f"the posterior is improper: the likelihood has no maximum, since columns predict "
+            f"{endless} perfectly (a level with one outcome only, say), and their priors are flat; "
+            "merge or drop them, or give them a prior such as mo.priors.Normal(0, 1)."
         )
 
 
 def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]) -> str | None:
-    """A coefficient along which the likelihood does not fall, if any."""
+    """Return a coefficient along which the likelihood does not fall, as text, if any."""
     precision, places = _information(at)
     covariance = np.linalg.inv(precision)
     sd = np.sqrt(np.diag(covariance))
@@ -70,14 +70,14 @@ def _endless(sums: Sums, at: Curvature, flat: np.ndarray, names: tuple[str, ...]
 
 
 def _information(at: Curvature) -> tuple[np.ndarray, np.ndarray]:
-    """The precision, of the border alone where effects of a factor are many, and its places."""
+    """Return the precision and the indices of its entries; of the border alone for an arrow."""
     if isinstance(at.precision, ArrowMatrix):
         return at.precision.border_alone(), np.asarray(at.precision.border)
     return at.precision, np.arange(len(at.point))
 
 
 def _columns(at: Curvature, covariance: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Lines of the covariance of all parameters."""
+    """Return the columns `ends` of the covariance of all parameters, as rows."""
     if not isinstance(at.precision, ArrowMatrix):
         return np.asarray(covariance[:, ends].T)
     factored, hot = ArrowCholesky.mending(at.precision), np.zeros((len(ends), len(at.point)))
@@ -86,7 +86,7 @@ def _columns(at: Curvature, covariance: np.ndarray, ends: np.ndarray) -> np.ndar
 
 
 def _sizes(sums: Sums) -> np.ndarray:
-    """About how large the column of each entry is: 1 for what has none."""
+    """Return the approximate size of each entry's column; 1 for entries without one."""
     sizes = np.ones(sums.target.size)
     x = sums.rows.slice(0, min(len(sums.rows), 4096)).get("x")
     if x is not None and x.ndim == 2 and x.shape[1] <= len(sizes):
@@ -95,5 +95,5 @@ def _sizes(sums: Sums) -> np.ndarray:
 
 
 def parameter_name(names: tuple[str, ...], i: int) -> str:
-    """The name of the i-th parameter, or its number where names end before."""
+    """Return the name of the i-th parameter, or its number if it has no name."""
     return names[i] if i < len(names) else f"parameter {i}"

@@ -1,7 +1,7 @@
 """L-BFGS with a backtracking line search.
 
 SciPy's version calls a threaded BLAS even for ten-by-ten matrices; on a busy machine, waiting for
-its threads takes ten times as long as evaluating the rows.
+the threads takes ten times as long as evaluating the rows.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["is_finite", "minimise"]
 
 ITERATIONS = 100
 SMALL_SLOPE = 1e-3  # in whitened coordinates: standard deviations from a mode
-PAIRS = 10  # last steps by which the Hessian is known
+PAIRS = 10  # recent steps that approximate the Hessian
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 Pairs = deque[tuple[np.ndarray, np.ndarray]]
 
 
 def minimise(objective: Objective, z: np.ndarray) -> np.ndarray | None:
-    """Where the objective, which also returns its gradient, is least, searched from `z`.
+    """Minimise an objective, which also returns its gradient, starting from `z`.
 
-    None if it is not finite there.
+    Return None if the objective is not finite there.
     """
     value, slope = objective(z)
     if not is_finite(value, slope):
@@ -65,7 +65,7 @@ def _line_search(
 
 
 def _inverse_hessian_times(slope: np.ndarray, pairs: Pairs) -> np.ndarray:
-    """The two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
+    """Run the two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
     q, shares = slope.copy(), []
     for s, y in reversed(pairs):
         share = (s @ q) / (s @ y)

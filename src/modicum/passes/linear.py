@@ -1,6 +1,6 @@
 """Gradient and Hessian of a chunk for linear-predictor models, as matrix products.
 
-With h the second derivatives of f in a row's predictors, the Hessian is made of blocks
+With h the second derivatives of f in a row's predictors, the Hessian consists of blocks
 X' diag(h_ab) X: one matrix product per pair of predictors instead of d Hessian-vector products.
 """
 
@@ -26,8 +26,8 @@ __all__ = ["assemble", "linear_hessian_sum", "row_derivatives"]
 def linear_hessian_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
-    if target.coding is not None:  # or every block would be added to all pairs of levels
+    """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a chunk."""
+    if target.coding is not None:  # otherwise each block would add to all pairs of levels
         return _block_sum(target, t, batch, present)
     return sum_in_blocks(partial(_block_sum, target, t), batch, present)
 
@@ -35,7 +35,7 @@ def linear_hessian_sum(
 def _block_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same for one block."""
+    """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a block."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     theta = target.unravel(t)
@@ -52,12 +52,12 @@ def _block_sum(
 def assemble(
     model: LinearPredictorModel, matrix: ModelMatrix, f1: jax.Array, f2: jax.Array, count: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Sum over rows of the gradient and Hessian in t, from those in each row's predictors.
+    """Sum gradients and Hessians in t over rows, from the derivatives in each row's predictors.
 
     `f1` (rows, predictors) and `f2` (rows, predictors, predictors) have `count` linear predictors
-    first; what follows them are the model's other parameters, and may be left out.
+    first, followed by the model's other parameters, which may be left out.
     """
-    # an intercept is one more column of ones, the last
+    # the intercept is a last column of ones
     matrix = matrix.with_ones() if model.intercept else matrix
     products = products_with(matrix, model.intercept, f2[:, 0, 0])
     gradient = jnp.concatenate([products.transposed(f1[:, :count]).ravel(), f1[:, count:].sum(0)])
@@ -71,8 +71,8 @@ def assemble(
 def row_derivatives(
     model: LinearPredictorModel, predictors: jax.Array, y: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """f, its gradient and Hessian in the predictors of each row."""
-    if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # of two classes
+    """Return f of each row, and its gradient and Hessian in the row's predictors."""
+    if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # Softmax of two classes
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         return f, f1[:, None], f2[:, None, None]
     value_and_slope = jax.vmap(jax.value_and_grad(model.log_density))
@@ -80,33 +80,33 @@ def row_derivatives(
 
 
 def _blocks(products: Products, h: jax.Array, count: int) -> jax.Array:
-    """The Hessian in the order (x of predictor 1, ..., x of predictor q, extras)."""
+    """Return the Hessian in the order (x of predictor 1, ..., x of predictor q, extras)."""
     width, extras = products.columns, h.shape[1] - count
     size = count * width + extras
     if size == width and isinstance(products, CodedProducts):
-        return products.weighted(h[:, 0, 0])  # many columns, and no copies of them
-    # Put side by side: entries that are set one by one take longer to trace and to compile.
+        return products.weighted(h[:, 0, 0])  # without a copy, since columns may be many
+    # Concatenate blocks: setting them one by one takes longer to trace and to compile.
     blocks = [[products.weighted(h[:, a, b]) for b in range(a + 1)] for a in range(count)]
     lines = []
     for a in range(count):
         line = [*blocks[a][:a], *(blocks[b][a].T for b in range(a, count))]
         if extras:
-            line.append(_beside(products, h[:, a, count:]))
+            line.append(_transposed_columns(products, h[:, a, count:]))
         lines.append(line)
     if extras:
         lines.append([line[-1].T for line in lines] + [h[:, count:, count:].sum(0)])
     return jnp.concatenate([jnp.concatenate(line, axis=1) for line in lines]).astype(float)
 
 
-def _beside(products: Products, h: jax.Array) -> jax.Array:
-    """X'h of (rows, extras), a column after the other."""
+def _transposed_columns(products: Products, h: jax.Array) -> jax.Array:
+    """Return X'h for h of shape (rows, extras), column by column."""
     return jnp.stack([products.transposed(h[:, e]) for e in range(h.shape[1])], axis=1)
 
 
 def _flat_order(
     model: LinearPredictorModel, count: int, width: int, size: int
 ) -> np.ndarray | None:
-    """Where each entry of the flat vector (all beta, intercepts, extras) stands in the blocks."""
+    """Return where entries of the flat vector (all beta, intercepts, extras) are in the blocks."""
     if count == 1 or not model.intercept:
         return None  # the two orders agree
     grid = np.arange(count * width).reshape(count, width)

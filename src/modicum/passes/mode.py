@@ -1,4 +1,4 @@
-"""Finding the posterior mode in a handful of passes: a subset first, then Newton on all rows."""
+"""Finding the posterior mode in a few passes: on a subset first, then by Newton on all rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel
 from modicum.models.arrow import ArrowMatrix
-from modicum.passes.curvature import Curvature, curvature
+from modicum.passes.curvature import Curvature, curvature, solve_uphill
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import require_noise, why_no_mode, why_not_finite
 from modicum.passes.prior import StandInPrior, flat_prior, prior_slope
@@ -32,17 +32,20 @@ __all__ = [
 ]
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
-COARSE = 0.01  # the same, up to which last digits of the parameters may decide
-DIGITS = 4  # last digits that sums over rows may be off by
-GOAL = 1e-8  # what Newton aims for: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
-NEAR = 0.01  # near enough to expand about and to set a scale; saves a pass or two
+COARSE = 0.01  # largest tolerance that rounding of the parameters may justify
+DIGITS = 4  # rounding error of sums over rows, in units of the last digit
+GOAL = 1e-8  # target of Newton: at 1e-7 a small coefficient agrees with a GLM to 1.2e-8 only
+NEAR = 0.05  # tolerance that suffices to expand about and to set a scale; saves a pass or two
 MAX_STEPS = 60
-# Steps on a kink after which the search ends; posterior standard deviations from the mode, by the
-# gradient, that are too many there; and what such a step rises by at most: in all, and as a share
-# of the squared gradient norm.
+# Maximum number of steps with Hessians of a subset, the largest share of the distance that such a
+# step may leave, and the distance from which one Newton step reaches the tightest goal.
+MOST_APPROACHES, SLOW, QUADRATIC = 4, 0.25, 1e-3
+# A search ends after IDLE_STEPS steps on a kink: farther than FAR posterior standard deviations
+# from the mode, by the gradient, and rising by less than IDLE_RISE and than the share IDLE_SHARE of
+# the squared gradient norm.
 IDLE_STEPS, FAR = 2, 0.1
 IDLE_RISE, IDLE_SHARE = 1e-3, 1e-6
-FEWEST_GROUPS = 500  # of a subset: fewer say little about differences between groups
+FEWEST_GROUPS = 500  # groups of a subset; fewer say little about differences between groups
 
 
 class EndlessError(ConvergenceError):
@@ -56,10 +59,10 @@ class ModeRecord:
     Attributes
     ----------
     passes
-        Full passes over all rows that it took.
+        Number of passes over all rows.
     gradient_norm
-        Norm of the log-posterior gradient in whitened coordinates at the point: about how many
-        posterior standard deviations it is from the mode. NaN where no Hessian was formed.
+        Norm of the log-posterior gradient in whitened coordinates: approximately the distance from
+        the mode in posterior standard deviations. NaN if no Hessian was formed.
     converged
         Whether `gradient_norm` is below the tolerance.
     subset
@@ -77,21 +80,22 @@ def find_mode(
 ) -> tuple[Curvature, ModeRecord]:
     """Find the mode of the posterior over all rows of `sums`.
 
-    A small random subset gives the starting point: its own posterior mode, where the prior keeps
-    rare levels from diverging. From there damped Newton steps follow, one pass each, until the
-    whitened gradient norm is below `within`: the distance to the mode, in posterior standard
-    deviations. Models that are not linear in a predictor are brought near by L-BFGS first.
+    The starting point is the posterior mode of a small random subset, in which the prior keeps rare
+    levels from diverging. From there damped Newton steps follow, one pass each, until the whitened
+    gradient norm, which is the distance to the mode in posterior standard deviations, is below
+    `within`. For models without a linear predictor, L-BFGS comes first.
 
     Raises
     ------
     ConvergenceError
-        If no mode was reached; an unconverged point is never returned as one.
+        If no mode was reached; an unconverged point is never returned.
     """
     subset, near = _subset(sums, seed), start
-    if subset is not sums:
-        near = _near_mode(subset, start, purpose)
+    goal = within if within > TOLERANCE else GOAL
     before = sums.ledger.sweeps
-    at, stuck = _climb(sums, near, purpose, within if within > TOLERANCE else GOAL)
+    if subset is not sums:
+        near = _approach(sums, subset, _near_mode(subset, start, purpose), purpose, goal)
+    at, stuck = _climb(sums, near, purpose, goal, origin=start)
     record = ModeRecord(
         passes=sums.ledger.sweeps - before,
         gradient_norm=at.gradient_norm,
@@ -104,19 +108,45 @@ def find_mode(
     return at, record
 
 
-def _near_mode(subset: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
-    """The mode of a subset; where its log-posterior has a kink, that of all rows has one too."""
+def _near_mode(subset: Sums, start: np.ndarray, purpose: str) -> Curvature:
+    """Find the mode of a subset; refuse a kink, which the log-posterior of all rows shares."""
     before = subset.ledger.sweeps
     at, stuck = _climb(subset, start, purpose, NEAR)
     if stuck and subset.target.model.users_functions and at.gradient_norm > FAR:
         passes = subset.ledger.sweeps - before
         raise ConvergenceError(why_no_mode(subset, at, passes, stuck))
-    return at.point
+    return at
+
+
+def _approach(sums: Sums, subset: Sums, at: Curvature, purpose: str, goal: float) -> np.ndarray:
+    """Go from the mode of a subset towards that of all rows, with Hessians of the subset.
+
+    A gradient takes a third of the time of a Hessian, and such a step leaves a few per cent of the
+    distance. The steps end when only the Hessian of all rows, or one Newton step with it, remains.
+    """
+    model, rows = sums.target.model, sums.rows
+    by_numpy = isinstance(model, LinearPredictorModel) and sums.by_numpy
+    # A pass over a store is mostly reading; with stand-in priors, matrices may be arrows.
+    if not by_numpy or rows.is_store or flat_prior(sums.target) is not None:
+        return at.point
+    size, best, share = len(rows) / len(subset.rows), at, SLOW
+    for k in range(MOST_APPROACHES):
+        C, A = sums.gradient(at.point, purpose)
+        at = replace(at, C=C, A=A, B=at.B * size)
+        if k:
+            share = at.gradient_norm / best.gradient_norm  # share of the distance left by a step
+            if not at.finite or at.log_posterior < best.log_posterior or share > SLOW:
+                break
+        best, point = at, at.point + at.newton_step()
+        if share * at.gradient_norm < max(goal, QUADRATIC):
+            return point
+        at = curvature(subset, point, purpose)
+    return best.point
 
 
 def _subset(sums: Sums, seed: int) -> Sums:
-    """A small random subset of the rows; all of them where they are few."""
-    if sums.rest is not None:  # of which no subset is known
+    """Draw a small random subset of the rows, or take all if there are few."""
+    if sums.rest is not None:  # the rest cannot be subset
         return sums
     if isinstance(sums.rows, GroupedRows):
         return _subset_of_groups(sums, sums.rows, seed)
@@ -134,7 +164,7 @@ def _subset(sums: Sums, seed: int) -> Sums:
 
 
 def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
-    """Some groups, with as many rows as a subset of rows has."""
+    """Draw groups with about as many rows as a subset of rows has."""
     n, rows = len(groups), len(groups.members)
     size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
     if 2 * size > n:
@@ -144,34 +174,43 @@ def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
 
 
 class _Ascent(NamedTuple):
-    """Where Newton ended, and whether that is because nothing rises from there."""
+    """Where Newton ended, and whether it stopped because no step increases the log-posterior."""
 
     at: Curvature
     stuck: bool
 
 
-def _climb(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
-    """Newton with damping, after L-BFGS where the log-posterior need not be concave."""
+def _climb(
+    sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
+) -> _Ascent:
+    """Run damped Newton, after L-BFGS if the log-posterior may not be concave."""
     if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
-        start = _quasi_newton(sums, start, purpose)
-    return _ascent(sums, start, purpose, goal)
+        start, origin = _quasi_newton(sums, start, purpose), None
+    return _ascent(sums, start, purpose, goal, origin)
 
 
 def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
-    """Damped Newton, until the whitened gradient norm is below `goal` or no step rises."""
+    """Run damped Newton until the whitened gradient norm is below `goal` or no step rises."""
     return _ascent(sums, start, purpose, goal).at
 
 
-def _ascent(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> _Ascent:
-    prior = flat_prior(sums.target)
+def _ascent(
+    sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
+) -> _Ascent:
+    origin, prior = start if origin is None else origin, flat_prior(sums.target)
     if prior is None:
-        return _rise(sums, start, purpose, goal, None)
-    with one_blas_thread.for_small(len(start)):  # factors a matrix in every step
-        return _rise(sums, start, purpose, goal, prior)
+        return _rise(sums, start, purpose, goal, origin, None)
+    with one_blas_thread.for_small(len(start)):  # each step factors a matrix
+        return _rise(sums, start, purpose, goal, origin, prior)
 
 
 def _rise(
-    sums: Sums, start: np.ndarray, purpose: str, goal: float, prior: StandInPrior | None
+    sums: Sums,
+    start: np.ndarray,
+    purpose: str,
+    goal: float,
+    origin: np.ndarray,
+    prior: StandInPrior | None,
 ) -> _Ascent:
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
@@ -183,7 +222,7 @@ def _rise(
             at, prior = settle(at, sums.target, prior)
         if _is_near(at, goal):
             break
-        better, damping = _step(sums, at, purpose, damping, prior)
+        better, damping = _step(sums, at, purpose, damping, origin, prior)
         if better is None:  # no ascent left at working precision
             return _Ascent(at, True)
         idle = idle + 1 if _is_idle(at, better) else 0
@@ -194,10 +233,10 @@ def _rise(
 
 
 def _is_idle(at: Curvature, better: Curvature) -> bool:
-    """Whether a step is to either side of a kink.
+    """Whether a step went back and forth across a kink.
 
-    A smooth log-posterior would have risen by about half the squared gradient norm. On a kink the
-    gradient stays what it was, and only steps of next to no length rise, by next to nothing.
+    A smooth log-posterior would have risen by about half the squared gradient norm. At a kink the
+    gradient stays as large as before, and only tiny steps rise at all, by next to nothing.
     """
     rise, least = (
         better.log_posterior - at.log_posterior,
@@ -207,40 +246,65 @@ def _is_idle(at: Curvature, better: Curvature) -> bool:
 
 
 def _step(
-    sums: Sums, at: Curvature, purpose: str, damping: float, prior: StandInPrior | None = None
+    sums: Sums,
+    at: Curvature,
+    purpose: str,
+    damping: float,
+    origin: np.ndarray,
+    prior: StandInPrior | None = None,
 ) -> tuple[Curvature | None, float]:
-    """Take a Newton step that rises enough: damped more, then shortened, until it does.
+    """Take a Newton step; hold it back, then damp it, then shorten it until it rises enough.
 
-    Returns the new point, and the damping to try next: less than what was needed here.
+    Return the new point, and the damping to try next, which is less than was needed here.
     """
     slack = 1e-13 * abs(at.log_posterior) + _last_digits(at)  # rounding of a sum over all rows
-    length = 1.0
+    length, step = 1.0, at.newton_step(damping)
+    held_back = _held_back(at, step, origin)
     while length > 1e-8:
-        step = at.newton_step(damping)
         trial = curvature(sums, at.point + length * step, purpose, prior)
         rise = trial.log_posterior - at.log_posterior
-        if trial.finite and rise >= 1e-4 * length * (at.gradient @ step) - slack:
+        enough = 1e-4 * length * max(at.gradient @ step, 0.0) - slack
+        if trial.finite and rise >= enough:
             closer = trial.gradient_norm < at.gradient_norm
             return (trial if closer or rise > slack else None), (
                 damping / 100 if damping > 50 else 0
             )
-        if damping < 1e4:
+        if held_back is not None:
+            step, held_back = held_back, None
+        elif damping < 1e4:
             damping = max(10 * damping, 10.0)
+            step = at.newton_step(damping)
         else:
             length /= 2 if np.isfinite(rise) else 8
     return None, damping
 
 
+def _held_back(at: Curvature, step: np.ndarray, origin: np.ndarray) -> np.ndarray | None:
+    """Return a Newton step in which no entry passes the origin; None if none would anyway.
+
+    If a level has no events in a subset, its coefficient is far out at the subset's mode, where the
+    curvature of all rows is almost zero, and a Newton step back ends far out on the other side.
+    Such entries return to the origin instead, and the others take the Newton step given that.
+    """
+    past = (at.point - origin) * (at.point + step - origin) < 0
+    if isinstance(at.precision, ArrowMatrix) or not np.any(past) or np.all(past):
+        return None
+    back, free = np.where(past, origin - at.point, 0.0), ~past
+    pull = (at.gradient - at.precision @ back)[free]
+    back[free] = solve_uphill(at.precision[np.ix_(free, free)], pull)
+    return back
+
+
 def _is_near(at: Curvature, goal: float) -> bool:
-    """Whether a point is as near to the mode as is asked for, or as its digits can tell."""
+    """Whether a point is as near to the mode as `goal` asks for, or as rounding permits."""
     return at.gradient_norm < max(goal, min(_last_digits(at), COARSE))
 
 
 def _last_digits(at: Curvature) -> float:
-    """How far the last digits of the parameters reach, in posterior standard deviations.
+    """Return the rounding error of the parameters, in posterior standard deviations.
 
-    A mode cannot be told more closely. It matters where an outcome, and with it the intercept, is
-    far from zero; the log-posterior has errors of that size there.
+    A mode cannot be located more precisely. This matters if an outcome, and with it the intercept,
+    is far from zero: the log-posterior then has errors of that size.
     """
     if isinstance(at.precision, ArrowMatrix):
         return 0.0
@@ -249,7 +313,7 @@ def _last_digits(at: Curvature) -> float:
 
 
 def _quasi_newton(sums: Sums, start: np.ndarray, purpose: str) -> np.ndarray:
-    """L-BFGS with full-data gradients (scipy's)."""
+    """Run SciPy's L-BFGS with full-data gradients."""
     from scipy.optimize import minimize  # slow to import, and seldom needed
 
     def negative(t: np.ndarray) -> tuple[float, np.ndarray]:

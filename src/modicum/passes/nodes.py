@@ -1,4 +1,4 @@
-"""Where quadrature nodes are at the anchor: found with the mode, then kept beside the groups."""
+"""Places of the quadrature nodes at the anchor, computed in one pass and kept with the groups."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from modicum.rows.groups import GroupedRows, NodePlaces
 
 __all__ = ["common_start", "units_of", "with_nodes"]
 
-CLOSE = 0.5  # posterior standard deviations: a start needs no more
+CLOSE = 0.5  # tolerance of a start for the mode, in posterior standard deviations
 
 
 def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
-    """Keep where the integrand of every group is at `t`, by one pass."""
+    """Find the mode of each group's integrand at `t` in one pass; keep it with the groups."""
     target, groups = sums.target, sums.rows
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert isinstance(groups, GroupedRows)
     sums.enter("nodes", 1, "gradient", passes=1)
-    of_chunk = group_places_by_numpy if sums.by_numpy else group_places
+    chunk_places = group_places_by_numpy if sums.by_numpy else group_places
     point = np.array(t, np.float64)[: target.likelihood.size]
-    places = sums.engine.map_rows(partial(of_chunk, target.likelihood), point, groups, "nodes")
+    places = sums.engine.map_rows(partial(chunk_places, target.likelihood), point, groups, "nodes")
     nodes = NodePlaces(places, point)
     fixed = replace(model, nodes_at=tuple(float(value) for value in t))
     return replace(target, model=fixed), groups.with_nodes(nodes)
 
 
 def units_of(target: Target, rows: Rows, engine: Engine, ledger: Ledger) -> Rows:
-    """The units of a model that was fitted before: its groups with the nodes they had then."""
+    """Return the units of a fitted model: its rows, or its groups with the nodes of the fit."""
     units = target.model.units(rows)
     model = target.model
     if not isinstance(model, IntegratedEffects) or model.nodes_at is None:
@@ -47,7 +47,7 @@ def units_of(target: Target, rows: Rows, engine: Engine, ledger: Ledger) -> Rows
 
 
 def common_start(sums: Sums, start: np.ndarray, seed: int) -> np.ndarray:
-    """A start for the mode: coefficients as if there were no groups, small effects."""
+    """Find a start for the mode: coefficients as if there were no groups, and small effects."""
     model, groups = sums.target.model, sums.rows
     assert isinstance(model, IntegratedEffects)
     assert isinstance(groups, GroupedRows)

@@ -1,12 +1,12 @@
-"""Sums of a chunk by NumPy, for families with formulas for their derivatives: nothing to compile.
+"""Sums of a chunk in NumPy, without compilation, for families with formulas for their derivatives.
 
-A mode takes a handful of passes, and compiling one takes longer than making them. Threads of the
-engine take a chunk each, and go through it block by block: small enough for the caches, and large
-enough that threads seldom wait for each other between two operations of NumPy.
+A mode takes a few passes, and compiling a pass takes longer than running them. Each thread of the
+engine processes a chunk in blocks: small enough for the caches, and large enough that threads
+seldom wait for each other between two NumPy operations.
 
-What is added up is what `passes.linear` adds up for any family. The Hessian of rows of columns is
--Z'Z with Z = sqrt(-f'') X where f is concave: half the work of a product of two matrices. For rows
-with codes, sums by level and by pairs of levels are weighted counts.
+The sums are those of `passes.linear`, which serves any family. For dense rows and concave f the
+Hessian is -Z'Z with Z = sqrt(-f'') X, half the work of a product of two matrices. For coded rows,
+sums by level and by pairs of levels are weighted counts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes.engine import of_numpy
 from modicum.rows import CodedTerm
 
-__all__ = ["hessian_by_numpy", "map_by_numpy"]
+__all__ = ["gradient_by_numpy", "hessian_by_numpy", "map_by_numpy"]
 
-# Numbers of a block, beside which stands its weighted copy, and its fewest and most rows.
+# Floats per block (its weighted copy takes as much again), and the row limits of a block.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
 Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, times its weight
 
@@ -33,29 +33,49 @@ Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, tim
 def map_by_numpy(
     function: Callable[[Batch], np.ndarray], batch: Batch, present: np.ndarray
 ) -> np.ndarray:
-    """One number per row of a chunk, block by block."""
-    with np.errstate(all="ignore"):  # what is not finite is found by whoever looks at the result
+    """Return one number per row of a chunk, computed block by block."""
+    with np.errstate(all="ignore"):  # callers check whether the result is finite
         return np.concatenate([function(block) for block in _blocks(batch, present)])
+
+
+@of_numpy
+def gradient_by_numpy(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sum log-likelihood and gradient at `t` over the present rows of a chunk."""
+    model = target.model
+    assert isinstance(model, LinearPredictorModel)
+    with np.errstate(all="ignore"):
+        if target.coding is None:
+            value, gradient = 0.0, np.zeros(len(t))
+            for _, f, slope, _ in _first_order(model, t, batch, present):
+                value += f
+                gradient += slope
+            return np.asarray(value), gradient
+        (all_present,) = _blocks(batch, present, len(present))
+        coded = _CodedRows(model, t, all_present)
+        return np.asarray(coded.value), coded.gradient()
 
 
 @of_numpy
 def hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-likelihood, gradient and Hessian at `t` of the rows of a chunk that are present."""
+    """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a chunk."""
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     with np.errstate(all="ignore"):
         if target.coding is None:
-            return _of_columns(model, t, batch, present)
+            return _hessian_dense(model, t, batch, present)
         (all_present,) = _blocks(batch, present, len(present))
-        return _of_codes(model, t, all_present)
+        coded = _CodedRows(model, t, all_present)
+        return np.asarray(coded.value), coded.gradient(), coded.hessian()
 
 
 def _blocks(
     batch: Batch, present: np.ndarray, size: int | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
-    """The rows that are present, some at a time; padding comes last."""
+    """Yield the present rows in blocks; padding, which comes last, is dropped."""
     count = int(np.count_nonzero(present))
     fields = {name: np.asarray(values)[:count] for name, values in batch.items()}
     size = size or _block_rows(fields)
@@ -64,7 +84,7 @@ def _blocks(
 
 
 def _block_rows(fields: Mapping[str, np.ndarray]) -> int:
-    """Rows of a block, by how many numbers a row has."""
+    """Return the number of rows in a block, from the numbers per row."""
     numbers = sum(int(np.prod(values.shape[1:])) for values in fields.values())
     return min(MOST_ROWS, max(FEWEST_ROWS, BLOCK_NUMBERS // numbers))
 
@@ -72,7 +92,7 @@ def _block_rows(fields: Mapping[str, np.ndarray]) -> int:
 def _derivatives(
     model: LinearPredictorModel, eta: np.ndarray, batch: Mapping[str, np.ndarray]
 ) -> tuple[float, Slopes]:
-    """The sum of f, and f' and f'' of each row, at its linear predictor."""
+    """Return the sum of f, and f' and f'' of each row at its linear predictor."""
     if "offset" in batch:
         eta = eta + batch["offset"]
     f, f1, f2, _ = map(np.asarray, model.derivatives(as_either(eta), model.outcome(batch)))
@@ -82,33 +102,43 @@ def _derivatives(
     return float(np.sum(f)), (f1, f2)
 
 
-# Columns ----------------------------------------------------------------------------------
+# Dense rows -------------------------------------------------------------------------------
 
 
-def _of_columns(
+def _hessian_dense(
     model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sum log-likelihood, gradient and Hessian over dense rows."""
     columns = np.shape(batch["x"])[1]
     value, gradient, hessian = 0.0, np.zeros(len(t)), np.zeros((len(t), len(t)))
     room = np.empty((0, columns))
-    for block in _blocks(batch, present):
-        x = block["x"]
+    for x, f, slope, f2 in _first_order(model, t, batch, present):
         room = room if len(room) else np.empty_like(x)  # the first block is the largest
-        wide = x.astype(np.float64, copy=False)  # once, for both products
-        eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)
-        f, (f1, f2) = _derivatives(model, eta, block)
         value += f
-        gradient[:columns] += f1 @ wide
-        gradient[columns:] += np.sum(f1)
+        gradient += slope
         hessian += _weighted(x, f2, len(t) - columns, room)
     return np.asarray(value), gradient, hessian
 
 
-def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:
-    """X' diag(h) X in float64, with a last column of ones where there is an intercept.
+def _first_order(
+    model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> Iterator[tuple[np.ndarray, float, np.ndarray, np.ndarray]]:
+    """Yield the columns of each block, its log-likelihood and gradient, and f'' of its rows."""
+    columns = np.shape(batch["x"])[1]
+    for block in _blocks(batch, present):
+        x = block["x"]
+        wide = x.astype(np.float64, copy=False)  # once, for both products
+        eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)
+        f, (f1, f2) = _derivatives(model, eta, block)
+        slope = f1 @ wide
+        yield x, f, np.append(slope, np.sum(f1)) if model.intercept else slope, f2
 
-    Products with float32 rows are formed in float32, as in `passes.products`, and of columns less
-    their means: a year, nearly collinear with the intercept, would lose its digits.
+
+def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:
+    """X' diag(h) X in float64, with a last column of ones if there is an intercept.
+
+    Products with float32 rows are formed in float32, as in `passes.products`, from centred columns:
+    otherwise a year, nearly collinear with the intercept, would lose its digits.
     """
     columns, Z = x.shape[1], room[: len(x)]
     centre = x.mean(axis=0) if ones and x.dtype != np.float64 else None
@@ -133,37 +163,49 @@ def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.n
     return total
 
 
-# Codes ------------------------------------------------------------------------------------
+# Coded rows -------------------------------------------------------------------------------
 
 
-def _of_codes(
-    model: LinearPredictorModel, t: np.ndarray, batch: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    matrix = model.matrix(batch)
-    assert isinstance(matrix, CodedMatrix)
-    matrix = matrix.in_double()
-    matrix = matrix.with_ones() if model.intercept else matrix
-    value, (f1, f2) = _derivatives(model, np.asarray(matrix @ t), batch)
-    numbers, places = np.asarray(matrix.numbers()), matrix.dense_places()
-    terms = [_Levels(matrix, term) for term in matrix.coding.terms]
-    gradient, half = np.zeros(len(t)), np.zeros((len(t), len(t)))
-    gradient[places] += f1 @ numbers
-    weighted = numbers * f2[:, None]
-    half[np.ix_(places, places)] += weighted.T @ numbers / 2
-    for j, term in enumerate(terms):
-        gradient[term.columns] += term.sums(f1)
-        for column, place in zip(weighted.T, places, strict=True):
-            half[term.columns, place] += term.sums(column)
-        own = np.arange(term.columns.start, term.columns.stop)
-        half[own, own] += term.sums(term.scaled(f2)) / 2  # a row has no other level
-        for other in terms[:j]:
-            half[term.columns, other.columns] += term.pair_sums(other, f2)
-    # Every pair of parts of a row was met once, a part with itself by half.
-    return np.asarray(value), gradient, half + half.T
+class _CodedRows:
+    """A chunk of rows with codes, and its derivatives at one point."""
+
+    def __init__(
+        self, model: LinearPredictorModel, t: np.ndarray, batch: Mapping[str, np.ndarray]
+    ) -> None:
+        matrix = model.matrix(batch)
+        assert isinstance(matrix, CodedMatrix)
+        matrix = matrix.in_double()
+        matrix = matrix.with_ones() if model.intercept else matrix
+        self.value, (self._f1, self._f2) = _derivatives(model, np.asarray(matrix @ t), batch)
+        self._size = len(t)
+        self._numbers, self._places = np.asarray(matrix.numbers()), matrix.dense_places()
+        self._terms = [_Levels(matrix, term) for term in matrix.coding.terms]
+
+    def gradient(self) -> np.ndarray:
+        """Sum f' by dense column and by level."""
+        gradient = np.zeros(self._size)
+        gradient[self._places] += self._f1 @ self._numbers
+        for term in self._terms:
+            gradient[term.columns] += term.sums(self._f1)
+        return gradient
+
+    def hessian(self) -> np.ndarray:
+        """Sum f'' by pairs of dense columns and levels."""
+        half = np.zeros((self._size, self._size))
+        weighted = self._numbers * self._f2[:, None]
+        half[np.ix_(self._places, self._places)] += weighted.T @ self._numbers / 2
+        for j, term in enumerate(self._terms):
+            for column, place in zip(weighted.T, self._places, strict=True):
+                half[term.columns, place] += term.sums(column)
+            own = np.arange(term.columns.start, term.columns.stop)
+            half[own, own] += term.sums(term.scaled(self._f2)) / 2  # a row has no other level
+            for other in self._terms[:j]:
+                half[term.columns, other.columns] += term.pair_sums(other, self._f2)
+        return half + half.T  # each pair was added once, a column with itself by half
 
 
 class _Levels:
-    """One factor of a chunk: sums of numbers by its level, one for each of its columns."""
+    """One factor of a chunk: sums by level, one for each of its columns."""
 
     def __init__(self, matrix: CodedMatrix, term: CodedTerm) -> None:
         self.columns, self._first = term.columns, int(term.reference)
@@ -172,15 +214,15 @@ class _Levels:
         self._scale = None if term.scale is None else np.asarray(matrix.scale(term))
 
     def scaled(self, numbers: np.ndarray) -> np.ndarray:
-        """Times what stands in the column of each row."""
+        """Multiply by each row's entry in the column of its level."""
         return numbers if self._scale is None else numbers * self._scale
 
     def sums(self, numbers: np.ndarray) -> np.ndarray:
-        """Sums of numbers, times what stands in the column, by level."""
+        """Sum numbers times each row's entry, by level."""
         return np.bincount(self._codes, self.scaled(numbers), self._levels)[self._first :]
 
     def pair_sums(self, other: _Levels, numbers: np.ndarray) -> np.ndarray:
-        """The same by pairs of levels, a line for each of this factor."""
+        """Sum numbers times both entries by pairs of levels; rows are levels of this factor."""
         places = self._codes * other._levels + other._codes
         values = other.scaled(self.scaled(numbers))
         table = np.bincount(places, values, self._levels * other._levels)

@@ -1,11 +1,11 @@
-"""Other modes of the posterior: dispersed starts on a few rows, Laplace weights on all of them.
+"""Other modes of the posterior: dispersed starts on a few rows, Laplace weights on all rows.
 
-Nothing is assumed about a user's own log-posterior. After the first mode, the search starts again
-from dispersed points: where two symmetries that models often have would put another mode (all signs
-changed, all components in the opposite order), about draws of the prior, about `init` at unit
-scale, and about the mode at several of its standard deviations. L-BFGS climbs from each on about a
-thousand rows, reweighted to stand for all. If every climb ends at the first mode, the search is
-over. Otherwise Newton's method takes the other end points to modes of all rows, whose weights are
+Nothing is assumed about a user-defined log-posterior. After the first mode, the search starts again
+from dispersed points: where two common symmetries of models would put another mode (all signs
+changed, all components in the opposite order), draws from the prior, points about `init` at unit
+scale, and points several standard deviations from the mode. From each, L-BFGS climbs on about a
+thousand rows, reweighted to represent all. If every climb ends at the first mode, the search is
+over. Otherwise Newton's method on all rows refines the other end points to modes, whose weights are
 about exp(log posterior) det(precision)^(-1/2) (Laplace).
 """
 
@@ -24,6 +24,7 @@ from modicum.models import Target
 from modicum.passes.blocks import BLOCK
 from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.engine import chunk_rows, padded_chunk
+from modicum.passes.improper import parameter_name
 from modicum.passes.lbfgs import is_finite, minimise
 from modicum.passes.mode import ascend
 from modicum.passes.prior import prior_slope
@@ -35,15 +36,15 @@ __all__ = ["Modes", "Starts", "find_modes"]
 
 APART = 3.0  # posterior standard deviations between distinct modes
 NEGLIGIBLE = 0.01  # share of the posterior below which a mode is ignored
-MOST = 4  # other modes that are refined on all rows
-GAP = 30.0  # below the first mode, in log-posterior: exp(-30) is negligible
+MOST = 4  # maximum number of other modes refined on all rows
+GAP = 30.0  # difference in log-posterior from the first mode at which another is negligible
 
 
 class Starts(NamedTuple):
-    """Where modes are searched for, besides the first start."""
+    """Starting points of the search for modes, besides the first start."""
 
     points: tuple[np.ndarray, ...] = ()  # from the user
-    dispersed: int = 1  # starts in all, the first included
+    dispersed: int = 1  # number of dispersed starts, including the first start
 
     @property
     def more_than_first(self) -> bool:
@@ -60,7 +61,7 @@ class Modes:
     points
         (modes, d).
     weights
-        Share of the posterior by Laplace's approximation; they sum to 1.
+        Shares of the posterior by Laplace's approximation, which sum to 1.
     factors
         L of each, with L L' the inverse of its precision: (modes, d, d).
     """
@@ -73,24 +74,24 @@ class Modes:
         return len(self.weights)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """As arrays with names of their own, for a checkpoint."""
+        """Return everything as arrays with distinct names, for a checkpoint."""
         parts = {"points": self.points, "weights": self.weights, "factors": self.factors}
         return {f"modes_{name}": part for name, part in parts.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Modes | None:
-        """Undo `to_arrays`; None where no modes are among the arrays."""
+        """Restore modes from the result of `to_arrays`; None if `arrays` holds no modes."""
         if "modes_points" not in arrays:
             return None
         return cls(*(arrays[f"modes_{name}"] for name in ("points", "weights", "factors")))
 
     def chains_at(self, chains: int) -> np.ndarray:
-        """Return the mode each chain starts at: every mode, and heavier ones more often."""
+        """Return the mode at which each chain starts: all modes, the heavier ones more often."""
         share = self.weights * chains
         count = np.maximum(np.floor(share), 1).astype(int)
         for k in np.argsort(np.floor(share) - share, kind="stable"):  # largest remainder first
             count[k] += int(count.sum() < chains)
-        while count.sum() > max(chains, len(self)):  # small ones were rounded up
+        while count.sum() > max(chains, len(self)):  # small shares were rounded up
             count[np.argmax(count)] -= 1
         return np.repeat(np.arange(len(self)), count)[:chains]
 
@@ -107,7 +108,7 @@ class Modes:
         return bool(np.all(nearest == nearest[:, :1]))
 
     def text(self, chains: int) -> str:
-        """How many modes there are, how heavy, and how many chains start at each."""
+        """Describe the number of modes, their weights, and the chains that start at each."""
         shares = ", ".join(f"{weight:.0%}" for weight in self.weights)
         at = np.bincount(self.chains_at(chains), minlength=len(self))
         return (
@@ -130,21 +131,21 @@ class Modes:
                 f"the posterior has {others} at {where}, with about {unvisited.sum():.0%} of its "
                 "probability by Laplace's approximation, and no chain starts there",
                 "use method='nuts' with at least as many chains as modes, whose R-hat then shows "
-                "whether they go from one to the other, or leave a single mode: order the "
-                "components, fix a sign, give a prior that tells them apart",
+                "whether they move between modes, or change the model to have a single mode: order "
+                "the components, fix a sign, or give a prior that tells the modes apart",
                 weight=float(unvisited.sum()),
                 modes=len(self),
             )
         ]
 
     def _where(self, index: int, names: tuple[str, ...]) -> str:
-        """The parameters in which a mode differs most from the first, largest difference first."""
+        """Name the parameters in which a mode differs most from the first, largest first."""
         difference = self.points[index] - self.points[0]
         sd = np.sqrt(np.sum(self.factors[0] ** 2, axis=1))
         order = np.argsort(-np.abs(difference) / sd, kind="stable")[:3]
         far = [i for i in order if abs(difference[i]) > APART / 2 * sd[i]] or order[:1]
         return ", ".join(
-            f"{names[i] if i < len(names) else f'parameter {i}'} = {self.points[index][i]:.3g} "
+            f"{parameter_name(names, int(i))} = {self.points[index][i]:.3g} "
             f"instead of {self.points[0][i]:.3g}"
             for i in far
         )
@@ -154,7 +155,7 @@ class Modes:
 def find_modes(
     sums: Sums, first: Curvature, init: np.ndarray, starts: Starts, within: float, seed: int = 0
 ) -> tuple[list[Curvature], Modes]:
-    """Return the modes that are not negligible, the heaviest first; `first` may be the only one."""
+    """Find the modes that are not negligible, heaviest first; `first` may be the only one."""
     sample = _RowSample.of(sums, first, seed)
     others = sample.other_ends(
         [*starts.points, *_dispersed(sums.target, first, init, starts.dispersed, seed)]
@@ -178,14 +179,14 @@ def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature
 
 
 def _apart(at: Curvature, mode: Curvature) -> bool:
-    """Whether two points are more than a few standard deviations of either apart."""
+    """Whether two points are several standard deviations apart, by the curvature at either."""
     factors = (whitening_factor(curved.dense_precision)[0] for curved in (at, mode))
     difference = at.point - mode.point
     return all(float(np.linalg.norm(np.linalg.solve(L, difference))) > APART for L in factors)
 
 
 def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
-    """Laplace weights; points below 1% are dropped, and points that are not maxima."""
+    """Compute Laplace weights; drop points with a weight below 1%, or that are not maxima."""
     logs, factors = [], []
     for at in modes:
         factor, mended = whitening_factor(at.dense_precision)
@@ -194,7 +195,7 @@ def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
         factors.append(factor)
     weights = np.exp(np.array(logs) - max(logs))
     weights /= weights.sum()
-    # The first stays the first among equals.
+    # Rounding keeps the first mode first among equals.
     order = [int(k) for k in np.argsort(-np.round(weights, 3), kind="stable")]
     ranked = [k for k in order if weights[k] > NEGLIGIBLE]
     share = weights[ranked] / weights[ranked].sum()
@@ -205,14 +206,14 @@ def _weighed(modes: list[Curvature]) -> tuple[list[Curvature], Modes]:
 def _dispersed(
     target: Target, first: Curvature, init: np.ndarray, count: int, seed: int
 ) -> Iterator[np.ndarray]:
-    """Yield `count` - 1 points to start from; where more are asked for, the first are the same."""
+    """Yield `count` - 1 starting points; a larger count yields the same points first."""
     rng, size = generator(seed, Stream.MODE_STARTS), len(init)
     at = first.point
     factor, _ = whitening_factor(first.dense_precision)
     mirrored = [-at, *_reversed(target, at)]
 
-    def of_the_prior() -> np.ndarray:
-        """A draw of the prior's normal approximation, where the prior is concave."""
+    def from_the_prior() -> np.ndarray:
+        """Draw from the prior's normal approximation, if the prior is concave."""
         noise = rng.standard_normal(size)
         try:
             lower = cholesky(-first.prior_hessian, lower=True)
@@ -229,12 +230,12 @@ def _dispersed(
     def about_the_mode() -> np.ndarray:
         return at + rng.uniform(3, 10) * (factor @ rng.standard_normal(size))
 
-    drawn = (kind() for kind in cycle((of_the_prior, about_init, about_the_mode)))
+    drawn = (kind() for kind in cycle((from_the_prior, about_init, about_the_mode)))
     yield from islice(chain(mirrored, drawn), count - 1)
 
 
 def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
-    """Components in the opposite order: every array of parameters reversed along its first axis."""
+    """Reverse the order of components: each array of parameters along its first axis."""
     parts, first = [], 0
     for shape in target.shapes:
         stop = first + int(np.prod(shape))
@@ -252,15 +253,15 @@ class _RowSample:
     target: Target
     batch: dict[str, np.ndarray]
     present: np.ndarray
-    count: int  # rows that are present
-    rows: int  # all of them
+    count: int  # number of rows in the sample
+    rows: int  # number of all rows
     centre: np.ndarray
     factor: np.ndarray
     evaluations: int = 0
 
     @classmethod
     def of(cls, sums: Sums, first: Curvature, seed: int) -> _RowSample:
-        """Draw the rows, or take all if there are few, in a shape that is compiled already."""
+        """Draw rows; if there are few, take all, in a shape that is already compiled."""
         n = len(sums.rows)
         size = BLOCK * max(1, -(-4 * sums.target.size // BLOCK))
         factor, _ = whitening_factor(first.dense_precision)
@@ -276,16 +277,16 @@ class _RowSample:
 
     @property
     def holds_all_rows(self) -> bool:
-        """Whether no row was left out."""
+        """Whether the sample holds all rows."""
         return self.count == self.rows
 
     def distance(self, a: np.ndarray, b: np.ndarray) -> float:
-        """Between two points, in standard deviations at the first mode."""
+        """Return the distance of two points, in standard deviations at the first mode."""
         return float(np.linalg.norm(np.linalg.solve(self.factor, a - b)))
 
     def other_ends(self, starts: list[np.ndarray]) -> list[np.ndarray]:
-        """End points of climbs that are neither the first mode nor negligible, the best first."""
-        # On a sample of the rows the first mode lies slightly elsewhere.
+        """Climb from all starts; return ends that are not the first mode nor negligible."""
+        # On a sample of the rows the first mode is at a slightly different point.
         ends = [self.centre if self.holds_all_rows else self.climb(self.centre)]
         for start in starts:
             end = self.climb(start)
@@ -314,9 +315,9 @@ class _RowSample:
         return float(value) + prior, np.asarray(gradient) + prior_gradient
 
     def _worth_following(self, points: list[np.ndarray]) -> list[np.ndarray]:
-        """Points that may have a share of the posterior of all rows, the best first.
+        """Return the points that may matter in the posterior of all rows, best first.
 
-        The difference in log-posterior to the first mode is known up to the error of a thousand
+        Their difference in log-posterior from the first mode has the sampling error of a thousand
         rows.
         """
         if not points:

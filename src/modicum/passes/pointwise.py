@@ -1,7 +1,7 @@
-"""The log-likelihood of each row at many points: of all rows in short, of a few rows in full.
+"""The log-likelihood of each row at many points: summaries for all rows, values for a few rows.
 
-No array holds all rows at all points. A pass over all rows keeps a few numbers per row; rows that
-are asked for come in pieces.
+No array holds all rows at all points. A pass over all rows keeps a few numbers per row; values for
+requested rows are returned in pieces.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from modicum.runtime import Array
 __all__ = ["LeftOut", "approximately_left_out", "log_likelihoods"]
 
 PIECE = 512  # rows whose log-likelihoods at all points are held at a time
-TOGETHER = 16  # points that are evaluated at once
+TOGETHER = 16  # points evaluated at a time
 
 
 class LeftOut(NamedTuple):
-    """What a few points say of each row, (rows,) each, in float32.
+    """Leave-one-out summaries of each row, from a few points, (rows,) each, in float32.
 
     Attributes
     ----------
     elpd
         Log predictive density with the row left out, by plain importance weights.
     lpd
-        Log predictive density with the row among the data.
+        Log predictive density with the row included in the data.
     variance
-        Of the row's log-likelihood over the points.
+        Variance of the row's log-likelihood over the points.
     """
 
     elpd: np.ndarray
@@ -48,7 +48,7 @@ class LeftOut(NamedTuple):
 
 
 def approximately_left_out(sums: Sums, points: np.ndarray, log_weight: np.ndarray) -> LeftOut:
-    """By one pass over all rows, from points (points, d) with weights of their own."""
+    """Summarise each row in one pass over all rows, from weighted points (points, d)."""
     sums.enter("leave-one-out", len(points), "density", passes=1)
     likelihood = sums.target.likelihood
     arguments = (np.ascontiguousarray(points[:, : likelihood.size]), log_weight)
@@ -61,9 +61,9 @@ def approximately_left_out(sums: Sums, points: np.ndarray, log_weight: np.ndarra
 def log_likelihoods(
     target: Target, rows: Rows, row_ids: np.ndarray, points: np.ndarray
 ) -> Iterator[np.ndarray]:
-    """Log-likelihoods (points, rows) of these rows, or groups, before frequency weights.
+    """Yield log-likelihoods (points, rows) of these rows, or groups, without frequency weights.
 
-    They come piece after piece, in the order of `row_ids`.
+    They come in pieces, in the order of `row_ids`.
     """
     likelihood = target.likelihood
     points = np.ascontiguousarray(points[:, : likelihood.size])
@@ -73,13 +73,13 @@ def log_likelihoods(
         chunks = len(piece.chunk_starts) - 1 if isinstance(piece, GroupedRows) else 1
         for k in range(chunks):
             batch, present = padded_chunk(piece, k, 0 if grouped else PIECE)
-            with jax.enable_x64(True):  # between two pieces the caller's own setting holds
+            with jax.enable_x64(True):  # not while the generator is suspended
                 values = np.asarray(_log_likelihoods(likelihood, points, batch))
             yield values[:, present]
 
 
-def _of_rows(target: Target, points: Array, batch: Batch) -> jax.Array:
-    """(points, rows), in float64."""
+def _evaluate(target: Target, points: Array, batch: Batch) -> jax.Array:
+    """Return log-likelihoods (points, rows), in float64."""
     model = target.model
 
     def at_point(t: jax.Array) -> jax.Array:
@@ -91,7 +91,7 @@ def _of_rows(target: Target, points: Array, batch: Batch) -> jax.Array:
 
 @compiled_pass
 def _log_likelihoods(target: Target, points: Array, batch: Batch) -> jax.Array:
-    return _of_rows(target, points, batch)
+    return _evaluate(target, points, batch)
 
 
 @compiled_pass
@@ -100,19 +100,19 @@ def _left_out(
 ) -> jax.Array:
     points, log_weight = arguments
     if target.scatters:
-        return _short(log_weight, _of_rows(target, points, batch), batch)
+        return _summarise(log_weight, _evaluate(target, points, batch), batch)
 
     def of_block(block: Batch, present: Array) -> jax.Array:
         del present
-        return _short(log_weight, _of_rows(target, points, block), block)
+        return _summarise(log_weight, _evaluate(target, points, block), block)
 
     return map_in_blocks(of_block, batch, present)
 
 
-def _short(log_weight: Array, values: jax.Array, batch: Batch) -> jax.Array:
-    """The columns of `LeftOut`, (rows, 3).
+def _summarise(log_weight: Array, values: jax.Array, batch: Batch) -> jax.Array:
+    """Return the columns of `LeftOut`, (rows, 3).
 
-    Of a row that stands for several, one is left out; of one that counts less than one, all of it.
+    If a row's frequency weight is above 1, one copy is left out; if below, all of the row.
     """
     share = jnp.minimum(batch["weight"], 1.0) if "weight" in batch else 1.0
     log_weight = log_weight[:, None]

@@ -1,4 +1,4 @@
-"""The log-prior to second order at a point, and the normal that stands in for it."""
+"""Second-order expansions of the log-prior, and the normal approximation that replaces it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 @in_double_precision
 def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
-    """Log-prior and its gradient at `t`."""
+    """Return the log-prior and its gradient at `t`."""
     if target.normal_prior is not None:
         return target.normal_prior.expanded(t)[:2]
     value, gradient = _prior_slope(target, t)
@@ -35,7 +35,7 @@ def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
 
 @in_double_precision
 def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
-    """Hessian of the log-prior at `t`."""
+    """Return the Hessian of the log-prior at `t`."""
     if target.normal_prior is not None:
         return target.normal_prior.expanded(t)[2]
     return np.asarray(_prior_hessian(target, t))
@@ -52,11 +52,11 @@ def _prior_hessian(target: Target, t: Array) -> jax.Array:
 
 
 def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
-    """The quadratic part of a log-prior, its gradient and Hessian at `t`; zeros where unknown."""
+    """Return the quadratic part of the log-prior, its gradient and Hessian at `t`."""
     if target.arrow is not None:
         return _folded_arrow(target, target.arrow, t)
     if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
-        return *prior_slope(target, t), prior_hessian(target, t)  # all of it: compiled already
+        return *prior_slope(target, t), prior_hessian(target, t)  # whole prior: already compiled
     return _folded(target, t)
 
 
@@ -76,7 +76,7 @@ def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.A
 def _folded_arrow(
     target: Target, layout: ArrowLayout, t: np.ndarray
 ) -> tuple[float, np.ndarray, ArrowMatrix]:
-    """The same where effects of a big factor, which have another prior, are many."""
+    """Like `folded_prior`, if a factor has many effects, whose own prior is not quadratic."""
     value, gradient, corner = _folded_border(target, layout, t)
     hessian = ArrowMatrix.zeros(layout.big, layout.border)
     full_gradient = np.zeros(len(t))
@@ -99,7 +99,7 @@ def _folded_border(
 
 @in_double_precision
 def exact_log_priors(target: Target, points: np.ndarray) -> np.ndarray:
-    """The non-quadratic part of the log-prior at each of `points`."""
+    """Return the non-quadratic part of the log-prior at each of `points`."""
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     return np.array(_exact_log_priors(exact, points, numbers))
@@ -117,10 +117,10 @@ class StandInPrior:
     target: Target
     mean: np.ndarray
     precision: Symmetric
-    covariance: Covariance | None = None  # of the posterior, where it was found
+    covariance: Covariance | None = None  # of the posterior with this prior, if known
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
-        """Value, gradient and Hessian at `t`."""
+        """Return value, gradient and Hessian at `t`."""
         value, gradient, hessian = folded_prior(self.target, t)
         pull = self.precision @ (t - self.mean)
         return (
@@ -131,7 +131,7 @@ class StandInPrior:
 
 
 def flat_prior(target: Target) -> StandInPrior | None:
-    """A stand-in to begin with, if one is needed; None if the prior needs none."""
+    """Return a flat stand-in prior to start with; None if the prior needs no stand-in."""
     if target.exact_prior is None:
         return None
     if target.arrow is not None:
@@ -142,7 +142,7 @@ def flat_prior(target: Target) -> StandInPrior | None:
 
 
 def plus(first: Symmetric, second: Symmetric) -> Symmetric:
-    """The sum of two matrices of one form."""
+    """Add two matrices, which are both dense or both arrows."""
     if isinstance(first, ArrowMatrix):
         assert isinstance(second, ArrowMatrix)
         return first + second

@@ -1,6 +1,6 @@
-"""Products with the model matrix X of a chunk: X'f and X' diag(h) X, of columns or of codes.
+"""Products with the model matrix X of a chunk: X'f and X' diag(h) X, for dense or coded rows.
 
-Rows with codes are never expanded into columns. X'f adds up f by level; X' diag(h) X consists of
+Rows with codes are never expanded into columns. X'f sums f by level; X' diag(h) X consists of
 products of the dense columns, sums of h x by level, and sums of h by pairs of levels:
 O(n (p^2 + k p + k^2)) operations for p numbers and k codes per row, instead of O(n d^2) for d
 columns.
@@ -20,7 +20,7 @@ from modicum.runtime import Array
 
 __all__ = ["CodedProducts", "Products", "products_with"]
 
-FEW = 32  # columns that a chunk is multiplied by as a whole
+FEW = 32  # columns up to which products of a chunk are not formed in blocks
 
 
 class Products(Protocol):
@@ -32,7 +32,7 @@ class Products(Protocol):
         ...
 
     def transposed(self, f: jax.Array) -> jax.Array:
-        """f'X, (columns,) of f (rows,), or (k, columns) of f (rows, k)."""
+        """f'X: (columns,) for f of shape (rows,), or (k, columns) for f of shape (rows, k)."""
         ...
 
     def weighted(self, h: jax.Array) -> jax.Array:
@@ -41,9 +41,9 @@ class Products(Protocol):
 
 
 def products_with(matrix: ModelMatrix, intercept: bool, counts: jax.Array) -> Products:
-    """The products with a matrix, whose last column is the intercept's if it has one.
+    """Return the products with a matrix, whose last column is ones if it has an intercept.
 
-    Rows with `counts` 0 are those whose f and h are 0.
+    `counts` is 0 for rows whose f and h are 0.
     """
     if isinstance(matrix, CodedMatrix):
         return CodedProducts(matrix, intercept, counts)
@@ -51,15 +51,15 @@ def products_with(matrix: ModelMatrix, intercept: bool, counts: jax.Array) -> Pr
     return DenseProducts(x, _centre(x, counts) if intercept else None)
 
 
-# Columns ----------------------------------------------------------------------------------
+# Dense rows -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class DenseProducts:
     """Products with dense rows.
 
-    Products with float32 rows are formed in float32: that leaves the Hessian a relative error near
-    1e-6, far below what mass matrices and control variates can notice, and halves the time.
+    Products with float32 rows are formed in float32. This halves the time and leaves a relative
+    error near 1e-6 in the Hessian, far below what affects mass matrices and control variates.
     """
 
     x: jax.Array
@@ -75,19 +75,19 @@ class DenseProducts:
         return f.T @ self.x
 
     def weighted(self, h: jax.Array) -> jax.Array:
-        """X' diag(h) X in float64, computed from centred rows where there is a centre."""
+        """X' diag(h) X in float64, computed from centred rows if there is a centre."""
         x, centre = self.x, self.centre
         if centre is None:
             return ((x * h[:, None].astype(x.dtype)).T @ x).astype(jnp.float64)
         c = centre.astype(jnp.float64)
         centred = x - centre
         block = ((centred * h[:, None].astype(x.dtype)).T @ centred).astype(jnp.float64)
-        cross = jnp.outer(block[:, -1], c)  # the last column is the intercept's
+        cross = jnp.outer(block[:, -1], c)  # the last column is ones, for the intercept
         return block + cross + cross.T + block[-1, -1] * jnp.outer(c, c)
 
 
 def _centre(x: jax.Array, counts: Array) -> jax.Array | None:
-    """Mean of the rows that count, the column of ones left at 0; None where rows are float64.
+    """Return the mean of rows with nonzero counts, 0 for the last column; None for float64 rows.
 
     A column such as a year, with mean 2,000 and sd 1, is nearly collinear with the intercept:
     float32 products would lose its information.
@@ -98,7 +98,7 @@ def _centre(x: jax.Array, counts: Array) -> jax.Array | None:
     return (counts @ x / jnp.maximum(counts.sum(), 1)).at[-1].set(0)
 
 
-# Codes ------------------------------------------------------------------------------------
+# Coded rows -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class CodedProducts:
 
     @property
     def columns(self) -> int:
-        """Of the matrix that is not formed."""
+        """Number of columns of the matrix, which is never formed."""
         return self.matrix.columns
 
     def transposed(self, f: jax.Array) -> jax.Array:
@@ -128,7 +128,7 @@ class CodedProducts:
         return total.at[places].add(numbers.T.astype(jnp.float64) @ f)[1:].T
 
     def weighted(self, h: jax.Array) -> jax.Array:
-        """X' diag(h) X: half of it, and its mirror image."""
+        """X' diag(h) X: the sum of one half and its transpose."""
         h = h.astype(jnp.float64)
         places = 1 + self.matrix.dense_places()
         cross = self._codes_by_numbers(h).at[places].add(self._numbers_by_numbers(h) / 2)
@@ -136,7 +136,7 @@ class CodedProducts:
         return half + half.T
 
     def _codes_by_codes(self, h: jax.Array) -> jax.Array:
-        """Sums of h by pairs of levels: each pair of terms once, a term with itself by half."""
+        """Sum h by pairs of levels: once for each pair of terms, half for a term with itself."""
         matrix, size = self.matrix, 1 + self.matrix.columns
         terms = [(matrix.place(t), matrix.scale(t)) for t in matrix.coding.terms]
         sums = jnp.zeros(size * size)
@@ -148,7 +148,7 @@ class CodedProducts:
         return sums.reshape(size, size)
 
     def _codes_by_numbers(self, h: jax.Array) -> jax.Array:
-        """Sums of h x by level, a line per level."""
+        """Sum h x by level, with one row per level."""
         matrix = self.matrix
         weighted = h[:, None] * matrix.numbers().astype(jnp.float64)
         sums = jnp.zeros((1 + matrix.columns, weighted.shape[1]))
@@ -158,7 +158,7 @@ class CodedProducts:
         return sums
 
     def _numbers_by_numbers(self, h: jax.Array) -> jax.Array:
-        """As for rows of columns; few of them at once, in float64."""
+        """Return the products of dense columns: few columns in float64, many in blocks."""
         numbers = self.matrix.numbers()
         if numbers.shape[1] <= FEW:
             return DenseProducts(numbers.astype(jnp.float64), None).weighted(h)

@@ -1,4 +1,4 @@
-"""A log-likelihood to second order about a point, which can be moved to another point."""
+"""Second-order expansion of a log-likelihood, which can be re-expanded about another point."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Quadratic"]
 class Quadratic:
     """C + A'(t - point) + (t - point)' B (t - point) / 2.
 
-    Quadratics of several data sets are added wherever they were expanded: moving one to another
-    point changes its numbers, and not the function.
+    Quadratics of several data sets can be added although their points differ: moving one to another
+    point changes its coefficients, but not the function.
 
     Examples
     --------
@@ -31,7 +31,7 @@ class Quadratic:
     B: np.ndarray
 
     def moved(self, point: np.ndarray) -> Quadratic:
-        """The same function, about another point."""
+        """Return the same function, expanded about another point."""
         dt = point - self.point
         if not dt.any():
             return self
@@ -39,16 +39,16 @@ class Quadratic:
         return Quadratic(point, float(self.C + dt @ (self.A + bent / 2)), self.A + bent, self.B)
 
     def values(self, t: np.ndarray) -> np.ndarray:
-        """Values at points t of shape (..., d)."""
+        """Return the values at points t of shape (..., d)."""
         dt = t - self.point
         return np.asarray(self.C + np.sum(dt * (self.A + dt @ self.B / 2), axis=-1))
 
     def slopes(self, t: np.ndarray) -> np.ndarray:
-        """Gradients at points t of shape (..., d)."""
+        """Return the gradients at points t of shape (..., d)."""
         return np.asarray(self.A + (t - self.point) @ self.B)
 
     def __add__(self, other: Quadratic) -> Quadratic:
-        """The sum, about the point of the first."""
+        """Return the sum, expanded about the point of the first."""
         moved = other.moved(self.point)
         return Quadratic(self.point, self.C + moved.C, self.A + moved.A, self.B + moved.B)
 

@@ -1,7 +1,7 @@
-"""Scales of groups at the anchor: how wide their posterior is, and what to know of it.
+"""Scales of groups at the anchor: the width of their posterior, and warnings about them.
 
-The log-likelihood is held as the quadratic it is at the anchor, so that coefficients and effects
-can be integrated out at any scale.
+The log-likelihood is replaced by its quadratic at the anchor, so that coefficients and effects can
+be integrated out at any scale.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from modicum.models.arrow import (
 )
 from modicum.models.priors.grouped import Effects
 from modicum.passes.curvature import Curvature
+from modicum.passes.improper import parameter_name
 from modicum.passes.prior import exact_log_priors, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
 __all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
 
-GRID = np.linspace(-8.0, 6.0, 22)  # in widths by EM, which are too narrow near zero
-FARTHER, LOWEST = 6, -12.0  # further points where its lower end is not yet a tail, and the last
-TAIL = 5.0  # how far below its maximum the log density of a tail is
-WIDEST = 2.0  # standard deviations of log tau: beyond it only the prior ends
+GRID = np.linspace(-8.0, 6.0, 22)  # in units of the widths by EM, which are too narrow near zero
+FARTHER, LOWEST = 6, -12.0  # points by which the grid is extended downwards, and its lowest end
+TAIL = 5.0  # the grid is extended until the log density is this far below its maximum
+WIDEST = 2.0  # largest sd of log tau; beyond it the prior alone limits the posterior
 
-FEW = 5  # levels below which their standard deviation is mostly its prior
-UNTOLD = 1.0  # standard errors from 0 to an estimate of tau^2, below which tau may be 0
+FEW = 5  # levels below which their standard deviation is mostly determined by its prior
+UNTOLD = 1.0  # standard errors between 0 and an estimate of tau^2, below which tau may be 0
 
 
 def with_scale_widths(at: Curvature, target: Target) -> Curvature:
-    """Give scales and correlations of groups the curvature of their marginal posterior's width."""
+    """Set the curvature in scales and correlations of groups from their marginal posteriors."""
     if target.exact_prior is None:
         return at
     terms = [term for term in target.exact_prior[0].terms if isinstance(term, Effects)]
@@ -54,7 +55,7 @@ def with_scale_widths(at: Curvature, target: Target) -> Curvature:
 
 
 def _with_entry(matrix: Symmetric, place: int, value: float) -> Symmetric:
-    """The same with another number on the diagonal."""
+    """Return the matrix with one diagonal entry replaced."""
     if isinstance(matrix, ArrowMatrix):
         return matrix.with_entry(place, value)
     changed = matrix.copy()
@@ -63,9 +64,9 @@ def _with_entry(matrix: Symmetric, place: int, value: float) -> Symmetric:
 
 
 def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) -> float:
-    """Mean square distance of one such parameter from the anchor, by its posterior on a grid.
+    """Return the posterior mean square distance of a parameter from the anchor, on a grid.
 
-    Where a scale may be zero, its logarithm has a long tail to the left: the grid follows it.
+    If a scale may be zero, its logarithm has a long tail to the left, which the grid follows.
     """
 
     def log_posterior(distances: np.ndarray) -> np.ndarray:
@@ -82,7 +83,7 @@ def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) ->
 
 
 def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
-    """Log-posterior of the priors' own parameters in `points`, all others integrated out."""
+    """Return the log-posterior of the hyperparameters in `points`, all others integrated out."""
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     read = target.likelihood.size
@@ -99,7 +100,7 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
 
 
 def _none(at: Curvature) -> Covariance:
-    """No posterior variance, in the form that matrices have here."""
+    """Return a covariance of zero, dense or an arrow like the Hessian."""
     if isinstance(at.B, ArrowMatrix):
         places = np.asarray(at.B.big), np.asarray(at.B.border)
         return ArrowCovariance.of_variances(np.zeros(len(at.point)), *places)
@@ -109,9 +110,9 @@ def _none(at: Curvature) -> Covariance:
 def _integral(
     information: Symmetric, precision: Symmetric, pull: np.ndarray
 ) -> tuple[float, float]:
-    """pull' P^-1 pull and log det P / 2, of which the integral of exp(pull'x - x'Px / 2) is made.
+    """Return pull' P^-1 pull and log det P / 2, which give the integral of exp(pull'x - x'Px / 2).
 
-    Information of the data and precision of the prior add up to P, that of pull's entries.
+    P is information plus precision, in the leading entries that `pull` has.
     """
     read = len(pull)
     if isinstance(information, ArrowMatrix):
@@ -128,7 +129,7 @@ def _integral(
 def group_notes(
     target: Target, point: np.ndarray, covariance: Covariance, names: tuple[str, ...]
 ) -> list[ModicumWarning]:
-    """Doubts about the standard deviations of groups."""
+    """Warn about standard deviations of groups that the data hardly inform."""
     assert target.exact_prior is not None
     notes = []
     for term in target.exact_prior[0].terms:
@@ -136,8 +137,8 @@ def group_notes(
             continue
         informed = term.informed(point, covariance).sum(axis=1)
         for effect, place in enumerate(term.sds):
-            called = names[place] if place < len(names) else f"parameter {place}"
-            # tau^2 + s^2 is known to sqrt(2 / L) of itself; tau^2 is the share `informed` / L of it
+            called = parameter_name(names, int(place))
+            # tau^2 + s^2 has relative error sqrt(2 / L), and tau^2 is its share `informed` / L
             share = float(informed[effect]) / term.levels
             near_zero = share < UNTOLD * np.sqrt(2 / term.levels)
             notes += scale_doubts(called, term.levels, float(np.exp(point[place])), near_zero)
@@ -145,13 +146,13 @@ def group_notes(
 
 
 def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> list[ModicumWarning]:
-    """Warnings about a group's standard deviation, whose mode is `sd`."""
+    """Warn about a group's standard deviation, whose mode is `sd`, if there is reason to."""
     if levels < FEW:
         return [
             ModicumWarning(
                 "groups-few",
-                f"{levels} levels say little about how much effects vary, so that the prior of "
-                f"{called} decides much of its posterior",
+                f"{levels} levels say little about how much effects vary, so the posterior of "
+                f"{called} depends strongly on its prior",
                 "choose that prior with care, or enter the factor as a common one",
                 levels=levels,
             )
@@ -161,10 +162,10 @@ def scale_doubts(called: str, levels: int, sd: float, near_zero: bool) -> list[M
     return [
         ModicumWarning(
             "group-sd-near-zero",
-            f"the data hardly tell {called} from 0 (its mode is about {sd:.2g}), so that its "
-            "posterior has no lower end but the prior's",
-            "report an upper bound rather than an estimate, or leave the group out if its "
-            "effects are of no interest",
+            f"the data hardly distinguish {called} from 0 (its mode is about {sd:.2g}), so only "
+            "the prior bounds its posterior from below",
+            "report an upper bound rather than an estimate, or leave out the group if its effects "
+            "are of no interest",
             sd=sd,
         )
     ]

@@ -1,11 +1,11 @@
-"""Scores, gradients of the log-posterior, at many points: from all rows, or from a few per point.
+"""Scores (gradients of the log-posterior) at many points: from all rows, or a few per point.
 
 With control variates about the mean t* of the points,
 
     score(t) = A + B (t - t*) + (n/m) sum_i [g_i(t) - g_i(t*) - H_i (t - t*)] + prior score,
 
-m rows per point estimate it without bias (eq. 4.7 of the HMC-ECS paper). Rows are drawn anew for
-every point, so that errors at different points are independent.
+is estimated without bias from m rows per point (eq. 4.7 of the HMC-ECS paper). Rows are drawn anew
+for every point, so that errors at different points are independent.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["scores"]
 
-TOGETHER = 2**24  # numbers of rows held for a group of points
+TOGETHER = 2**24  # floats of rows in memory for a group of points
 
 
 @in_double_precision
 def scores(sums: Sums, points: np.ndarray, subsample: int | None, seed: int = 0) -> np.ndarray:
-    """Gradients of the log-posterior at `points` (points, d), exact if `subsample` is None."""
+    """Return gradients of the log-posterior at `points` (points, d); exact without `subsample`."""
     prior = np.asarray(_prior_scores(sums.target, points))
     if subsample is None:
         return sums.gradients(points, "scores") + prior
@@ -37,9 +37,9 @@ def scores(sums: Sums, points: np.ndarray, subsample: int | None, seed: int = 0)
 
 
 def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.ndarray:
-    """Unbiased log-likelihood gradients at each point, from rows of its own."""
+    """Estimate the log-likelihood gradient at each point without bias, from its own rows."""
     centre = points.mean(axis=0)
-    second = len(centre) <= DENSE_LIMIT  # else the expansion stops at the gradient
+    second = len(centre) <= DENSE_LIMIT  # whether the expansion has a second-order term
     if second:
         _, gradient, hessian = sums.hessian(centre, "anchor")
         expansion = gradient + (points - centre) @ hessian
@@ -50,7 +50,7 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
     group = max(1, min(len(points), TOGETHER // (subsample * width)))
     residuals = []
     for number in range(ceil(len(points) / group)):
-        at = (number * group + np.arange(group)) % len(points)  # the last group is filled up
+        at = (number * group + np.arange(group)) % len(points)  # wraps around in the last group
         batch = rows.take(rng.integers(0, n, size=(group, subsample)))
         residuals.append(np.asarray(_residuals(sums.target, second, points[at], centre, batch)))
     sums.ledger.add("scores", len(points) * subsample, "gradient")
@@ -61,7 +61,7 @@ def _estimated(sums: Sums, points: np.ndarray, subsample: int, seed: int) -> np.
 def _residuals(
     target: Target, second: bool, points: Array, centre: Array, batches: Batch
 ) -> jax.Array:
-    """What the expansion about `centre` leaves of the gradient of each point's rows."""
+    """Return the gradient of each point's rows minus its expansion about `centre`."""
 
     def of_point(point: Array, batch: Batch) -> jax.Array:
         gradient = jax.grad(lambda t: jnp.sum(target.log_likelihood(t, batch)))

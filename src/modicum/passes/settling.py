@@ -1,6 +1,6 @@
-"""Priors that are not normal, and their own parameters, iterated to a fixed point.
+"""Fixed-point iteration for priors that are not normal, and for their hyperparameters.
 
-The log-likelihood is a quadratic meanwhile, so that no pass is made.
+The log-likelihood is replaced by a quadratic, so no pass over the rows is needed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from modicum.runtime import one_blas_thread
 __all__ = ["settle"]
 
 MAX_SETTLING = 100
-SETTLED = 3e-3  # posterior standard deviations: nothing depends on where exactly priors settle
-LEAST_INFORMATION = 1e-4  # about an entry, where a stand-in prior starts from that of the data
+SETTLED = 3e-3  # tolerance in posterior standard deviations; nothing depends on its exact value
+LEAST_INFORMATION = 1e-4  # minimum information about an entry, for the initial stand-in prior
 
 
 def settle(
     at: Curvature, target: Target, before: StandInPrior | None = None
 ) -> tuple[Curvature, StandInPrior]:
-    """Iterate a stand-in prior and the priors' own parameters to a fixed point, without a pass.
+    """Iterate a stand-in prior and the hyperparameters to a fixed point, without a pass.
 
-    The log-likelihood is replaced by its quadratic at `at`. Two steps alternate: the mode and
-    covariance of the posterior under the normal stand-in; then the stand-in and the marginal modes
-    of the priors' own parameters, given these. The iteration starts from `before`.
+    The log-likelihood is replaced by its quadratic at `at`. Two steps alternate: first the mode and
+    covariance of the posterior under the normal stand-in, then the stand-in and the marginal modes
+    of the hyperparameters, given these. The iteration starts from `before`.
     """
     with one_blas_thread.for_small(len(at.point)):
         return _settled(at, target, before)
@@ -66,7 +66,7 @@ def _settled(
             break
     mean, precision = exact.normal_approximation(t, V, numbers)
     V = _with_variances(V, 1 / diagonal(precision)[read:])
-    # The pass was made at `at.point`: the priors' own parameters move, all others stay.
+    # The pass was made at `at.point`: only the hyperparameters move.
     moved = np.concatenate([at.point[:read], t[read:]])
     prior = StandInPrior(target, mean, precision, V)
     value, gradient, hessian = prior.expanded(moved)
@@ -77,9 +77,10 @@ def _settled(
 def _normal(
     information: Symmetric, precision: Symmetric, pull: np.ndarray, V: Covariance, read: int
 ) -> tuple[Covariance, np.ndarray]:
-    """The posterior covariance of the first `read` entries, put into V, and its product with pull.
+    """Update V with the posterior covariance of the first `read` entries.
 
-    Information of the data and precision of the prior add up.
+    That is the inverse of information (data) plus precision (prior). Return V and its product with
+    `pull`.
     """
     if isinstance(information, ArrowMatrix):
         assert isinstance(precision, ArrowMatrix)
@@ -95,7 +96,7 @@ def _normal(
 
 
 def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
-    """A diagonal covariance, in the form that goes with a matrix."""
+    """Return a diagonal covariance, dense or an arrow like `matrix`."""
     if isinstance(matrix, ArrowMatrix):
         places = np.asarray(matrix.big), np.asarray(matrix.border)
         return ArrowCovariance.of_variances(variance, *places)
@@ -103,7 +104,7 @@ def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
 
 
 def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
-    """The same with these variances of the last entries, which are independent of all others."""
+    """Replace the variances of the last entries, which are independent of all others."""
     read = len(diagonal(V)) - len(variance)
     if isinstance(V, ArrowCovariance):
         width = int(np.searchsorted(V.border, read))
@@ -116,6 +117,6 @@ def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
 def _inverse(precision: np.ndarray) -> np.ndarray:
     try:
         return np.asarray(cho_solve(cho_factor(precision), np.eye(len(precision))))
-    except np.linalg.LinAlgError:  # a flat prior of what the data do not inform here
+    except np.linalg.LinAlgError:  # a flat prior on entries that the data do not inform
         factor, _ = whitening_factor(precision)
         return np.asarray(factor @ factor.T)

@@ -1,4 +1,4 @@
-"""What the passes add up: log-likelihood, gradient, Hessian at a point, exactly counted."""
+"""Sums over all rows: log-likelihood, gradient and Hessian at a point, counted in the ledger."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_by_numpy, group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
-from modicum.passes.on_numpy import hessian_by_numpy
+from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -29,17 +29,17 @@ from modicum.runtime import COMPILED, Array, jit
 
 __all__ = ["Clock", "Sums"]
 
-FEW_ROWS = 1_000_000  # in groups, that NumPy passes over sooner than a pass is compiled
+FEW_ROWS = 1_000_000  # rows in groups up to which NumPy's passes take less time than compiling
 
 
 @dataclass
 class Clock:
-    """Seconds per row of the quickest pass of each kind: the first also includes compilation.
+    """Seconds per row of the fastest pass of each kind, since the first includes compilation.
 
     Attributes
     ----------
     per_row
-        By what passes evaluate of a row.
+        Seconds per row, by kind of evaluation.
     """
 
     per_row: dict[Kind, float] = field(default_factory=dict)
@@ -47,37 +47,37 @@ class Clock:
 
     @property
     def compiling(self) -> float:
-        """Seconds that the compiler has taken since the clock was started."""
+        """Seconds of compilation since the clock was started."""
         return COMPILED.seconds - self._before
 
     def took(self, kind: Kind, rows: int, seconds: float) -> None:
-        """Learn from a pass."""
+        """Record the time of a pass."""
         per_row = seconds / max(rows, 1)
         self.per_row[kind] = min(per_row, self.per_row.get(kind, per_row))
 
 
 TargetSum: TypeAlias = Callable[[Target, np.ndarray, Batch, np.ndarray], tuple[Array, ...]]
-"""From target, point, chunk and which of its rows are present to sums over them."""
+"""A function of target, point, chunk and a mask of its real rows; returns sums over these."""
 
 
 @dataclass(frozen=True)
 class Sums:
     """Sums over all rows of one data set, each entered in the ledger.
 
-    Parameters of priors are not part of the log-likelihood: derivatives there are 0.
+    The log-likelihood does not depend on hyperparameters: its derivatives there are 0.
 
     Parameters
     ----------
     target, rows
-        The log-likelihood, and what it is summed over.
+        The log-likelihood, and the rows over which it is summed.
     engine
-        What does the summing.
+        Computes the sums.
     ledger
-        Where row evaluations are counted.
+        Counts row evaluations.
     rest
-        The log-likelihood of rows that are not held, which every sum includes; None: all are held.
+        The log-likelihood of rows not in `rows`, which every sum includes; None: there are none.
     clock
-        What passes over these rows and subsets of them took.
+        Measures passes over these rows and their subsets.
     """
 
     target: Target
@@ -93,7 +93,7 @@ class Sums:
         return float(value) + float(self._rest_values(t))
 
     def values(self, points: np.ndarray, purpose: str) -> np.ndarray:
-        """Log-likelihood at many points, (points, d), by one pass over the rows."""
+        """Log-likelihood at many points, (points, d), in one pass over the rows."""
         self.enter(purpose, len(points), "density", passes=1)
         (values,) = self.engine.map_reduce(
             partial(_values_sum, self.target.likelihood),
@@ -105,13 +105,15 @@ class Sums:
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
-        value, gradient = self._sweep(chunk_gradient, t, purpose, "gradient")
+        linear = isinstance(self.target.model, LinearPredictorModel)
+        chunk_sum: TargetSum = gradient_by_numpy if linear and self.by_numpy else chunk_gradient
+        value, gradient = self._sweep(chunk_sum, t, purpose, "gradient")
         return float(value) + float(self._rest_values(t)), self._padded(
             gradient + self._rest_slopes(t)
         )
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
-        """Gradient of the log-likelihood at many points, (points, d), by one pass."""
+        """Gradient of the log-likelihood at many points, (points, d), in one pass."""
         self.enter(purpose, len(points), "gradient", passes=1)
         (gradients,) = self.engine.map_reduce(
             partial(_gradients_sum, self.target.likelihood),
@@ -122,7 +124,7 @@ class Sums:
         return self._padded(np.asarray(gradients) + self._rest_slopes(points))
 
     def curvature(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, Symmetric]:
-        """C, A and B at `t` as `hessian` returns them, B in the form of the target's matrices."""
+        """C, A and B at `t` as `hessian` returns them, but B is an arrow if the target has one."""
         layout = self.target.arrow
         if layout is None:
             return self.hessian(t, purpose)
@@ -148,15 +150,15 @@ class Sums:
 
     @property
     def by_numpy(self) -> bool:
-        """Whether passes are made without a compiler.
+        """Whether passes run in NumPy, without a compiler.
 
-        Of groups, compiled ones take half the time, and compiling a second or two.
+        For groups, compiled passes take half the time, but compiling takes a second or two.
         """
         few = not isinstance(self.rows, GroupedRows) or len(self.rows.members) <= FEW_ROWS
         return self.target.likelihood.on_numpy and few
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
-        """Enter in the ledger that every row was evaluated `times` times, in so many sweeps."""
+        """Enter in the ledger that every row was evaluated `times` times, in `passes` sweeps."""
         is_pass = len(self.rows) == self.ledger.rows  # a sweep over a subset is not a pass
         self.ledger.add(purpose, times * len(self.rows), kind, passes=passes if is_pass else 0)
 
@@ -179,11 +181,11 @@ class Sums:
         return 0.0 if self.rest is None else self.rest.slopes(self._of_likelihood(t))
 
     def _of_likelihood(self, t: np.ndarray) -> np.ndarray:
-        """The entries that the likelihood reads: the first."""
+        """Return the entries that the likelihood depends on, which are the first."""
         return np.asarray(t, np.float64)[..., : self.target.likelihood.size]
 
     def _padded(self, sums: np.ndarray) -> np.ndarray:
-        """Zeros for the other entries, along the last axis."""
+        """Append zeros for the other entries, along the last axis."""
         others = self.target.size - sums.shape[-1]
         if not others:
             return sums
@@ -191,7 +193,7 @@ class Sums:
 
 
 def log_likelihood_sum(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:
-    """Log-likelihood of the rows of a chunk that are present, in float64."""
+    """Sum the log-likelihood over the present rows of a chunk, in float64."""
     values = target.log_likelihood(t, batch)
     return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
 
@@ -210,9 +212,9 @@ def _values_sum(target: Target, points: Array, batch: Batch, present: Array) -> 
 def value_and_slope(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-likelihood of the rows of a chunk that are present, and its gradient."""
+    """Sum the log-likelihood and its gradient over the present rows of a chunk."""
     of_block = partial(jax.value_and_grad(log_likelihood_sum, argnums=1), target, t)
-    if target.coding is not None:  # a block would only be scattered, and hold nothing on the way
+    if target.coding is not None:  # scatters have no large intermediate results
         return of_block(batch, present)
     total: tuple[jax.Array, jax.Array] = sum_in_blocks(of_block, batch, present)
     return total
@@ -223,7 +225,7 @@ chunk_gradient = compiled_pass(value_and_slope)
 
 @compiled_pass
 def chunk_values(target: Target, t: Array, batch: Batch) -> jax.Array:
-    """Log-likelihood of each row of a chunk."""
+    """Return the log-likelihood of each row of a chunk."""
     return target.log_likelihood(t, batch)
 
 

@@ -1,4 +1,4 @@
-"""Where rows live and how they are fetched: arrays in memory, or a store on disk."""
+"""Data sets of rows: arrays in memory or stores on disk, and how rows are read from them."""
 
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import RowsSchema

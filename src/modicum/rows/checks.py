@@ -1,4 +1,4 @@
-"""Checks of values, block by block: what rows must not contain is refused in one sentence."""
+"""Block-by-block checks that refuse invalid values, each with a one-sentence error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.description import STORED_TYPES, Array, DType
 
-# Numbers looked at together: about a megabyte, so that a check runs from cache.
+# Numbers checked at a time: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
 
-SEPARATORS = {"a semicolon": ";", "a tab": "\t", "a bar": "|"}  # that files have beside commas
+SEPARATORS = {"a semicolon": ";", "a tab": "\t", "a bar": "|"}  # found in files instead of commas
 
 
 class RowIndexError(DataError, IndexError):
@@ -21,17 +21,17 @@ class RowIndexError(DataError, IndexError):
 
 
 def as_dtype(dtype: object, floating: Sequence[DType]) -> DType:
-    """Return the type all fields will share: `dtype`, or the one the floating inputs call for.
+    """Return the type all fields will share: `dtype`, or by default that of the floating inputs.
 
-    With nothing floating (only integers and booleans) the answer is float64. Bytes (uint8) are
-    never guessed, only asked for: arithmetic on them would wrap around.
+    Without floating inputs (only integers and booleans) the default is float64. Bytes (uint8) are
+    never inferred, since arithmetic on them wraps around; they must be requested.
     """
     if dtype is None:
         narrow = bool(floating) and all(kind.itemsize <= 4 for kind in floating)
         return np.dtype(np.float32 if narrow else np.float64)
     try:
         chosen: DType = np.dtype(dtype)  # type: ignore[call-overload]
-    except (TypeError, ValueError, SyntaxError):  # what NumPy makes of a text it cannot parse
+    except (TypeError, ValueError, SyntaxError):  # NumPy raises any of these for unknown names
         chosen = np.dtype(object)
     if chosen.name not in STORED_TYPES:
         raise SettingError(f"dtype must be float32, float64, uint8 or None, not {dtype!r}.")
@@ -39,7 +39,7 @@ def as_dtype(dtype: object, floating: Sequence[DType]) -> DType:
 
 
 def block_rows(width: int) -> int:
-    """How many rows of `width` numbers make one block."""
+    """Return how many rows of `width` numbers make one block."""
     return max(1, BLOCK // max(width, 1))
 
 
@@ -48,11 +48,11 @@ def require_finite(
 ) -> None:
     """Refuse NaN and infinity in `block` (rows, width), naming the column and the row.
 
-    `original(row, column)` is the value as the user gave it: it tells an infinity in the data
-    from a finite number too large for the narrower type.
+    `original(row, column)` is the value as the user gave it. It distinguishes an infinity in the
+    data from a finite number that is too large for the narrower type.
     """
-    # A sum cannot hide a NaN or an infinity and costs a fifth of isfinite().all(); where the sum
-    # itself overflows, the second look decides.
+    # A sum cannot hide a NaN or an infinity and costs a fifth of isfinite().all(). The sum itself
+    # may overflow, in which case the elementwise check decides.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(block.sum()):
             return
@@ -70,15 +70,14 @@ def require_finite(
         raise DataError(missing(label, start + row, "NaN"))
     raise DataError(
         f"column {label!r} holds {value} in row {start + row}: "
-        "drop such rows or replace the value before handing the rows over."
+        "drop such rows or replace the value first."
     )
 
 
 def missing(label: str, row: int, value: str = "a missing value") -> str:
-    """Return the sentence about a missing value."""
+    """Return the error message for a missing value."""
     return (
-        f"column {label!r} holds {value} in row {row}: "
-        "drop such rows or fill the value in before handing the rows over."
+        f"column {label!r} holds {value} in row {row}: drop such rows or fill in the value first."
     )
 
 
@@ -88,9 +87,9 @@ class MissingValueError(DataError):
     Parameters
     ----------
     column, row
-        Where.
+        Where it is missing.
     remedy
-        What to do, where there is more than to mend the table.
+        What the user can do; by default, correct the table.
     """
 
     def __init__(self, column: str, row: int, remedy: str | None = None) -> None:
@@ -100,7 +99,7 @@ class MissingValueError(DataError):
 
 
 class NewLevelError(DataError):
-    """A table holds a level that the rows of the fit did not.
+    """A table holds a level that the rows of the fit did not have.
 
     Parameters
     ----------
@@ -116,14 +115,14 @@ class NewLevelError(DataError):
 
 
 def require_exact(values: Array, dtype: DType, label: Callable[[int], str], start: int) -> None:
-    """Refuse numbers that `dtype` must hold exactly and cannot: integers, and all that is a byte.
+    """Refuse integers that `dtype` cannot hold exactly; for uint8, any such number.
 
     Parameters
     ----------
     values : array
         One entry of the first axis per row.
     label
-        Names the column of a flat index.
+        Returns the column name of a flat index into `values`.
     """
     if dtype.kind == "u":
         _require_bytes(values, label, start)
@@ -170,14 +169,14 @@ def _require_bytes(values: Array, label: Callable[[int], str], start: int) -> No
 
 
 class WeightCheck:
-    """Weights may not be negative, nor all zero."""
+    """Checks that no weight is negative and that not all of them are zero."""
 
     def __init__(self, label: str) -> None:
         self.label = label
         self._total = 0.0
 
     def add(self, weights: Array, start: int) -> None:
-        """Look at the next weights, which begin at row `start`."""
+        """Check the next weights, which begin at row `start`."""
         if weights.min() < 0:
             row = int(np.argmax(weights < 0))
             raise DataError(
@@ -187,10 +186,10 @@ class WeightCheck:
         self._total += float(weights.sum(dtype=np.float64))
 
     def finish(self) -> None:
-        """Look back once every weight has been seen."""
+        """Check the total, after the last weights."""
         if self._total == 0:
             raise DataError(
-                f"column {self.label!r} is zero in every row (from row 0 on), so no row counts: "
+                f"column {self.label!r} is zero in every row, so no row counts: "
                 "give some rows a positive weight, or leave the weight out."
             )
 
@@ -205,26 +204,26 @@ def reads_as_number(value: object) -> bool:
 
 
 def _separator(names: list[str]) -> str | None:
-    """What separates the columns of a table that was read as one of a single column."""
+    """Return the separator that turned a table into a single column, if a separator did."""
     if len(names) != 1:
         return None
     return next((word for word, mark in SEPARATORS.items() if mark in names[0]), None)
 
 
 def other_separator(names: list[str]) -> str | None:
-    """What to do if a single name shows that something else than commas separates the columns."""
+    """Return advice if the only column name shows that the separator is not a comma."""
     mark = _separator(names)
     if mark is None:
         return None
     return (
-        f"there is a single column, named {names[0]!r}, so that {mark} seems to separate the "
-        "columns; Modicum reads CSV files with commas: save it so, or read it with pandas, "
-        f"pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the frame."
+        f"there is a single column, named {names[0]!r}, so the columns seem to be separated by "
+        f"{mark}; Modicum reads CSV files with commas: save the file with commas, or read it with "
+        f"pandas, pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the data frame."
     )
 
 
 def names_like(name: object, names: Iterable[object]) -> str:
-    """Return a hint: the names nearest to `name`, or the first few there are."""
+    """Return a hint: the names closest to `name`, or else the first few names."""
     texts = [str(n) for n in names]
     separated = other_separator(texts)
     if separated is not None:
@@ -237,7 +236,7 @@ def names_like(name: object, names: Iterable[object]) -> str:
 
 
 def name_list(part: str, names: object) -> list[object]:
-    """Return the names in an argument; refuse anything but a sequence of names."""
+    """Return the names in argument `part`; refuse anything but a sequence of names."""
     if isinstance(names, str):
         raise SettingError(f"{part} must be a sequence of names: pass [{names!r}].")
     try:

@@ -1,11 +1,11 @@
 """Categorical columns as integer codes, and the columns of the model matrix they represent.
 
-A row is a short vector of numbers x and a few codes c_k. The model matrix, which
-is never formed, has the columns of x and one for each level of each factor:
+A row is a short vector of numbers x and a few codes c_k. The model matrix, which is never formed,
+has the columns of x and one column for each level of each factor:
 
     eta = x_d . beta[dense] + sum_k s_k beta[first_k + c_k]
 
-with s_k = 1, or a number of the row: an interaction of a number with a factor, or the value of a
+where s_k is 1 or an entry of x: the number that interacts with a factor, or the value of a
 B-spline, few of which differ from zero in any row.
 """
 
@@ -22,12 +22,11 @@ from modicum.rows.entries import integer, mapping, sequence, text
 
 __all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
 
-# Types of codes.
 CODE_TYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
 
 
 def code_type(levels: int) -> np.dtype[Any]:
-    """Return the smallest type that holds the codes of so many levels.
+    """Return the smallest integer type that holds the codes of `levels` levels.
 
     Examples
     --------
@@ -39,21 +38,21 @@ def code_type(levels: int) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class CodedTerm:
-    """Columns of the model matrix, of which each row has one, by its code.
+    """A block of columns of the model matrix of which each row uses one, chosen by its code.
 
     Parameters
     ----------
     field
         The integer field of the rows that holds the codes.
     first
-        Place of the term's first column among all columns.
+        Index of the term's first column in the model matrix.
     width
         Number of columns.
     reference
-        Whether code 0 is the reference level, which has no column: code c is column first + c - 1.
-        Else code c is column first + c.
+        Whether code 0 is the reference level, which has no column, so that code c is column
+        first + c - 1. Otherwise code c is column first + c.
     scale
-        The column of x whose number stands in the row's column; None: a one.
+        The column of x that gives the value in the row's column; None means 1.
     """
 
     field: str
@@ -64,25 +63,26 @@ class CodedTerm:
 
     @property
     def levels(self) -> int:
-        """How many codes there are."""
+        """Number of codes."""
         return self.width + self.reference
 
     @property
     def columns(self) -> slice:
-        """Places of the term's columns among all columns."""
+        """Slice of the model matrix that holds the term's columns."""
         return slice(self.first, self.first + self.width)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How rows of numbers and codes stand for rows of a model matrix.
+    """How rows of numbers and codes represent rows of a model matrix.
 
     Parameters
     ----------
     dense
-        Place among all columns of each leading column of x; further columns of x are scales only.
+        Index in the model matrix of each leading column of x. Further columns of x are used only
+        as scales.
     terms
-        What the codes mean. Terms may share columns (neighbouring B-splines do): they add up.
+        What the codes mean. Where terms share columns, as neighbouring B-splines do, they add up.
 
     Examples
     --------
@@ -100,20 +100,21 @@ class Coding:
 
     @cached_property
     def size(self) -> int:
-        """The number of columns of the model matrix."""
+        """Number of columns of the model matrix."""
         ends = [place + 1 for place in self.dense] + [t.first + t.width for t in self.terms]
         return max(ends, default=0)
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields that hold codes."""
+        """Fields that hold codes."""
         return tuple(dict.fromkeys(term.field for term in self.terms))
 
     @cached_property
     def apart(self) -> bool:
-        """Whether no two parts of a row share a column.
+        """Whether no two entries of a row ever fall into the same column.
 
-        Terms of one field whose columns begin at different places (splines that overlap) do not.
+        Overlapping terms of one field do not collide if their columns begin at different places,
+        as those of a spline do.
         """
         uses = np.zeros(self.size, int)
         np.add.at(uses, list(self.dense), 1)
@@ -130,7 +131,7 @@ class Coding:
         return once and bool(np.all(uses <= 1))
 
     def densely(self, batch: Mapping[str, Any]) -> np.ndarray:
-        """Return the rows of the model matrix, (rows, size), in the type of x (else of y)."""
+        """Return the dense model matrix, (rows, size), in the type of x (or y, without x)."""
         x = batch.get("x")
         like = np.asarray(x if x is not None else batch.get("y", np.zeros(0)))
         rows = len(batch[self.terms[0].field]) if self.terms else len(like)
@@ -145,7 +146,7 @@ class Coding:
         return out
 
     def reordered(self, places: Sequence[int]) -> Coding:
-        """Return the coding with column j at `places[j]`; the columns of a term stay neighbours."""
+        """Return the coding with column j moved to `places[j]`; a term's columns stay adjacent."""
         terms = []
         for term in self.terms:
             first = places[term.first] if term.width else 0
@@ -155,7 +156,7 @@ class Coding:
         return Coding(tuple(places[place] for place in self.dense), tuple(terms))
 
     def fault(self, batch: Mapping[str, Any]) -> tuple[str, int] | None:
-        """Return field and row of the first code that has no column; None if all have one."""
+        """Return field and row of the first code out of range; None if all are valid."""
         for term in self.terms:
             codes = np.asarray(batch[term.field])
             if codes.size and int(codes.max()) >= term.levels:
@@ -168,7 +169,7 @@ class Coding:
 
     @classmethod
     def from_dict(cls, saved: object) -> Coding:
-        """Undo `to_dict`; KeyError, TypeError or ValueError for anything else."""
+        """Undo `to_dict`; raise KeyError, TypeError or ValueError for anything else."""
         entries = mapping(saved)
         terms = []
         for term in map(mapping, sequence(entries["terms"])):
@@ -190,9 +191,9 @@ class Coding:
 
 
 def treatment(numbers: int, levels: Mapping[str, int]) -> Coding:
-    """Return the coding of `numbers` columns of x, and after them of factors with so many levels.
+    """Return the coding of `numbers` columns of x followed by factors in treatment contrasts.
 
-    The first level of each factor is the reference.
+    `levels` maps each factor to its number of levels; the first level is the reference.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""CSV files as a table: streamed, with types that widen when a later row calls for it."""
+"""CSV files as a streamed table, whose column types widen if a later row requires it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BLOCK_BYTES = 1 << 23
 
 
 class TypesWidened(Exception):  # noqa: N818 - a signal between reader and ingest, not an error
-    """A column needs a wider type than its first rows showed: read again from the beginning."""
+    """A column needs a wider type than its first rows suggested: read again from the start."""
 
 
 class CsvSource:
-    """CSV files, one after the other; row numbers count data rows from 0.
+    """CSV files read one after the other; row numbers count data rows from 0.
 
     Categorical columns are read as text, so that levels stay as they are written: "01234" and
-    "1234" are two ZIP codes. Arrow takes the type of every other column from its first few
-    megabytes. Where a later value does not fit, the column is read as floats from then on and
+    "1234" are two ZIP codes. Arrow infers the type of every other column from its first few
+    megabytes. If a later value does not fit, the column is read as floats from then on, and
     `TypesWidened` tells the caller to start over.
 
     Parameters
@@ -37,9 +37,9 @@ class CsvSource:
     categorical : sequence of str
         Columns to read as text.
     encoding : str
-        How the files are encoded, as Python names it.
+        Encoding of the files, by its Python name.
     levels : bool
-        Whether a column that is not numbers throughout is read as text; else it is refused.
+        Whether a column that contains anything but numbers is read as text instead of refused.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class CsvSource:
         self.rows: int | None = None
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns as the rows have shown them so far."""
+        """Arrow types of the columns, as inferred from the rows read so far."""
         refuse_repeated(columns, self._schema.names)
         widened = self._types[self._paths[0]]
         return [widened.get(name, self._schema.field(name).type) for name in columns]
 
     def has_order(self, column: str) -> bool:
-        """Text has no order."""
+        """Return False: text has no order."""
         del column
         return False
 
@@ -85,7 +85,7 @@ class CsvSource:
             try:
                 reader = self._open(path, columns, self._types[path])
                 binary = [f.name for f in reader.schema if pa.types.is_binary(f.type)]
-                if binary:  # what Arrow makes of text it cannot decode
+                if binary:  # Arrow's type for text that it cannot decode
                     self._require_encoding(path)
                 while True:
                     yield reader.read_next_batch()
@@ -95,13 +95,13 @@ class CsvSource:
                 self._widen(path, columns, error)
 
     def _other_separator(self, path: Path) -> str | None:
-        """What to do if the line of names has no comma, and numbers after it have decimal ones."""
+        """Return advice if the header line is not separated by commas."""
         with suppress(OSError, UnicodeError), open(path, encoding=self._encoding) as file:
             return other_separator([file.readline().strip()])
         return None
 
     def _first_rows(self, path: Path) -> pa.Schema:
-        """Names and types of all columns as the first rows of a file show them."""
+        """Names and types of all columns, as inferred from the first rows of a file."""
         import pyarrow as pa
 
         try:
@@ -110,8 +110,8 @@ class CsvSource:
         except (pa.ArrowException, OSError, UnicodeError) as error:
             self._require_encoding(path)
             remedy = self._other_separator(path) or (
-                "it should begin with a line of column names, and every line after it have a value "
-                "for each of them."
+                "it should begin with a line of column names, and every later line should have a "
+                "value for each of them."
             )
             raise DataError(f"{path} cannot be read as CSV ({line(error)}): {remedy}") from None
         return schema
@@ -134,7 +134,7 @@ class CsvSource:
         )
 
     def _widen(self, path: Path, columns: Sequence[str], error: Exception) -> NoReturn:
-        """Widen the columns with values that do not fit and raise `TypesWidened`, or a sentence."""
+        """Widen the columns that hold a misfit and raise `TypesWidened`; else raise `DataError`."""
         import pyarrow as pa
 
         self._require_encoding(path)
@@ -144,29 +144,29 @@ class CsvSource:
             misfits = self._misfits(path, types)
         except (pa.ArrowException, OSError) as malformed:
             raise DataError(
-                f"{path} is not well-formed CSV ({line(malformed)}): mend it."
+                f"{path} is not well-formed CSV ({line(malformed)}): correct it."
             ) from None
         if not misfits:
-            raise DataError(f"{path} cannot be read as CSV ({line(error)}): mend it.") from None
+            raise DataError(f"{path} cannot be read as CSV ({line(error)}): correct it.") from None
         for name, (row, value) in misfits.items():
             if types[name] == pa.float64() and self._levels:
-                for types_of_file in self._types.values():  # one column has one kind of levels
+                for types_of_file in self._types.values():  # text in one file is text in all
                     types_of_file[name] = pa.string()
                 continue
             if types[name] == pa.float64():
                 row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
                 raise DataError(
-                    f"column {name!r} holds text ({value!r} in row {row}): mend the value, or, if "
-                    f"it is a predictor, pass {argument('categorical', [name])} to code the "
-                    "column as levels."
+                    f"column {name!r} holds text ({value!r} in row {row}): correct the value, or, "
+                    f"if the column is a predictor, pass {argument('categorical', [name])} to code "
+                    "it as levels."
                 ) from None
             self._types[path][name] = pa.float64()
         raise TypesWidened
 
     def _misfits(self, path: Path, types: Mapping[str, pa.DataType]) -> dict[str, tuple[int, str]]:
-        """Read a file as text; return each column's first value that is not of its type.
+        """Read a file as text; return row and value of each column's first misfit.
 
-        Arrow's own message names the column, but messages are words, and words change.
+        Arrow's error message names the column too, but its wording may change.
         """
         import pyarrow as pa
 
@@ -188,7 +188,7 @@ class CsvSource:
         return sum(batch.num_rows for batch in self._open(path, [name], {name: pa.string()}))
 
     def _require_encoding(self, path: Path) -> None:
-        """Refuse a file that is not encoded as was said, naming the first byte that shows it."""
+        """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
         import pyarrow as pa
 
         decoder = codecs.getincrementaldecoder(self._encoding)()
@@ -219,11 +219,11 @@ class CsvSource:
                 "it is probably Latin-1 (or Windows-1252); pass encoding='latin-1' to ingest, or "
                 "convert it to UTF-8 (iconv -f latin1 -t utf-8)."
             )
-        return "pass the encoding it has, or convert it to UTF-8."
+        return "pass its actual encoding, or convert it to UTF-8."
 
 
 def _first_misfit(values: pa.Array, kind: pa.DataType) -> int | None:
-    """Index of the first text that cannot be read as `kind`, found by halving."""
+    """Index of the first text that cannot be read as `kind`, found by bisection."""
     import pyarrow as pa
     from pyarrow import compute
 

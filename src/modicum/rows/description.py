@@ -20,20 +20,19 @@ from modicum.rows.entries import integer, mapping, sequence, short, text, text_o
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
-# Types of rows; bytes are for images, which networks read directly.
+# Types a data set may have; bytes are for images, which networks read directly.
 STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
-# What numbers were before they had the type of the rows, by NumPy's letter for it.
+# The kind of numbers a field was given as, by NumPy's dtype.kind.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
-# NumPy has no arrays of more axes than 64; the first of them counts the rows.
-MOST_AXES = 32
+MOST_AXES = 32  # of a field; NumPy arrays have at most 64, the first of which counts the rows
 
 
 @dataclass(frozen=True)
 class Field:
     """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers.
 
-    `dtype` is the type of codes; None for numbers, which have the type of the rows. `kind` is what
-    these numbers were before, if they were not floating: "integer" or "boolean".
+    `dtype` is the type of codes; None for numbers, which have the type of the data set. `kind` is
+    "integer" or "boolean" if the numbers were given as such, None if they were floating.
     """
 
     name: str
@@ -49,34 +48,34 @@ class Field:
 
 @dataclass(frozen=True)
 class RowsSchema:
-    """The layout that another data set must match for its rows to mean the same.
+    """The layout that another data set must have for its rows to be comparable with these.
 
     Parameters
     ----------
     columns : tuple of str
-        Names of the columns of ``x``, in order; empty without a two-dimensional ``x``. Where rows
-        hold codes, names of the columns of the model matrix that numbers and codes stand for.
+        Names of the columns of ``x``, in order; empty without a two-dimensional ``x``. If rows hold
+        codes, names of the columns of the model matrix that numbers and codes represent.
     fields : mapping of str to tuple of int
         Every field's shape per row: () for a scalar, (d,) for ``x``.
     outcome : str or None
-        The name ``y`` had in the user's table.
+        The name of ``y`` in the user's table.
     levels : mapping of str to tuple of str
         All levels of each categorical column, the reference first, the others in the order of
-        their columns in ``x``. A level that is a number stands here as it does in the column's
-        name: 6 as "6" in ``hour[6]``.
+        their columns in ``x``. Levels that are numbers are written as in column names: 6 is "6",
+        as in ``hour[6]``.
     reference : mapping of str to str
-        The reference level of each categorical column, which has no column of its own.
+        The reference level of each categorical column; it has no column in the model matrix.
     coding : Coding or None
         What the codes of rows mean; None for rows of numbers only.
     terms : mapping of str to tuple of str
-        The columns of each term of the formula the rows were made by.
+        The columns of each term of the formula that made the rows.
     parts : mapping of str to str
         The columns of the user's table that became ``offset`` and ``weight``.
     origin : mapping or None
-        The encoding of the formula the rows were made by, as plain JSON values.
+        The encoding of the formula that made the rows, as plain JSON values.
     kinds : mapping of str to str
-        Fields that were handed over as whole numbers ("integer") or truth values ("boolean"), and
-        are those to models of one's own. Rows that differ in nothing else are alike.
+        Fields that were given as integers ("integer") or booleans ("boolean"); user-defined models
+        receive them as such. Schemas that differ only in `kinds` are equal.
 
     Examples
     --------
@@ -120,7 +119,7 @@ class RowsSchema:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
-        """Undo `to_dict`; anything else is a `DataError`."""
+        """Undo `to_dict`; raise `DataError` for anything else."""
         try:
             saved = mapping(saved)
             schema = cls(
@@ -149,24 +148,24 @@ class RowsSchema:
 
 @dataclass(frozen=True)
 class Description:
-    """All there is to say about a data set without its numbers.
+    """Everything about a data set except its numbers.
 
     A *packed* row holds the fields side by side, in the order of `fields`: `width` numbers of one
-    type, or, where some fields are codes, one record of several types. The store writes packed
-    rows; `pack` and `split` go between the two forms.
+    type or, if some fields are codes, one record of several types. Stores hold packed rows; `pack`
+    and `split` convert between fields and packed rows.
 
     Parameters
     ----------
     n : int
         Number of rows.
     dtype : numpy.dtype
-        The one type of every field that is not codes: floating, or bytes.
+        The type shared by all fields that are not codes: floating, or bytes.
     fields : tuple of Field
     columns : tuple of str
         Names of the columns of ``x``; empty without a two-dimensional ``x``. With a `coding`, names
         of all columns of the model matrix.
     outcome : str or None
-        The name ``y`` had in the user's table.
+        The name of ``y`` in the user's table.
     levels : mapping of str to tuple
         The levels of each categorical column, the reference level first.
     coding : Coding or None
@@ -188,7 +187,7 @@ class Description:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Fields that were handed over as whole numbers or truth values, and as which."""
+        """Fields that were given as integers or booleans, with "integer" or "boolean"."""
         return {f.name: f.kind for f in self.fields if f.kind is not None}
 
     @cached_property
@@ -198,36 +197,36 @@ class Description:
 
     @cached_property
     def packed_type(self) -> DType:
-        """Type of the entries of packed rows: the type of the numbers, or of a whole record."""
-        if not self._mixed:
+        """Dtype of an array of packed rows: that of the numbers, or a record type."""
+        if not self._has_codes:
             return self.dtype
-        # Numbered, since the headers of npy files cannot hold every name.
+        # Record fields are numbered, since npy headers cannot hold every name.
         parts = [(f"f{i}", self.dtypes[f.name], f.shape) for i, f in enumerate(self.fields)]
         return np.dtype(parts)
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
-        """Shape of one packed row: () where it is a record."""
-        return () if self._mixed else (self.width,)
+        """Shape of one packed row: () if it is a record."""
+        return () if self._has_codes else (self.width,)
 
     @cached_property
-    def _mixed(self) -> bool:
+    def _has_codes(self) -> bool:
         return any(f.dtype is not None for f in self.fields)
 
     @cached_property
     def spans(self) -> dict[str, tuple[int, int]]:
-        """First and one-past-last number of each field in a packed row."""
+        """Start and stop of each field within a packed row."""
         ends = accumulate(f.width for f in self.fields)
         return {f.name: (e - f.width, e) for f, e in zip(self.fields, ends, strict=True)}
 
     @cached_property
     def width(self) -> int:
-        """How many numbers a packed row has."""
+        """Numbers per packed row."""
         return sum(f.width for f in self.fields)
 
     @property
     def schema(self) -> RowsSchema:
-        """The layout that another data set must match for its rows to mean the same."""
+        """The layout that another data set must have for its rows to be comparable with these."""
         levels = {name: level_names(values) for name, values in self.levels.items()}
         return RowsSchema(
             columns=self.columns,
@@ -248,7 +247,7 @@ class Description:
         return sum(f.width * self.dtypes[f.name].itemsize for f in self.fields)
 
     def labels(self, f: Field) -> tuple[str, ...]:
-        """Label of each number of a field: columns of x have names, others are numbered."""
+        """Label of each number in a field: column names for x, numbered labels otherwise."""
         if f.name == "x" and self.coding is not None:
             scales = range(len(self.coding.dense), f.width)
             dense = (self.columns[place] for place in self.coding.dense)
@@ -256,13 +255,13 @@ class Description:
         return field_labels(f, self.columns)
 
     def like(self, schema: RowsSchema) -> Description:
-        """Describe these rows, coded by the levels of others, by the others' columns and coding."""
+        """Return this description with the columns and coding of `schema`, whose levels it uses."""
         field_names, fit_coding = {f.name for f in self.fields}, schema.coding
         assert fit_coding is not None
         absent = [name for name in fit_coding.fields if name not in field_names]
         if absent:
             raise DataError(
-                f"the rows lack the factor {absent[0]!r}, which those of the fit had: give the "
+                f"the rows lack the factor {absent[0]!r}, which the rows of the fit had: give the "
                 "level of each row."
             )
         shapes = {f.name: f.shape for f in self.fields}
@@ -275,8 +274,8 @@ class Description:
         return replace(self, columns=schema.columns, coding=fit_coding)
 
     def split(self, block: Array) -> dict[str, Array]:
-        """Fields of packed rows (..., width), or (...) where these are records, as views."""
-        if self._mixed:
+        """Return the fields of packed rows as views; `block` is (..., width), or (...) records."""
+        if self._has_codes:
             return {f.name: block[f"f{i}"] for i, f in enumerate(self.fields)}
         lead = block.shape[:-1]
         parts = {}
@@ -287,10 +286,10 @@ class Description:
         return parts
 
     def pack(self, parts: Mapping[str, Array]) -> Array:
-        """Packed rows of the fields of k rows: (k, width), or (k,) records."""
+        """Pack the fields of k rows: (k, width), or (k,) records."""
         k = len(next(iter(parts.values())))
         block = np.empty((k, *self.packed_shape), self.packed_type)
-        if self._mixed:
+        if self._has_codes:
             for i, f in enumerate(self.fields):
                 block[f"f{i}"] = parts[f.name]
             return block
@@ -322,10 +321,9 @@ class Description:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Description:
-        """Read what `to_json` wrote.
+        """Undo `to_json`; raise KeyError, TypeError or ValueError, naming the entry, otherwise.
 
-        Raises KeyError, TypeError or ValueError, in words that name the entry, where it did not
-        write this. Descriptions without levels (of older stores) have no categorical columns.
+        Descriptions without levels (in older stores) have no categorical columns.
         """
         kind = text(data["dtype"])
         if kind not in STORED_TYPES:
@@ -351,14 +349,14 @@ class Description:
             **_origin(data),
         )
         if not fields or len(description.spans) != len(fields):
-            raise ValueError("the fields have no names of their own")
+            raise ValueError("the fields do not have distinct names")
         if any(tuple(sequence(f["span"])) != description.spans[text(f["name"])] for f in fields):
             raise ValueError("spans disagree with shapes")
         description.check_columns()
         return description
 
     def check_columns(self) -> None:
-        """Raise a ValueError where names, fields and coding disagree on the columns."""
+        """Raise a ValueError if names, fields and coding disagree about the columns."""
         shapes = {f.name: f.shape for f in self.fields}
         x = shapes.get("x", ())
         if self.coding is None:
@@ -376,7 +374,7 @@ class Description:
 
 
 def level_key(level: object) -> str:
-    """Key by which levels of a column are distinct: 6 and 6.0 are equal, "6" and "6.0" are not."""
+    """Return a key that is equal for equal levels: 6 and 6.0 are equal, "6" and "6.0" are not."""
     if isinstance(level, bool | np.bool_):
         return str(bool(level))
     if isinstance(level, float | np.floating) and float(level).is_integer():
@@ -385,7 +383,7 @@ def level_key(level: object) -> str:
 
 
 def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
-    """Levels as names of columns write them; a CSV file's true and false are True and False.
+    """Return levels as they appear in column names; true and false of a CSV file are capitalized.
 
     Examples
     --------
@@ -398,10 +396,11 @@ def level_names(levels: Sequence[Level]) -> tuple[str, ...]:
 
 
 def level_places(levels: Sequence[Level], values: Iterable[Level]) -> list[int]:
-    """Return the place of each value among levels another table wrote, -1 where it is none.
+    """Return the index of each value in `levels`, which come from another table; -1 if absent.
 
-    Tables write one level in several ways: 6 is "6" in a CSV file and 6.0 beside missing values,
-    and True may be "true". Where two levels differ in nothing else, each is itself alone.
+    Tables write the same level in several ways: 6 is "6" in a CSV file and 6.0 in a column with
+    missing values, and True may be "true". If two levels differ only in such a way, they match
+    exactly or not at all.
 
     Examples
     --------
@@ -411,19 +410,19 @@ def level_places(levels: Sequence[Level], values: Iterable[Level]) -> list[int]:
     exact = {level_key(level): i for i, level in enumerate(levels)}
     alike: dict[str, list[int]] = {}
     for key, i in exact.items():
-        alike.setdefault(_loosely(key), []).append(i)
-    alone = {key: places[0] for key, places in alike.items() if len(places) == 1}
-    return [exact.get(level_key(v), alone.get(_loosely(level_key(v)), -1)) for v in values]
+        alike.setdefault(_loose_key(key), []).append(i)
+    unique = {key: places[0] for key, places in alike.items() if len(places) == 1}
+    return [exact.get(level_key(v), unique.get(_loose_key(level_key(v)), -1)) for v in values]
 
 
-def _loosely(key: str) -> str:
+def _loose_key(key: str) -> str:
     if key in ("true", "false", "TRUE", "FALSE"):
         return key.capitalize()
     return re.sub(r"^([+-]?[0-9]+)[.]0+$", r"\1", key)
 
 
 class _Origin(TypedDict):
-    """Facts about the table that rows were made from."""
+    """What `RowsSchema` and `Description` keep about the table that rows were made from."""
 
     terms: Mapping[str, tuple[str, ...]]
     parts: Mapping[str, str]
@@ -485,12 +484,12 @@ def _levels(name: str, value: object) -> tuple[Level, ...]:
             raise TypeError(f"{short(level)} is not a level")
         levels.append(level)
     if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
-        raise ValueError(f"the levels of column {name!r} are not those of a coding")
+        raise ValueError(f"the levels of column {name!r} are not valid")
     return tuple(levels)
 
 
 def field_labels(f: Field, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of a field's numbers: the columns of x have their own, others are numbered."""
+    """Return a label per number of a field: column names for x, numbered labels otherwise."""
     if f.name == "x" and len(columns) == f.width:
         return columns
     if f.shape == ():

@@ -1,4 +1,4 @@
-"""Fields from arrays, series or data frames: described, checked, and kept in memory."""
+"""Fields given as arrays, series or data frames: described, checked, and kept in memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 from modicum.rows.table_encoding import Encoder, floating
 
-# Fields of one number per row; an offset may also hold one per class, and a model of one's own may
-# call anything y.
+# Fields of one number per row; but an offset may hold one per class, and user-defined models may
+# have a y of any shape.
 SCALARS = ("y", "offset", "weight")
 
 
 class ArrayField:
-    """A field given as an array, or as something that NumPy makes an array of."""
+    """A field given as an array, or as anything NumPy can convert to one."""
 
     columns: tuple[str, ...] = ()
     title: str | None = None
@@ -50,7 +50,7 @@ class ArrayField:
         self.shape = ()
 
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
-        """Rows from `start` up to `stop`; a view where type and layout already fit."""
+        """Rows from `start` up to `stop`; a view if type and layout already fit."""
         original = self._array[start:stop]
         require_exact(original, dtype, lambda at: labels[at % len(labels)], start)
         with np.errstate(over="ignore"):
@@ -60,7 +60,7 @@ class ArrayField:
         return array
 
     def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
-        """All rows, without a copy where type and layout already fit."""
+        """All rows, without a copy if type and layout already fit."""
         fits = self._array.dtype == dtype and self._array.flags.c_contiguous
         array = self._array if fits else allocate(self._array.shape, dtype)
         step = block_rows(len(labels))
@@ -72,9 +72,9 @@ class ArrayField:
 
 
 class FrameField:
-    """A field handed over as a data frame, or as a series (one number per row)."""
+    """A field given as a data frame, or as a series (one number per row)."""
 
-    def __init__(self, name: str, value: Any) -> None:  # of a library that need not be there
+    def __init__(self, name: str, value: Any) -> None:  # of a library that may not be installed
         series = is_series(value)
         if series:
             import pyarrow as pa
@@ -85,9 +85,9 @@ class FrameField:
         else:
             self.title = None
         source = TableSource(value)
-        # As an outcome, which cannot be categorical, or as predictors.
-        alone = series and name in SCALARS
-        roles = Roles(name, ()) if alone else resolve(source.names, ColumnChoice(outcome=None))
+        # A scalar is encoded like an outcome, which cannot be categorical; others like predictors.
+        scalar = series and name in SCALARS
+        roles = Roles(name, ()) if scalar else resolve(source.names, ColumnChoice(outcome=None))
         self._roles, self._table = roles, source.table(roles.needed)
         self.floating = floating(self._table.schema.types)
         self.kind = _kind_of(self._table.schema.types)
@@ -116,7 +116,7 @@ class FrameField:
 
 
 def _kind_of(types: Sequence[Any]) -> str | None:  # pyarrow has no types
-    """Kind of the columns by their Arrow types: all whole numbers, or all truth values."""
+    """Return "integer" or "boolean" if all columns are of that kind, by their Arrow types."""
     import pyarrow.types as kinds
 
     for kind, holds in (("integer", kinds.is_integer), ("boolean", kinds.is_boolean)):
@@ -126,15 +126,15 @@ def _kind_of(types: Sequence[Any]) -> str | None:  # pyarrow has no types
 
 
 class CodesField:
-    """A factor handed over as its levels: text, whole numbers, or a categorical series.
+    """A factor given by the level of each row: text, whole numbers, or a categorical series.
 
     Parameters
     ----------
     name, value
         The factor, and the level of each row.
     levels
-        The levels in order, the reference first; by default those that occur, in the order of the
-        categories where `value` is categorical, else sorted.
+        The levels in order, the reference first; by default the levels that occur, in the order of
+        the categories if `value` is categorical, otherwise sorted.
     """
 
     columns: tuple[str, ...] = ()
@@ -150,14 +150,14 @@ class CodesField:
         if levels is None:
             levels = tuple(occurring) if in_order else ordered(name, occurring)
             if len(levels) < 2:
-                ordered(name, occurring)  # which raises the error
+                ordered(name, occurring)  # raises the error for a single level
         if len(levels) > MOST_LEVELS:
             raise DataError(
                 f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
                 "them, or leave it out."
             )
         self.levels = levels
-        self._codes = _renumbered(name, values, codes, levels)
+        self._codes = _renumber(name, values, codes, levels)
         self.dtype = self._codes.dtype
 
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
@@ -170,12 +170,12 @@ class CodesField:
 
 
 def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
-    """Distinct values, which of them each row holds, and whether their order is the user's."""
+    """Return the distinct values, a code per row, and whether the user has ordered the values."""
     import pyarrow as pa
 
     if is_table(value) or isinstance(value, str | PathLike | Mapping):
-        raise DataError(f"the factor {name!r} must be one level per row, not a table or a text.")
-    if library(value) == "pandas" and not is_series(value):  # an array of pandas' own kinds
+        raise DataError(f"the factor {name!r} must be one level per row, not a table or text.")
+    if library(value) == "pandas" and not is_series(value):  # a pandas extension array
         import pandas as pd
 
         value = pd.Series(value)
@@ -183,7 +183,7 @@ def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
         array = value if library(value) == "pyarrow" else arrow_column(value, name)
         column = array.combine_chunks() if hasattr(array, "combine_chunks") else array
     else:
-        # Of a list that mixes texts and numbers NumPy would make texts.
+        # As objects: NumPy would turn a list that mixes text and numbers into text.
         plain = np.asarray(value, dtype=getattr(value, "dtype", object))
         if plain.ndim == 2 and plain.shape[1] == 1:
             plain = plain[:, 0]
@@ -193,22 +193,20 @@ def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
             column = pa.array(plain)
         except (pa.ArrowException, TypeError, ValueError):
             raise DataError(
-                f"the factor {name!r} mixes kinds of values: make all of them texts, or all of "
-                "them whole numbers."
+                f"the factor {name!r} mixes types of values: make all of them text, or all of them "
+                "whole numbers."
             ) from None
     if len(column) == 0:
         raise DataError(f"the factor {name!r} has no rows: at least one is needed.")
     categorical = pa.types.is_dictionary(column.type)
-    if isinstance(column, pa.ChunkedArray):  # chunks with dictionaries of their own
+    if isinstance(column, pa.ChunkedArray):  # each chunk has its own dictionary
         column = column.cast(column.type.value_type).combine_chunks() if categorical else column
     values, codes = distinct(column, name)
     return values, codes, categorical
 
 
-def _renumbered(
-    name: str, values: Sequence[Level], codes: Array, levels: tuple[Level, ...]
-) -> Array:
-    """Codes as places in `levels`, in the smallest type; levels are compared as text, too."""
+def _renumber(name: str, values: Sequence[Level], codes: Array, levels: tuple[Level, ...]) -> Array:
+    """Return codes as indices into `levels`, in the smallest type; levels compare as text."""
     place: dict[object, int] = {str(level): i for i, level in enumerate(levels)}
     places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
     if places.min() < 0:
@@ -224,7 +222,7 @@ RawField: TypeAlias = ArrayField | FrameField | CodesField
 
 
 class FieldSet:
-    """All fields of a data set as the user has them: described together, converted on demand."""
+    """All fields of a data set as the user gave them: described together, converted on demand."""
 
     def __init__(
         self,
@@ -269,13 +267,13 @@ class FieldSet:
         names = _column_names(self._raw.get("x"), columns)
         outcome = self._raw["y"].title if "y" in self._raw else None
         description = Description(n, kind, described, names, outcome)
-        self.description = _coded(description, coded) if coded else description
+        self.description = _with_factors(description, coded) if coded else description
 
     def _labels(self, f: Field) -> tuple[str, ...]:
         return self.description.labels(f)
 
     def in_memory(self) -> MemoryBackend:
-        """Convert and check everything at once."""
+        """Convert and check all rows."""
         description = self.description
         arrays = {
             f.name: self._raw[f.name].all_rows(description.dtype, self._labels(f))
@@ -288,7 +286,7 @@ class FieldSet:
         return MemoryBackend(description, arrays)
 
     def blocks(self) -> Iterator[Array]:
-        """Convert and check a block of packed rows at a time."""
+        """Convert and check the rows, yielding one block of packed rows at a time."""
         description, step = self.description, block_rows(self.description.width)
         check = WeightCheck("weight") if "weight" in self._raw else None
         for start in range(0, description.n, step):
@@ -305,10 +303,10 @@ class FieldSet:
 
 
 def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they were passed
-    """Refuse frames or series whose rows have the same labels in another order.
+    """Refuse frames or series whose rows have the same labels in different orders.
 
-    Rows stand side by side as they come. Labels that differ altogether say nothing; the same ones
-    in another order say that one of the two was sorted or shuffled alone.
+    Fields are matched by position. Different labels carry no information, but the same labels in
+    another order show that one of the two fields was sorted or shuffled alone.
     """
     indexed = {
         name: value.index
@@ -321,9 +319,9 @@ def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they we
             continue
         if sorted(map(str, index)) == sorted(map(str, base)):
             raise DataError(
-                f"{name!r} has the same index as {first!r} in another order, so that its rows "
-                f"belong to others: put them in one order, as by {name}.loc[{first}.index], or "
-                "take the index away by .to_numpy() if rows match as they are."
+                f"{name!r} has the same index as {first!r} in another order, but rows are matched "
+                f"by position: put them in one order, as by {name}.loc[{first}.index], or drop the "
+                "index with .to_numpy() if the rows match as they are."
             )
 
 
@@ -350,12 +348,12 @@ class MemoryBackend:
             yield self.slice(start, min(start + size, self.description.n))
 
     def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
-        # Through the constructor, so that the copy is read-only too.
+        # Through the constructor, so that the unpickled arrays are read-only too.
         return MemoryBackend, (self.description, self._arrays)
 
 
 def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the factors by name; refuse anything but a mapping."""
+    """Return the factors by name; refuse anything but a mapping or a table."""
     if codes is None:
         return {}
     if is_table(codes):
@@ -373,11 +371,11 @@ def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
     return dict(codes)
 
 
-def _coded(description: Description, factors: Mapping[str, CodesField]) -> Description:
-    """Describe rows whose factors follow the columns of x, each against its first level."""
+def _with_factors(description: Description, factors: Mapping[str, CodesField]) -> Description:
+    """Add factors to a description: after the columns of x, in treatment contrasts."""
     shape = next((f.shape for f in description.fields if f.name == "x"), (0,))
     if len(shape) != 1:
-        raise DataError("with codes, x must be a matrix: a vector of numbers per row.")
+        raise DataError("with codes, x must be a matrix: one vector of numbers per row.")
     levels = {name: factor.levels for name, factor in factors.items()}
     coding = treatment(shape[0], {name: len(of) for name, of in levels.items()})
     names = [f"{name}[{level}]" for name, of in levels.items() for level in of[1:]]
@@ -392,7 +390,7 @@ def _coded(description: Description, factors: Mapping[str, CodesField]) -> Descr
 
 
 def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
-    """Put packed blocks, which together hold all rows, in memory."""
+    """Load packed blocks, which together hold all rows, into memory."""
     arrays = {
         f.name: allocate((description.n, *f.shape), description.dtypes[f.name])
         for f in description.fields
@@ -406,21 +404,21 @@ def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
 
 
 def _frozen(array: Array) -> Array:
-    # A view, so that the user's own array keeps its flag.
+    # A view, so that the user's own array stays writable.
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Return memory for some rows, or say how much there would have to be."""
+    """Return an empty array; if memory is too small, raise an error that says how much it takes."""
     try:
         return np.empty(shape, dtype)
-    except (MemoryError, ValueError):  # NumPy raises the latter beyond what an address can be
+    except (MemoryError, ValueError):  # NumPy raises a ValueError beyond the address space
         size = np.prod([float(length) for length in shape]) * dtype.itemsize
         raise DataError(
-            f"{shape[0]:,} rows of {dtype.name} take {size / 1e9:,.3g} GB, and that much memory "
-            "cannot be had: write them to a store with modicum.rows.ingest, or pass "
+            f"{shape[0]:,} rows of {dtype.name} take {size / 1e9:,.3g} GB, which is more memory "
+            "than is available: write them to a store with modicum.rows.ingest, or pass "
             "dtype='float32'."
         ) from None
 
@@ -433,10 +431,9 @@ def _field(name: str, value: object) -> RawField:
     framed = is_table(value) or is_series(value)
     field: ArrayField | FrameField = FrameField(name, value) if framed else ArrayField(name, value)
     if name in SCALARS and field.shape == (1,):
-        field.squeeze()  # (n, 1) can only mean n numbers here; kept, it would broadcast to (n, n)
-    may_be_vector = name == "y" or (
-        name == "offset" and len(field.shape) == 1
-    )  # one per class: softmax
+        field.squeeze()  # (n, 1) would broadcast against (n,) to (n, n)
+    # A softmax regression has an offset per class.
+    may_be_vector = name == "y" or (name == "offset" and len(field.shape) == 1)
     if name in SCALARS and field.shape != () and not may_be_vector:
         raise DataError(
             f"field {name!r} has shape {(field.n, *field.shape)}: it must hold one number per row."
@@ -448,7 +445,7 @@ def _column_names(x: RawField | None, columns: object) -> tuple[str, ...]:
     if x is None or len(x.shape) != 1:
         if columns is not None:
             raise SettingError(
-                "columns names the columns of a two-dimensional x, and there is none."
+                "columns names the columns of a two-dimensional x, but there is no such x."
             )
         return ()
     if columns is None:
@@ -457,7 +454,7 @@ def _column_names(x: RawField | None, columns: object) -> tuple[str, ...]:
     if len(names) != x.shape[0]:
         raise SettingError(f"columns has {len(names)} names and x has {x.shape[0]} columns.")
     if len(set(names)) < len(names):
-        raise SettingError("columns holds the same name twice: give each column its own.")
+        raise SettingError("columns holds the same name twice: give each column its own name.")
     return names
 
 
@@ -470,31 +467,31 @@ def _as_array(name: str, value: object) -> Array:
     try:
         array = np.asarray(value)
     except ValueError:
-        raise DataError(_ragged(name, value)) from None
-    if array.dtype.name.startswith(("bfloat16", "float8")):  # of JAX; NumPy does not know them
+        raise DataError(_ragged_message(name, value)) from None
+    if array.dtype.name.startswith(("bfloat16", "float8")):  # JAX types, which NumPy lacks
         array = array.astype(np.float32)
     if array.ndim == 0:
         raise DataError(
             f"field {name!r} is a single {type(value).__name__}, not rows: pass an array."
         )
     if array.dtype.kind not in "fiub":
-        raise DataError(_not_numbers(name, array))
+        raise DataError(_not_numbers_message(name, array))
     if 0 in array.shape[1:]:
         raise DataError(f"field {name!r} has shape {array.shape}: it has no columns.")
     return array
 
 
-def _ragged(name: str, value: Any) -> str:  # what a user passed and NumPy refused
+def _ragged_message(name: str, value: Any) -> str:  # anything a user passed
     shapes = [np.shape(np.asarray(row, dtype=object)) for row in value]
     row = next(i for i, shape in enumerate(shapes) if shape != shapes[0]) if shapes else 0
     return f"column {name!r} changes its length in row {row}: all rows need the same length."
 
 
-def _not_numbers(name: str, array: Array) -> str:
+def _not_numbers_message(name: str, array: Array) -> str:
     if array.dtype.kind == "c":
-        return f"column {name!r} holds complex numbers from row 0 on: pass real ones."
+        return f"column {name!r} holds complex numbers: pass real ones."
     if array.dtype.kind in "Mm":
-        return f"column {name!r} holds dates or times from row 0 on: convert them to numbers first."
+        return f"column {name!r} holds dates or times: convert them to numbers first."
     flat = array.reshape(array.shape[0], -1)
     for row, values in enumerate(flat.tolist()):
         for value in values:
@@ -502,6 +499,6 @@ def _not_numbers(name: str, array: Array) -> str:
                 text = "a missing value (None)" if value is None else repr(value)[:40]
                 return f"column {name!r} holds {text} in row {row}: every value must be a number."
     return (
-        f"column {name!r} holds numbers as text or objects from row 0 on: "
+        f"column {name!r} holds numbers as text or objects: "
         f"convert it with numpy.asarray({name}, dtype=float)."
     )

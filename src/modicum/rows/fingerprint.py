@@ -1,8 +1,8 @@
-"""The fingerprint of a data set: a hash of every number, the same in memory and in a store.
+"""The fingerprint of a data set: a hash of all its numbers, the same in memory and in a store.
 
-Rows are hashed in blocks of a fixed number of rows, field by field, and the hashes of the blocks
-are hashed together. So threads can share the work, a store keeps the hash it was written with
-however its shards are cut, and the order in which the fields were named does not matter.
+Rows are hashed in blocks of a fixed number of rows, field by field, and the block hashes are
+hashed together. Threads can therefore share the work, and the fingerprint depends neither on how a
+store is cut into shards nor on the order of the fields.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MOST_THREADS = 8
 def fingerprint(
     description: Description, rows_between: Callable[[int, int], Mapping[str, Array]]
 ) -> str:
-    """Hash all rows; `rows_between(start, stop)` returns some of them, from any thread."""
+    """Hash all rows; `rows_between(start, stop)` returns a range of them and is thread-safe."""
     n, step = description.n, _block_rows(description)
 
     def block(start: int) -> bytes:
         hashes = _field_hashes(description)
         _update(hashes, rows_between(start, min(start + step, n)), description)
-        return _joined(hashes)
+        return _join_hashes(hashes)
 
     starts = range(0, n, step)
     threads = min(len(starts), os.cpu_count() or 1, MOST_THREADS)
@@ -42,7 +42,7 @@ def fingerprint(
 
 
 class RunningFingerprint:
-    """The fingerprint of rows that pass by once, in order, some at a time."""
+    """Computes the fingerprint of rows that arrive in order, some at a time."""
 
     def __init__(self, description: Description) -> None:
         self._description = description
@@ -51,7 +51,7 @@ class RunningFingerprint:
         self._hashes, self._filled, self._rows = _field_hashes(description), 0, 0
 
     def update(self, packed: Array) -> None:
-        """Take in the next packed rows."""
+        """Add the next packed rows."""
         while len(packed):
             piece, packed = np.split(packed, [self._step - self._filled])
             _update(self._hashes, self._description.split(piece), self._description)
@@ -61,13 +61,13 @@ class RunningFingerprint:
                 self._end_block()
 
     def finish(self, description: Description) -> str:
-        """Return the fingerprint; `description` now knows the number of rows."""
+        """Return the fingerprint; `description` now has the final number of rows."""
         if self._filled:
             self._end_block()
         return _digest(description, self._blocks)
 
     def _end_block(self) -> None:
-        self._blocks.append(_joined(self._hashes))
+        self._blocks.append(_join_hashes(self._hashes))
         self._hashes, self._filled = _field_hashes(self._description), 0
 
 
@@ -87,14 +87,14 @@ def _update(
         hashes[name].update(np.ascontiguousarray(part, little).reshape(-1).view(np.uint8).data)
 
 
-def _joined(hashes: Mapping[str, hashlib._Hash]) -> bytes:
+def _join_hashes(hashes: Mapping[str, hashlib._Hash]) -> bytes:
     return b"".join(hashes[name].digest() for name in sorted(hashes))
 
 
 def _digest(description: Description, blocks: Iterable[bytes]) -> str:
     shapes = sorted((f.name, f.shape) for f in description.fields)
     facts: list[object] = [description.n, description.dtype.name, shapes]
-    if description.coding is not None:  # the same codes may mean other columns
+    if description.coding is not None:  # equal codes may mean different columns
         facts.append(description.coding.to_dict())
     header = json.dumps(facts)
     digest = hashlib.sha256(header.encode())

@@ -1,9 +1,9 @@
-"""Rows seen as groups: all rows that share a value of one field are one unit.
+"""Grouped rows: all rows that share a value of one field form one unit.
 
-Where effects of groups are integrated out, the group is what has a log-likelihood and what is
-subsampled. Groups differ in size, so a batch of them is *flat*: their rows one after
-the other, and for each row the number of its group within the batch. Nothing is padded to the
-largest group but what a chain holds at a time.
+When group effects are integrated out, the group is the unit that has a log-likelihood and is
+subsampled. Groups differ in size, so a batch of groups is *flat*: their rows one after the other,
+and for each row the number of its group within the batch. Only what a chain holds at a time is
+padded to the largest group.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from modicum.rows.rows import Rows
 __all__ = ["GroupIndex", "GroupedRows", "NodePlaces", "members_of"]
 
 SWEEP = 1 << 20  # rows whose groups are read at a time
-FLAT_ROWS = 16_384  # rows of a batch in a pass: what is made of them at all nodes stays in caches
-MOST_GROUPS = 1024  # of such a batch
+FLAT_ROWS = 16_384  # rows per batch of a pass: intermediate values at all nodes fit in cache
+MOST_GROUPS = 1024  # groups per batch of a pass
 
 
 class NodePlaces(NamedTuple):
-    """Where the groups' integrands have their modes, and at which parameters."""
+    """The modes of the groups' integrands, and the parameters at which they were found."""
 
     centre: Array  # (groups, effects)
-    point: Array  # the flat vector of parameters
+    point: Array  # flat vector of parameters
 
     @classmethod
     def in_batch(cls, batch: Mapping[str, Any]) -> NodePlaces | None:
-        """Those in a batch of groups, as NumPy arrays or traced; None: it has none."""
+        """Return the modes in a batch of groups, as NumPy or traced arrays; None without modes."""
         if "group_centre" not in batch:
             return None
         return cls(batch["group_centre"], batch["group_point"])
@@ -51,9 +51,9 @@ class GroupIndex:
     values
         The value of each group, ascending.
     start
-        Where each group begins among the rows in group order; one entry more than groups.
+        Position of each group's first row in group order, and the number of rows at the end.
     order
-        Numbers of the rows in group order; None where the rows lie in that order already.
+        Row numbers in group order; None if the rows are in that order already.
     """
 
     field: str
@@ -63,7 +63,7 @@ class GroupIndex:
 
     @classmethod
     def of(cls, rows: Rows, field: str) -> GroupIndex:
-        """Find the groups of `rows`: a stable sort in memory, offsets alone for a sorted store."""
+        """Find the groups of `rows`: by a stable sort in memory; a store must be sorted already."""
         if field == "y":
             raise SettingError(
                 "the rows cannot be grouped by their outcome 'y', which would leave nothing to "
@@ -71,8 +71,8 @@ class GroupIndex:
             )
         if rows.fields.get(field) not in ((), None):
             raise SettingError(
-                f"the field {field!r} has several numbers per row, and a group is one number; give "
-                "the groups as a field of their own, Rows(x=..., y=..., group=numbers)."
+                f"the field {field!r} has several numbers per row, and a group is one number; pass "
+                "the groups as a separate field, Rows(x=..., y=..., group=numbers)."
             )
         if field not in rows.fields:
             raise DataError(
@@ -80,7 +80,7 @@ class GroupIndex:
                 f"with Rows(x=..., y=..., {field}=...)."
             )
         if rows.is_store:
-            return cls._of_sorted(rows, field)
+            return cls._from_sorted(rows, field)
         values = np.concatenate([part for _, part in _values(rows, field)])
         order = None
         if np.any(values[1:] < values[:-1]):
@@ -91,8 +91,8 @@ class GroupIndex:
         return cls(field, values[begins], np.r_[begins, len(values)], order)
 
     @classmethod
-    def _of_sorted(cls, rows: Rows, field: str) -> GroupIndex:
-        """Offsets of rows that lie in group order, without holding the group of every row."""
+    def _from_sorted(cls, rows: Rows, field: str) -> GroupIndex:
+        """Find the groups of sorted rows, without holding the group of every row in memory."""
         starts, values, last = [], [], None
         for at, part in _values(rows, field):
             before = np.r_[part[0] if last is None else last, part[:-1]]
@@ -111,15 +111,15 @@ class GroupIndex:
 
     @property
     def size(self) -> Array:
-        """Rows of each group."""
+        """Number of rows in each group."""
         return np.diff(self.start)
 
     def row_ids(self, positions: Array) -> Array:
-        """Numbers of the rows at `positions` of the group order."""
+        """Row numbers at `positions` of the group order."""
         return positions if self.order is None else self.order[positions].astype(np.intp)
 
     def rows_of(self, group_ids: Array) -> tuple[Array, Array]:
-        """Positions of all rows of these groups, group after group, and which group each is in."""
+        """Positions of all rows of these groups, and for each row the index of its group."""
         size = self.size[group_ids]
         which = np.repeat(np.arange(len(group_ids)), size)
         first = np.cumsum(size) - size
@@ -128,7 +128,7 @@ class GroupIndex:
 
 
 def _values(rows: Rows, field: str) -> Iterator[tuple[int, Array]]:
-    """The groups of rows as whole numbers, with the number of the first row, a chunk at a time."""
+    """Yield, for each chunk, its first row number and the groups of its rows as integers."""
     at = 0
     for chunk in rows.chunks(SWEEP):
         part = chunk[field]
@@ -146,19 +146,19 @@ def _values(rows: Rows, field: str) -> Iterator[tuple[int, Array]]:
 class GroupedRows(Rows):
     """Rows whose units are groups: `len` counts groups, and `take` takes group numbers.
 
-    A batch holds the fields of all rows of its groups, flat, and besides `group_of_row` (numbered
-    within the batch; padding has the number of groups), `group_rows` (rows of each group), and,
-    once they are known, `group_centre` and `group_point` (`NodePlaces`). A field `weight` is called
-    `row_weight`, since it belongs to the rows and not to the groups.
+    A flat batch holds the fields of all rows of its groups, and also `group_of_row` (numbered
+    within the batch; padding rows have the number of groups), `group_rows` (rows of each group),
+    and, once they are known, `group_centre` and `group_point` (`NodePlaces`). The field `weight` is
+    renamed `row_weight`, since it belongs to rows and not to groups.
 
     Parameters
     ----------
     members
-        The rows themselves.
+        The individual rows.
     index
-        Which of them are in which group.
+        Which rows are in which group.
     nodes
-        Where the quadrature nodes of the groups are, once that is known.
+        Where the quadrature nodes of the groups are, once they are known.
     """
 
     RESERVED = ("group_of_row", "group_rows", "group_centre", "group_point", "row_weight")
@@ -170,22 +170,22 @@ class GroupedRows(Rows):
         reserved = [name for name in self.RESERVED if name in members.fields]
         if reserved:
             raise SettingError(
-                f"groups call something else '{reserved[0]}'; give that field another name."
+                f"the field name '{reserved[0]}' is reserved for grouped rows; rename that field."
             )
 
     def with_nodes(self, nodes: NodePlaces) -> GroupedRows:
-        """Return the same groups with quadrature nodes at these places."""
+        """Return these groups with quadrature nodes placed at `nodes`."""
         same = GroupedRows(self.members, self.index, nodes)
         same.flat_rows, same.flat_groups = self.flat_rows, self.flat_groups
         return same
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the rows themselves."""
+        """Return the fingerprint of the individual rows."""
         return self.members.fingerprint()
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of an average group."""
+        """Average bytes per group."""
         return max(1, self.members.nbytes // len(self))
 
     @property
@@ -210,7 +210,7 @@ class GroupedRows(Rows):
     # Batches ------------------------------------------------------------------------------
 
     def take(self, group_ids: object) -> dict[str, Array]:
-        """Return the groups of these numbers as one flat batch."""
+        """Return the groups with these numbers as one flat batch."""
         ids = np.asarray(group_ids, np.intp).ravel()
         return self._batch(ids, len(ids), 0)
 
@@ -234,7 +234,8 @@ class GroupedRows(Rows):
             nodes = NodePlaces(nodes.centre[ids], nodes.point)
         index = GroupIndex(self.index.field, self.index.values[ids], start, None)
         subset = GroupedRows(members, index, nodes)
-        subset.flat_rows, subset.flat_groups = self.flat_rows, self.flat_groups  # compiled already
+        # The same shapes, for which functions are compiled already.
+        subset.flat_rows, subset.flat_groups = self.flat_rows, self.flat_groups
         return subset
 
     # Passes -------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ class GroupedRows(Rows):
     def chunk_starts(self) -> Array:
         """The first group of each chunk of a pass, and the number of groups at the end.
 
-        A chunk holds as many whole groups as have room in `flat_rows` rows.
+        A chunk holds as many whole groups as fit into `flat_rows` rows and `flat_groups` groups.
         """
         start, starts, at = self.index.start, [0], 0
         while at < len(self):
@@ -254,24 +255,24 @@ class GroupedRows(Rows):
 
     @cached_property
     def flat_rows(self) -> int:
-        """Rows that a chunk has room for."""
+        """Row capacity of a chunk."""
         rounded_up = 256 * -(-len(self.members) // 256)
         return max(self.largest, min(FLAT_ROWS, rounded_up))
 
     @cached_property
     def flat_groups(self) -> int:
-        """Groups that a chunk has room for: more where one giant group makes chunks large."""
+        """Group capacity of a chunk, which grows if one giant group makes chunks large."""
         wide = MOST_GROUPS * -(-self.flat_rows // FLAT_ROWS)
         return min(wide, len(self))
 
     def chunk(self, index: int) -> tuple[dict[str, Array], Array]:
-        """Chunk `index` of a pass in arrays of one shape for all, and which groups are present."""
+        """Return chunk `index`, padded to a common shape, and a mask of the groups in it."""
         first, stop = (int(k) for k in self.chunk_starts[index : index + 2])
         batch = self._batch(np.arange(first, stop), self.flat_groups, self.flat_rows)
         return batch, np.arange(self.flat_groups) < stop - first
 
     def _batch(self, ids: Array, groups: int, rows: int) -> dict[str, Array]:
-        """Groups as one flat batch with room for so many groups and rows, at least."""
+        """Return groups as one flat batch, padded to at least `groups` groups and `rows` rows."""
         positions, which = self.index.rows_of(ids)
         missing = max(0, rows - len(which))
         which = np.r_[which, np.full(missing, groups)].astype(np.int32)
@@ -279,8 +280,7 @@ class GroupedRows(Rows):
         batch = self.members.take(self.index.row_ids(positions))
         if "weight" in batch:
             batch["row_weight"] = batch.pop("weight")
-        spare = np.zeros(groups - len(ids), np.intp)  # copies of the first group
-        padded = np.r_[ids, np.full(len(spare), ids[0])]
+        padded = np.r_[ids, np.full(groups - len(ids), ids[0])]  # with copies of the first group
         size = self.index.size[padded]
         size[len(ids) :] = 0
         batch |= {"group_of_row": which, "group_rows": size.astype(np.int32)}
@@ -291,5 +291,5 @@ class GroupedRows(Rows):
 
 
 def members_of(rows: Rows) -> Rows:
-    """The rows themselves, which row ids refer to, whether or not they are seen as groups."""
+    """Return the individual rows, which row ids refer to, of rows that may be grouped."""
     return rows.members if isinstance(rows, GroupedRows) else rows

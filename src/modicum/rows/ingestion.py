@@ -1,4 +1,4 @@
-"""`ingest`: from files or tables to a row store, in bounded memory."""
+"""`ingest`: writes files or tables to a row store, in bounded memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-ONCE_OPENED = (LakeSource, LazySource, SpooledSource)  # sources that are dear to make twice
+ONCE_OPENED = (LakeSource, LazySource, SpooledSource)  # sources that are expensive to open twice
 COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
@@ -76,41 +76,41 @@ def ingest(
     r"""Write a row store from files, a table or arrays, and open it.
 
     The source is read in small batches, so the data need not fit in memory. The store appears
-    under its name when it is complete; an ingest that fails leaves nothing there. One of files that
-    is killed, or loses its connection, goes on after its last complete shard when it is called
-    again, unless files or arguments have changed, or rows are sorted.
+    under its name when it is complete; an ingest that fails leaves nothing there. If an ingest of
+    files is killed or loses its connection, the next call with the same files and arguments
+    continues after the last complete shard, unless rows are sorted.
 
     Parameters
     ----------
     source : path, table, mapping or Rows
         A Parquet, CSV or Arrow (Feather) file, a folder or glob of one kind of such files (read in
-        the order of their names; ``year=2024`` in the names of folders is a column), the same on
+        the order of their names; ``year=2024`` in a folder's name is a column), the same on
         object storage (``s3://bucket/folder``, ``gs://...``; no CSV), a list of them, a store, a
         pandas or polars data frame or LazyFrame, a pyarrow table or dataset (which may have a
         filter), a list or an iterator of tables, a mapping of field names to arrays (then the
         column arguments do not apply), or `Rows`.
     store : path
-        The folder to make, or its URI on object storage (``s3://bucket/folder``), where shards are
-        sent as they are finished.
+        The folder to create, or its URI on object storage (``s3://bucket/folder``), to which each
+        shard is sent when it is finished.
     outcome, predictors, offset, weight, categorical, dense
         As in `Rows.from_table`. Categorical columns of CSV files are read as text: "01234" and
         "1234" are two levels.
     dtype : float32, float64, uint8 or None
-        Type of all numbers; None as in `Rows`, or the type the source has if it is `Rows`.
+        Type of all numbers; None as in `Rows`, or the type of the source if it is `Rows`.
     shard_rows : int, optional
-        Rows of one file of the store; by default about a gigabyte of them.
+        Rows per file of the store; by default about a gigabyte of them.
     progressbar : bool or callable
         As in `mo.sample`.
     overwrite : bool
         Replace an existing store, in one step when the new one is complete. A folder that holds
         anything else is never replaced.
     encoding : str
-        How CSV files are encoded, as Python names it ("latin-1", "utf-16", ...). Other files say
-        so themselves.
+        Encoding of CSV files, by its Python name ("latin-1", "utf-16", ...). Other formats define
+        their own.
     sort_by : str, optional
-        A field with one number per row in whose order the rows are written, by an external sort in
-        bounded memory: the rows of a group then lie side by side, as models need that integrate
-        the effects of groups out. It takes as much disk again as the store while it works.
+        A field with one number per row by which the rows are sorted, in bounded memory. The rows of
+        a group are then contiguous, as models that integrate out group effects require. While
+        sorting, the rows take twice their size on disk.
 
     Returns
     -------
@@ -131,12 +131,12 @@ def ingest(
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
     choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
     table = _recognise(source, choice, encoding)
-    # Weights are judged as a whole, when all have been seen.
+    # With weights, an ingest starts over: their check needs the weights of all rows.
     identity = None if weight is not None else identity_of(table, choice, dtype, encoding)
     while True:
         try:
             return write_store(
-                lambda count_written: _packed(table, choice, dtype, count_written),
+                lambda count_written: _pack_source(table, choice, dtype, count_written),
                 store,
                 overwrite,
                 progressbar,
@@ -149,7 +149,7 @@ def ingest(
 
 
 def identity_of(source: object, *settings: object) -> str | None:
-    """A text that differs where files or settings differ; None where data may change unseen."""
+    """Return a hash of files and settings; None for data that may change without notice."""
     if isinstance(source, LakeSource):
         files: object = source.identity
     elif isinstance(source, FileSource) and not isinstance(source, SpooledSource):
@@ -160,11 +160,11 @@ def identity_of(source: object, *settings: object) -> str | None:
 
 
 class PackedBlocks(NamedTuple):
-    """Rows ready to be written: what they are, their blocks, and how many there will be."""
+    """Rows ready to be written: their description, their blocks, and their number."""
 
     description: Description
     blocks: Iterator[Array]
-    total: int | None  # None when only reading to the end would tell
+    total: int | None  # None if unknown until all rows are read
 
 
 def write_store(
@@ -176,10 +176,10 @@ def write_store(
     sort_by: str | None = None,
     identity: str | None = None,
 ) -> Rows:
-    """Write the rows that `rows` returns, once it is known that they may be written there.
+    """Check that `store` may be written, then write the rows that `rows` returns.
 
-    With an `identity` of what is written, the next call continues one that was killed: `rows` gets
-    a function that says, once the rows are described, how many of them are there already.
+    With the `identity` of the data and settings, a call continues an earlier one that was killed:
+    the function passed to `rows` takes a description and returns how many rows exist already.
     """
     identity = None if sort_by is not None else identity
     with _writable(store, overwrite, identity) as folder:
@@ -201,7 +201,7 @@ def write_store(
 
 
 def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse a store that may not be written, before the data are read."""
+    """Refuse a place where the store may not be written, before the data are read."""
     if is_remote(store):
         Bucket(str(store)).refuse_existing(overwrite)
     else:
@@ -212,7 +212,7 @@ def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
 def _writable(
     store: str | os.PathLike[str], overwrite: bool, identity: str | None
 ) -> Iterator[Directory | Bucket]:
-    """Where the files of a store are written, if they may be."""
+    """Yield the folder that the files of a store are written to; refuse a taken place."""
     if is_remote(store):
         bucket = Bucket(str(store))
         with bucket.staged(overwrite):
@@ -238,7 +238,7 @@ def _write(
     try:
         with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
             for block in () if journal is None else journal.blocks():
-                fingerprint.update(block)  # it was written before this process began
+                fingerprint.update(block)  # rows that an earlier, killed call has written
                 reading.advance(len(block))
             for block in rows.blocks:
                 with writing(store):
@@ -253,7 +253,7 @@ def _write(
         writer.close()
 
 
-def _packed(
+def _pack_source(
     source: Source | Rows | Mapping[str, object],
     choice: ColumnChoice,
     dtype: object,
@@ -262,8 +262,8 @@ def _packed(
     if isinstance(source, Rows | Mapping):
         if choice != ColumnChoice():
             raise SettingError(
-                "outcome, predictors, offset, weight, categorical and dense are about the columns "
-                "of a table, and the source already has fields: leave them out."
+                "outcome, predictors, offset, weight, categorical and dense choose columns of a "
+                "table, but the source already has fields: leave them out."
             )
         if isinstance(source, Mapping):
             arrays = {name: value for name, value in source.items() if name != "codes"}
@@ -271,7 +271,7 @@ def _packed(
             return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         description = replace(source._description, dtype=kind)
-        return PackedBlocks(description, _repacked(source, description), len(source))
+        return PackedBlocks(description, _repack_rows(source, description), len(source))
     rest = Unread(source)
     encoder, blocks = read_source(source, choice, dtype, rest)
     description = encoder.describe(source.rows or 0)
@@ -279,8 +279,8 @@ def _packed(
     return PackedBlocks(description, blocks, source.rows)
 
 
-def _repacked(rows: Rows, description: Description) -> Iterator[Array]:
-    """Packed blocks of rows that were checked before, in a type that may be narrower."""
+def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
+    """Yield packed blocks of existing rows in the type of `description`, which may be narrower."""
     numbers = tuple(f for f in description.fields if f.dtype is None)
     labels = [label for f in numbers for label in description.labels(f)]
     after = replace(description, fields=numbers, coding=None)
@@ -299,7 +299,7 @@ def _repacked(rows: Rows, description: Description) -> Iterator[Array]:
 def _recognise(
     source: object, choice: ColumnChoice, encoding: str
 ) -> Source | Rows | Mapping[str, object]:
-    """Tell what kind of source it is."""
+    """Return the source as rows, a mapping of fields, or a table to read in order."""
     if isinstance(source, Rows | Mapping):
         return source
     if is_store(source):
@@ -320,18 +320,19 @@ def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
 def table_source(
     source: object, encoding: str, as_text: Sequence[str] = (), levels: bool = False
 ) -> Source:
-    """Return a table in memory, a dataset, or files as something that can be read in order.
+    """Return a table in memory, a dataset, or files as a `Source`.
 
     Parameters
     ----------
     source
         The table, or its path.
     encoding
-        Of CSV files.
+        Encoding of CSV files.
     as_text
-        Columns of CSV files whose levels stay as they are written.
+        Columns of CSV files to read as text.
     levels
-        Whether a column of a CSV file that is not numbers throughout is text; else it is refused.
+        Whether a column of a CSV file that contains anything but numbers is read as text instead
+        of refused.
     """
     if isinstance(source, ONCE_OPENED):
         return source
@@ -375,12 +376,12 @@ def _is_place(value: object) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def _is_reader(value: object) -> bool:
-    """Whether it is Arrow's reader of record batches."""
+    """Whether `value` is a pyarrow RecordBatchReader."""
     return library(value) == "pyarrow" and hasattr(value, "read_next_batch")
 
 
 def _holds_columns(path: Path) -> bool:
-    """Whether the names of a folder's folders hold columns, as in year=2024."""
+    """Whether a folder has subfolders whose names are columns, such as year=2024."""
     if not path.is_dir():
         return False
     return any("=" in p.name and p.is_dir() and p.name[0] not in "._" for p in path.rglob("*"))
@@ -409,5 +410,7 @@ def _kind(file: Path) -> str:
         suffixes.pop()
     kind = KINDS.get(suffixes[-1] if suffixes else "")
     if kind is None:
-        raise SettingError(f"{file} has no known ending: one of {', '.join(KINDS)} is expected.")
+        raise SettingError(
+            f"{file} is not of a known file type: its name must end in one of {', '.join(KINDS)}."
+        )
     return kind

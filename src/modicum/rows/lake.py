@@ -1,8 +1,8 @@
-"""Files that Arrow reads as one table: on object storage, in folders that hold columns, in lists.
+"""Files that Arrow reads as one table: object storage, lists, and folders that name columns.
 
-All footers are read first, so that types are settled before the first row is: a column that is
-whole numbers in one file and fractions in another is fractions, and a file without a column that is
-asked for is refused rather than read as missing values. Reading resumes where a connection broke.
+All footers are read first, so that types are settled before any row is read: a column that holds
+integers in one file and floats in another is read as floats, and a file that lacks a requested
+column is refused rather than read as missing values. Reading resumes where a connection broke.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
     "is_remote",
     "is_uri",
     "local_path",
-    "tried_again",
+    "with_retries",
 ]
 
 T = TypeVar("T")
-FOOTERS = 16  # read at the same time
-ATTEMPTS, FIRST_PAUSE = 4, 0.5  # to resume after a failure; seconds between, doubled each time
+FOOTERS = 16  # footers read at the same time
+ATTEMPTS, FIRST_PAUSE = 4, 0.5  # attempts per read; seconds before the second, then doubled
 FORMATS = {
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc",
@@ -45,28 +45,28 @@ FORMATS = {
 
 
 class LakeError(DataError):
-    """A file could not be read to its end, though it might be another time."""
+    """A file could not be read to its end, perhaps only temporarily."""
 
 
 def is_uri(value: object) -> bool:
-    """Whether `value` names a place by a scheme, such as s3://bucket/folder."""
+    """Whether `value` is a URI, such as s3://bucket/folder."""
     return isinstance(value, str) and "://" in value
 
 
 def is_remote(value: object) -> bool:
-    """Whether `value` names a place that is not on this machine's disks."""
+    """Whether `value` is a URI that does not point to a local file."""
     return is_uri(value) and not str(value).startswith("file:")
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
-    """A place on this machine's disks, of a path or of a URI such as file:///data/rows."""
+    """Return the local path that a path or a URI such as file:///data/rows points to."""
     if is_uri(place):
         return Path(file_system(str(place))[1])
     return Path(place)
 
 
-def tried_again(call: Callable[[], T]) -> T:
-    """What a call returns; a failure that may pass is tried again."""
+def with_retries(call: Callable[[], T]) -> T:
+    """Return what `call` returns, retrying after failures that may be temporary."""
     import pyarrow as pa
 
     for attempt in range(ATTEMPTS - 1):
@@ -80,7 +80,7 @@ def tried_again(call: Callable[[], T]) -> T:
 
 
 def cache_folder() -> Path:
-    """Where rows of a lake are kept: ``modicum`` in the user's cache folder."""
+    """Return the folder that caches remote rows: ``modicum`` in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(cache).expanduser() / "modicum"
 
@@ -91,15 +91,15 @@ class LakeSource(DatasetSource):
     Parameters
     ----------
     places
-        Paths or URIs: files, folders, or globs. Columns in the names of folders (``year=2024``) are
-        columns of the table.
+        Paths or URIs: files, folders, or globs. Folder names such as ``year=2024`` add columns to
+        the table.
 
     Attributes
     ----------
     remote
-        Whether they lie elsewhere than on this machine's disks.
+        Whether any of the files is remote.
     identity
-        Name, size and time of every file: what changes when the data do.
+        Name, size and modification time of every file, which change when the data do.
     """
 
     def __init__(self, places: Sequence[str | os.PathLike[str]]) -> None:
@@ -108,7 +108,7 @@ class LakeSource(DatasetSource):
         self.called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
         self.remote = any(map(is_remote, places))
         try:
-            filesystem, files, base = _listed(places)
+            filesystem, files, base = _list_files(places)
             if not files:
                 raise DataError(f"there is no file at {self.called}: check the path.")
             refuse_twice([f.path for f in files])
@@ -119,7 +119,7 @@ class LakeSource(DatasetSource):
         except (pa.ArrowException, OSError) as error:
             raise _unreadable(self.called, error) from None
         self._held = [set(schema.names) for schema, _ in footers]
-        self._schema = _unified([schema for schema, _ in footers], self.called)
+        self._schema = _unify_schemas([schema for schema, _ in footers], self.called)
         self.names = tuple(self._schema.names)
         counts = [count for _, count in footers]
         self._counts = counts
@@ -141,20 +141,20 @@ class LakeSource(DatasetSource):
             if count is not None and first >= count:
                 first -= count
                 continue
-            yield from self._of_file(fragment, columns, first)
+            yield from self._file_batches(fragment, columns, first)
             first = 0 if count is not None else max(0, first - fragment.count_rows())
 
-    def _of_file(
+    def _file_batches(
         self, fragment: Fragment, columns: Sequence[str], first: int
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of one file from a row on; reading resumes after a failure."""
+        """Record batches of one file from row `first` on; reading resumes after a failure."""
         import pyarrow as pa
 
         position, attempt = first, 0
         while True:
             at = 0
             try:
-                for batch in self._scanned(fragment, columns):
+                for batch in self._scan(fragment, columns):
                     fresh = batch.slice(max(0, position - at))
                     at += batch.num_rows
                     if fresh.num_rows:
@@ -168,11 +168,11 @@ class LakeSource(DatasetSource):
                     raise _unreadable(fragment.path, error) from None
                 time.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
 
-    def _scanned(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _scan(self, fragment: Fragment, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         from pyarrow import dataset
 
         options = {}
-        if hasattr(fragment, "metadata"):  # Parquet: a batch costs its own bytes, not its group's
+        if hasattr(fragment, "metadata"):  # Parquet: read a batch without its whole row group
             options["fragment_scan_options"] = dataset.ParquetFragmentScanOptions(
                 use_buffered_stream=True, buffer_size=1 << 20, pre_buffer=False
             )
@@ -187,8 +187,8 @@ class LakeSource(DatasetSource):
         yield from scan.to_batches()
 
 
-def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[FileSystem, list[FileInfo], str]:
-    """The file system, its files in the order of their names, and the folder that holds them."""
+def _list_files(places: Sequence[str | os.PathLike[str]]) -> tuple[FileSystem, list[FileInfo], str]:
+    """Return the file system, the files at `places`, and the folder that contains them all."""
     from pyarrow import fs
 
     systems, files, bases = [], [], []
@@ -204,13 +204,13 @@ def _listed(places: Sequence[str | os.PathLike[str]]) -> tuple[FileSystem, list[
     if any(system != systems[0] for system in systems):
         raise SettingError("all files must lie on one file system: read them one after the other.")
     base = os.path.commonpath(bases) if len(bases) > 1 else bases[0]
-    while "=" in base:  # columns in the names of folders above the files count too
+    while "=" in base:  # folder names above the files may be columns too
         base = base.rpartition("/")[0]
     return systems[0], files, base
 
 
 def file_system(uri: str) -> tuple[FileSystem, str]:
-    """The file system that a URI names, and the path there."""
+    """Return the file system of a URI, and the path within it."""
     import pyarrow as pa
     from pyarrow import fs
 
@@ -227,7 +227,7 @@ def file_system(uri: str) -> tuple[FileSystem, str]:
 
 
 def _files_at(system: FileSystem, path: str) -> tuple[list[FileInfo], str]:
-    """Files at a path: itself, all in a folder, or those that a glob matches; and their folder."""
+    """Return the files at a path (a file, a folder or a glob), and the folder they are in."""
     from pyarrow import fs
 
     globbed = any(c in path for c in "*?[")
@@ -276,7 +276,7 @@ def _fragments(system: FileSystem, files: list[str], base: str) -> list[Fragment
 
 
 def _footer(fragment: Fragment) -> tuple[pa.Schema, int | None]:
-    """Schema of a file, with the columns in the names of its folders, and its rows if it says."""
+    """Return a file's schema, including columns from folder names, and its row count if known."""
     import pyarrow as pa
     from pyarrow.dataset import get_partition_keys
 
@@ -288,23 +288,23 @@ def _footer(fragment: Fragment) -> tuple[pa.Schema, int | None]:
     return schema.with_metadata(physical.metadata), count
 
 
-def _unified(schemas: list[pa.Schema], called: str) -> pa.Schema:
-    """One schema for all files: numbers widen, and what cannot be both is refused."""
+def _unify_schemas(schemas: list[pa.Schema], called: str) -> pa.Schema:
+    """Return one schema for all files: numbers widen, and incompatible types are refused."""
     import pyarrow as pa
 
     try:
         return pa.unify_schemas(_one_kind_of_text(schemas), promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            f"the files at {called} do not hold the same kind of values ({line(error)}): write "
-            "them anew with one schema, or read them apart."
+            f"the files at {called} do not hold the same types of values ({line(error)}): write "
+            "them again with one schema, or read them separately."
         ) from None
 
 
 def _one_kind_of_text(schemas: list[pa.Schema]) -> list[pa.Schema]:
-    """The schemas, with columns of text as text where files hold it in several ways.
+    """Return the schemas with one type for columns whose files hold different types of text.
 
-    Some libraries write large strings and others small ones; categories are dictionaries of either.
+    Libraries write text as strings or as large strings, and categories as dictionaries of either.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -330,6 +330,6 @@ def _one_kind_of_text(schemas: list[pa.Schema]) -> list[pa.Schema]:
 
 def _unreadable(path: str, error: BaseException) -> LakeError:
     return LakeError(
-        f"{path} cannot be read ({line(error)}): check that it is there, whole, and that you may "
-        "read it."
+        f"{path} cannot be read ({line(error)}): check that it exists, is complete, and that you "
+        "may read it."
     )

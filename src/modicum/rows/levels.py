@@ -1,4 +1,4 @@
-"""The levels of categorical columns: which there are, their order, and codes for them."""
+"""The levels of categorical columns: collecting them, their order, and their codes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
     "table_column",
 ]
 
-# A column with more levels is hardly meant as treatment contrasts, which would not fit in memory.
+# Columns with more levels are unlikely to be meant as treatment contrasts.
 MOST_LEVELS = 10_000
-# Names of fields that hold no codes, and the suffix of a factor of such a name.
+# Fields that never hold codes; a factor of one of these names gets the suffix CODE.
 RESERVED = ("x", "y", "offset", "weight")
 CODE = " (code)"
-# What people write where a number is missing, and Arrow does not take for a missing value.
+# Texts that people write for a missing number but Arrow does not read as one.
 STANDS_FOR_MISSING = {".", "?", "-", "--", "*", "missing", "none", "unknown", "na.", "n.a."}
-FEW_FRACTIONS = 20  # levels that may be written like "1.5", as versions or doses are
+FEW_FRACTIONS = 20  # at most this many levels may look like "1.5", as versions or doses do
 WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)+([.][0-9]*)?"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
@@ -45,8 +45,8 @@ NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 def collect_levels(
     batches: Iterable[pa.RecordBatch], references: Mapping[str, Level | None]
 ) -> dict[str, tuple[Level, ...]]:
-    """Levels that occur in each categorical column, the reference first, the others sorted."""
-    # Dictionaries without values: sets that remember the order.
+    """Return the levels that occur in each column, the reference first, the others sorted."""
+    # Dictionaries without values serve as ordered sets.
     occurring: dict[str, dict[Level, None]] = {name: {} for name in references}
     start = 0
     for batch in batches:
@@ -65,12 +65,12 @@ def collect_levels(
 def ordered(
     name: str, occurring: Iterable[Level], reference: Level | None = None
 ) -> tuple[Level, ...]:
-    """Levels in order, the reference first; one level alone is refused."""
-    levels = _sorted(name, occurring)
+    """Return the levels in order, the reference first; refuse a single level."""
+    levels = _sort_levels(name, occurring)
     if len(levels) < 2:
         raise DataError(
-            f"categorical column {name!r} holds one level only ({levels[0]!r} from row 0 on): "
-            "leave it out, the intercept already says it."
+            f"categorical column {name!r} holds one level only ({levels[0]!r}): leave it out, "
+            "since the intercept already covers it."
             if levels
             else f"categorical column {name!r} has no rows: at least one is needed."
         )
@@ -87,18 +87,18 @@ def ordered(
     return (matches[0], *(v for v in levels if v is not matches[0]))
 
 
-def _sorted(name: str, levels: Iterable[Level]) -> list[Level]:
-    """Levels in order; text that reads as numbers throughout is ordered as numbers.
+def _sort_levels(name: str, levels: Iterable[Level]) -> list[Level]:
+    """Return the levels sorted; levels that are all numbers written as text sort as numbers.
 
-    A column of hours then has the same reference level from a CSV file, where levels are text,
-    as from a Parquet file, where they are numbers.
+    A column of hours then has the same reference level in a CSV file, where levels are text, as in
+    a Parquet file, where they are numbers.
     """
     values = list(levels)
     texts = [v for v in values if isinstance(v, str)]
     if texts and len(texts) < len(values):
         raise DataError(
             f"categorical column {name!r} holds text in some files and numbers in others: "
-            "convert it to one kind first."
+            "convert it to one type first."
         )
     if texts and all(re.fullmatch(r"[+-]?[0-9]+([.][0-9]*)?", v) for v in texts):
         return sorted(texts, key=lambda v: (float(v), v))
@@ -106,7 +106,7 @@ def _sorted(name: str, levels: Iterable[Level]) -> list[Level]:
 
 
 def distinct(array: pa.Array, name: str, start: int = 0) -> tuple[list[Level], Array]:
-    """Distinct values and, for each row, which of them it holds."""
+    """Return the distinct values, and for each row the index of its value."""
     import pyarrow as pa
 
     if pa.types.is_string_view(array.type):
@@ -136,7 +136,7 @@ def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def level_codes(array: pa.Array, name: str, levels: tuple[Level, ...], start: int) -> Array:
-    """Return the place among `levels` of what each row of `array` holds."""
+    """Return the index in `levels` of each row of `array`, whose first row is `start`."""
     values, codes = distinct(array, name, start)
     place = {level: i for i, level in enumerate(levels)}
     places: Array = np.array([place.get(value, -1) for value in values] or [-1])[codes]
@@ -144,13 +144,13 @@ def level_codes(array: pa.Array, name: str, levels: tuple[Level, ...], start: in
         row = int(np.argmax(places < 0))
         raise DataError(
             f"categorical column {name!r} holds {values[codes[row]]!r} in row {start + row}, which "
-            "was not there on the first reading: the source changed, read it again."
+            "it did not hold on the first reading: the source has changed, so read it again."
         )
     return places
 
 
 def levels_like(source: Source, name: str, levels: Sequence[str]) -> tuple[Level, ...]:
-    """Levels in a known order, each as this table writes it: 6 or "6"."""
+    """Return known levels in their order, each as this table writes it: 6 or "6"."""
     as_written: dict[str, Level] = {}
     start = 0
     for batch in source.batches([name]):
@@ -169,7 +169,7 @@ def levels_like(source: Source, name: str, levels: Sequence[str]) -> tuple[Level
 
 
 def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:
-    """Refuse a column of numbers in which a few values are text: it is not a column of levels."""
+    """Refuse a text column that looks like numbers with a few faulty values, not like levels."""
     texts = [level for level in levels if isinstance(level, str)]
     commas = [level for level in texts if re.fullmatch(WITH_COMMA, level.strip())]
     numbers = sum(bool(re.fullmatch(NUMBER, level.strip())) for level in texts)
@@ -196,20 +196,20 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
                 column = joined(batch.column(name)).to_pylist()
                 row = start + column.index(values[code])
                 stands = values[code].strip().lower() in STANDS_FOR_MISSING
-                mend = "leave it empty if it stands for a missing value" if stands else "mend it"
+                fix = "leave it empty if it stands for a missing value" if stands else "correct it"
                 raise DataError(
                     f"column {name!r} holds text ({values[code]!r} in row {row}) among numbers: "
-                    f"{mend}, or {remedy}."
+                    f"{fix}, or {remedy}."
                 )
         start += batch.num_rows
 
 
 def code_field(column: str) -> str:
-    """Return the field that holds the codes of a column; the names of other fields are taken."""
+    """Return the field that holds the codes of a column, avoiding the names of other fields."""
     return f"{column}{CODE}" if column in RESERVED else column
 
 
 def table_column(field: str, names: Sequence[str]) -> str:
-    """Return the column of a table that a field of codes was made of; undoes `code_field`."""
+    """Return the table column that a field of codes was made from: the inverse of `code_field`."""
     plain = field.removesuffix(CODE)
     return plain if field not in names and plain in RESERVED else field

@@ -1,8 +1,8 @@
 """Row stores on object storage: shards are written whole, and read in ranges of bytes.
 
-A store there is the same files as on a disk. ``rows.json`` is written last, in one step, and is
-what makes them a store. A replaced store's shards have other names, and are removed once the new
-description is there. Nothing is kept on this machine's disks but the shard that is being written.
+A store consists of the same files as on disk. ``rows.json`` is written last, in one step, and turns
+the files into a store. When a store is replaced, the new shards have new names, and the old ones
+are removed once the new description exists. Only the shard being written takes local disk space.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.description import Array, Description
-from modicum.rows.lake import LakeError, file_system, is_remote, tried_again
+from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
 from modicum.rows.shard_writing import JOURNAL
 from modicum.rows.sources import line
 from modicum.rows.store import (
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Bucket", "RemoteBackend", "holds_store"]
 
-PIECE = 1 << 23  # bytes that are read or sent at a time
-NEAR = 1 << 16  # bytes between two rows that are read along: fewer requests, each of which waits
-REQUESTS = 32  # at the same time
+PIECE = 1 << 23  # bytes read or sent at a time
+NEAR = 1 << 16  # gaps of at most this many bytes between rows are read too, to save requests
+REQUESTS = 32  # concurrent requests
 T = TypeVar("T")
 
 
@@ -52,19 +52,19 @@ def holds_store(source: object) -> bool:
     bucket = Bucket(str(source))
     try:
         return bucket.size(DESCRIPTION) is not None
-    except LakeError:  # reading it as a table will say what is wrong
+    except LakeError:  # reading it as a table will raise the error
         return False
 
 
 class Bucket:
-    """A folder on object storage; what fails is tried again, and then said in a sentence.
+    """A folder on object storage; requests that fail are retried, then raise a `DataError`.
 
     Attributes
     ----------
     called
-        Its name in sentences, without keys and options.
+        Its name in messages, without credentials and options.
     local
-        Where a shard is while it is written; see `staged`.
+        The local folder of the shard being written; see `staged`.
     """
 
     def __init__(self, uri: str) -> None:
@@ -78,7 +78,7 @@ class Bucket:
     # Reading ---------------------------------------------------------------------------------
 
     def names(self) -> list[str]:
-        """Names of the files in it."""
+        """Names of the files in the folder."""
         from pyarrow import fs
 
         selector = fs.FileSelector(self._path, allow_not_found=True)
@@ -86,16 +86,16 @@ class Bucket:
         return [info.base_name for info in infos if info.base_name]
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None: it is not there."""
+        """Size of a file in bytes; None if it does not exist."""
         info = self._call(name, lambda: self._system.get_file_info(f"{self._path}/{name}"))
         return int(info.size) if info.is_file else None
 
     def open(self, name: str) -> pa.NativeFile:
-        """A file for reading, from several threads at once by `read_at`."""
+        """Open a file for reading; its `read_at` is thread-safe."""
         return self._call(name, lambda: self._system.open_input_file(f"{self._path}/{name}"))
 
     def read(self, file: pa.NativeFile, name: str, start: int, count: int) -> bytes:
-        """Bytes of an open file."""
+        """Read `count` bytes of an open file, from `start` on."""
 
         def once() -> bytes:
             data: bytes = file.read_at(count, start)
@@ -106,7 +106,7 @@ class Bucket:
         return self._call(name, once)
 
     def load(self, name: str) -> bytes:
-        """The contents of a small file; FileNotFoundError if it does not exist."""
+        """Return the contents of a small file; raise FileNotFoundError if it does not exist."""
         size = self.size(name)
         if size is None:
             raise FileNotFoundError(name)
@@ -123,7 +123,7 @@ class Bucket:
         return self._call(shard.file, once)
 
     def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """The packed rows of a shard, some at a time."""
+        """Yield the packed rows of a shard, some at a time."""
         remote = RemoteShard(self, shard, description)
         step = max(1, PIECE // description.row_bytes)
         for start in range(0, shard.rows, step):
@@ -133,12 +133,12 @@ class Bucket:
         import pyarrow as pa
 
         try:
-            return tried_again(call)
+            return with_retries(call)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, FileNotFoundError) or self._is_gone(name):
                 raise DataError(
-                    f"{self.called}/{name} is not there: ingest the source again, or open the "
-                    "store anew if it was replaced meanwhile."
+                    f"{self.called}/{name} does not exist: ingest the source again, or reopen the "
+                    "store if it was replaced in the meantime."
                 ) from None
             raise LakeError(
                 f"{self.called}/{name} cannot be read ({line(error)}): check the connection, and "
@@ -146,7 +146,7 @@ class Bucket:
             ) from None
 
     def _is_gone(self, name: str) -> bool:
-        """Whether a file that could not be read is known not to be there."""
+        """Whether a file that could not be read is known not to exist."""
         import pyarrow as pa
         from pyarrow import fs
 
@@ -160,10 +160,10 @@ class Bucket:
 
     @contextlib.contextmanager
     def staged(self, overwrite: bool) -> Iterator[None]:
-        """Prepare for a store that may be written here; shards are made on a disk, one at a time.
+        """Prepare to write a store; shards are written to a local folder, one at a time.
 
-        Shards of an unfinished store stay, for the next call to continue; others that belong to no
-        store are removed when the store is complete.
+        Shards of an unfinished store stay, for the next call to continue from; other leftover
+        shards are removed when the store is complete.
         """
         names = self.refuse_existing(overwrite)
         numbers = [int(name[5:-4]) for name in names if SHARD_NAME.fullmatch(name)]
@@ -173,12 +173,12 @@ class Bucket:
             yield
 
     def refuse_existing(self, overwrite: bool) -> list[str]:
-        """Refuse a folder of other files, or a store that may not be replaced; return its names."""
+        """Refuse a folder of other files or a store not to be replaced; return the file names."""
         names = self.names()
         for name in names:
             if name not in (DESCRIPTION, JOURNAL) and not SHARD_NAME.fullmatch(name):
                 raise SettingError(
-                    f"{self.called} holds {name}, which is no part of a row store: choose another "
+                    f"{self.called} holds {name}, which is not part of a row store: choose another "
                     "name for the store."
                 )
         if DESCRIPTION in names and not overwrite:
@@ -189,13 +189,13 @@ class Bucket:
         return names
 
     def number(self, shards: int) -> int:
-        """Number of the next shard: unused, so that a store stays whole until it is replaced."""
+        """Number of the next shard: an unused one, so that an existing store stays intact."""
         del shards
         self._last += 1
         return self._last
 
     def send(self, name: str) -> None:
-        """Send a complete file, and remove it from the disk."""
+        """Send a complete file, and remove the local copy."""
         path = self.local / name
 
         def pieces() -> Iterator[bytes]:
@@ -211,7 +211,7 @@ class Bucket:
         self._put(name, lambda: iter([data]), len(data))
 
     def finish(self, description: StoreDescription) -> None:
-        """Write the description, and remove what is not part of the store."""
+        """Write the description, and remove files that are not part of the store."""
         self.save(DESCRIPTION, description.text().encode())
         current = {DESCRIPTION, *(shard.file for shard in description.shards)}
         for name in self.names():
@@ -219,7 +219,7 @@ class Bucket:
                 self.remove(name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists; one that stays does no harm."""
+        """Remove a file if it exists; ignore failures, since a leftover file does no harm."""
         import pyarrow as pa
 
         with contextlib.suppress(pa.ArrowException, OSError):
@@ -237,11 +237,11 @@ class Bucket:
                 raise OSError(f"{arrived} bytes arrived, not {size}")
 
         try:
-            tried_again(once)
+            with_retries(once)
         except (pa.ArrowException, OSError) as error:
             raise LakeError(
                 f"{self.called}/{name} cannot be written ({line(error)}): check the connection, "
-                "that the bucket is there, and that you may write to it."
+                "that the bucket exists, and that you may write to it."
             ) from None
 
 
@@ -256,7 +256,7 @@ class RemoteShard:
         self._file = bucket.open(shard.file)
 
     def between(self, start: int, stop: int) -> Array:
-        """Packed rows from `start` up to `stop`, by one request."""
+        """Packed rows from `start` up to `stop`, in one request."""
         description = self._about
         first, count = (
             self._data + start * description.row_bytes,
@@ -290,13 +290,13 @@ class RemoteBackend:
         )
 
     def take(self, row_ids: Array) -> dict[str, Array]:
-        """Rows at `row_ids`, any shape; those that lie near each other by one request."""
+        """Rows at `row_ids`, any shape; rows close to each other share a request."""
         description = self.description
         distinct, place = np.unique(row_ids, return_inverse=True)
         block = np.empty((len(distinct), *description.packed_shape), description.packed_type)
 
         def read(request: tuple[int, int]) -> None:
-            first, last = request  # places in `distinct`
+            first, last = request  # indices into `distinct`
             start = distinct[first]
             block[first:last] = self._block(start, distinct[last - 1] + 1)[
                 distinct[first:last] - start
@@ -307,7 +307,7 @@ class RemoteBackend:
         return description.split(block[place.reshape(row_ids.shape)])
 
     def _requests(self, row_ids: Array) -> list[tuple[int, int]]:
-        """Where sorted row numbers are cut, so that each piece is near and of one shard."""
+        """Split sorted row numbers into ranges, each of close rows in one shard."""
         size = self.description.row_bytes
         shard = np.searchsorted(self._starts, row_ids, side="right")
         apart = (np.diff(row_ids) * size > NEAR) | (np.diff(shard) > 0)
@@ -315,7 +315,7 @@ class RemoteBackend:
         requests = []
         for first, last in pairwise(cuts):
             at = first
-            while at < last:  # a piece at most
+            while at < last:  # at most PIECE bytes per request
                 end = np.searchsorted(row_ids[:last], row_ids[at] + max(1, PIECE // size))
                 requests.append((at, int(end)))
                 at = int(end)
@@ -334,7 +334,7 @@ class RemoteBackend:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
-        """Rows from `start` up to `stop`, in pieces that are read at the same time."""
+        """Rows from `start` up to `stop`, in pieces that are read concurrently."""
         step = max(1, PIECE // self.description.row_bytes)
         starts = range(start, stop, step)
         if len(starts) < 2:

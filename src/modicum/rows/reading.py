@@ -1,4 +1,4 @@
-"""From a formula and a table, wherever it lies, to rows: in memory, or in a store."""
+"""Makes rows, in memory or in a store, from a formula and any kind of table."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ Missing: TypeAlias = Literal["refuse", "drop"]
 
 @dataclass(frozen=True)
 class TextFiles:
-    """CSV files of another encoding than UTF-8, as a table: their path, and how to read them."""
+    """A table of CSV files that are not in UTF-8: their path and their encoding."""
 
     path: str | os.PathLike[str]
     encoding: str
 
     @classmethod
     def of(cls, table: object, encoding: str) -> object:
-        """Return a table as it can be read again: a path, unless it is UTF-8, with its encoding."""
+        """Return `table`, together with its encoding if it is a path and the encoding not UTF-8."""
         if isinstance(table, str | os.PathLike) and encoding.lower() not in ("utf-8", "utf8"):
             return cls(table, encoding)
         return table
 
 
 class TableRows(NamedTuple):
-    """Rows made of a table.
+    """Rows made from a table.
 
     Attributes
     ----------
     rows
-        The rows; they keep the encoding.
+        The rows, whose schema holds the encoding.
     dropped
-        Rows of the table that were left out because a value was missing.
+        How many rows of the table were dropped because a value was missing.
     """
 
     rows: Rows
@@ -91,28 +91,28 @@ def read_formula(
     text_encoding: str = "utf-8",
     progressbar: Progressbar = True,
 ) -> TableRows:
-    """Make rows of a table as a formula says, in bounded memory.
+    """Make rows from a table by a formula, in bounded memory.
 
-    The table is read twice: once to learn levels, knots and centres, and once to encode it, a
-    batch of rows at a time.
+    The table is read twice: first to learn levels, knots and centres, then to encode it, one batch
+    of rows at a time.
 
     Parameters
     ----------
     formula, data
         As in `mo.fit`.
     offset, weight
-        Columns.
+        Columns of offsets and weights.
     missing
-        Whether a row with a missing value is refused, or dropped.
+        Whether a row with a missing value is refused or dropped.
     store
-        A folder to write the rows to, or its URI on object storage, in the order of the largest
-        group; None: they are kept in memory, in the order they come in.
+        A folder, or its URI on object storage, to write the rows to, sorted by the largest group.
+        None keeps them in memory, in the order of the table.
     overwrite
-        Whether a store there may be replaced.
+        Whether an existing store may be replaced.
     dtype
         Type of the numbers; None as in `Rows`.
     text_encoding
-        Of CSV files.
+        Encoding of CSV files.
     progressbar
         As in `mo.sample`.
 
@@ -134,10 +134,10 @@ def read_formula(
     if isinstance(first, ONCE_OPENED):
         data = first
     parsed = _with_offset(parse(formula, first.names), offset)
-    source = _source(data, text_encoding, _levels_alone(parsed.expressions))
+    source = _source(data, text_encoding, _level_columns(parsed.expressions))
     if store is None and isinstance(source, LakeSource) and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
-        return _in_cache(source, settings, progressbar, lambda folder: read_formula(
+        return _cached_rows(source, settings, progressbar, lambda folder: read_formula(
             formula, source, offset=offset, weight=weight, missing=missing, store=folder,
             overwrite=True, dtype=dtype, progressbar=progressbar,
         ))  # fmt: skip
@@ -146,15 +146,15 @@ def read_formula(
             return _read(
                 parsed, source, weight, missing == "drop", store, overwrite, dtype, progressbar
             )
-        except TypesWidened:  # a CSV file's column turned out to hold more than whole numbers
+        except TypesWidened:  # a column of a CSV file needs a wider type
             continue
         except MissingValueError as fault:
-            remedy = f"fill it in, or leave such rows out by {argument('missing', 'drop')}"
+            remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
             raise MissingValueError(fault.column, fault.row, remedy) from None
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
-    """Refuse anything but a formula, such as the table, and arrays where columns are named."""
+    """Refuse a formula that is not text, and arrays passed where column names belong."""
     if not isinstance(formula, str):
         swapped = isinstance(data, str) and "~" in data
         raise SettingError(
@@ -164,25 +164,25 @@ def _require_text(formula: object, data: object, **columns: object) -> None:
     for name, column in columns.items():
         if column is not None and not isinstance(column, str):
             raise SettingError(
-                f"{name} must be the name of a column, not {type(column).__name__}: make the "
-                "numbers a column of the table, and name that."
+                f"{name} must be the name of a column, not {type(column).__name__}: add the "
+                "numbers to the table as a column, and pass its name."
             )
 
 
-def _in_cache(
+def _cached_rows(
     source: LakeSource,
     settings: tuple[object, ...],
     progressbar: Progressbar,
     make: Callable[[Path], TableRows],
 ) -> TableRows:
-    """Rows of a lake as a store in the user's cache folder, made if it does not exist yet."""
+    """Return remote rows as a store in the user's cache folder, made if it does not exist yet."""
     folder = cache_folder() / "lake" / (identity_of(source, *settings) or "")[:24]
     note = folder.with_suffix(".json")
     if (folder / DESCRIPTION).is_file() and note.is_file():
         dropped = json.loads(note.read_text())["dropped"]
-        say(f"the rows of {source.called} are taken from {folder}", progressbar)
+        say(f"reading the rows of {source.called} from the cache, {folder}", progressbar)
         return TableRows(Rows.open(folder), int(dropped))
-    say(f"the rows of {source.called} are kept in {folder}, as a row store", progressbar)
+    say(f"caching the rows of {source.called} as a row store in {folder}", progressbar)
     rows = make(folder)
     note.write_text(json.dumps({"source": source.called, "dropped": rows.dropped}))
     return rows
@@ -198,11 +198,11 @@ def encode_table(
     newlevels: NewLevels = "refuse",
     text_encoding: str = "utf-8",
 ) -> Rows:
-    """Make rows of any table `read_formula` takes by the encoding that was learned from another.
+    """Make rows from any table that `read_formula` takes, by an encoding learned from another.
 
     The arguments are those of `modicum.rows.formula.memory.encoded`.
     """
-    source = _source(table, text_encoding, _levels_alone(encoding.expressions()))
+    source = _source(table, text_encoding, _level_columns(encoding.expressions()))
     while True:
         try:
             backend = encoded(
@@ -222,7 +222,7 @@ def is_tabular(value: object) -> bool:
 
 
 def source_of(table: object) -> Source:
-    """Return any table `read_formula` takes as something that is read in batches."""
+    """Return any table that `read_formula` takes as a `Source`."""
     return _source(table, "utf-8", ())
 
 
@@ -251,10 +251,10 @@ def _read(
             return PackedBlocks(description, (description.pack(chunk) for chunk in chunks), n)
 
         sort_by = largest_factor(encoding, description.schema.levels)
-        # Rows that are dropped leave no trace of how far an unfinished store got, and weights are
-        # judged as a whole, when all have been seen.
-        plain = not drop and weight is None
-        identity = identity_of(source, encoding.formula, dtype) if plain else None
+        # An unfinished store is not continued if rows are dropped, since its rows then do not tell
+        # how far the table was read, nor with weights, whose check needs the weights of all rows.
+        resumable = not drop and weight is None
+        identity = identity_of(source, encoding.formula, dtype) if resumable else None
         rows = write_store(ready, store, overwrite, progressbar, sort_by=sort_by, identity=identity)
         return TableRows(rows, learned.dropped)
     with phase("read rows", n, progressbar, "rows") as reading:
@@ -269,9 +269,9 @@ def _read(
 
 
 def largest_factor(encoding: FormulaEncoding, levels: Mapping[str, tuple[str, ...]]) -> str | None:
-    """The group of the most levels, in whose order a store is written; None: there is no group.
+    """Return the group with the most levels, by which a store is sorted; None without groups.
 
-    Effects can then be integrated out, for which the rows of a group must lie side by side.
+    Sorting makes the rows of a group contiguous, so that its effects can be integrated out.
     """
     fields = {grouping_name(group.group) for group in encoding.groups}
     return max(sorted(fields), key=lambda field: len(levels[field]), default=None)
@@ -283,8 +283,8 @@ def _with_offset(formula: Formula, offset: str | None) -> Formula:
     return replace(formula, offsets=(*formula.offsets, Expression.column(offset)))
 
 
-def _levels_alone(expressions: Iterable[Expression]) -> list[str]:
-    """Columns that stand in C(...) only: a CSV file's "01234" and "1234" are then two levels."""
+def _level_columns(expressions: Iterable[Expression]) -> list[str]:
+    """Return the columns used only in C(...), where "01234" and "1234" of a CSV file differ."""
     coded: list[str] = []
     computed: set[str] = set()
     for expression in expressions:

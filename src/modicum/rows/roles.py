@@ -1,4 +1,4 @@
-"""Which column of a table plays which part: outcome, predictor, offset or weight."""
+"""The role of each column of a table: outcome, predictor, offset or weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ColumnChoice", "Roles", "resolve"]
 
 
 class ColumnChoice(NamedTuple):
-    """The columns the user named, as in `Rows.from_table`; nothing is checked yet."""
+    """The columns the user named, as in `Rows.from_table`, not checked yet."""
 
     outcome: str | None = "y"
     predictors: Sequence[str] | None = None
@@ -29,7 +29,7 @@ class ColumnChoice(NamedTuple):
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns that are used, by part; `references` maps a categorical to its reference."""
+    """The columns by role; `references` maps categorical columns to their reference levels."""
 
     outcome: str | None
     predictors: tuple[str, ...]
@@ -50,14 +50,14 @@ class Roles:
 
 
 def resolve(names: Sequence[str], choice: ColumnChoice) -> Roles:
-    """Check the user's column names against the table's and give each its part."""
+    """Check the user's column names against the table's, and assign each column its role."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(f"column {twice[0]!r} occurs more than once: rename one of them.")
     parts = {"outcome": choice.outcome, "offset": choice.offset, "weight": choice.weight}
     others = {part: _column(part, name, names) for part, name in parts.items() if name is not None}
     if len(set(others.values())) < len(others):
-        raise SettingError(f"one column cannot play two parts: {others}.")
+        raise SettingError(f"one column cannot have two roles: {others}.")
     predictors = _predictors(names, choice.predictors, others)
     references = _references(choice.categorical)
     for name in references:
@@ -103,7 +103,7 @@ def _references(categorical: object) -> dict[str, Level | None]:
         for name, level in categorical.items():
             if level is not None and not isinstance(level, str | int | float | np.generic):
                 raise SettingError(
-                    f"the reference level of column {name!r} must be a text or a number, not a "
+                    f"the reference level of column {name!r} must be text or a number, not a "
                     f"{type(level).__name__}."
                 )
         return dict(categorical)

@@ -1,4 +1,4 @@
-"""`Rows`: the data set, wherever it lives."""
+"""`Rows`: a data set, in memory or in a store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from modicum.rows.table_encoding import read_table, read_table_like
 
 
 class Backend(Protocol):
-    """Storage of rows, as `Rows` uses it; arguments are checked already."""
+    """Storage behind `Rows`, which checks the arguments."""
 
     where: str
 
@@ -45,9 +45,8 @@ class Rows:
     """A data set of n rows, each with the same named fields of numbers.
 
     Rows are checked when they are made (no missing values, no infinities, no text) and do not
-    change afterwards. All fields share one type, floating or bytes. An array that already has that
-    type and lies row after row in memory is used as it is, without a copy: do not write to it
-    later.
+    change afterwards. All fields share one type, floating or bytes. A C-contiguous array of that
+    type is used without a copy: do not write to it later.
 
     Parameters
     ----------
@@ -55,8 +54,8 @@ class Rows:
         Predictors, a column of ones included if an intercept is wanted.
     y, offset, weight : array of shape (n,) or series, optional
         Outcome, known part of the linear predictor, and non-negative weight of each row. A column
-        vector (n, 1) is taken as (n,). For a model of your own the outcome may have any shape;
-        families refuse one of several numbers per row.
+        vector (n, 1) is taken as (n,). For user-defined models the outcome may have any shape;
+        families refuse an outcome of several numbers per row.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
     codes : mapping of str to array or series, or data frame, optional
@@ -64,15 +63,15 @@ class Rows:
         categorical series. They are held as integer codes, of the smallest type that fits, and
         enter a regression as treatment contrasts after the columns of `x`: one coefficient for
         each level but the first, which is the reference. Levels are sorted, or in the order of
-        the categories; only those that occur count.
+        the categories; levels that do not occur are ignored.
     dtype : float32, float64, uint8 or None
         Type of all fields but codes. None: float32 if there are floating fields and all of them are
-        float32 or narrower, else float64. Numbers that the type cannot hold exactly are refused
-        where they are integers or the type is. Bytes (uint8) are for images, which networks
-        (`mo.models.MLP`, `mo.models.CNN`) read as they are.
+        float32 or narrower, else float64. Integers that the type cannot hold exactly are refused,
+        and so is anything but whole numbers from 0 to 255 for uint8, which is for images that
+        networks (`mo.models.MLP`, `mo.models.CNN`) read directly.
     **fields : array of shape (n, ...)
-        Further fields, of any trailing shape. Fields that are None are dropped. What was given as
-        whole numbers or truth values (`Rows.kinds`) is handed to a model of your own as such.
+        Further fields, of any trailing shape. Fields that are None are dropped. Fields given as
+        integers or booleans (`Rows.kinds`) are passed to user-defined models as such.
 
     Examples
     --------
@@ -86,7 +85,7 @@ class Rows:
     >>> [len(chunk["y"]) for chunk in rows.chunks(2)]
     [2, 1]
 
-    Factors stay codes:
+    Factors are held as codes:
 
     >>> rows = Rows(y=[0, 1, 1], codes={"carrier": ["UA", "AA", "DL"]})
     >>> rows
@@ -97,7 +96,7 @@ class Rows:
 
     def __init__(
         self,
-        # Not narrower than object: type checkers then accept Rows(**rows.take(row_ids)).
+        # Typed as object, so that type checkers accept Rows(**rows.take(row_ids)).
         x: object = None,
         y: object = None,
         offset: object = None,
@@ -118,6 +117,7 @@ class Rows:
     def _at(
         cls, description: Description, backend: Backend, fingerprint: str | None = None
     ) -> Rows:
+        """Make rows from a description and the backend that holds them."""
         rows = cls.__new__(cls)
         rows._description, rows._backend, rows._fingerprint = description, backend, fingerprint
         return rows
@@ -135,7 +135,7 @@ class Rows:
         like: object = None,
         dense: bool = False,
     ) -> Rows:
-        """Make rows of a pandas or polars data frame or a pyarrow table.
+        """Make rows from a pandas or polars data frame or a pyarrow table.
 
         Parameters
         ----------
@@ -143,22 +143,22 @@ class Rows:
         outcome : str or None
             The column that becomes ``y``; None for rows without an outcome.
         predictors : sequence of str, optional
-            The columns that become ``x``; by default all that have no other part.
+            The columns that become ``x``; by default all that have no other role.
         offset, weight : str, optional
             Columns that become ``offset`` and ``weight``.
         categorical : sequence of str, or mapping of str to level
-            Predictors that have levels, besides those of text and categories. They are held as
+            Categorical predictors, besides the columns of text and categories. They are held as
             integer codes, of the smallest type that fits, and enter a regression as treatment
             contrasts: one coefficient for each level but the reference. The mapping gives the
-            reference levels; the default is the first level in sorted order (that of numbers,
-            where all levels are numbers or read as such). Only levels that occur count.
+            reference levels; the default is the first level in sorted order (numeric order, if all
+            levels are numbers, perhaps written as text). Levels that do not occur are ignored.
         dtype : float32, float64, uint8 or None
         like : Posterior, Rows or RowsSchema, optional
-            A fit, or other rows, whose columns, levels and formula the table is encoded by. The
-            rows have an outcome if the table does. Other arguments do not apply.
+            A fit, or other rows, whose columns, levels and formula are used to encode the table.
+            The rows have an outcome if the table does. Other arguments do not apply.
         dense : bool
-            Whether each level but the reference becomes a column of ``x``, of zeros and ones, for
-            networks and models of one's own, which read ``x`` alone. A regression is the same
+            Whether each level but the reference becomes a column of zeros and ones in ``x``, for
+            networks and user-defined models, which read only ``x``. A regression is the same
             either way, and codes take less memory and time.
 
         Examples
@@ -176,27 +176,27 @@ class Rows:
                 ColumnChoice()
             ):
                 raise SettingError(
-                    "the columns are those of the rows that like= names: leave the others out."
+                    "like= already determines the columns: leave the other column arguments out."
                 )
-            return _like(table, like, dtype)
+            return _encode_like(table, like, dtype)
         choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
         description, blocks = read_table(table, choice, dtype)
         return cls._at(description, fill(description, blocks))
 
     @classmethod
     def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
-        """Make rows of a table with the columns, levels and reference levels of other rows.
+        """Make rows from a table with the columns, levels and reference levels of other rows.
 
-        Columns are found by name, in any order, and others are left alone; a level that the other
-        rows did not have is refused.
+        Columns are found by name, in any order, and other columns are ignored; a level that the
+        other rows do not have is refused.
 
         Parameters
         ----------
         table : DataFrame or Table
         schema : RowsSchema
-            That of the other rows.
+            Schema of the other rows.
         outcome : bool
-            Whether the rows get an outcome; else the table need not have that column.
+            Whether the rows get an outcome; otherwise the table need not have that column.
 
         Examples
         --------
@@ -216,9 +216,9 @@ class Rows:
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
-        """Make rows of arrays by name, with the columns and levels of other rows.
+        """Make rows from named arrays, with the columns and levels of other rows.
 
-        Factors are given under "codes", or by their own names.
+        Factors are given under "codes", or by name like other fields.
 
         Examples
         --------
@@ -228,7 +228,7 @@ class Rows:
         array([2], dtype=uint8)
         """
         coding = schema.coding
-        assert coding is not None, "other rows without codes have no levels to go by"
+        assert coding is not None, "the schema has no codes"
         named = dict(fields)
         factors = named.pop("codes", None)
         if factors is None:
@@ -249,9 +249,9 @@ class Rows:
     def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
         """Open a store that `ingest` made, without reading it into memory.
 
-        The description, the size of every shard and both ends of its data are checked; with
-        `verify`, the checksum of all data, which reads the store once. A store on object storage
-        (``s3://bucket/folder``) is read over the network, in ranges of bytes.
+        The description, the size of every shard and both ends of its data are checked; `verify`
+        also checks the checksums of all data, which reads the whole store. A store on object
+        storage (``s3://bucket/folder``) is read over the network, in ranges of bytes.
 
         Examples
         --------
@@ -279,8 +279,8 @@ class Rows:
     def subset(self, row_ids: Array) -> Rows:
         """Return the rows at `row_ids` as rows in memory, of the same types, columns and levels.
 
-        A value that is not a number, in a store damaged after its ingest, is named by its place
-        there.
+        If a store was damaged after its ingest and holds a value that is not finite, the error
+        names its place in the store.
         """
         arrays = {name: np.ascontiguousarray(part) for name, part in self.take(row_ids).items()}
         numbers = [part for part in arrays.values() if part.dtype.kind == "f"]
@@ -292,9 +292,10 @@ class Rows:
         return Rows._at(description, MemoryBackend(description, arrays))
 
     def reordered(self, columns: Sequence[str]) -> Rows:
-        """Return rows with codes whose columns, and so their coefficients, come in another order.
+        """Return these rows, which must have codes, with their columns in another order.
 
-        The numbers and codes stay where they are; levels of a factor stay side by side.
+        The coefficients follow the columns; the data stay unchanged, and the levels of a factor
+        must stay adjacent.
 
         Examples
         --------
@@ -311,7 +312,7 @@ class Rows:
             raise SettingError(f"columns cannot come in this order: {fault}.") from None
         description = replace(self._description, columns=tuple(place), coding=coding)
         if self.is_store:
-            raise SettingError("the columns of a store stay in their order: ingest it anew.")
+            raise SettingError("the columns of a store cannot be reordered: ingest it again.")
         return Rows._at(description, self._backend)
 
     def take(self, row_ids: object) -> dict[str, Array]:
@@ -324,7 +325,7 @@ class Rows:
         """
         try:
             ids = np.asarray(row_ids)
-        except ValueError:  # lists of several lengths
+        except ValueError:  # a ragged list
             ids = np.asarray(None)
         if ids.size == 0:
             ids = ids.astype(np.intp)
@@ -347,11 +348,11 @@ class Rows:
             start, stop = operator.index(start), operator.index(stop)
         except TypeError:
             raise SettingError(
-                f"slices lie between two row numbers, not {start!r} and {stop!r}."
+                f"a slice takes two row numbers, not {start!r} and {stop!r}."
             ) from None
         if not 0 <= start <= stop <= len(self):
             raise RowIndexError(
-                f"rows {start} to {stop} do not exist: slices lie within 0 to {len(self)}."
+                f"rows {start} to {stop} do not exist: a slice must lie within 0 to {len(self)}."
             )
         return self._backend.slice(start, stop)
 
@@ -362,9 +363,9 @@ class Rows:
     def fingerprint(self) -> str:
         """Return a short hash of the data set, the same in memory and in a store.
 
-        Every number enters it, with the names, shapes, type and number of rows; names of columns
-        do not. It is computed once: a store keeps the one it was written with (``verify=True``
-        compares a store with its checksums).
+        It covers every number, the names, shapes and type of the fields and the number of rows, but
+        not the column names. It is computed once, for a store when it is written
+        (``Rows.open(store, verify=True)`` checks that the data have not changed since).
 
         Examples
         --------
@@ -385,9 +386,9 @@ class Rows:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Fields that were handed over as whole numbers ("integer") or truth values ("boolean").
+        """Fields that were given as integers ("integer") or booleans ("boolean").
 
-        They are held in the type of the rows, in which they are exact.
+        They are held in the type of the rows, which represents them exactly.
 
         Examples
         --------
@@ -408,14 +409,14 @@ class Rows:
 
     @property
     def coding(self) -> Coding | None:
-        """Which columns the codes of a row represent; None for rows of numbers only."""
+        """Which columns the codes represent; None for rows of numbers only."""
         return self._description.coding
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns of ``x``, then of the levels of factors that are codes.
+        """Names of the columns of ``x``, and of each level but the reference of coded factors.
 
-        Empty where there is neither a two-dimensional ``x`` nor a code.
+        Empty without a two-dimensional ``x`` and without codes.
         """
         return self._description.columns
 
@@ -431,14 +432,14 @@ class Rows:
 
     @property
     def outcome_levels(self) -> tuple[Level, ...]:
-        """Levels of the outcome of a formula, whose codes 0, 1, ... are y; empty for numbers."""
+        """Levels of a formula's outcome, held in y as codes 0, 1, ...; empty for numbers."""
         origin = self._description.origin
         outcome = None if origin is None else FormulaEncoding.from_dict(origin).outcome
         return () if outcome is None else outcome.levels
 
     @property
     def schema(self) -> RowsSchema:
-        """Columns, fields, outcome and levels, which a later table must match."""
+        """Columns, fields, outcome and levels, which another table must match."""
         return self._description.schema
 
     @property
@@ -480,11 +481,11 @@ class Rows:
     def __reduce__(self) -> tuple[Callable[..., Rows], tuple[object, ...]]:
         folder = getattr(self._backend, "folder", None)
         if folder is not None and not getattr(self._backend, "travels", False):
-            return Rows.open, (folder,)  # a map cannot travel, its path can
+            return Rows.open, (folder,)  # a memory map cannot be pickled, its path can
         return Rows._at, (self._description, self._backend, self._fingerprint)
 
 
-def _like(table: object, like: object, dtype: object) -> Rows:
+def _encode_like(table: object, like: object, dtype: object) -> Rows:
     """Encode a table by a fit or by other rows, with its outcome if it has one."""
     fit = getattr(like, "fit_rows", like)
     schema = fit if isinstance(fit, RowsSchema) else getattr(fit, "schema", None)
@@ -493,7 +494,7 @@ def _like(table: object, like: object, dtype: object) -> Rows:
             f"like must be a posterior, rows or their schema, not a {type(like).__name__}."
         )
     if dtype is not None or not is_table(table):
-        raise SettingError("with like=, pass a data frame or Arrow table, and leave dtype out.")
+        raise SettingError("with like=, pass a data frame or an Arrow table, and leave dtype out.")
     names = TableSource(table).names
     needed = [schema.outcome]
     if schema.origin is not None:
@@ -503,18 +504,18 @@ def _like(table: object, like: object, dtype: object) -> Rows:
 
 
 def _columns_of(source: TableSource, names: Sequence[str]) -> object:
-    """Columns of a table by name, in this order."""
+    """Return the named columns of a table, in this order."""
     for name in names:
         if name not in source.names:
             raise DataError(
-                f"the rows lack the column {name!r}, which those of the fit had: "
+                f"the rows lack the column {name!r}, which the rows of the fit had: "
                 f"{names_like(name, source.names)}"
             )
     return source.table(names)
 
 
 class NotFinite(NamedTuple):
-    """A number that is NaN or infinite although rows are checked when they are made."""
+    """A NaN or infinite number in rows that passed the check when they were made."""
 
     column: str
     row: int
@@ -522,21 +523,21 @@ class NotFinite(NamedTuple):
     where: str
 
     def error(self) -> DataError:
-        """Return the error to raise about it."""
+        """Return the error to raise."""
         value = "NaN" if math.isnan(self.value) else str(self.value)
         return DataError(
-            f"column {self.column!r} holds {value} in row {self.row} {self.where}, and held a "
-            "number when it was checked: it was changed since, so make the rows again from their "
-            "source."
+            f"column {self.column!r} holds {value} in row {self.row} {self.where}, where it held a "
+            "number when the rows were made: the data have changed since, so make the rows again "
+            "from their source."
         )
 
 
 def first_not_finite(rows: Rows) -> NotFinite | None:
     """Return the first number of `rows` that is NaN or infinite; None if there is none.
 
-    It reads all rows up to that number: to be called when a sum over rows is not finite, to tell
-    a data set that was damaged (a store on a failing disk, an array written to after `Rows` was
-    made) from a model that overflows.
+    This reads all rows up to that number. It is called when a sum over rows is not finite, to
+    distinguish damaged data (a store on a failing disk, an array that was written to after `Rows`
+    was made) from a model that overflows.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Existing rows as a table, to which a formula can be applied too."""
+"""Existing rows as a table, so that a formula can be applied to them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["RowsSource"]
 class RowsSource:
     """The columns of rows by name: numbers of x, factors, and every other scalar field.
 
-    The outcome goes by the name it had, and by "y" where it had none. A factor that was coded as
-    columns of zeros and ones is one column again.
+    The outcome has its original name, or "y" if it had none. A factor that was coded as columns of
+    zeros and ones becomes one column again.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -49,7 +49,7 @@ class RowsSource:
         return list(self._batch(self._rows.slice(0, 1), columns).schema.types)
 
     def has_order(self, column: str) -> bool:
-        """Whether it is a factor, whose levels were put in order before."""
+        """Whether the column is a factor, whose levels are already in order."""
         return column in self._factors
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""A store being written: shards of packed rows, and a journal by which a killed ingest goes on."""
+"""Writing a store: shards of packed rows, and a journal from which a killed ingest resumes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from modicum.rows.store import (
 __all__ = ["JOURNAL", "Directory", "Folder", "Journal", "ShardWriter"]
 
 JOURNAL = "progress.json"
-JOURNAL_ROWS = 1 << 16  # read again at a time when a killed ingest goes on
+JOURNAL_ROWS = 1 << 16  # rows of complete shards read at a time when an ingest resumes
 
 
 class Journal:
-    """Which shards of an unfinished store are complete, so that a killed ingest goes on.
+    """The list of complete shards of an unfinished store, from which a killed ingest resumes.
 
     Parameters
     ----------
     folder
-        Of the unfinished store.
-    about
-        Its rows.
+        Folder of the unfinished store.
+    description
+        Description of its rows.
     identity
-        Of what is written: a journal of something else is ignored.
+        Identity of the data and settings; a journal with another identity is ignored.
     """
 
     def __init__(self, folder: Folder, description: Description, identity: str) -> None:
@@ -56,51 +56,51 @@ class Journal:
             saved = mapping(json.loads(self._folder.load(JOURNAL)))
             if saved["identity"] != self._identity:
                 return ()
-            # The last is written again: there is then always a row left to write.
+            # The last shard is written again, so that there is always a row left to write.
             shards = tuple(Shard.from_json(entry) for entry in sequence(saved["shards"])[:-1])
             for shard in shards:
                 self._folder.check(shard, self._about, verify=True)
-        except (OSError, ValueError, TypeError, KeyError, DataError):  # begin anew
+        except (OSError, ValueError, TypeError, KeyError, DataError):  # start over
             return ()
         return shards
 
     def write(self, shards: list[Shard]) -> None:
-        """Note that these are complete."""
-        noted = {"identity": self._identity, "shards": [asdict(shard) for shard in shards]}
-        self._folder.save(JOURNAL, json.dumps(noted).encode())
+        """Record that these shards are complete."""
+        entries = {"identity": self._identity, "shards": [asdict(shard) for shard in shards]}
+        self._folder.save(JOURNAL, json.dumps(entries).encode())
 
     def blocks(self) -> Iterator[Array]:
-        """The packed rows of the complete shards."""
+        """Yield the packed rows of the complete shards."""
         for shard in self.shards:
             yield from self._folder.blocks(shard, self._about)
 
 
 class Folder(Protocol):
-    """Where a store is written: a folder on a disk, or on object storage."""
+    """The folder a store is written to, on disk or on object storage."""
 
     @property
     def local(self) -> Path:
-        """The folder on a disk in which a shard is while it is written."""
+        """The folder on disk that holds a shard while it is written."""
         ...
 
     def number(self, shards: int) -> int:
-        """Number of the next shard, after so many."""
+        """Number of the next shard, after `shards` of them."""
         ...
 
     def send(self, name: str) -> None:
-        """Put a complete file, made in `local`, where it belongs."""
+        """Move a complete file from `local` to its destination."""
         ...
 
     def load(self, name: str) -> bytes:
-        """All of a small file."""
+        """Return the contents of a small file."""
         ...
 
     def save(self, name: str, data: bytes) -> None:
-        """Write a small file, whole or not at all."""
+        """Write a small file atomically."""
         ...
 
     def finish(self, description: StoreDescription) -> None:
-        """Write the description, the last file of a store, and leave no trace of the journal."""
+        """Write the description, the last file of a store, and remove the journal."""
         ...
 
     def check(self, shard: Shard, description: Description, verify: bool) -> int:
@@ -108,29 +108,29 @@ class Folder(Protocol):
         ...
 
     def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """The packed rows of a shard, some at a time."""
+        """Yield the packed rows of a shard, some at a time."""
         ...
 
 
 class Directory:
-    """A folder on a disk."""
+    """A folder on disk."""
 
     def __init__(self, folder: Path) -> None:
         self.local = folder
 
     def number(self, shards: int) -> int:
-        """In order; what a killed ingest began is written over."""
+        """Number shards consecutively; an incomplete shard of a killed ingest is overwritten."""
         return shards
 
     def send(self, name: str) -> None:
-        """Do nothing: the shard was written where it belongs."""
+        """Do nothing: shards are written in place."""
 
     def load(self, name: str) -> bytes:
-        """All of a small file."""
+        """Return the contents of a small file."""
         return (self.local / name).read_bytes()
 
     def save(self, name: str, data: bytes) -> None:
-        """Write a small file, whole or not at all."""
+        """Write a small file atomically."""
         aside = self.local / f"{name}.part"
         with open(aside, "wb") as file:
             file.write(data)
@@ -139,17 +139,17 @@ class Directory:
         os.replace(aside, self.local / name)
 
     def finish(self, description: StoreDescription) -> None:
-        """Write the description, the last file of a store, and leave no trace of the journal."""
+        """Write the description, the last file of a store, and remove the journal."""
         description.write(self.local)
         for path in self.local.glob(f"{JOURNAL}*"):
             path.unlink(missing_ok=True)
 
     def check(self, shard: Shard, description: Description, verify: bool) -> int:
-        """See `check_shard`."""
+        """Check a shard; see `check_shard`."""
         return check_shard(self.local, shard, description, verify)
 
     def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """The packed rows of a shard, some at a time."""
+        """Yield the packed rows of a shard, some at a time."""
         data = self.check(shard, description, verify=False)
         matrix = Mapped(self.local / shard.file, data, shard.rows, description, SEQUENTIAL).matrix
         for start in range(0, shard.rows, JOURNAL_ROWS):
@@ -195,7 +195,7 @@ class ShardWriter:
         return self.shards
 
     def close(self) -> None:
-        """Let go of an unfinished file."""
+        """Close a file that is still being written, if any."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -210,7 +210,7 @@ class ShardWriter:
     def _end(self) -> None:
         file = self._file
         assert file is not None
-        # NumPy pads headers so that the number of rows can be filled in afterwards.
+        # NumPy pads headers, so that the number of rows can be filled in at the end.
         file.seek(0)
         if npy_header(file, self._filled, self._about) != self._data:
             raise AssertionError("the npy header changed its length")

@@ -1,8 +1,8 @@
-"""Packed rows in the order of one field, in bounded memory: sorted runs on disk, then merged.
+"""An external sort of packed rows by one field: sorted runs on disk, then merged.
 
-What is read is sorted in runs that fit in memory, each a file. The runs are merged a range of
-values at a time: the rows of a range lie side by side in each run, and ranges are chosen so that
-together they fit in memory again. Rows of one value keep the order they came in.
+Rows are sorted in runs that fit in memory, one file per run. The runs are then merged one range of
+values at a time: the rows of a range are contiguous in each run, and ranges are chosen so that
+their rows fit in memory. The sort is stable.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from modicum.rows.description import Array, Description
 
 __all__ = ["sorted_blocks"]
 
-RUN_BYTES = 1 << 27  # of a run, and of what is merged at a time
-SAMPLES = 1024  # values of each run by which ranges are chosen
+RUN_BYTES = 1 << 27  # bytes per run, and bytes merged at a time
+SAMPLES = 1024  # values sampled from each run to choose the ranges
 
 
 def sorted_blocks(
@@ -29,27 +29,27 @@ def sorted_blocks(
     folder: Path,
     run_bytes: int = RUN_BYTES,
 ) -> Iterator[Array]:
-    """Return the rows of `blocks` in the order of `field`, with runs kept in `folder` meanwhile."""
+    """Yield the rows of `blocks` sorted by `field`; temporary files are kept in `folder`."""
     fields = [f.name for f in description.fields if f.shape == ()]
     if field not in fields:
         names = ", ".join(fields)
         raise SettingError(
-            f"sort_by names a field with one number per row, and {field!r} is none; there are "
+            f"sort_by must name a field with one number per row, not {field!r}; these are: "
             f"{names or 'none'}."
         )
     most = max(1, run_bytes // description.row_bytes)
     runs: list[_Run] = []
     try:
-        for number, block in enumerate(_gathered(blocks, most)):
+        for number, block in enumerate(_gather_runs(blocks, most)):
             runs.append(_Run(description, block, field, folder / f".run-{number:05d}"))
-        yield from _merged(runs, most)
+        yield from _merge_runs(runs, most)
     finally:
         for run in runs:
             run.remove()
 
 
-def _gathered(blocks: Iterator[Array], most: int) -> Iterator[Array]:
-    """Blocks joined to runs of `most` rows, or a few more."""
+def _gather_runs(blocks: Iterator[Array], most: int) -> Iterator[Array]:
+    """Join blocks into runs of `most` rows or a few more."""
     parts: list[Array] = []
     count = 0
     for block in blocks:
@@ -63,7 +63,7 @@ def _gathered(blocks: Iterator[Array], most: int) -> Iterator[Array]:
 
 
 class _Run:
-    """Sorted rows in a file."""
+    """A file of sorted rows, and a file of their values of the sort field."""
 
     def __init__(self, description: Description, block: Array, field: str, path: Path) -> None:
         keys = np.asarray(description.split(block)[field])
@@ -78,11 +78,11 @@ class _Run:
 
     @property
     def keys(self) -> Array:
-        """The values, ascending."""
+        """The values of the sort field, ascending."""
         return np.memmap(self._key_file, self._key_type, "r", shape=self._shape[:1])
 
     def rows(self, start: int, stop: int) -> Array:
-        """Some of the rows."""
+        """Rows from `start` up to `stop`."""
         mapped = np.memmap(self._file, self._type, "r", shape=self._shape)
         return np.array(mapped[start:stop])
 
@@ -93,8 +93,8 @@ class _Run:
                 os.unlink(path)
 
 
-def _merged(runs: list[_Run], most: int) -> Iterator[Array]:
-    """All rows, a range of values at a time."""
+def _merge_runs(runs: list[_Run], most: int) -> Iterator[Array]:
+    """Yield all rows in order, one range of values at a time."""
     if not runs:
         return
     keys = np.unique(np.concatenate([run.samples for run in runs]))
@@ -110,21 +110,21 @@ def _merged(runs: list[_Run], most: int) -> Iterator[Array]:
             continue
         parts = list(zip(runs, at, ends, strict=True))
         if waiting:
-            yield from _range(parts, most)
+            yield from _merge_range(parts, most)
         at = ends
 
 
-def _range(parts: list[tuple[_Run, int, int]], most: int) -> Iterator[Array]:
-    """The rows of a range, in order: at once, unless one value alone has too many of them."""
+def _merge_range(parts: list[tuple[_Run, int, int]], most: int) -> Iterator[Array]:
+    """Yield the rows of a range in order: at once, unless there are too many for memory."""
     total = sum(end - start for _, start, end in parts)
     low = min(run.keys[start] for run, start, end in parts if end > start)
     high = max(run.keys[end - 1] for run, start, end in parts if end > start)
-    if low == high:  # in order already, as many as there may be
+    if low == high:  # a single value, however many rows it has: they are in order already
         for run, start, end in parts:
             for first in range(start, end, most):
                 yield run.rows(first, min(first + most, end))
         return
-    if total > 2 * most:  # split at a value between
+    if total > 2 * most:  # split the range at its median value
         keys = np.unique(np.concatenate([run.keys[s:e] for run, s, e in parts]))
         middle = keys[len(keys) // 2]
         cut = [int(np.searchsorted(run.keys, middle, side="left")) for run, _, _ in parts]
@@ -133,7 +133,7 @@ def _range(parts: list[tuple[_Run, int, int]], most: int) -> Iterator[Array]:
         after = [(run, c, e) for (run, _, e), c in zip(parts, cut, strict=True)]
         for half in (before, after):
             if any(e > s for _, s, e in half):
-                yield from _range(half, most)
+                yield from _merge_range(half, most)
         return
     rows = np.concatenate([run.rows(s, e) for run, s, e in parts])
     keys = np.concatenate([np.asarray(run.keys[s:e]) for run, s, e in parts])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# Rows decoded at once when a file is read: few enough for any sane table, enough to be fast.
+# Rows decoded at a time: few enough for the memory, even with many columns, enough to be fast.
 BATCH_ROWS = 1 << 16
 
 T = TypeVar("T")
@@ -30,20 +30,20 @@ class Source(Protocol):
     """A table that can be read in order, some columns at a time, as often as needed."""
 
     names: tuple[str, ...]
-    rows: int | None  # None when only reading to the end would tell
+    rows: int | None  # None if unknown until all rows are read
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns, as far as they are known beforehand."""
+        """Arrow types of the columns, as far as they are known before reading."""
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in the order of the rows."""
 
     def has_order(self, column: str) -> bool:
-        """Whether the categories of a column have an order of their own, which levels keep."""
+        """Whether the categories of a column have an order, which its levels then keep."""
 
 
 def library(value: object) -> str:
-    """Top-level package of the class of `value`, without importing it."""
+    """Return the top-level package of the class of `value`, without importing it."""
     return type(value).__module__.partition(".")[0]
 
 
@@ -71,12 +71,12 @@ def is_columns(value: object) -> bool:
 
 
 def frame_of_columns(columns: Mapping[str, Any]) -> pd.DataFrame:  # columns of any library
-    """Make a frame of columns that stand side by side, whatever index each has."""
+    """Make a data frame of columns matched by position, ignoring their indices."""
     import pandas as pd
 
     if not is_columns(columns):
         raise SettingError(
-            "a mapping is a table if it has a column of one value per row under each name, as in "
+            "a mapping passed as a table must map names to columns of one value per row, as in "
             "{'x': [1.0, 2.0], 'y': [0, 1]}."
         )
     lengths = {name: len(column) for name, column in columns.items()}
@@ -119,15 +119,15 @@ class TableSource:
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
-        """Whether it is a pandas category or interval, a polars Enum, or an ordered dictionary."""
+        """Whether it is a pandas category or interval, polars Enum, or ordered dictionary."""
         values = self._values(column)
         if library(values) == "pyarrow":
-            made_by_pandas = is_dictionary(values.type) and _of_pandas(self._table.schema)
-            return made_by_pandas or _ordered_dictionary(values.type)
+            category = is_dictionary(values.type) and _written_by_pandas(self._table.schema)
+            return category or _ordered_dictionary(values.type)
         return type(values.dtype).__name__ in ("CategoricalDtype", "Enum", "IntervalDtype")
 
     def in_index(self, name: str) -> bool:
-        """Whether a frame has this name in its index, where it is no column."""
+        """Whether `name` is in the index of a pandas frame instead of its columns."""
         index = getattr(self._table, "index", None)
         return library(self._table) == "pandas" and name in getattr(index, "names", ())
 
@@ -142,10 +142,10 @@ class TableSource:
 
 
 def absent(source: Source, name: str) -> str:
-    """Return the sentence about a column that a formula has and a table has not."""
+    """Return the error message for a column of the formula that the table does not have."""
     hint = names_like(name, source.names)
     if isinstance(source, TableSource) and source.in_index(name):
-        hint = "it is in the index of the frame, so pass frame.reset_index()."
+        hint = "it is in the index of the data frame, so pass frame.reset_index()."
     return f"column {name!r} of the formula is not in the data: {hint}"
 
 
@@ -156,18 +156,18 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
     try:
         if library(series) == "polars":
             return series.to_arrow()
-        return pa.Array.from_pandas(_known_to_arrow(series))
-    except Exception:  # of either library: say which value it was
+        return pa.Array.from_pandas(_arrow_compatible(series))
+    except Exception:  # of either library; the message names the offending value
         values = series.to_list()
         row = next((i for i, v in enumerate(values) if v is None or not reads_as_number(v)), 0)
         raise DataError(
-            f"column {name!r} mixes kinds of values ({values[row]!r} in row {row}): "
+            f"column {name!r} mixes types of values ({values[row]!r} in row {row}): "
             "convert it to numbers, or to text for a categorical column."
         ) from None
 
 
-def _known_to_arrow(series: pd.Series) -> pd.Series:
-    """Make sparse numbers plain ones, and intervals (of `pd.cut`) texts in their order."""
+def _arrow_compatible(series: pd.Series) -> pd.Series:
+    """Convert sparse numbers to dense ones, and intervals (from `pd.cut`) to ordered text."""
     import pandas as pd
 
     if isinstance(series.dtype, pd.SparseDtype):
@@ -181,7 +181,7 @@ def _known_to_arrow(series: pd.Series) -> pd.Series:
 
 
 class _WithSchema:
-    """What an Arrow schema says of the columns; that of the first file, where there are several."""
+    """Column types and orders from an Arrow schema; with several files, that of the first."""
 
     _schema: pa.Schema
 
@@ -191,9 +191,11 @@ class _WithSchema:
         return [self._schema.field(name).type for name in columns]
 
     def has_order(self, column: str) -> bool:
-        """Whether it is an ordered dictionary, or a category that pandas wrote."""
+        """Whether the column is an ordered dictionary, or a category written by pandas."""
         kind = self._schema.field(column).type
-        return _ordered_dictionary(kind) or (is_dictionary(kind) and _of_pandas(self._schema))
+        return _ordered_dictionary(kind) or (
+            is_dictionary(kind) and _written_by_pandas(self._schema)
+        )
 
 
 class FileSource(_WithSchema):
@@ -214,14 +216,14 @@ class FileSource(_WithSchema):
 
         try:
             if self._parquet:
-                # Through small buffers: a batch costs its own bytes, however large its row group.
+                # Small buffers: a batch takes memory for itself, not for its whole row group.
                 return pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
             return pa.ipc.open_file(pa.memory_map(str(path)))
         except (pa.ArrowException, OSError) as error:
             kind = "a Parquet" if self._parquet else "an Arrow (Feather)"
             raise DataError(
-                f"{path} cannot be read as {kind} file ({line(error)}): check that it is one, "
-                "and whole."
+                f"{path} cannot be read as {kind} file ({line(error)}): check its format, and that "
+                "it is complete."
             ) from None
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -237,13 +239,13 @@ class FileSource(_WithSchema):
             if self._parquet and first >= file.metadata.num_rows > 0:
                 first -= file.metadata.num_rows
                 continue
-            for batch in self._of_file(path, file, columns):
+            for batch in self._file_batches(path, file, columns):
                 fresh = batch.slice(min(first, batch.num_rows)) if first else batch
                 first -= batch.num_rows - fresh.num_rows
                 if fresh.num_rows or not batch.num_rows:
                     yield fresh
 
-    def _of_file(
+    def _file_batches(
         self, path: Path, file: pq.ParquetFile | pa.RecordBatchFileReader, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -254,7 +256,7 @@ class FileSource(_WithSchema):
             else:
                 for i in range(file.num_record_batches):
                     batch = file.get_batch(i).select(list(columns))
-                    batch.validate(full=True)  # mapped, not decoded: nothing looked at it yet
+                    batch.validate(full=True)  # memory-mapped data have not been checked yet
                     yield batch
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
@@ -263,7 +265,7 @@ class FileSource(_WithSchema):
 class DatasetSource(_WithSchema):
     """A pyarrow dataset: any files, partitions included, that Arrow can read as one table."""
 
-    def __init__(self, dataset: Any) -> None:  # of a library that need not be installed
+    def __init__(self, dataset: Any) -> None:  # of a library that may not be installed
         self._dataset = dataset
         self._schema = dataset.schema
         self.names = tuple(self._schema.names)
@@ -273,7 +275,7 @@ class DatasetSource(_WithSchema):
         """Record batches of the columns, in order."""
         import pyarrow as pa
 
-        # Little is read ahead: by default Arrow decodes sixteen batches of four files at once.
+        # Read little ahead: by default Arrow decodes sixteen batches of four files at once.
         ahead = {"batch_readahead": 1, "fragment_readahead": 1}
         try:
             scan = self._dataset.scanner(columns=list(columns), batch_size=BATCH_ROWS, **ahead)
@@ -283,7 +285,7 @@ class DatasetSource(_WithSchema):
 
 
 class Unread:
-    """The rest of a source whose first rows have been read before.
+    """A source from row `first` on, for a reading that continues an earlier one.
 
     Attributes
     ----------
@@ -296,15 +298,15 @@ class Unread:
         self.names, self.rows = source.names, source.rows
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Those of the source."""
+        """Arrow types of the columns."""
         return self._source.types(columns)
 
     def has_order(self, column: str) -> bool:
-        """As in the source."""
+        """Whether the source has an order for the column's categories."""
         return self._source.has_order(column)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Record batches from the first row to read on."""
+        """Record batches of the columns, from row `first` on."""
         skip = self.first
         directly = getattr(self._source, "batches_from", None)
         if directly is not None and skip:
@@ -320,7 +322,7 @@ class Unread:
 class LazySource:
     """A polars LazyFrame: computed in batches each time its columns are read."""
 
-    def __init__(self, frame: Any) -> None:  # of a library that need not be installed
+    def __init__(self, frame: Any) -> None:  # of a library that may not be installed
         self._frame = frame
         schema = _polars(lambda: frame.collect_schema())
         self.names = tuple(schema.names())
@@ -332,7 +334,7 @@ class LazySource:
         return list(self._first.select(list(columns)).to_arrow().schema.types)
 
     def has_order(self, column: str) -> bool:
-        """Whether it is an Enum."""
+        """Whether the column is an Enum."""
         return type(self._first[column].dtype).__name__ == "Enum"
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -350,7 +352,7 @@ class LazySource:
 
 
 def _polars(compute: Callable[[], T]) -> T:
-    """Run a polars computation; its errors become one sentence."""
+    """Run a polars computation; its errors become a `DataError` of one sentence."""
     try:
         return compute()
     except Exception as error:
@@ -360,7 +362,7 @@ def _polars(compute: Callable[[], T]) -> T:
 
 
 class SpooledSource(FileSource):
-    """Tables that come one after the other and only once, written to a temporary file.
+    """Tables that can be iterated only once, written to a temporary file.
 
     Parameters
     ----------
@@ -385,15 +387,15 @@ def _spool(tables: Iterable[object], path: Path) -> int:
         for number, table in enumerate(tables):
             if not is_table(table):
                 raise SettingError(
-                    f"entry {number} is a {type(table).__name__}, and not a data frame, an Arrow "
-                    "table, or a path as the others."
+                    f"entry {number} is a {type(table).__name__}, but all entries must be data "
+                    "frames or Arrow tables, or all must be paths."
                 )
             source = TableSource(table)
             part = source.table(source.names)
             if writer is None or schema is None:
                 schema = part.schema
                 writer = pa.ipc.new_file(str(path), schema)
-            writer.write_table(_as_first(part, schema, number), max_chunksize=BATCH_ROWS)
+            writer.write_table(_cast_to_first(part, schema, number), max_chunksize=BATCH_ROWS)
             rows += part.num_rows
     finally:
         if writer is not None:
@@ -403,8 +405,8 @@ def _spool(tables: Iterable[object], path: Path) -> int:
     return rows
 
 
-def _as_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
-    """A table in the types of the first; refused where it has other columns or wider values."""
+def _cast_to_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
+    """Cast a table to the schema of the first; refuse other columns and values that do not fit."""
     import pyarrow as pa
 
     for name in schema.names:
@@ -416,8 +418,8 @@ def _as_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
         return part.select(schema.names).cast(schema)
     except pa.ArrowException as error:
         raise DataError(
-            f"table {number} holds other kinds of values than the first ({line(error)}): convert "
-            "its columns to those of the first."
+            f"table {number} holds other types of values than the first ({line(error)}): convert "
+            "its columns to the types of the first."
         ) from None
 
 
@@ -427,7 +429,7 @@ def is_dataset(value: object) -> bool:
 
 
 def is_dictionary(kind: pa.DataType) -> bool:
-    """Whether a column of this type is encoded by a dictionary of its levels."""
+    """Whether columns of this type are dictionary-encoded."""
     from pyarrow import types as kinds
 
     return bool(kinds.is_dictionary(kind))
@@ -437,7 +439,7 @@ def _ordered_dictionary(kind: pa.DataType) -> bool:
     return is_dictionary(kind) and bool(kind.ordered)
 
 
-def _of_pandas(schema: pa.Schema) -> bool:
+def _written_by_pandas(schema: pa.Schema) -> bool:
     return b"pandas" in (schema.metadata or {})
 
 
@@ -450,24 +452,24 @@ def require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) ->
 
 
 def refuse_repeated(columns: Sequence[str], names: Sequence[str], place: str = "") -> None:
-    """Refuse one of the columns that is there more than once."""
+    """Refuse columns whose name occurs more than once."""
     for name in columns:
         if names.count(name) > 1:
             raise DataError(f"column {name!r} occurs more than once{place}: rename one of them.")
 
 
 def refuse_twice(paths: Sequence[str]) -> None:
-    """Refuse a file that a list names twice: its rows would count twice."""
+    """Refuse a list that names a file twice: its rows would count twice."""
     seen: set[str] = set()
     for path in paths:
         if path in seen:
             raise SettingError(
-                f"{path} is in the list twice, so that its rows would count twice: name it once."
+                f"{path} is in the list twice, so its rows would count twice: name it once."
             )
         seen.add(path)
 
 
 def line(error: BaseException) -> str:
-    """First line of another library's message, to quote inside our sentence."""
+    """Return the first line of another library's error message, to quote in ours."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".:") if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A store appears under its name complete or not at all, and replaces another only if asked."""
+"""Atomic creation of a store: complete or not at all, replacing another only on request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _LOCKS = importlib.util.find_spec("fcntl") is not None
 
 @contextlib.contextmanager
 def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Path]:
-    """Yield a hidden folder beside `store` to write into; it takes the store's name at the end.
+    """Yield a hidden folder beside `store` to write into; it is renamed to `store` at the end.
 
-    If the block raises, the folder is removed. If the process is killed, the folder stays, and is
-    removed by the next call for the same store; a call that writes the same again, by its
-    `identity`, continues in it.
+    If the block raises, the folder is removed. If the process is killed, the folder stays; the next
+    call for the same store continues in it if the `identity` is the same, and else removes it.
     """
     called = secrets.token_hex(4) if identity is None else identity[:16]
     folder = store.parent / f".{store.name}.ingest-{called}"
@@ -34,7 +33,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
         store.parent.mkdir(parents=True, exist_ok=True)
         _clean(store, keep=folder)
         folder.mkdir(exist_ok=identity is not None)
-    lock = _lock(folder)  # held for life: the system lets go of it when the process dies
+    lock = _lock(folder)  # held until the end; the system releases it if the process dies
     if lock is None and identity is not None and _LOCKS:
         raise SettingError(f"{store} is being written by another process: wait for it.")
     try:
@@ -46,7 +45,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
     except (KeyboardInterrupt, LakeError):
         if identity is None:
             shutil.rmtree(folder, ignore_errors=True)
-        raise  # the next call continues with what is there
+        raise  # with an identity the folder stays, for the next call to continue
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -59,7 +58,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
 
 @contextlib.contextmanager
 def writing(store: Path) -> Iterator[None]:
-    """Turn an error of the system into a sentence: which store, what is wrong, what helps."""
+    """Turn an OSError into a one-sentence `SettingError` that says what to do."""
     try:
         yield
     except OSError as error:
@@ -69,7 +68,7 @@ def writing(store: Path) -> Iterator[None]:
 
 
 def refuse_existing(store: Path, overwrite: bool) -> None:
-    """Refuse a name that is taken, unless by a store that may be replaced and nothing else."""
+    """Refuse an existing path, unless it is a store that may be replaced."""
     if not store.exists() or (store.is_dir() and not any(store.iterdir())):
         return
     try:
@@ -86,7 +85,7 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
     for path in store.iterdir():
         if path.name != DESCRIPTION and not SHARD_NAME.fullmatch(path.name):
             raise SettingError(
-                f"{store} cannot be replaced, because it also holds {path.name}, which is no part "
+                f"{store} cannot be replaced, because it also holds {path.name}, which is not part "
                 "of a row store: move that file elsewhere, or choose another name."
             )
 
@@ -94,7 +93,7 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
 def _lock(folder: Path) -> int | None:
     try:
         import fcntl
-    except ImportError:  # not a POSIX system: stale folders stay until removed by hand
+    except ImportError:  # not POSIX: stale folders stay until the user removes them
         return None
     descriptor = None
     try:
@@ -108,7 +107,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _clean(store: Path, keep: Path) -> None:
-    """Remove what killed ingests of the same store left: folders nobody holds any more."""
+    """Remove folders left by killed ingests of the same store, which nobody locks any more."""
     for folder in store.parent.glob(f".{_literal(store.name)}.ingest-*"):
         if folder == keep:
             continue
@@ -135,7 +134,7 @@ def _replace(folder: Path, store: Path, overwrite: bool) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step, where the system can (Linux)."""
+    """Swap two paths atomically, if the system can (Linux)."""
     try:
         swap = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -145,7 +144,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder's names reach the disk, where folders can be opened."""
+    """Flush a folder's entries to disk, if the system can open folders."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""Rows that live in a folder: shards of packed rows, written once and memory-mapped.
+"""Rows stored in a folder: shards of packed rows, written once and memory-mapped.
 
-A store is ``rows.json``, which describes it, and ``rows-00000.npy``, ``rows-00001.npy``, ... Both
-may come from elsewhere, so nothing in them is believed before it has been compared with the files.
+A store is ``rows.json``, which describes it, and ``rows-00000.npy``, ``rows-00001.npy``, ... The
+files may come from an untrusted source, so the description is checked against the shards.
 """
 
 from __future__ import annotations
@@ -30,28 +30,26 @@ from modicum.rows.entries import integer, mapping, sequence, text
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
-# No description is longer than this, whatever its levels.
-MOST_DESCRIPTION_BYTES = 1 << 28
+MOST_DESCRIPTION_BYTES = 1 << 28  # no valid description is larger, however many levels it has
 SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
 SHARD_BYTES = 1 << 30
-# What is read at either end of a shard for the quick check.
-END_BYTES = 1 << 16
+END_BYTES = 1 << 16  # bytes at either end of a shard that the quick check reads
 AGAIN = "ingest the source again"
 
-# Advice to the system about mapped pages; 0 (normal) where it has no such advice.
+# madvise flags for mapped pages; 0 (normal) on systems without the flag.
 RANDOM = getattr(mmap, "MADV_RANDOM", 0)
 SEQUENTIAL = getattr(mmap, "MADV_SEQUENTIAL", 0)
 WILL_NEED = getattr(mmap, "MADV_WILLNEED", 0)
 DONT_NEED = getattr(mmap, "MADV_DONTNEED", 0)
 
-# Mapped pages that sweeps, and scattered rows, leave behind in the process at most.
+# Most bytes of mapped pages that sweeps, and reads of scattered rows, keep in the process.
 HELD_BYTES, HELD_SCATTERED = 1 << 27, 1 << 28
-AROUND = 1 << 16  # bytes that Linux maps about a row of a file that is in its cache
+AROUND = 1 << 16  # bytes that Linux maps around a row of a file that is in its page cache
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What the store knows of one file: its rows, its size, and checksums of its data."""
+    """What ``rows.json`` records about one file: its rows, its size, and checksums of its data."""
 
     file: str
     rows: int
@@ -61,7 +59,7 @@ class Shard:
 
     @classmethod
     def from_json(cls, data: object) -> Shard:
-        """Read one entry of ``rows.json``; KeyError, TypeError or ValueError if it is odd."""
+        """Read one entry of ``rows.json``; raise KeyError, TypeError or ValueError if invalid."""
         entry = mapping(data)
         file = text(entry["file"])
         if not SHARD_NAME.fullmatch(file):  # a bare name: nothing outside the folder is opened
@@ -77,14 +75,14 @@ class Shard:
 
 @dataclass(frozen=True)
 class StoreDescription:
-    """What ``rows.json`` says: the rows, the files they are in, and the hash of all of them."""
+    """The contents of ``rows.json``: description of the rows, shards, and fingerprint."""
 
     rows: Description
     shards: tuple[Shard, ...]
-    fingerprint: str | None = None  # stores of before it was kept have none
+    fingerprint: str | None = None  # None in older stores
 
     def text(self) -> str:
-        """What ``rows.json`` holds."""
+        """Return the text of ``rows.json``."""
         entries = {
             "format": FORMAT,
             "version": NUMBERS if self.rows.coding is None else RECORDS,
@@ -103,12 +101,12 @@ class StoreDescription:
 
     @classmethod
     def read(cls, folder: Path) -> StoreDescription:
-        """Read ``rows.json`` and refuse what is not a whole description of a store."""
+        """Read ``rows.json``; refuse anything but a complete description of a store."""
         return cls.of_json(read_json(folder), str(folder))
 
     @classmethod
     def of_json(cls, entries: dict[str, object], folder: str) -> StoreDescription:
-        """Read the contents of ``rows.json`` in a folder of this name."""
+        """Make a description from the entries of ``rows.json``; `folder` is for messages."""
         if entries.get("version") not in (NUMBERS, RECORDS):
             raise DataError(
                 f"{folder} has store version {str(entries.get('version'))[:40]} and this Modicum "
@@ -119,7 +117,7 @@ class StoreDescription:
             rows = Description.from_json(entries)
             shards = tuple(Shard.from_json(entry) for entry in sequence(entries["shards"]))
             if sum(shard.rows for shard in shards) != rows.n:
-                raise ValueError("the shards have another number of rows")
+                raise ValueError("the rows of the shards do not add up")
             if len({shard.file for shard in shards}) < len(shards):
                 raise ValueError("a shard is listed twice")
             fingerprint = entries.get("fingerprint")
@@ -132,11 +130,11 @@ class StoreDescription:
 
 
 def read_json(folder: Path) -> dict[str, object]:
-    """Return what ``rows.json`` holds; refuse what no version of Modicum has written."""
+    """Return the entries of ``rows.json``; refuse a file that Modicum has not written."""
     path = folder / DESCRIPTION
     try:
         status = path.stat()
-        # A pipe would keep us waiting, and a folder cannot be read.
+        # Reading a pipe would block, and a folder cannot be read.
         sensible = stat.S_ISREG(status.st_mode) and status.st_size <= MOST_DESCRIPTION_BYTES
         data = path.read_bytes() if sensible else None
     except (FileNotFoundError, NotADirectoryError):
@@ -149,14 +147,14 @@ def read_json(folder: Path) -> dict[str, object]:
 
 
 def no_store(folder: str) -> DataError:
-    """Say that a folder is not a store."""
+    """Return the error for a folder that is not a store."""
     return DataError(
         f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
     )
 
 
 def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
-    """Return the object that a description is; `path` names it where it is none."""
+    """Parse ``rows.json``; `path` is its name in error messages."""
     try:
         if data is None:
             raise ValueError("it is not a file of a sensible size")
@@ -184,7 +182,7 @@ def npy_header(file: BinaryIO, rows: int, description: Description) -> int:
 
 
 def ends_of(file: BinaryIO, data: int, size: int) -> str:
-    """Digest of the first and the last bytes of the data, which begin at `data`."""
+    """Return a digest of the first and the last bytes of the data, which begin at `data`."""
     digest = hashlib.blake2b(digest_size=16)
     for at in (data, max(data, size - END_BYTES)):
         file.seek(at)
@@ -195,11 +193,11 @@ def ends_of(file: BinaryIO, data: int, size: int) -> str:
 def check_shard(folder: Path, shard: Shard, description: Description, verify: bool) -> int:
     """Refuse a truncated or altered shard; return where its data begin.
 
-    The size, the header and both ends of the data are always looked at, the rest with `verify`.
+    The size, the header and both ends of the data are always checked, the rest only with `verify`.
     """
     path = folder / shard.file
-    with _named_failures(folder, shard.file):
-        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+    with _reading(folder, shard.file):
+        if path.exists() and not path.is_file():  # opening a pipe would block for ever
             raise DataError(f"shard {shard.file} of {folder} is not a file: {AGAIN}.")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -209,7 +207,7 @@ def check_shard(folder: Path, shard: Shard, description: Description, verify: bo
 def check_file(
     file: BinaryIO, size: int, folder: str, shard: Shard, description: Description, verify: bool
 ) -> int:
-    """The same for an open file of this size."""
+    """Check an open shard file of `size` bytes; see `check_shard`."""
     if size != shard.bytes:
         state = "truncated" if size < shard.bytes else "too long"
         raise DataError(
@@ -220,7 +218,7 @@ def check_file(
         if npy.read_magic(file) != (1, 0):
             raise altered
         header = npy.read_array_header_1_0(file)
-    except Exception:  # a damaged header ends in any of NumPy's or Python's parsers
+    except Exception:  # NumPy's header parser raises anything for a damaged header
         raise altered from None
     data = file.tell()
     expected = (
@@ -238,8 +236,8 @@ def check_file(
 
 
 def _checksum(file: BinaryIO, data: int, expected: str) -> str:
-    """Checksum of all data, of the same kind as the expected one."""
-    # Older stores have BLAKE2; processors have instructions for SHA-256.
+    """Return the checksum of all data, by the hash function of the expected one."""
+    # Older stores have BLAKE2 checksums; SHA-256 is faster, since processors support it.
     digest = hashlib.blake2b(digest_size=16) if len(expected) == 32 else hashlib.sha256()
     file.seek(data)
     while piece := file.read(1 << 20):
@@ -248,16 +246,16 @@ def _checksum(file: BinaryIO, data: int, expected: str) -> str:
 
 
 @contextlib.contextmanager
-def _named_failures(folder: Path, file: str) -> Iterator[None]:
-    """Say which shard the system does not let us read, why, and what helps in that case."""
+def _reading(folder: Path, file: str) -> Iterator[None]:
+    """Turn an OSError into a one-sentence `DataError` that names the shard and what to do."""
     try:
         yield
     except OSError as error:
         remedy = {
             errno.ENOENT: AGAIN,
-            errno.EMFILE: "raise the limit of open files (ulimit -n), or ingest with more rows per "
+            errno.EMFILE: "raise the limit on open files (ulimit -n), or ingest with more rows per "
             "shard (shard_rows)",
-            errno.ENOMEM: "raise the limit of address space (ulimit -v)",
+            errno.ENOMEM: "raise the limit on address space (ulimit -v)",
         }.get(error.errno or 0, "check its permissions and its disk")
         raise DataError(
             f"shard {file} of {folder} cannot be read ({error.strerror}): {remedy}."
@@ -265,7 +263,7 @@ def _named_failures(folder: Path, file: str) -> Iterator[None]:
 
 
 class Mapped:
-    """One shard, mapped read-only; `matrix` is a plain view, three times faster than a memmap."""
+    """A shard mapped read-only; `matrix` is a plain array, three times faster than np.memmap."""
 
     def __init__(
         self, path: Path, data: int, rows: int, description: Description, advice: int
@@ -279,12 +277,12 @@ class Mapped:
         self.advise(advice, 0, rows)
 
     def advise(self, advice: int, start: int, stop: int) -> None:
-        """Tell the system what will happen to the pages of some rows."""
+        """Pass a madvise flag for the pages of the rows from `start` up to `stop`."""
         if not advice or stop <= start:
             return
         first = (self._data + start * self._row) // mmap.PAGESIZE * mmap.PAGESIZE
         length = self._data + stop * self._row - first
-        with contextlib.suppress(OSError):  # advice not taken costs speed, nothing else
+        with contextlib.suppress(OSError):  # refused advice only costs speed
             self._map.madvise(advice, first, length)
 
 
@@ -292,7 +290,7 @@ class StoreBackend:
     """Fields as columns of memory-mapped shards; safe to read from many threads.
 
     Each shard is mapped twice: once for scattered rows, where reading ahead would only waste
-    time, and once for sweeps, whose pages are let go behind the reader so that a pass over a
+    time, and once for sweeps, whose pages are released behind the reader so that a pass over a
     large store does not fill the process's memory.
     """
 
@@ -307,17 +305,17 @@ class StoreBackend:
         for shard in stored.shards:
             data = check_shard(folder, shard, description, verify)
             where = (folder / shard.file, data, shard.rows, description)
-            with _named_failures(folder, shard.file):
+            with _reading(folder, shard.file):
                 self._scattered.append(Mapped(*where, advice=RANDOM))
                 self._swept.append(Mapped(*where, advice=SEQUENTIAL))
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._lock = threading.Lock()
-        self._touched = 0  # scattered rows since their pages were let go
+        self._touched = 0  # scattered rows read since their pages were last released
         self._recent: deque[tuple[int, int]] = deque()
         self._held, self._hold = 0, HELD_BYTES // description.row_bytes
 
     def take(self, row_ids: Array) -> dict[str, Array]:
-        """Rows at `row_ids`, any shape; of many, some at a time, whose pages are then let go."""
+        """Rows at `row_ids`, any shape; many are read in parts, releasing pages in between."""
         most = max(1, HELD_SCATTERED // AROUND)
         if row_ids.size <= most:
             return self.description.split(self._scattered_rows(row_ids))
@@ -328,7 +326,7 @@ class StoreBackend:
         return description.split(block.reshape(*row_ids.shape, *description.packed_shape))
 
     def _scattered_rows(self, row_ids: Array) -> Array:
-        self._unmap_scattered(row_ids.size)
+        self._release_scattered(row_ids.size)
         if len(self._scattered) == 1:
             return self._scattered[0].matrix.take(row_ids, axis=0)
         description = self.description
@@ -340,8 +338,8 @@ class StoreBackend:
             block[in_shard] = self._scattered[shard].matrix.take(local, axis=0)
         return block
 
-    def _unmap_scattered(self, count: int) -> None:
-        """Let pages of scattered rows go, each of which keeps some of its own in the process."""
+    def _release_scattered(self, count: int) -> None:
+        """Count rows about to be read; release the pages of scattered rows if there are many."""
         with self._lock:
             self._touched += count
             if self._touched * AROUND <= HELD_SCATTERED:
@@ -351,7 +349,7 @@ class StoreBackend:
             mapped.advise(DONT_NEED, 0, len(mapped.matrix))
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[Mapped, int, int]]:
-        """Shards that hold rows from `start` up to `stop`, with the rows of each."""
+        """Yield the shards that hold rows from `start` up to `stop`, with their row ranges."""
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < stop:
             first, last = (int(i) for i in self._starts[shard : shard + 2])
@@ -373,9 +371,9 @@ class StoreBackend:
         return joined
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
-        """Rows from `start` up to `stop`: views, unless they cross the border of a shard."""
+        """Rows from `start` up to `stop`: views, unless they span several shards."""
         self._advise(WILL_NEED, start, stop)
-        self._let_go(start, stop)
+        self._release_swept(start, stop)
         return self.description.split(self._block(start, stop))
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
@@ -387,8 +385,8 @@ class StoreBackend:
             self._advise(WILL_NEED, stop, min(stop + size, n))
             yield chunk
 
-    def _let_go(self, start: int, stop: int) -> None:
-        """Note the rows being read, and unmap those read longest ago."""
+    def _release_swept(self, start: int, stop: int) -> None:
+        """Record the rows being read, and release the pages of those read longest ago."""
         old = []
         with self._lock:
             self._recent.append((start, stop))
@@ -397,5 +395,5 @@ class StoreBackend:
                 old.append(self._recent.popleft())
                 self._held -= old[-1][1] - old[-1][0]
         for first, last in old:
-            # A reader that still holds these rows finds them again in the file cache.
+            # A reader that still uses these rows gets them from the page cache again.
             self._advise(DONT_NEED, first, last)

@@ -1,4 +1,4 @@
-"""Columns of a table are encoded as packed rows of numbers."""
+"""Encodes the columns of a table as packed rows."""
 
 from __future__ import annotations
 
@@ -46,8 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Encoder", "floating", "numbers", "read_source", "read_table", "read_table_like"]
 
-# Levels of a text column that the user did not call categorical.
-MOST_UNDECLARED = 500
+MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
 
 
 class Encoder:
@@ -56,14 +55,14 @@ class Encoder:
     Parameters
     ----------
     roles : Roles
-        Which column is what.
+        The role of each column.
     levels : mapping
         Levels of the categorical columns, the reference first.
     dtype : numpy.dtype
     from_table : bool
-        Whether the caller has an argument `categorical`, which errors then recommend.
+        Whether the caller has an argument `categorical` that error messages can recommend.
     dense : bool
-        Whether categorical columns become columns of zeros and ones; else they stay codes.
+        Whether categorical columns become columns of zeros and ones instead of codes.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Encoder:
         self._levels, self._from_table = levels, from_table
         self._coded = not dense and bool(levels)
         columns: list[str] = []
-        self._spans: dict[str, slice] = {}  # of each predictor, among all columns
+        self._spans: dict[str, slice] = {}  # columns of each predictor
         for name in roles.predictors:
             first = len(columns)
             of = level_names(levels[name])[1:] if name in levels else ()
@@ -103,7 +102,7 @@ class Encoder:
         return code_field(name) if self._coded else name
 
     def _coding(self) -> Coding:
-        """Numbers and codes in the order of the predictors."""
+        """Return the coding of numbers and codes, in the order of the predictors."""
         places = [span.start for name, span in self._spans.items() if name not in self._levels]
         return Coding(
             tuple(places),
@@ -134,7 +133,7 @@ class Encoder:
         )
 
     def encode(self, batch: pa.RecordBatch | pa.Table, start: int) -> dict[str, Array]:
-        """Return the fields of a batch whose first row is `start`, with every number checked."""
+        """Return the fields of a batch whose first row is `start`, with all values checked."""
         out = np.empty((batch.num_rows, len(self._labels)), self.dtype)
         originals: dict[int, Array] = {}
         fields: dict[str, Array] = {}
@@ -174,7 +173,7 @@ class Encoder:
         return values
 
     def blocks(self, unread: Unread) -> Iterator[Array]:
-        """Yield packed rows of all that is unread, in blocks that fit a cache."""
+        """Yield the unread rows as packed blocks that fit in cache."""
         weight = WeightCheck(self.roles.weight) if self.roles.weight else None
         description = self.describe(1)
         start, step = unread.first, block_rows(description.width)
@@ -197,13 +196,13 @@ def read_source(
 ) -> tuple[Encoder, Iterator[Array]]:
     """Return the encoder for a source, and the packed blocks of its rows, in order.
 
-    A source with categorical columns is read twice, the first time only those columns. If some rows
-    have been read before, blocks are those of the `rest`.
+    A source with categorical columns is read twice, the first time only those columns. If `rest` is
+    given, the blocks are only those of its unread rows.
     """
     columns = resolve(source.names, choice)
     if source.rows == 0:
         raise DataError("there are no rows in the data: at least one is needed.")
-    roles = _with_text(columns, source)
+    roles = _with_text_categorical(columns, source)
     plain = [name for name in roles.needed if name not in roles.categorical]
     kind = as_dtype(dtype, floating(source.types(plain)))
     levels = {}
@@ -220,7 +219,7 @@ def read_source(
     return encoder, encoder.blocks(unread)
 
 
-def _with_text(roles: Roles, source: Source) -> Roles:
+def _with_text_categorical(roles: Roles, source: Source) -> Roles:
     """Treat text and categories among the predictors as categorical."""
     types = zip(roles.predictors, source.types(roles.predictors), strict=True)
     text = [name for name, kind in types if _is_text(kind) or is_dictionary(kind)]
@@ -231,8 +230,8 @@ def _refuse_many(name: str, levels: tuple[Level, ...]) -> None:
     if len(levels) > MOST_UNDECLARED:
         raise DataError(
             f"column {name!r} holds text with {len(levels):,} levels, and each would have a "
-            "coefficient: let it be a group of mo.fit, (1 | column), leave the column out, or pass "
-            f"{argument('categorical', [name])} if that is meant."
+            "coefficient: make it a group in mo.fit, (1 | column), leave the column out, or pass "
+            f"{argument('categorical', [name])} if you mean that."
         )
 
 
@@ -255,12 +254,12 @@ def read_table_like(
 ) -> tuple[Description, Iterator[Array]]:
     """Describe and encode a table with the columns, levels and references of other rows."""
     if not schema.columns:
-        raise SettingError("the other rows have no named columns: give arrays instead of a table.")
+        raise SettingError("the other rows have no named columns: pass arrays instead of a table.")
     for part in ("offset", *(["outcome"] if outcome and schema.outcome is None else [])):
         if part == "outcome" or (part in schema.fields and part not in schema.parts):
             raise SettingError(
-                f"the other rows do not say which column of the table is the {part}: make rows "
-                f"of it with Rows.from_table(table, {part}=...)."
+                f"the other rows do not say which column of the table is the {part}: make the rows "
+                f"with Rows.from_table(table, {part}=...)."
             )
     source = TableSource(table)
     column_of = {field: table_column(field, source.names) for field in schema.levels}
@@ -282,7 +281,7 @@ def read_table_like(
     levels = {name: levels_like(source, name, of_schema[name]) for name in roles.categorical}
     kind = as_dtype(None, floating(source.types(plain)))
     encoder = Encoder(roles, levels, kind, dense=schema.coding is None)
-    # The names are those of the other rows, however this table writes its levels.
+    # Use the names of the other rows, however this table writes its levels.
     description = replace(
         encoder.describe(source.rows or 0), columns=schema.columns, levels=dict(schema.levels)
     )
@@ -303,12 +302,12 @@ def floating(types: Iterable[pa.DataType]) -> list[DType]:
 
 
 def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
-    """Return an arrow column as a NumPy array of integers, booleans or floats; refuse others."""
+    """Return an Arrow column as a NumPy array of integers, booleans or floats; refuse others."""
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_dictionary(kind) or _is_text(kind):
-        raise DataError(_text_sentence(array, name, start, text_remedy))
+        raise DataError(_text_message(array, name, start, text_remedy))
     if array.null_count:
         row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
         raise DataError(missing(name, start + row))
@@ -316,8 +315,8 @@ def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
         array = array.cast(pa.float64())
     elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise DataError(
-            f"column {name!r} holds values of type {kind} from row {start} on: "
-            "convert it to a number first, or leave it out."
+            f"column {name!r} holds values of type {kind}: convert it to a number first, or leave "
+            "it out."
         )
     values: Array = array.to_numpy(zero_copy_only=False)
     return values
@@ -329,7 +328,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind))
 
 
-def _text_sentence(array: pa.Array, name: str, start: int, remedy: str) -> str:
+def _text_message(array: pa.Array, name: str, start: int, remedy: str) -> str:
     values = array.to_pylist()
     row = next((i for i, v in enumerate(values) if v is not None and not reads_as_number(v)), None)
     if row is None:

@@ -1,4 +1,4 @@
-"""Which row of a table each row of a fit was: some are dropped, and stores of groups are sorted."""
+"""Maps the rows of a fit, some of which may be dropped or sorted, to the rows of its table."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from modicum.rows.rows import Rows
 
 __all__ = ["table_numbers", "whole_field"]
 
-CHUNK = 1 << 20  # rows whose fields are read at a time
+CHUNK = 1 << 20  # rows read at a time
 
 
 def table_numbers(rows: Rows, table: object) -> Array | None:
-    """Return the number that each of `rows` has in the table that a formula made them of.
+    """Return the row number in `table` of each of `rows`, which a formula made from it.
 
-    None: they are all of its rows in its order, were not made by a formula, or the table is not
-    theirs (any more).
+    None if the rows are all rows of the table in its order, if they were not made by a formula, or
+    if the table is not (any longer) the one they were made from.
 
     Parameters
     ----------
     rows
-        Rows in the table's order or, as in a store, in that of their largest group.
+        Rows in the table's order or, as in a store, sorted by their largest group.
     table
-        Any table that `mo.fit` takes; it is read once, in the columns that say so.
+        Any table that `mo.fit` takes; only the columns needed for matching are read, once.
 
     Examples
     --------
@@ -49,19 +49,19 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     numbers, codes = _read(encoding, table, field)
     if len(numbers) != len(rows):
         return None
-    if is_sorted:  # of rows of one group the first came first
+    if is_sorted:  # by a stable sort, which keeps the table's order within a group
         order = np.argsort(codes, kind="stable")
         numbers, codes = numbers[order], codes[order]
     return numbers if own is None or np.array_equal(own, codes) else None
 
 
 def whole_field(rows: Rows, name: str) -> Array:
-    """One field of all rows, which need not be in memory with their other fields."""
+    """Return one field of all rows, without loading their other fields into memory."""
     return np.concatenate([np.array(chunk[name]) for chunk in rows.chunks(CHUNK)])
 
 
 def _read(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[Array, Array]:
-    """The numbers of the table's rows that a fit keeps, and the codes of a factor there."""
+    """Return the numbers of the table rows that a fit keeps, and the codes of their factor."""
     source = source_of(table)
     needed = encoding.needed() if encoding.drops else ()
     factors = [group for group in encoding.groupings if group.field == field]

@@ -1,8 +1,8 @@
 """Rows sorted into a few hundred classes by weight, and the rows in that order.
 
-A weight follows from one number per row, its expected residual. The numbers are an array, or stay
-where the rows are (`KeptNumbers`), and so does the order (`KeptOrder`): sums are added and rows
-sorted block by block, so that classes and order are the same to the last bit either way.
+A row's weight follows from one number, its expected residual. These numbers are an array here, or
+are kept where the rows are (`KeptNumbers`), as is the order (`KeptOrder`). Either way, sums are
+added and rows sorted block by block, so that classes and order agree to the last bit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = [
 ]
 
 CLASSES = 256
-BLOCK = 1 << 20  # rows sorted at a time, so that temporaries stay small: a shard of kept numbers
-PART = 8_192  # rows whose expected residuals are added at a time
+BLOCK = 1 << 20  # rows sorted at a time, and rows per shard of kept numbers: temporaries stay small
+PART = 8_192  # rows per partial sum of expected residuals
 
 
 class Classes(NamedTuple):
@@ -44,10 +44,10 @@ class Classes(NamedTuple):
     share: float  # weight = share * expected + even
     even: float
     smallest: float  # log weight of the first class
-    spacing: float  # from one class to the next
+    spacing: float  # of log weights, from one class to the next
 
     def of(self, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Class and weight of each row."""
+        """Return the class and weight of each row."""
         weight = self.share * expected.astype(np.float64) + self.even
         with np.errstate(divide="ignore"):
             place = np.maximum(np.log(weight), self.smallest) - self.smallest
@@ -55,24 +55,21 @@ class Classes(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """What the classes of some expected residuals depend on."""
+    """Sums and range of expected residuals, from which the classes are chosen."""
 
-    sums: np.ndarray  # of every PART rows
+    sums: np.ndarray  # one per PART rows
     smallest: float
     largest: float
-    bad: int  # place of the first that is not finite; -1: none
+    bad: int  # index of the first that is not finite; -1 if all are
 
 
 class KeptOrder(Protocol):
-    """Numbers of rows sorted by class, kept where the rows are.
-
-    `np.asarray` gathers them all.
-    """
+    """Row numbers sorted by class, kept where the rows are; `np.asarray` gathers them all."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, places: slice | np.ndarray, /) -> np.ndarray:
-        """Row numbers at some places of the order."""
+        """Row numbers at these places of the order."""
         ...
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray: ...
@@ -83,28 +80,28 @@ class KeptOrder(Protocol):
 
 
 class KeptNumbers(Protocol):
-    """A float32 number from 0 per row, kept where the rows are."""
+    """One non-negative float32 number per row, kept where the rows are."""
 
     def __len__(self) -> int: ...
 
     def extent(self) -> Extent:
-        """Sum and range of the numbers of all rows."""
+        """Sums and range of the numbers of all rows."""
         ...
 
     def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, KeptOrder]:
-        """Weight and size of each class, and the rows sorted by class.
+        """Return the weight and size of each class, and the rows sorted by class.
 
-        Weights are added up as for numbers that are here: by `sorted_by_class` of every BLOCK
-        rows, block after block.
+        Weights are summed as for an array: by `sorted_by_class`, one BLOCK of rows at a time, in
+        order.
         """
         ...
 
 
 def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
-    """Sums, smallest and largest of expected residuals.
+    """Return sums and range of expected residuals.
 
-    Sums of parts are added one after another, so that the total is the same wherever rows are:
-    parts never lie in two blocks.
+    Partial sums are over PART rows, which never span two blocks, and are added in order, so that
+    the total is the same wherever the numbers are kept.
     """
     if not isinstance(expected, np.ndarray):
         return expected.extent()
@@ -112,7 +109,7 @@ def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
         end = len(expected) // PART * PART
         parts = expected[:end].reshape(-1, PART).sum(axis=1, dtype=np.float64)
         sums = np.append(parts, np.sum(expected[end:], dtype=np.float64))
-    else:  # of groups, which are never kept elsewhere
+    else:  # numbers of groups, which are never kept elsewhere
         sums = np.atleast_1d(np.sum(expected, dtype=np.float64))
     bad = -1
     if not np.isfinite(sums).all():
@@ -123,7 +120,7 @@ def extent_of(expected: np.ndarray | KeptNumbers) -> Extent:
 def sorted_by_class(
     expected: np.ndarray, classes: Classes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight and size of each class, and places of rows sorted by class, of up to BLOCK rows."""
+    """Return weight and size of each class, and row indices sorted by class, for one block."""
     kind, weight = classes.of(expected)
     mass = np.bincount(kind, weights=weight, minlength=CLASSES)
     order = np.argsort(kind, kind="stable").astype(np.uint32)
@@ -131,7 +128,7 @@ def sorted_by_class(
 
 
 def classes_of_rows(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray, np.ndarray]:
-    """Class of each row, and weight of each class."""
+    """Return the class of each row, and the weight of each class."""
     kinds = np.empty(len(expected), np.uint8)
     mass = np.zeros(CLASSES)
     for first in range(0, len(expected), BLOCK):
@@ -142,7 +139,7 @@ def classes_of_rows(expected: np.ndarray, classes: Classes) -> tuple[np.ndarray,
 
 
 def order_of_classes(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Row numbers sorted by class: a counting sort in blocks."""
+    """Return the row numbers sorted by class, by a counting sort in blocks."""
     order = np.empty(len(kinds), np.uint32 if len(kinds) < 2**32 else np.int64)
     place = np.cumsum(size) - size
     for first in range(0, len(kinds), BLOCK):
@@ -161,7 +158,7 @@ def order_of_classes(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 class RowOrder(Protocol):
-    """An order of rows, and who reads the rows at its places; a `KeptOrder` is one."""
+    """An order of rows that also reads them, such as `KeptOrder`."""
 
     def __len__(self) -> int: ...
 
@@ -172,7 +169,7 @@ class RowOrder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayOrder:
-    """Row `row_ids[k]` of `rows` at place k."""
+    """An order given by an array: row `row_ids[k]` of `rows` is at place k."""
 
     rows: Rows
     row_ids: np.ndarray
@@ -186,9 +183,9 @@ class ArrayOrder:
 
 
 class OrderedBackend:
-    """The row at place k of an order as row k; nothing is copied."""
+    """Rows in another order: row k is the row at place k of `order`. Nothing is copied."""
 
-    travels = True  # to the processes that run chains
+    travels = True  # pickled as it is, instead of by its folder
 
     def __init__(self, rows: Rows, order: RowOrder) -> None:
         self.order = order
@@ -211,7 +208,7 @@ class OrderedBackend:
 
 
 def ordered(rows: Rows, order: np.ndarray | RowOrder) -> Rows:
-    """The rows in another order: an array of row numbers, or one that somebody else keeps."""
+    """Return rows in another order: an array of row numbers, or an order kept with the rows."""
     if isinstance(order, np.ndarray):
         order = ArrayOrder(rows, order)
     return Rows._at(rows._description, OrderedBackend(rows, order))

@@ -1,8 +1,8 @@
-"""What frequency weights add up to, and whether that can be meant.
+"""A warning about weights that do not look like frequency weights.
 
-A weight is the number of rows that one stands for. Sampling weights (survey weights, inverse
-probabilities) are no such numbers: with a mean of 350, a posterior is 19 times too narrow, and with
-a sum of one, it is hardly more than the prior.
+A frequency weight is the number of observations that a row represents. Sampling weights (survey
+weights, inverse probabilities) are not: if their mean is 350, the posterior is 19 times too narrow,
+and if they sum to one, it is little more than the prior.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from modicum.rows.rows import Rows
 
 __all__ = ["doubtful_weights"]
 
-SEEN = 65_536  # rows, evenly spaced, whose weights are looked at
-HIGH, LOW = 3.0, 0.1  # mean weights that are not whole numbers, beyond which something is amiss
-MOST = 1e6  # the same of whole numbers: tables of counts have large ones
+SEEN = 65_536  # evenly spaced rows whose weights are examined
+HIGH, LOW = 3.0, 0.1  # bounds on the mean of fractional weights, beyond which they are doubtful
+MOST = 1e6  # bound on the mean of integer weights: tables of counts have large ones
 
 
 def doubtful_weights(rows: Rows) -> list[ModicumWarning]:
-    """Warn where weights do not look like numbers of rows."""
+    """Return a warning if the weights do not look like numbers of observations."""
     if "weight" not in rows.fields:
         return []
     row_ids = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SEEN)).astype(int))
@@ -35,9 +35,9 @@ def doubtful_weights(rows: Rows) -> list[ModicumWarning]:
         ModicumWarning(
             "weights-sum",
             f"the weights of {len(rows):,} rows sum to about {total:.3g}, and a weight is the "
-            f"number of rows that one stands for: the posterior is that of {total:.3g} independent "
-            f"rows, {narrow} as that of the rows there are",
-            "divide the weights by their mean, if they are sampling weights, or leave them out",
+            f"number of observations a row represents: the posterior is that of {total:.3g} "
+            f"independent rows, {narrow} as with {len(rows):,} rows",
+            "divide the weights by their mean if they are sampling weights, or leave them out",
             sum=total,
             mean=mean,
         )

@@ -1,4 +1,4 @@
-"""Running chains: chunks, threads, rows fetched ahead, progress, checkpoints."""
+"""Running chains: chunks, threads, prefetched rows, progress, checkpoints."""
 
 from modicum.run.advance import BLOCK, first_keys
 from modicum.run.chain_tasks import ChainHost, ChainTasks

@@ -1,12 +1,12 @@
 """The compiled inner loop: advance chains by up to `capacity` iterations in one call.
 
-The number of iterations is an argument, not a shape, and flags come a call's worth at a time:
-warm-up, sampling and the last short chunk run the same compiled code, and so do runs that differ
-in length only. The key of an iteration depends on its number alone, so draws do not depend on how
-a run is cut into chunks.
+The number of iterations is an argument, not a shape, and each call gets the flags of its own
+iterations. So warm-up, sampling and the last short chunk run the same compiled code, and so do runs
+that differ only in length. The key of an iteration depends only on its number, so draws do not
+depend on how a run is divided into chunks.
 
-Of every `thin` iterations the last is recorded, with the rows touched by all of them: a window is
-written over and over until it is complete, so what is recorded does not depend on chunks either.
+Of every `thin` iterations the last is recorded, with the rows touched by all of them. A record is
+overwritten until its window of iterations is complete, so it does not depend on chunks either.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ __all__ = [
 ]
 
 ChainKernel: TypeAlias = Kernel[Any, Any]
-Span: TypeAlias = tuple[Array, Array]  # the first iteration, and how many
-BLOCK = 64  # iterations whose rows are read and prepared together, where there is room
+Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of iterations
+BLOCK = 64  # iterations whose rows are read and prepared together, if memory allows
 
 
 class Extent(NamedTuple):
-    """How much one compiled call can do: part of what is compiled."""
+    """Sizes of a compiled call: a static argument."""
 
-    capacity: int  # iterations, a multiple of `block` or less than one
+    capacity: int  # maximum number of iterations: a multiple of `block`, or less than `block`
     block: int = BLOCK  # iterations whose rows are prepared together
     thin: int = 1
 
 
 class Progress(NamedTuple):
-    """Where a chain is in its run."""
+    """State of a chain in its run."""
 
-    state: Pytree  # the kernel's
-    touched: jax.Array  # rows, since the last recorded iteration
+    state: Pytree  # state of the kernel
+    touched: jax.Array  # rows touched since the last recorded iteration
 
 
 def _keys(chain_key: Array, iteration: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """Two keys per iteration: which rows it reads, and what it does with them.
+    """Return two keys for an iteration: for choosing its rows, and for its step.
 
-    The generator turns the blocks (iteration, 0) and (iteration, 1) into a key each. Folding in
-    and splitting would call it twice, and every call takes the compiler a few tenths of a second.
+    The generator turns each of the blocks (iteration, 0) and (iteration, 1) into a key. Folding in
+    and splitting would call it twice, and each call adds a few tenths of a second of compile time.
     """
     number = jnp.asarray(iteration).astype(jnp.uint32)
     counts = jnp.stack([number, number, jnp.uint32(0), jnp.uint32(1)])
@@ -79,12 +79,12 @@ def _start_keys(chain_key: Array) -> tuple[jax.Array, jax.Array]:
 
 
 def first_keys(chain_keys: np.ndarray) -> jax.Array:
-    """Words of the keys with which chains begin: what a kernel's `init` is given, (chains, 2)."""
+    """Return the words of the keys that a kernel's `init` receives, (chains, 2)."""
     return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
 
 
 def _read(rows: Batch, request: RowRequest) -> Batch:
-    """Rows by number, with the fields that the request carries."""
+    """Read the requested rows, and add the request's other arrays."""
     fields = {name: field[request.row_ids] for name, field in rows.items()}
     return fields | carried_fields(request)
 
@@ -105,7 +105,7 @@ def _begin(
     if batch is not None:
         prepared = kernel.prepare(jax.lax.optimization_barrier(batch), context)
     state = kernel.init(init_key, prepared, context)
-    # Python numbers in a state are weakly typed, which would compile the loop once more.
+    # Python numbers in a state are weakly typed, so the loop would be compiled a second time.
     state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
     return Progress(state, jnp.zeros((), int))
 
@@ -126,18 +126,18 @@ def _advance(
     block = min(block, capacity)
 
     def keys(b: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """Keys of the iterations of block `b`, all at once: small operations are expensive."""
+        """Return the keys of all iterations of block `b` at once: small operations are costly."""
         return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
 
-    # Functions that are called in two places are wrapped in `jax.jit`: they are traced once.
+    # Functions called in two places are wrapped in `jax.jit`, so that they are traced once.
     @jax.jit
     def prepared(b: jax.Array | int, rows_keys: jax.Array) -> Pytree:
         if batches is None:
             return _prepared(kernel, context, rows, None, rows_keys)
-        of_block = jax.tree.map(
+        block_batches = jax.tree.map(
             lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
         )
-        return _prepared(kernel, context, rows, of_block, rows_keys)
+        return _prepared(kernel, context, rows, block_batches, rows_keys)
 
     @jax.jit
     def step(
@@ -186,7 +186,7 @@ def _prepared(
     batches: Batch | None,
     rows_keys: jax.Array,
 ) -> Pytree:
-    """Rows of a block's iterations, read (unless in `batches`) and prepared all at once."""
+    """Read (unless `batches` has them) and prepare the rows of a block's iterations at once."""
     fresh = batches
     if fresh is None:
         requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
@@ -194,8 +194,8 @@ def _prepared(
             return None
         assert rows is not None
         fresh = _read(rows, requests)
-    # The barrier keeps the compiler from merging this with how the rows came: draws must not
-    # depend, in their last bit, on where the rows live.
+    # The barrier keeps the compiler from fusing this with the reading of rows: draws must not
+    # depend, not even in the last bit, on where the rows are stored.
     fresh = jax.lax.optimization_barrier(fresh)
     return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
@@ -203,7 +203,7 @@ def _prepared(
 def _row_requests(
     kernel: ChainKernel, context: Pytree, chain_key: Array, iterations: Array
 ) -> RowRequest | None:
-    """Rows that iterations read, with a leading axis over iterations."""
+    """Return the rows that iterations read, with a leading axis for iterations."""
     return jax.vmap(lambda i: kernel.row_request(_keys(chain_key, i)[0], context))(iterations)
 
 
@@ -213,7 +213,7 @@ def _initial_row_request(
     return kernel.initial_row_request(_start_keys(chain_key)[0], context)
 
 
-# One chain, for a thread of its own ...
+# One chain, which runs in its own thread ...
 begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
 advance = jit(static=(0, 1))(_advance)
 row_requests = jit(static=0)(_row_requests)
@@ -261,9 +261,9 @@ def advance_settled(
     progress: Progress,
     chain_keys: Array,
 ) -> tuple[Progress, Packed]:
-    """`advance_together` by one call of what does up to `length` iterations without flags.
+    """Like `advance_together`, after warm-up: `settled` runs up to `length` iterations at once.
 
-    `rows` may be the table that `settled` made of them.
+    `rows` may be the table of all rows that `settled` made.
     """
     first, count = span
     numbers = jnp.asarray(first) + jnp.arange(length)
@@ -281,7 +281,7 @@ def _fresh(
     batches: Batch | None,
     rows_keys: jax.Array,
 ) -> jax.Array:
-    """Rows that all iterations of all chains request, as `settled` takes them."""
+    """Read the rows that all iterations of all chains request, in the form `settled` takes."""
     kernel = settled.plain
     if batches is None:
         requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
@@ -296,7 +296,7 @@ def _fresh(
 
 @jit(static=0)
 def table_of(settled: Settled, context: Pytree, rows: Batch) -> jax.Array:
-    """All rows as `settled` takes them."""
+    """Return the table of all rows, in the form `settled` takes."""
     return settled.table(rows, context)
 
 

@@ -1,9 +1,9 @@
-"""Chains that run elsewhere: some at each host, a chunk of iterations per call.
+"""Chains that run on other hosts: some on each host, one chunk of iterations per call.
 
-A call brings the states that the chunk begins with and returns those it ended with, so that a host
-that takes the place of one that died goes on from the last chunk. What a chunk does is a function
-of its states and of the chains' keys: draws are those of chains that run here, on processors of one
-kind. Hosts fetch the rows of the chunk after it meanwhile, as chains here do.
+A call sends the states at the start of a chunk and returns those at its end, so a host that
+replaces a dead one continues from the last chunk. A chunk is a function of its states and of the
+chains' keys: on processors of the same kind, draws equal those of chains in this process. While a
+chunk runs, its host fetches the rows of the next one, as chains in this process do.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from modicum.runtime import Pytree, in_double_precision
 
 __all__ = ["ChainHost", "ChainTasks"]
 
-OWN = ("keys", "start_keys", "rows")  # of each host, or sent by themselves
+OWN = ("keys", "start_keys", "rows")  # settings that differ between hosts, or are sent separately
 
 
 class ChainShare(NamedTuple):
-    """What a host builds its chains from: shared settings, and keys of its own."""
+    """What a host builds its chains from: shared settings, and the keys of its chains."""
 
-    shared: list[object]  # references
+    shared: list[object]  # references to the settings and the rows
     keys: np.ndarray
     start_keys: np.ndarray | None
 
@@ -44,14 +44,14 @@ class ChainHost:
 
     def __init__(self) -> None:
         self._chains: Chains | None = None
-        self._ended = -1  # the iteration after its last
+        self._ended = -1  # the iteration after its last; -1: its states are not current
 
     def process(self) -> int:
-        """The id of its process on its machine."""
+        """Return the id of its process."""
         return os.getpid()
 
     def begin(self, share: ChainShare) -> Progress:
-        """Initialise the chains; their states, stacked along a leading axis."""
+        """Initialise the chains; return their states, stacked along a leading axis."""
         chains = self._built(share)
         chains.begin()
         self._ended = 0
@@ -60,9 +60,12 @@ class ChainHost:
     def advance(
         self, share: ChainShare, leaves: list[np.ndarray], span: tuple[int, int], next_count: int
     ) -> tuple[list[Record], list[np.ndarray]]:
-        """Run `count` iterations from `first` on, from these states; records, and new states."""
+        """Run iterations from these states; `span` is the first and the number of iterations.
+
+        Return the records and the new states.
+        """
         chains, (first, count) = self._built(share), span
-        if self._ended != first:  # it died, or states were renewed
+        if self._ended != first:  # this host replaces a dead one, or states were renewed
             chains.restore(leaves)
         self._ended = -1
         records = chains.advance(first, count, next_count)
@@ -70,7 +73,7 @@ class ChainHost:
         return records, chains.leaves()
 
     def forget(self) -> None:
-        """Take the states that come with the next call."""
+        """Discard the states: use those sent with the next call."""
         self._ended = -1
 
     def _built(self, share: ChainShare) -> Chains:
@@ -84,15 +87,14 @@ class ChainHost:
 
 @dataclass
 class ChainTasks:
-    """All chains of a run, at hosts: what `run` asks of `Chains`.
+    """All chains of a run, on hosts, with the interface of `Chains`.
 
     Parameters
     ----------
     chains
-        As they would run here.
+        The chains, as they would run in this process.
     hosts
-        Where they run. Chains that are stacked as one stay together, so that some hosts may have
-        nothing to do.
+        Where they run. Chains that are stacked stay on one host, so some hosts may be idle.
     """
 
     chains: Chains
@@ -133,11 +135,11 @@ class ChainTasks:
         return side_by_side([records for records, _ in results])
 
     def leaves(self) -> list[np.ndarray]:
-        """The state as plain arrays with a leading axis for chains."""
+        """Return the state as plain arrays with a leading axis for chains."""
         return [np.concatenate(parts) for parts in zip(*self._leaves, strict=True)]
 
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
-        """Take a state back from `leaves`; its structure is that of a freshly begun one."""
+        """Restore a state from the result of `leaves`."""
         self.begin()
         refuse_other_state(leaves, self.leaves())
         self._take(leaves)
@@ -150,7 +152,7 @@ class ChainTasks:
         self._take(jax.tree.leaves(progress._replace(state=function(progress.state))))
 
     def close(self) -> None:
-        """Let the hosts go."""
+        """Release the hosts."""
         self.chains.close()
         self.hosts.close()
 
@@ -160,5 +162,5 @@ class ChainTasks:
 
 
 def _to_send(rows: Batch | Rows | None) -> Batch | Rows | None:
-    """Rows of a device as arrays of the host."""
+    """Copy rows on a device to NumPy arrays."""
     return jax.tree.map(np.asarray, rows) if isinstance(rows, dict) else rows

@@ -1,12 +1,12 @@
-"""Checkpoints: state and draws on disk after every chunk, so that a killed run goes on.
+"""Checkpoints: state and draws on disk after every chunk, so that a killed run can be resumed.
 
-A checkpoint is a folder. `run.json` names the files that count and is replaced in one step after
-they are safely written; all other files are ignored. A resumed run makes the same draws as one that
-was never stopped.
+A checkpoint is a folder. `run.json` lists the valid files and is replaced atomically after they are
+safely written; all other files are ignored. A resumed run makes the same draws as one that was
+never stopped.
 
-Nothing in the folder is trusted. Names of files are bare and follow from iteration numbers, arrays
-are read only if the file is as long as their headers say, and nothing is ever unpickled. One
-process at a time holds the folder; the system releases the lock when that process dies.
+Nothing in the folder is trusted. File names contain no paths and follow from iteration numbers, an
+array is read only if its header agrees with the length of the file, and nothing is ever unpickled.
+One process at a time holds the folder; the system releases the lock when that process dies.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ __all__ = ["Checkpoint"]
 
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
-SHORT = 80  # characters of a setting that a sentence shows
+SHORT = 80  # characters of a setting shown in an error message
 OURS = {".npz", ".tmp", ".lock"}
-LOCKED_BYTE = 1 << 20  # past the text: where locks are mandatory, what is locked cannot be read
+LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
 
 class Checkpoint:
-    """A folder that remembers one run, and is held by one process at a time.
+    """A folder that stores one run, and is held by one process at a time.
 
     Parameters
     ----------
     folder
-        Where; created if it does not exist.
+        Path of the folder; created if it does not exist.
     identity
         Identifies the run (model, rows, method, seed ...): a checkpoint of another run is refused.
 
@@ -125,7 +125,7 @@ class Checkpoint:
 
     @staticmethod
     def saved_identity(folder: str | os.PathLike[str]) -> dict[str, Any]:
-        """What the run saved in `folder` is; empty if there is none that could be resumed."""
+        """Return the identity of the run saved in `folder`; empty if none can be resumed."""
         try:
             return _Index.read(Path(folder) / INDEX).identity
         except (OSError, DataError):
@@ -135,7 +135,7 @@ class Checkpoint:
     def delete(folder: str | os.PathLike[str]) -> None:
         """Remove the checkpoint in `folder`, and the folder if nothing else is in it."""
         path = Path(folder)
-        (path / INDEX).unlink(missing_ok=True)  # first: without it nothing else counts
+        (path / INDEX).unlink(missing_ok=True)  # first: without it all other files are ignored
         for file in path.iterdir():
             if file.suffix in OURS and not file.is_dir():
                 file.unlink(missing_ok=True)
@@ -144,13 +144,13 @@ class Checkpoint:
 
     @property
     def iterations(self) -> int:
-        """How many iterations are safely on disk."""
+        """Number of iterations safely on disk."""
         return self.index.iterations
 
     def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
-        """What `read` makes of the arrays saved under `name`; they are computed if there are none.
+        """Apply `read` to the arrays saved under `name`, which are computed if there are none.
 
-        Arrays from a file that `read` can make nothing of are a damaged file.
+        If `read` fails on arrays from a file, the file is reported as damaged.
         """
         path = self.folder / f"{name}.npz"
         if not path.exists():
@@ -164,7 +164,7 @@ class Checkpoint:
             raise _damaged(path) from fault
 
     def append(self, iterations: int, record: Arrays, state: list[np.ndarray]) -> None:
-        """Save what the iterations up to number `iterations` recorded, and where they ended."""
+        """Save the records of the iterations up to number `iterations`, and the final state."""
         part, at = f"part-{iterations:08d}.npz", f"state-{iterations:08d}.npz"
         self._write(part, record)
         self._write(at, {f"leaf{i}": leaf for i, leaf in enumerate(state)})
@@ -178,7 +178,7 @@ class Checkpoint:
             (self.folder / before).unlink(missing_ok=True)
 
     def _write(self, name: str, content: Arrays | bytes) -> None:
-        """Have a file appear under its name complete, or not at all."""
+        """Write a file atomically: it appears under its name complete, or not at all."""
         path = self.folder / name
         temporary = path.with_suffix(".tmp")
         iterations = self.index.iterations if hasattr(self, "index") else 0
@@ -194,11 +194,11 @@ class Checkpoint:
                 os.replace(temporary, path)
             except OSError:
                 with contextlib.suppress(OSError):
-                    temporary.unlink()  # a full disk needs the room
+                    temporary.unlink()  # the disk may be full
                 raise
 
     def restore(self) -> tuple[list[Arrays], list[np.ndarray]]:
-        """All parts in order, and the last state."""
+        """Return all parts in order, and the last state."""
         parts = [_load(self.folder / name) for name in self.index.parts]
         path = self.folder / str(self.index.state)
         state = _load(path)
@@ -212,7 +212,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Index:
-    """What `run.json` says; the names in it are those `append` gives, and no others."""
+    """Content of `run.json`; only file names that `append` gives are valid."""
 
     format: str
     identity: dict[str, Any]
@@ -225,7 +225,7 @@ class _Index:
 
     @classmethod
     def read(cls, path: Path) -> _Index:
-        """Read the file, or refuse it in one sentence."""
+        """Read and validate the file."""
         try:
             content = path.read_text(encoding="utf-8")
         except (FileNotFoundError, PermissionError):
@@ -250,33 +250,33 @@ class _Index:
 
     @classmethod
     def _fault(cls, entries: object) -> str | None:
-        """What is wrong with the content, or None."""
+        """Describe what is wrong with the content; None if nothing is."""
         if not isinstance(entries, dict) or entries.get("format") != FORMAT:
-            return f"it does not say that its format is {FORMAT}"
+            return f"its format is not {FORMAT}"
         for name, kind in (("identity", dict), ("iterations", int), ("parts", list)):
             if not isinstance(entries.get(name), kind) or isinstance(entries[name], bool):
                 return f"its entry {name!r} is missing or of another type"
         iterations, parts, state = entries["iterations"], entries["parts"], entries.get("state")
         if iterations < 0 or (iterations == 0) != (state is None):
-            return "its numbers contradict each other"
+            return "its entries contradict each other"
         if state is not None and _number(state, "state") != iterations:
-            return "its state is not a file of that checkpoint"
+            return "its state is not a file of this checkpoint"
         numbers = [_number(part, "part") or 0 for part in parts]
         if 0 in numbers or numbers != sorted(set(numbers)):
-            return "its parts are not files of that checkpoint, in order"
+            return "its parts are not files of this checkpoint, in order"
         if (numbers[-1] if numbers else 0) != iterations:
             return "its parts do not add up to its iterations"
         return None
 
 
 def _number(name: object, kind: str) -> int | None:
-    """The iteration a file's name ends with; None for a name that `append` does not give."""
+    """Return the iteration number in a file's name; None for a name that `append` never gives."""
     match = re.fullmatch(rf"{kind}-([0-9]{{8,18}})\.npz", name) if isinstance(name, str) else None
     return int(match[1]) if match else None
 
 
 def _apart(saved: str, here: str) -> tuple[str, str]:
-    """Two long texts from the word on in which they begin to differ."""
+    """Shorten two long texts to start at the word in which they begin to differ."""
     pairs = enumerate(zip(saved, here, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), min(len(saved), len(here)))
     cut = max(saved.rfind(mark, 0, same) + len(mark) for mark in ("(", ", "))
@@ -291,7 +291,7 @@ def _short(value: object) -> str:
 
 
 def _load(path: Path) -> Arrays:
-    """Arrays of a file, each only after its header was found to agree with the file's length."""
+    """Load the arrays of a file, each only if its header agrees with the file's length."""
     try:
         size = path.stat().st_size
         with zipfile.ZipFile(path) as archive:
@@ -307,7 +307,7 @@ def _load(path: Path) -> Arrays:
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
     if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
-        raise ValueError("not as it was written")
+        raise ValueError("not as Modicum writes it")
     with archive.open(member) as file:
         shape, kind = _header(file)
         length = math.prod(shape) * kind.itemsize
@@ -315,7 +315,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.n
             raise ValueError("the header does not describe what follows")
         file.seek(0)
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):  # only at the end of a member does zipfile compare the checksum
+        if file.read(1):  # zipfile compares the checksum only at the end of a member
             raise ValueError("longer than its header says")
         return array
 
@@ -333,11 +333,11 @@ def _damaged(path: Path) -> DataError:
     )
 
 
-# One process at a time, on a disk with room -----------------------------------------------
+# Locking, and failures to write -----------------------------------------------------------
 
 
 class _Lock:
-    """The folder is this process's until `release`, or until the process dies."""
+    """Holds the folder for this process until `release`, or until the process dies."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / LOCK
@@ -346,9 +346,8 @@ class _Lock:
         except OSError as error:
             if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise
-            self.release: Callable[[], object] = lambda: (
-                None
-            )  # without write access no lock is needed
+            # without write access no lock is needed
+            self.release: Callable[[], object] = lambda: None
             return
         self.release = weakref.finalize(self, os.close, descriptor)
         if not _locked(descriptor):
@@ -362,7 +361,7 @@ class _Lock:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock, unless another has it; where the file system has none, go on without."""
+    """Try to take the lock; return True on success, or if the file system has no locks."""
     try:
         import fcntl
     except ImportError:
@@ -390,7 +389,7 @@ def _locked_on_windows(descriptor: int) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """Who wrote the lock: "process 4711", and where that is another machine's."""
+    """Name the process that holds the lock ("process 4711"), and its machine if another."""
     try:
         number, host = path.read_bytes()[:300].decode().split()
         where = "" if host == socket.gethostname() else f" on {host}"
@@ -401,7 +400,7 @@ def _holder(path: Path) -> str:
 
 @contextmanager
 def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
-    """Say in one sentence that a folder cannot be written, and what is safe."""
+    """Turn a failure to write into an error that names the folder and what is safe."""
     try:
         yield
     except OSError as error:
@@ -411,8 +410,8 @@ def _writing(folder: Path, iterations: int = 0) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 free = f", with {shutil.disk_usage(folder).free:,} bytes left"
             raise ResourceError(
-                f"the disk of the checkpoint '{folder}' is full{free}{safe}; make room, and the "
-                "same call goes on where it was."
+                f"the disk of the checkpoint '{folder}' is full{free}{safe}; free some space, and "
+                "the same call will continue from there."
             ) from error
         raise SettingError(
             f"the checkpoint '{folder}' cannot be written ({error.strerror or error}){safe}; "

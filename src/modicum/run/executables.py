@@ -1,15 +1,15 @@
-"""Compiled loops that a later process takes from disk without tracing them again.
+"""Compiled loops on disk, which a later process loads without tracing them again.
 
-JAX's own cache on disk spares the compiler. Its key is the function as the compiler sees it, so a
-second process still traces and lowers all of it, which takes longer than loading the result. Where
-that cache is switched on, a loop is kept beside it by what the trace depends on: the kernel and all
-its settings, shapes and types of the arguments, versions, JAX's settings, the processor, and the
-files of this package. A kernel with anything in it that is not of this package or of JAX (a model
-of one's own, a prior, a design) is not kept, since nobody knows what else it depends on.
+JAX's own disk cache saves compilation. Its key is the lowered function, so a second process still
+traces and lowers it, which takes longer than loading the result. If that cache is enabled, loops
+are stored next to it, with everything the trace depends on as their key: the kernel and all its
+settings, shapes and types of the arguments, versions, JAX's settings, the processor, and the files
+of this package. A kernel that contains anything from outside this package and JAX (a user-defined
+model, prior or design) is not stored, since it may depend on anything.
 
-Nothing here can fail a run: what cannot be stored or read is traced as ever. Who patches functions
-of this package while it runs sets the environment variable MODICUM_KEEP_COMPILED to 0, since
-patches are in no file.
+Nothing here can make a run fail: a loop that cannot be stored or read is traced as usual. If you
+patch functions of this package at run time, set the environment variable MODICUM_KEEP_COMPILED to
+0, since no file contains the patches.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ __all__ = ["Executable", "keep", "key_of", "stored"]
 Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
 SWITCH = "MODICUM_KEEP_COMPILED"
-MOST_FILES = 200  # about 100 MB; the oldest are removed
+MOST_FILES = 200  # about 100 MB; older files are removed
 _loaded: dict[str, Executable] = {}
-_traced: set[str] = set()  # keys of what this process has traced itself
+_traced: set[str] = set()  # keys of the loops that this process has traced itself
 on_release(_loaded.clear)
 on_release(_traced.clear)
 
 
 def stored(*keys: str | None) -> list[Executable] | None:
-    """What an earlier process compiled for these keys; None if any is missing, or not needed.
+    """Load the loops that an earlier process compiled for these keys; None if any is missing.
 
-    What this process has traced before is not needed: JAX has it in memory.
+    None, too, if this process has traced one of them before: JAX has it in memory.
     """
     folder = _folder()
     if folder is None:
@@ -58,12 +58,12 @@ def stored(*keys: str | None) -> list[Executable] | None:
     needed = [key for key in keys if key is not None and key not in _traced]
     if len(needed) < len(keys) or not all((folder / key).exists() for key in needed):
         return None
-    if "blackjax" in sys.modules:  # by a thread that may be at it still: states are of its types
+    if "blackjax" in sys.modules:  # wait for a thread that imports it: states have its types
         import_module("blackjax")
     try:
         with ThreadPoolExecutor() as threads:
             return [*threads.map(lambda key: _loaded.get(key) or _read(folder, key), needed)]
-    except Exception as error:  # another version's, damaged, not readable: traced as ever
+    except Exception as error:  # another version, damaged, not readable: traced as usual
         logger.info("compiled code in %s could not be used: %s", folder, error)
         return None
 
@@ -79,36 +79,48 @@ def _read(folder: Path, key: str) -> Executable:
 def keep(
     key: str | None, function: Compiled[..., Pytree], arguments: Sequence[Pytree], fresh: bool
 ) -> None:
-    """Keep what this process has traced for these arguments, for others.
+    """Store the loop that this process has traced for these arguments, for later processes.
 
     Parameters
     ----------
     fresh
-        Whether the compiler made it just now. Code that JAX has read from its own cache cannot be
-        written again, since what is then in the file does not run; but the code that an earlier
-        process wrote may serve for this key too.
+        Whether it was compiled just now. Code that JAX has loaded from its own cache cannot be
+        serialised again, since the result does not run; but code that an earlier process wrote may
+        serve this key too.
     """
     folder = _folder()
     if key is None or folder is None or key in _traced:
         return
     _traced.add(key)
-    lowered = function.lower(*arguments)  # a look-up, and so is to compile it
-    digest = hashlib.blake2b(lowered.as_text().encode(), digest_size=20)
-    digest.update(repr((_settings(), _surroundings())).encode())
-    name = f"code-{digest.hexdigest()}"
+    lowered = function.lower(*arguments)  # a look-up, and so is compiling it
+    made_for = repr((_settings(), _surroundings()))
+    what = (folder, key, lowered, lowered.compile(), made_for, fresh)
+    threading.Thread(target=_name_and_write, args=what).start()  # while chains run
+
+
+def _name_and_write(
+    folder: Path,
+    key: str,
+    lowered: jax.stages.Lowered,
+    compiled: jax.stages.Compiled,
+    made_for: str,
+    fresh: bool,
+) -> None:
+    """Name the code by the compiler's input, and write it if it is fresh or known."""
+    text = lowered.as_text() + made_for
+    name = f"code-{hashlib.blake2b(text.encode(), digest_size=20).hexdigest()}"
     if fresh or (folder / name).exists():
-        write = threading.Thread(target=_write, args=(folder, key, name, lowered.compile()))
-        write.start()
+        _write(folder, key, name, compiled)
 
 
 def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> None:
-    """Write the code, unless it is there, and by which key it is found."""
+    """Write the code, unless it is there already, and a file that maps the key to it."""
     try:
         from jax.experimental.serialize_executable import serialize
 
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / name).exists():
-            os.utime(folder / name)  # the oldest are removed
+            os.utime(folder / name)  # mark as recent, since the oldest are removed
         else:
             _put(folder / name, serialize(compiled)[0])
         trees = jax.tree.structure(compiled.args_info), compiled.out_tree
@@ -121,7 +133,7 @@ def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> 
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file that others never see half written."""
+    """Write a file atomically."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         file.write(content)
     Path(file.name).replace(path)
@@ -130,7 +142,7 @@ def _put(path: Path, content: bytes) -> None:
 def key_of(
     function: Compiled[..., Pytree], static: tuple[object, ...], arguments: tuple[Pytree, ...]
 ) -> str | None:
-    """A name for the trace of a function; None where it depends on more than can be known."""
+    """Return a key for the trace of a function; None if its dependencies cannot be known."""
     if _folder() is None:
         return None
     leaves, structure = jax.tree.flatten(arguments)
@@ -138,7 +150,7 @@ def key_of(
     try:
         parts = (static, structure, [(s.shape, str(s.dtype), s.weak_type) for s in shapes])
         digest = hashlib.blake2b(_pickled(parts), digest_size=20)
-    except Exception:  # functions of the user's, and whatever else has no name of its own
+    except Exception:  # functions of the user, and other objects that cannot be identified
         return None
     name = function.__name__
     digest.update(repr((name, _settings(), _surroundings(), _sources())).encode())
@@ -146,7 +158,7 @@ def key_of(
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what is not of modules that the key covers."""
+    """Refuses objects from modules that the key does not cover."""
 
     def reducer_override(self, obj: object) -> Any:  # as pickle has it
         kind = obj if isinstance(obj, type) or callable(obj) else type(obj)
@@ -163,18 +175,18 @@ def _pickled(value: object) -> bytes:
 
 
 def _folder() -> Path | None:
-    """Where loops are kept: in JAX's cache, if it has one on this machine's disks."""
+    """Return the folder for loops: in JAX's cache, if it is enabled and on a local disk."""
     name = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     switched_on = jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
     if not name or "://" in name or not switched_on or os.environ.get(SWITCH) == "0":
         return None
-    if jax.default_backend() != "cpu" or jax.device_count() > 1:  # whose code is more than a file
+    if jax.default_backend() != "cpu" or jax.device_count() > 1:  # one CPU device only
         return None
     return Path(name) / "modicum"
 
 
 def _settings() -> list[tuple[str, str]]:
-    """JAX's settings here and now; not those of its cache, and of what it prints."""
+    """Return JAX's current settings, without those of its cache and of its output."""
     beside = ("cache", "log", "dump", "traceback", "pprint")
     names = (name for name in jax.config.values if not any(word in name for word in beside))
     return [(name, repr(getattr(jax.config, name, None))) for name in sorted(names)]
@@ -182,7 +194,7 @@ def _settings() -> list[tuple[str, str]]:
 
 @cache
 def _surroundings() -> tuple[str, ...]:
-    """Versions, the processor and the compiler's flags."""
+    """Return versions, the processor and the compiler's flags."""
     versions = [version(name) for name in ("jax", "jaxlib", "numpy", "blackjax")]
     device = jax.devices()[0]
     machine = (device.platform, device.device_kind, platform.machine(), _processor())
@@ -190,10 +202,10 @@ def _surroundings() -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """What the processor can do, for which code was compiled."""
+    """Return the processor's features, for which code was compiled."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return platform.processor()
     words = ("flags", "features", "model name", "cpu part")
     return repr(sorted({line for line in lines if line.lower().startswith(words)}))
@@ -201,7 +213,7 @@ def _processor() -> str:
 
 @cache
 def _sources() -> str:
-    """All files of this package, by their contents: some installers give all of them one time."""
+    """Hash all files of this package by content, since some installers reset their times."""
     digest = hashlib.blake2b(digest_size=20)
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):

@@ -1,6 +1,6 @@
-"""Where rows live while chains run: on the device, or fetched ahead of the chains.
+"""Rows while chains run: on the device, or prefetched from memory or a store.
 
-Rows can be read ahead because the rows that a kernel requests depend on its keys alone.
+Rows can be prefetched because the rows that a kernel requests depend on its keys alone.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from modicum.runtime import Pytree, aligned, in_double_precision
 
 __all__ = ["Fetcher", "RowPlacement", "lengthened", "place_rows"]
 
-SMALL_STORE = 2**28  # bytes up to which the rows of a store are simply read into memory
+SMALL_STORE = 2**28  # bytes up to which the rows of a store are read into memory
 Batches: TypeAlias = dict[str, np.ndarray]
 
 
 class RowPlacement:
-    """Rows on their way to the device, copied in a thread while the caller does something else.
+    """Copies rows in a background thread, to be placed on the device.
 
-    Memory that nobody has touched is most of what a copy takes, and one core's work. Rows that do
-    not fit in `limit` bytes stay, to be fetched from. By default the limit is half of the free
-    memory for rows in memory, and 256 MiB for a store.
+    Most of the time of a copy goes into touching new memory, which is the work of one core. Rows
+    larger than `limit` bytes are not copied but fetched as needed. By default the limit is half of
+    the free memory for rows in memory, and 256 MiB for a store.
     """
 
     def __init__(self, rows: Rows, limit: int | None = None) -> None:
@@ -44,16 +44,16 @@ class RowPlacement:
             thread.shutdown(wait=False)
 
     def result(self) -> dict[str, jax.Array] | Rows:
-        """Rows on the device, waited for, or the rows themselves."""
+        """Wait for the copy and return the rows on the device, or the rows themselves."""
         if self._copy is None:
             return self._rows
-        # here, since the thread knows nothing of the caller's device and precision
+        # not in the thread, which does not have the caller's default device and precision
         placed: dict[str, jax.Array] = jax.device_put(self._copy.result())
         return placed
 
 
 def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
-    """Put the rows on the device if they fit in `limit` bytes; else they stay."""
+    """Put the rows on the device if they fit in `limit` bytes; otherwise return them as is."""
     return RowPlacement(rows, limit).result()
 
 
@@ -61,20 +61,20 @@ def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | R
 class Fetcher:
     """Reads the rows of the next iterations while the chains run the current ones.
 
-    What it hands out has a leading axis for chains, and a second one for iterations.
+    Batches have a leading axis for chains, and a second one for iterations.
 
     Parameters
     ----------
     kernel, context, keys
-        The kernel that requests rows, what else it reads, and one key per chain.
+        The kernel that requests rows, its context, and one key per chain.
     rows
-        Where they are.
+        The rows to read from.
     capacity
-        The iterations its arrays have room for: compiled loops have one shape.
+        Number of iterations to which batches are padded, since compiled loops have one shape.
     stacked
-        Whether all chains are asked at once.
+        Whether chains are stacked, so that one call returns the requests of all.
     start_keys
-        The keys with which chains begin, where these are others.
+        The keys with which chains begin, if they differ from `keys`.
     """
 
     kernel: Kernel[Any, Any]
@@ -90,7 +90,7 @@ class Fetcher:
         self._reader = ThreadPoolExecutor(1)
 
     def at_start(self) -> Batches | None:
-        """Rows the chains start with, without an axis for iterations; None if they need none."""
+        """Read the rows for `init`, without an axis for iterations; None if it needs none."""
         keys = self.keys if self.start_keys is None else self.start_keys
         if self.stacked:
             requests = compiled.initial_row_requests(self.kernel, self.context, keys)
@@ -99,13 +99,13 @@ class Fetcher:
         return None if each[0] is None else self._read(_joined(each))
 
     def of(self, first: int, count: int) -> Batches:
-        """Rows of iterations `first` to `first + count`, waited for if they were asked for."""
+        """Return the rows of iterations `first` to `first + count`, prefetched or read now."""
         if self._ahead is not None and self._ahead[:2] == (first, count):
             return self._ahead[2].result()
         return self._fetch(first, count)
 
     def ask(self, first: int, count: int) -> None:
-        """Begin to read the rows of these iterations."""
+        """Start to prefetch the rows of these iterations."""
         fetch = in_double_precision(self._fetch)
         self._ahead = (first, count, self._reader.submit(fetch, first, count))
 
@@ -125,13 +125,13 @@ class Fetcher:
         return {name: lengthened(values, self.capacity, axis=1) for name, values in read.items()}
 
     def _read(self, requests: RowRequest | None) -> Batches:
-        """Rows of all chains in one bulk read, with what comes along."""
+        """Read the rows of all chains at once, and add the requests' other arrays."""
         on_host = jax.tree.map(np.asarray, requests)
         return self.rows.take(on_host.row_ids) | carried_fields(on_host)
 
 
 def _joined(each: list[RowRequest | None]) -> RowRequest:
-    """What each chain requests, with a leading axis for chains."""
+    """Stack the requests of the chains along a leading axis."""
     return jax.tree.map(lambda *parts: np.stack(parts), *each)
 
 

@@ -1,9 +1,9 @@
-"""Signals while a run is going on: Ctrl-C, and SIGTERM from a scheduler.
+"""Signal handling during a run: Ctrl-C, and SIGTERM from a scheduler.
 
 While chains run, the first signal asks them to stop at the end of their chunk, so that nothing is
-lost; a second Ctrl-C stops at once. At any other moment Ctrl-C raises KeyboardInterrupt, as
-everywhere in Python, and is raised again where Python swallows it: an exception inside a
-garbage-collection callback or a finaliser is printed and forgotten, and JAX has such callbacks.
+lost; a second Ctrl-C stops at once. At any other time Ctrl-C raises KeyboardInterrupt as usual. If
+Python swallows the exception, it is raised again: exceptions inside garbage-collection callbacks
+and finalisers are printed and ignored, and JAX has such callbacks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Stop:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.chunks = False  # whether chains run, which stop by themselves
+        self.chunks = False  # whether chains are running, which stop at the end of a chunk
 
     @property
     def requested(self) -> bool:
-        """Whether to stop at the next good moment."""
+        """Whether to stop at the end of the chunk."""
         return self.signal is not None
 
     @contextmanager
     def at_chunk_ends(self) -> Iterator[None]:
-        """Within the block a signal only asks: whoever runs chunks looks at `requested`."""
+        """Within the block a signal only sets `requested`, which the main loop checks."""
         before, self.chunks = self.chunks, True
         try:
             yield
@@ -50,14 +50,14 @@ class Stop:
             raise KeyboardInterrupt
 
     def terminate(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM: at once, unless chains run."""
+        """Handle SIGTERM: end the process at once, unless chains are running."""
         del frame
         self.signal = number
         if not self.chunks:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """End the process as SIGTERM would have, if it was SIGTERM that asked."""
+        """If the signal was SIGTERM, end the process as SIGTERM does by default."""
         if self.signal == signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
@@ -70,7 +70,7 @@ _current: Stop | None = None  # of the main thread, which alone receives signals
 def stoppable() -> Iterator[Stop]:
     """Handle signals within the block; a block inside another one shares its `Stop`.
 
-    Handlers that someone else installed stay: only Python's own, and the system's, are replaced.
+    Only the default handlers of Python and the system are replaced; all others stay.
     """
     global _current
     if threading.current_thread() is not threading.main_thread():
@@ -85,7 +85,7 @@ def stoppable() -> Iterator[Stop]:
         python = (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
         if signal.getsignal(signal.SIGINT) in python:
             undo.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
-            undo.enter_context(_raised_again())
+            undo.enter_context(_reraise_swallowed())
             signal.signal(signal.SIGINT, stop.interrupt)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             undo.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
@@ -99,13 +99,13 @@ def _forget() -> None:
 
 
 @contextmanager
-def _raised_again() -> Iterator[None]:
-    """Have a KeyboardInterrupt that Python swallows raised again a moment later."""
+def _reraise_swallowed() -> Iterator[None]:
+    """Raise a KeyboardInterrupt that Python swallows again a moment later."""
     before = sys.unraisablehook
     inside = True
 
     def raise_again(returned: threading.Event) -> None:
-        returned.wait()  # on a busy machine the hook may take long, and would swallow it too
+        returned.wait()  # the hook itself would swallow it too, and may take long
         time.sleep(AGAIN)
         if inside:
             signal.raise_signal(signal.SIGINT)  # the handler runs in the main thread

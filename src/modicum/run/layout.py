@@ -1,8 +1,8 @@
-"""How many chains a run has, and which of them begin together.
+"""The number of chains in a run, and their division into superchains.
 
-A few long chains suit a CPU. An accelerator takes as long for a thousand as for one: there many
-short chains are the better run, and whether they have forgotten where they began is seen by having
-groups of them, superchains, begin at one point (`modicum.diagnostics.nested_r_hat`).
+A few long chains suit a CPU. An accelerator takes as long for a thousand chains as for one, so many
+short chains are better there. To check whether they have forgotten their starts, the chains of a
+group, a superchain, all start at the same point (`modicum.diagnostics.nested_r_hat`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from modicum.passes.full_likelihood import free_memory, free_on_host
 __all__ = ["ChainCount", "Layout", "auto_layout", "check_layout"]
 
 ChainCount: TypeAlias = int | Literal["auto"]
-FEW = 4  # on a CPU
-MANY = 1024  # on an accelerator
+FEW = 4  # chains on a CPU
+MANY = 1024  # chains on an accelerator
 SUPERCHAINS = 16
-LARGEST_SUBSAMPLE = 4096  # rows of a chain for which room on the device is kept
-STATS = 12  # numbers recorded beside every draw
-SHARE = 4  # of the memory that is free, one part of so many
+LARGEST_SUBSAMPLE = 4096  # rows per chain for which memory on the device is reserved
+STATS = 12  # statistics recorded with every draw
+SHARE = 4  # 1 / SHARE of the free memory may be used
 
 
 class Layout(NamedTuple):
-    """Chains, and groups of them that share a start; None: every chain has its own."""
+    """Numbers of chains and superchains; None: each chain has its own starting point."""
 
     chains: int
     superchains: int | None = None
 
     def start_keys(self, keys: np.ndarray) -> np.ndarray:
-        """The keys with which chains begin: that of the first, for all of a superchain."""
+        """Return the keys with which chains start: one per superchain, that of its first chain."""
         if self.superchains is None:
             return keys
         size = self.chains // self.superchains
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
 
 def check_layout(chains: object, superchains: object) -> None:
-    """Refuse what cannot be a number of chains, or of superchains."""
+    """Refuse invalid numbers of chains or superchains."""
     if isinstance(chains, str):
         if chains != "auto":
             raise SettingError(f'chains must be a whole number or "auto", not {chains!r}.')
@@ -53,16 +53,16 @@ def check_layout(chains: object, superchains: object) -> None:
     if isinstance(chains, str) or int(chains) % groups:  # type: ignore[call-overload]
         number = 'chains="auto"' if isinstance(chains, str) else f"{chains} chains"
         raise SettingError(
-            f"{number} cannot be divided into {groups} superchains of equal size; give a multiple "
-            "of them as chains."
+            f"{number} cannot be divided into {groups} superchains of equal size; set chains to a "
+            f"multiple of {groups}."
         )
 
 
 def auto_layout(draws: int, size: int) -> Layout:
-    """What suits the device, for so many draws of `size` parameters in each chain.
+    """Choose the layout for the device, for chains of `draws` draws of `size` parameters.
 
-    On an accelerator 1,024 chains, or as many as a quarter of its free memory has room for, with
-    subsamples of thousands of rows, and a quarter of the host's for their draws.
+    On an accelerator this is 1,024 chains, or as many as fit with subsamples of thousands of rows
+    in a quarter of its free memory, and with their draws in a quarter of the host's.
     """
     if not on_accelerator():
         return Layout(FEW)

@@ -1,7 +1,7 @@
 """Resource limits: memory, address space, threads, disk space.
 
-Libraries report exhaustion in many ways. A run turns them into a `ResourceError`, one sentence that
-names the limit.
+Libraries report exhausted resources in many ways. A run turns them all into a `ResourceError` whose
+message names the limit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from modicum.errors import ResourceError, SettingError
 __all__ = ["DISK_FULL", "memory_limit", "require_writable", "within_disk", "within_limits"]
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, which begins the text of its errors
-COMPILER, COMPILER_PER_CORE = 500_000_000, 100_000_000  # address space of a compilation, and more
+OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, with which its error messages begin
+# address space in bytes that a compilation needs, and what it needs in addition per core
+COMPILER, COMPILER_PER_CORE = 500_000_000, 100_000_000
 REMEDY = (
     "run fewer chains at a time, read the rows from a store (modicum ingest), or give the process "
     "more memory"
@@ -29,9 +30,9 @@ REMEDY = (
 
 @contextmanager
 def within_limits() -> Iterator[None]:
-    """Turn errors about exhausted resources into one sentence.
+    """Turn errors about exhausted resources into a `ResourceError`.
 
-    A compiler that gets no memory aborts the process, so a run that has too little is refused.
+    The compiler aborts the process if it cannot get memory, so a run with too little is refused.
     """
     _refuse_small_room()
     try:
@@ -51,7 +52,7 @@ def within_limits() -> Iterator[None]:
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse a file that cannot be written, before the work that it is for."""
+    """Refuse an output file that cannot be written, before the work begins."""
     try:
         target = Path(path)
     except TypeError:
@@ -65,7 +66,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
                 "or name another."
             )
         existing = target if target.exists() else target.parent
-    except (OSError, ValueError) as error:  # a folder that may not be looked into, a name too long
+    except (OSError, ValueError) as error:  # an unreadable folder, a name that is too long
         raise _not_written(path, error) from error
     if not os.access(existing, os.W_OK):
         raise SettingError(f"'{target}' cannot be written (no permission): name another file.")
@@ -73,7 +74,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def within_disk(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn a full disk, and any other reason not to write the file `path`, into a sentence."""
+    """Turn a full disk, or any other failure to write the file `path`, into a Modicum error."""
     try:
         yield
     except OSError as error:
@@ -89,7 +90,7 @@ def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError
 
 def _full_disk(path: str | os.PathLike[str] | None) -> ResourceError:
     where = f"of '{os.fspath(path)}' " if path else ""
-    return ResourceError(f"the disk {where}is full; make room and try again.")
+    return ResourceError(f"the disk {where}is full; free some space and try again.")
 
 
 def _refuse_small_room() -> None:
@@ -97,14 +98,14 @@ def _refuse_small_room() -> None:
     needed = COMPILER + COMPILER_PER_CORE * (os.cpu_count() or 1)
     if limit is not None and used is not None and limit - used < needed:
         raise ResourceError(
-            f"this process may use {limit // 1024:,} kB of address space (ulimit -v), of which "
-            f"{max(0, limit - used) // 1024:,} kB are left, and compiling needs about "
+            f"this process is limited to {limit // 1024:,} kB of address space (ulimit -v), of "
+            f"which {max(0, limit - used) // 1024:,} kB are left, and compiling needs about "
             f"{needed // 1024:,} kB: raise the limit."
         )
 
 
 def _address_space() -> int | None:
-    """Bytes of address space the process has; None where the system does not say."""
+    """Return the process's address space in bytes; None if the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -116,14 +117,14 @@ def _out_of_memory() -> ResourceError:
     limit = memory_limit()
     if limit is not None:
         return ResourceError(
-            f"the memory this process may use ran out: its limit is {limit // 1024:,} kB "
-            f"(ulimit -v); {REMEDY}."
+            f"this process ran out of memory: its limit is {limit // 1024:,} kB (ulimit -v); "
+            f"{REMEDY}."
         )
-    return ResourceError(f"this machine's memory ran out{_size()}; {REMEDY}.")
+    return ResourceError(f"this machine ran out of memory{_size()}; {REMEDY}.")
 
 
 def memory_limit() -> int | None:
-    """Bytes of address space the process may have; None where there is no limit."""
+    """Return the limit on the process's address space in bytes; None if there is none."""
     try:
         import resource
     except ImportError:  # not a POSIX system

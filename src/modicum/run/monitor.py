@@ -1,4 +1,4 @@
-"""What a user sees while chains run: draws, acceptance, live ESS and R-hat, rows touched."""
+"""Progress of running chains: draws, acceptance, live ESS and R-hat, rows touched."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from modicum.progress import Phase, Progressbar
 
 __all__ = ["Monitor"]
 
-WATCHED = 16  # coordinates whose ESS and R-hat are followed
-EVERY = 1.5  # seconds between two live diagnoses
+WATCHED = 16  # coordinates whose ESS and R-hat are monitored
+EVERY = 1.5  # seconds between updates of ESS and R-hat
 
 
 class Monitor:
-    """Warm-up and sampling as phases with live diagnostics; silent where `progressbar` is False."""
+    """Shows warm-up and sampling as phases with live diagnostics, unless `progressbar` is False."""
 
     def __init__(
         self, tune: int, draws: int, chains: int, progressbar: Progressbar, units: str = "rows"
@@ -52,7 +52,7 @@ class Monitor:
         return self._phase
 
     def update(self, done: int, record: dict[str, np.ndarray], rows_touched: int) -> None:
-        """Show that `done` iterations are over; `record` holds the newest (chain, draw, ...)."""
+        """Show that `done` iterations are done; `record` holds the latest (chain, draw, ...)."""
         current = self._phase
         if current is None:
             return
@@ -60,7 +60,7 @@ class Monitor:
             if current.name != "sampling":
                 current = self._begin("sampling", self.draws)
             self._watch(done, record["position"])
-        rate = record.get("acceptance_rate", np.empty(0))  # some methods accept everything
+        rate = record.get("acceptance_rate", np.empty(0))  # some methods have no acceptance step
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
         detail = f"{accept}{_short(rows_touched)} {self.units} touched{self._text}"
         current.update(done - self.tune if done > self.tune else done, detail)
@@ -79,7 +79,7 @@ class Monitor:
         self._watched = [np.concatenate(self._watched, axis=1)]
         watched = self._watched[0]
         if watched.shape[1] >= 20:
-            sizes, ratios = ess(watched), r_hat(watched)  # NaN for one chain, or one that stays
+            sizes, ratios = ess(watched), r_hat(watched)  # NaN for one chain, or a stuck one
             self._text = ""
             if np.isfinite(sizes).any():
                 self._text += f" · ESS {np.nanmin(sizes):,.0f}"

@@ -1,4 +1,4 @@
-"""What iterations record: packed on the device, copied to the host and unpacked there."""
+"""Records of iterations: packed on the device, copied to the host and unpacked there."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
     "unpacked",
 ]
 
-MOST_PINNED = 2**32  # bytes of pinned pages that the draws of one run may lie in
+MOST_PINNED = 2**32  # bytes of pinned memory that the draws of one run may use
 RESERVED = 2**28  # bytes that are reserved at a time
-# The names of what lies side by side, and the array of it: where it was made, and on the host.
+# Statistics of one dtype as one array, keyed by their names: on the device, and on the host.
 Packed: TypeAlias = dict[tuple[str, ...], jax.Array]
 HostPacked: TypeAlias = dict[tuple[str, ...], np.ndarray]
 Record: TypeAlias = dict[str, np.ndarray]
 
 
 def packed(draw: Draw) -> Packed:
-    """Lay numbers of one type side by side: one array to write per iteration, not a dozen.
+    """Stack the statistics of each dtype: one array to write per iteration, not a dozen.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def packed(draw: Draw) -> Packed:
 
 
 def unpacked(record: HostPacked) -> Record:
-    """Undo `packed` for whole records, whose leading axes are chains and iterations."""
+    """Undo `packed` for records with leading axes for chains and iterations."""
     apart = {"position": record["position",]}
     for names, values in record.items():
         if names != ("position",):
@@ -61,12 +61,12 @@ def unpacked(record: HostPacked) -> Record:
 
 
 def joined(parts: Sequence[Record]) -> Record:
-    """Records of consecutive iterations as one."""
+    """Concatenate records of consecutive iterations."""
     return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]} if parts else {}
 
 
 def side_by_side(of_groups: Sequence[Sequence[Record]]) -> list[Record]:
-    """Records of groups of chains, part by part, as those of all chains."""
+    """Concatenate the records of groups of chains, part by part, along the chains."""
     return [
         {name: np.concatenate([record[name] for record in records]) for name in records[0]}
         for records in zip(*of_groups, strict=True)
@@ -78,38 +78,38 @@ def side_by_side(of_groups: Sequence[Sequence[Record]]) -> list[Record]:
 
 @dataclass
 class PinnedPages:
-    """Where the records of an accelerator arrive: pages of the host that stay in place.
+    """Pinned host memory, into which an accelerator copies its records.
 
-    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed that such
-    pages allow; and copying draws on from there to new pages would take several times as long as
-    the iterations. So draws stay where they arrive until the run ends and all are joined. Pinned
-    pages are scarce, and expensive to get: they are reserved while loops are compiled, and a run
-    that has used its share copies what follows.
+    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed of pinned
+    memory; and copying draws from there to new pages would take several times as long as the
+    iterations. So draws stay where they arrive until the run ends and all are joined. Pinned memory
+    is scarce and slow to allocate: it is reserved while loops are compiled, and once a run has used
+    its share, later draws are copied.
     """
 
     left: int = MOST_PINNED  # bytes
 
     def reserve(self, size: int) -> None:
-        """Have JAX's allocator hold pages for `size` bytes, or for as many as a run may use."""
+        """Make JAX's allocator reserve `size` bytes, or as many as a run may use."""
         held = []
         try:
-            for _ in range(-(-min(size, self.left) // RESERVED)):  # one by one: they start there
+            for _ in range(-(-min(size, self.left) // RESERVED)):  # pieces are made on the device
                 piece = self.send({("piece",): jnp.zeros(RESERVED, jnp.uint8)})
                 held.append(jax.block_until_ready(piece))
-        except RuntimeError as error:  # no room: pages are then allocated as draws arrive
-            logger.info("pinned pages were not reserved: %s", error)
+        except RuntimeError as error:  # no room: memory is then allocated as draws arrive
+            logger.info("pinned memory was not reserved: %s", error)
 
     def send(self, record: Packed) -> Packed:
-        """Begin to copy a record; iterations that come after do not wait for it."""
+        """Start to copy a record asynchronously, while iterations continue."""
         device = next(iter(next(iter(record.values())).devices()))
         pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
         kind = "pinned_host" if pinned else None
         return jax.device_put(record, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 
     def arrived(self, record: Packed, count: int) -> HostPacked:
-        """The first `count` slots of a record that was sent, as soon as they are here."""
+        """Wait for a record that was sent, and return its first `count` slots."""
         slots, size = record["position",].shape[1], sum(v.nbytes for v in record.values())
-        stay = size <= self.left and 2 * count > slots  # few slots would hold the pages of many
+        stay = size <= self.left and 2 * count > slots  # a few slots would block all the memory
         self.left -= size if stay else 0
         views = {names: np.asarray(values)[:, :count] for names, values in record.items()}
         return views if stay else {names: view.copy() for names, view in views.items()}

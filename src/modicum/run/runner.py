@@ -22,13 +22,13 @@ from modicum.runtime import Pytree
 
 __all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
-CHUNK_SECONDS = 0.7  # about how often progress moves and checkpoints are written
-SHORTEST = 256  # iterations that a compiled call can hold at least, where memory has room
+CHUNK_SECONDS = 0.7  # approximate time between updates of progress and checkpoint
+SHORTEST = 256  # minimum capacity of a compiled call in iterations, if memory allows
 
 
 @dataclass
 class History:
-    """What a run recorded.
+    """Draws and statistics of a run.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class History:
     stats
         One array (chain, draw) per statistic.
     warmup
-        The same of warm-up, without the positions.
+        Statistics of warm-up, one array (chain, iteration) each.
     complete
         False if the run was stopped early.
     notes
@@ -62,7 +62,7 @@ class History:
 
 
 class RunningChains(Protocol):
-    """What advances: `Chains` in this process, or `ChainTasks` elsewhere."""
+    """The chains of a run: `Chains` in this process, or `ChainTasks` on other hosts."""
 
     keys: np.ndarray
     capacity: int
@@ -75,18 +75,18 @@ class RunningChains(Protocol):
         ...
 
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
-        """Go on from what `leaves` returned."""
+        """Restore a state from the result of `leaves`."""
         ...
 
     def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
-        """Run iterations, while rows of the next are fetched; return what was recorded, in parts.
+        """Run iterations while prefetching the rows of the next; return their records in parts.
 
-        Each part is of consecutive iterations, with leading axes for chains and iterations.
+        Each part covers consecutive iterations, with leading axes for chains and iterations.
         """
         ...
 
     def leaves(self) -> list[np.ndarray]:
-        """The state as plain arrays with a leading axis for chains."""
+        """Return the state as plain arrays with a leading axis for chains."""
         ...
 
     def renew(self, function: Callable[[Pytree], Pytree]) -> None:
@@ -94,23 +94,23 @@ class RunningChains(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release threads, hosts and other resources."""
         ...
 
 
 @dataclass(frozen=True)
 class PeriodicHook:
-    """Something done to the chains' states between iterations, such as a pass over all rows.
+    """An update of the chains' states between iterations, such as a pass over all rows.
 
-    It is done before iterations 0, `every`, 2 `every` ..., whatever the chunks and however often
-    the run was stopped and resumed.
+    It runs before iterations 0, `every`, 2 `every` ..., whatever the chunks and however often the
+    run is stopped and resumed.
 
     Attributes
     ----------
     every
-        Iterations from one time to the next.
+        Number of iterations between updates.
     renew
-        From the kernel's states, stacked along a leading axis for chains, to new ones. It must
+        Maps the kernel's states, stacked along a leading axis for chains, to new ones. It must
         depend on nothing else that changes.
     """
 
@@ -118,20 +118,20 @@ class PeriodicHook:
     renew: Callable[[Pytree], Pytree]
 
     def due(self, iteration: int) -> bool:
-        """Whether it is to be done before this iteration."""
+        """Whether the hook runs before this iteration."""
         return iteration % self.every == 0
 
     def until_next(self, iteration: int) -> int:
-        """Iterations that can be run from this one on before it is due again."""
+        """Number of iterations from this one on until the hook is due again."""
         return self.every - iteration % self.every
 
 
 @dataclass
 class _Book:
-    """Chunks as they come in, counted in recorded iterations; warm-up positions are dropped."""
+    """Collects the records of chunks; warm-up positions are dropped."""
 
-    tune: int
-    in_double: bool = False  # whether positions are float64 in the end, however they travelled
+    tune: int  # recorded iterations of warm-up
+    in_double: bool = False  # whether to convert positions to float64 in the end
     warmup: list[Record] = field(default_factory=list)
     sampling: list[Record] = field(default_factory=list)
     done: int = 0
@@ -161,11 +161,11 @@ class _Book:
 
 
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
-    """Iterations one compiled call can hold: about 32 MB at `numbers` float64 per iteration.
+    """Return the capacity of a compiled call: about 32 MB at `numbers` float64 per iteration.
 
-    `stacked` chains that run as one share that, or on an accelerator a gigabyte. A power of two
-    where there is room, so that runs of other lengths find the loop compiled; not on an
-    accelerator, where all of it is copied.
+    `stacked` chains share that, or a gigabyte on an accelerator. On a CPU the capacity is a power
+    of two if memory allows, so that runs of similar length share the compiled loop; not on an
+    accelerator, where the whole array is copied.
     """
     on_cpu = jax.default_backend() == "cpu"
     room = (2**22 if stacked == 1 or on_cpu else 2**27) // stacked
@@ -184,22 +184,22 @@ def run(
 ) -> History:
     """Run all chains until `tune + draws` iterations are recorded, or the user interrupts.
 
-    With `chains.thin` an iteration that is recorded stands for so many that were made. `partial`
-    says that a run which is stopped after its first draw returns what it has.
+    Only every `chains.thin`-th iteration is recorded. With `partial`, a run that is stopped after
+    its first draw returns the draws so far.
 
     Raises
     ------
     KeyboardInterrupt
-        If the user interrupts before the first draw after warm-up, or the draws so far are no use.
+        If the user interrupts before the first draw after warm-up, or without `partial`.
     """
     total = (tune + draws) * chains.thin
     try:
         with stoppable() as stop:
             with phase("compile", None, progressbar):
-                book, done = _begun(chains, tune, total, checkpoint)
+                book, done = _start_or_resume(chains, tune, total, checkpoint)
             monitor = Monitor(tune, draws, len(chains.keys), progressbar, chains.units)
             with stop.at_chunk_ends(), monitor:
-                done = _to_the_end(chains, done, total, book, stop, monitor, checkpoint, hook)
+                done = _run_chunks(chains, done, total, book, stop, monitor, checkpoint, hook)
             if stop.signal == signal.SIGTERM:
                 _say_where(done, total, checkpoint)
                 stop.pass_on()
@@ -214,18 +214,17 @@ def run(
         history.notes.append(
             ModicumWarning(
                 "stopped",
-                f"stopped after {book.done - tune} of {draws} draws, and the draws so far are "
-                "returned",
+                f"stopped after {book.done - tune} of {draws} draws; the draws so far are returned",
                 draws=book.done - tune,
             )
         )
     return history
 
 
-def _begun(
+def _start_or_resume(
     chains: RunningChains, tune: int, total: int, checkpoint: Checkpoint | None
 ) -> tuple[_Book, int]:
-    """Chains at their start, or where the checkpoint left them."""
+    """Start the chains, or restore them from the checkpoint; return iterations done too."""
     book = _Book(tune, in_double=chains.settled is not None)
     if checkpoint is None or not checkpoint.iterations:
         chains.begin()
@@ -234,8 +233,8 @@ def _begun(
     parts, state = checkpoint.restore()
     if done > total or not _agree(parts, len(chains.keys), done // chains.thin):
         raise DataError(
-            f"what the checkpoint in '{checkpoint.folder}' holds is not of this run; delete the "
-            "folder to start anew."
+            f"the draws in the checkpoint '{checkpoint.folder}' do not belong to this run; delete "
+            "the folder to start anew."
         )
     chains.restore(state)
     for part in parts:
@@ -244,8 +243,8 @@ def _begun(
 
 
 def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
-    """Whether parts are records of so many chains, and together of so many iterations."""
-    # positions of fused iterations have fewer digits than those of warm-up
+    """Whether parts have the given number of chains, and together of recorded iterations."""
+    # compare kinds of dtype, since fused iterations record float32 and warm-up float64
     shapes = [{name: (v.dtype.kind, v.shape[2:]) for name, v in part.items()} for part in parts]
     if any("position" not in shape or shape != shapes[0] for shape in shapes):
         return False
@@ -256,7 +255,7 @@ def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
     return {c for c, _ in pairs} == {chains} and sum(n for _, n in pairs) == recorded
 
 
-def _to_the_end(
+def _run_chunks(
     chains: RunningChains,
     done: int,
     total: int,
@@ -266,7 +265,7 @@ def _to_the_end(
     checkpoint: Checkpoint | None,
     hook: PeriodicHook | None,
 ) -> int:
-    """Run chunk after chunk until all are done or a stop is requested; return how many."""
+    """Run chunks until all iterations are done or a stop is requested; return how many are."""
     settled = chains.settled is not None
     pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin, settled)
     count = pace.first(done)
@@ -290,17 +289,17 @@ def _to_the_end(
 
 def _say_where(done: int, total: int, checkpoint: Checkpoint | None) -> None:
     """Log how the run can be resumed in another process."""
-    where = "nothing of it was saved, since it had no checkpoint"
+    where = "nothing was saved, since the run had no checkpoint"
     if checkpoint is not None:
-        where = f"the same call goes on from '{checkpoint.folder}'"
+        where = f"the same call continues from '{checkpoint.folder}'"
     logger.warning("stopped by SIGTERM after %d of %d iterations; %s.", done, total, where)
 
 
 class _Pace:
-    """How many iterations to run at a time, so that a chunk takes CHUNK_SECONDS.
+    """Chooses the number of iterations per chunk, so that a chunk takes about CHUNK_SECONDS.
 
-    No chunk holds both warm-up and draws, whose iterations may differ in cost. After warm-up the
-    `settled` ones cost so little that all there is room for take less than that.
+    No chunk holds both warm-up and draws, whose iterations may differ in cost. The first chunk
+    after warm-up of a `settled` run is as long as the capacity, since its iterations cost little.
     """
 
     def __init__(
@@ -317,11 +316,11 @@ class _Pace:
         self.timed = 0
 
     def first(self, done: int) -> int:
-        """Iterations of the first chunk, after `done` earlier ones."""
+        """Return the length of the first chunk, after `done` earlier iterations."""
         return self._at_most(done, min(self.capacity, 4))
 
     def next(self, done: int) -> int:
-        """Iterations of the chunk that begins after `done`."""
+        """Return the length of the chunk that begins after `done` iterations."""
         count = 4 if self.per_iteration is None else int(CHUNK_SECONDS / self.per_iteration)
         if self.settled and done == self.tune:
             count = self.capacity
@@ -337,5 +336,5 @@ class _Pace:
     def took(self, seconds: float, count: int) -> None:
         """Record how long a chunk of `count` iterations took."""
         self.timed += 1
-        if self.timed > 1:  # the first call compiled
+        if self.timed > 1:  # the first call includes compilation
             self.per_iteration = max(seconds / count, 1e-7)

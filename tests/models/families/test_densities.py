@@ -1,4 +1,4 @@
-"""Densities of the families that are no GLM of Gaussian, Poisson or logistic kind, by scipy's."""
+"""Densities of all families but Gaussian, Poisson and logistic equal scipy's."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def _asymmetric(tau):
     return density
 
 
-# model, and the density by (batch, eta, the reported extra parameter)
+# model, and density as a function of (batch, eta, reported extra parameter)
 TRUTH = {
     "Probit": lambda b, e, _: stats.bernoulli.logpmf(b["y"], stats.norm.cdf(e)),
     "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], 1 - np.exp(-np.exp(e))),
@@ -97,7 +97,7 @@ def _case(name, settings, seed=3):
 
 
 def _seen(model, theta, batch):
-    """Linear predictor as scipy has it, and the reported parameter beside the coefficients."""
+    """Return the linear predictor in scipy's form, and the reported extra parameter."""
     named = model.report(theta)
     intercept = named.pop("intercept", 0.0)
     eta = batch["x"] @ named.pop("beta") + intercept
@@ -111,7 +111,7 @@ def test_log_likelihood_is_scipys_density(name, settings, truth, x64):
     np.testing.assert_allclose(
         ours, truth(batch, *_seen(model, theta, batch)), rtol=1e-9, atol=1e-18
     )
-    wrong = jax.tree.map(lambda a: a + 0.01, theta)  # the negative control
+    wrong = jax.tree.map(lambda a: a + 0.01, theta)  # negative control
     assert np.max(np.abs(jax.jit(model.log_likelihood)(wrong, batch) - ours)) > 1e-4
 
 
@@ -124,7 +124,7 @@ def test_report_and_restore_are_inverse(name, x64):
         np.testing.assert_allclose(back[key], theta[key], rtol=1e-10, atol=1e-12)
     flat = jax.tree.leaves(theta)
     reported = jax.tree.leaves(dict(model.report(theta)))
-    assert sum(map(np.size, flat)) == sum(map(np.size, reported))  # names fit the flat vector
+    assert sum(map(np.size, flat)) == sum(map(np.size, reported))  # names match the flat vector
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -165,7 +165,7 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("name", "settings", "outcomes"), BY_HAND)
-def test_derivatives_in_eta_are_those_of_f(name, settings, outcomes, x64):
+def test_derivatives_in_eta_match_f(name, settings, outcomes, x64):
     model = family(name, **settings)
     eta = jnp.tile(jnp.linspace(-3.03, 1.8, 15), len(outcomes))
     y = jnp.repeat(jnp.array(outcomes), 15, axis=0)
@@ -213,7 +213,7 @@ def test_negative_binomial_becomes_poisson(x64):
     [pytest.param(0.1, marks=pytest.mark.slow), 0.5, pytest.param(2, marks=pytest.mark.slow)],
 )
 def test_smooth_asymmetric_laplace_is_a_density_with_its_quantile(width):
-    """It integrates to 1; and eta is the quantile up to an error of the square of the width."""
+    """It integrates to 1, and eta is the quantile up to the square of the width."""
     model = M.AsymmetricLaplace(scale=1.5, quantile=0.8, smoothing=width)
 
     with jax.enable_x64(True):

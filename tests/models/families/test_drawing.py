@@ -1,4 +1,4 @@
-"""Outcomes that families draw, against scipy's distributions of the same predictors."""
+"""Outcomes drawn by families have scipy's distributions for the same predictors."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from modicum.errors import ModicumError
 
 M = mo.models
 N = 20_000
-ETA, EXTRA = 0.4, -0.6  # of all rows: one distribution, many draws
+ETA, EXTRA = 0.4, -0.6  # the same for all rows: one distribution, many draws
 TRIALS = 7
 expit = special.expit
 
@@ -34,7 +34,7 @@ class Smooth:
         return np.where(v < 0, self.low.cdf(expit(v)), self.high.sf(expit(-v)))
 
     def stats(self):
-        v = np.linspace(-250, 500, 15_001)  # far enough: its tails are exponential
+        v = np.linspace(-250, 500, 15_001)  # wide enough: the tails are exponential
         density = np.gradient(self.cdf(ETA + self.scale * v), v)
         mean = integrate.simpson(v * density, x=v)
         variance = integrate.simpson((v - mean) ** 2 * density, x=v)

@@ -9,7 +9,7 @@ from scipy import special
 from modicum.models.families.links import LINKS
 from modicum.models.families.special import log1m_exp, log_gamma, log_rising, stirling_rest
 
-# log p and its six derivatives, by 60 digits
+# log p and its six derivatives, with 60 digits
 FAR = {
     ("probit", -30.0): [
         -454.3212439563432, 30.033259667433676, -0.9988962284881099, 7.309993015784438e-05,
@@ -45,7 +45,7 @@ def test_derivatives_far_out(name, eta, x64):
     ("name", "side"),
     [
         *((name, "success") for name in LINKS),
-        ("cloglog", "failure"),  # of all links, only this one is not symmetric
+        ("cloglog", "failure"),  # the only link that is not symmetric
         *(
             pytest.param(name, "failure", marks=pytest.mark.slow)
             for name in set(LINKS) - {"cloglog"}
@@ -54,7 +54,7 @@ def test_derivatives_far_out(name, eta, x64):
 )
 def test_each_derivative_is_that_of_the_one_before(name, side, x64):
     link = LINKS[name]
-    eta = jnp.linspace(-6.1, 2.1, 42)  # across the places where formulas change
+    eta = jnp.linspace(-6.1, 2.1, 42)  # across the points where formulas switch
 
     @jax.jit
     def values(e):

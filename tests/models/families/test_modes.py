@@ -1,4 +1,4 @@
-"""Modes of every family against statsmodels' fits, or scipy's, under priors that hardly matter."""
+"""Modes of every family equal statsmodels' or scipy's fits, under nearly flat priors."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from helpers.targets import all_of, sums_of
 from modicum.passes import anchor_at_mode
 
 FLAT = {"prior_scale": 1e4, "intercept_scale": 1e4}
-NEAR = 0.04  # posterior standard deviations: what the priors of extra parameters may do to 400 rows
+NEAR = 0.04  # posterior sds: effect of the priors of extra parameters with 400 rows
 
 
 def _glm(b, kind, y=None):
@@ -66,12 +66,12 @@ def _ordinal(b):
     fit = OrderedModel(b["y"].astype(int), b["x"], distr="logit").fit(
         method="bfgs", disp=0, gtol=1e-8
     )
-    first, *gaps = fit.params[2:]  # it has the logarithms of the distances too
+    first, *gaps = fit.params[2:]  # statsmodels has the log distances too
     return [*fit.params[:2], -first, *gaps]
 
 
 def _exponential(b):
-    """A Poisson model of the event with the time as exposure has minus its coefficients."""
+    """A Poisson model of the event with time as exposure has the negative coefficients."""
     kind = sm.families.Poisson()
     return -sm.GLM(b["event"], b["x1"], kind, offset=np.log(b["y"])).fit(tol=1e-12).params
 
@@ -114,7 +114,7 @@ def test_mode_is_the_maximum_likelihood_fit(name):
     away = np.abs(anchor.whiten(truth))
     assert away.max() < NEAR
     assert anchor.record.passes < 25
-    # The negative control: the fit of other rows is another one.
+    # Negative control: other rows have another fit.
     other = all_of(family_rows(name, seed=2))
     other["x1"] = np.c_[other["x"], np.ones(len(rows))]
     with warnings.catch_warnings():

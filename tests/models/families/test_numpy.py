@@ -1,4 +1,4 @@
-"""One formula for two kinds of arrays: what JAX compiles and what NumPy computes agree."""
+"""One formula for two kinds of arrays: JAX's compiled results and NumPy's agree."""
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ def test_every_family_without_a_compiler_is_compared():
 
 
 def by_both(model, y):
-    """All derivatives, by NumPy and compiled, (order, row)."""
+    """Return all derivatives, by NumPy and compiled, (order, row)."""
 
     def every(eta, y):
         return (*model.derivatives(eta, y), *model.higher_derivatives(eta, y), model.value(eta, y))

@@ -1,4 +1,4 @@
-"""One short run of every family: draws by a few rows per step, against all rows."""
+"""One short run of every family: draws with a few rows per step, against all rows."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from helpers.outcomes import DRAWN, family, family_rows
 from helpers.targets import all_of, disagreements, exact_draws, flat_draws, softplus
 
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 3, "progressbar": False}
-QUICK = ("Binomial",)  # the others compile for long
+QUICK = ("Binomial",)  # the others take long to compile
 
 
 def _run(name, rows, **settings):
@@ -34,7 +34,7 @@ def _check(name):
 
 
 def _exactly(rows):
-    """The binomial posterior; beside so many rows, the default prior is flat."""
+    """Return exact draws of the binomial posterior; with so many rows the prior is flat."""
     batch = all_of(rows)
     x = np.c_[batch["x"], np.ones(len(rows))]
 
@@ -48,7 +48,7 @@ def _exactly(rows):
 @pytest.mark.parametrize("name", QUICK)
 def test_a_few_rows_per_step_give_the_posterior_of_all(name):
     draws = _check(name)
-    # The negative control: the posterior of other rows of the same model.
+    # Negative control: the posterior of other rows of the same model.
     other = flat_draws(_run(name, family_rows(name, 4_000, seed=2)))
     assert disagreements(draws, other) != []
 
@@ -60,7 +60,7 @@ def test_the_other_families_too(name):
 
 
 @pytest.mark.slow
-def test_quantiles_are_those_of_the_outcome():
+def test_quantiles_match_the_outcome():
     """Quantile regression of normal noise: the smooth and the exact check function agree."""
     rng = np.random.default_rng(4)
     x = rng.normal(size=(20_000, 2))

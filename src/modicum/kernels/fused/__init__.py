@@ -1,4 +1,4 @@
-"""A whole chain of HMC-ECS in one program of an accelerator."""
+"""HMC-ECS with each chain as a single GPU program (Pallas)."""
 
 from modicum.kernels.fused.kernel import FusedKernel, PredictorRows
 from modicum.kernels.fused.sizes import RowResidual, pieces

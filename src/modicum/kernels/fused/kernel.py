@@ -1,11 +1,11 @@
-"""HMC-ECS with a whole chain in one program of the accelerator: many iterations per launch.
+"""HMC-ECS with each chain as a single GPU program that runs many iterations per launch.
 
-Launched operation by operation, an iteration is about a hundred small steps that wait for each
-other, whatever the number of chains. Here a chain is one program that holds its coordinates and its
-rows, and loops over all iterations of a window: refresh, trajectory, accept, store.
-It follows `EnergyConservingKernel` step by step, in float32, with the same random numbers: these,
-and the fresh rows, depend on keys alone and are made beforehand. Residuals keep their relative
-precision, so that n times their rounding stays small.
+Launched operation by operation, an iteration is a sequence of about a hundred small kernels,
+whatever the number of chains. Here a chain is one program that holds its coordinates and its rows,
+and loops over all iterations of a window: refresh, trajectory, accept, store. It follows
+`EnergyConservingKernel` step by step, in float32, with the same random numbers: these and the fresh
+rows depend on keys alone and are computed beforehand. Residuals are computed to full relative
+precision, so that n times their rounding error stays small.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from modicum.models.base import Batch
 
 __all__ = ["FusedKernel", "PredictorRows"]
 
-IN_REGISTERS = 2**11  # numbers of a subsample that few threads hold
-HELD = 5 * 2**12  # numbers of one that many threads hold
-PER_WARP = 5 * 2**10  # of which 32 threads hold this many
-TILE = 2**11  # numbers of rows that are read at a time where they do not fit
+IN_REGISTERS = 2**11  # largest subsample, in floats, that a program of few threads holds
+HELD = 5 * 2**12  # largest subsample, in floats, that a program of many threads holds
+PER_WARP = 5 * 2**10  # floats per warp in a program of many threads
+TILE = 2**11  # floats read at a time if the subsample does not fit
 TOGETHER = 2**16  # rows of a table that are prepared at a time
 
 
 class PredictorRows(Protocol):
-    """Cached rows of such a control variate: a named tuple."""
+    """Cached rows of a control variate with one linear predictor: a named tuple."""
 
     @property
     def rows(self) -> jax.Array:
-        """Whitened, (..., d)."""
+        """Whitened rows, (..., d)."""
         ...
 
     @property
     def eta(self) -> jax.Array:
-        """At the anchor."""
+        """Linear predictor at the anchor."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class PredictorRows(Protocol):
 
     @property
     def scale(self) -> jax.Array:
-        """What a residual is multiplied by."""
+        """Factor of the residual."""
         ...
 
     def _replace(self, **changes: jax.Array) -> PredictorRows: ...
@@ -93,9 +93,9 @@ class Script(NamedTuple):
     """Random numbers of iterations, with leading axes for chains and iterations."""
 
     which: jax.Array  # blocks to be proposed anew
-    log_chance: jax.Array  # logarithms of the uniform numbers that decide about them
+    log_chance: jax.Array  # logs of the uniforms that accept these blocks
     momentum: jax.Array
-    log_accept: jax.Array  # the same for the end of the trajectory
+    log_accept: jax.Array  # log of the uniform that accepts the end of the trajectory
     steps: jax.Array
     drift: jax.Array  # h/2, and a, b, c of a step that takes (z, p) to (a z + b p, a p - c z)
 
@@ -107,24 +107,24 @@ class FusedKernel:
     Parameters
     ----------
     plain
-        The kernel whose iterations these are: with the perturbed estimator, HMC, and rows that
-        enter through one linear predictor. Its proxy must be a quadratic with B = -I, without warp,
-        and its mass one.
+        The kernel whose iterations are run, with the perturbed estimator, HMC, and rows that enter
+        through one linear predictor. Its proxy must be a quadratic with B = -I, without warp, and
+        its mass matrix the identity.
     residuals
-        The residual of such a row: the control variate of `plain`.
+        The residual of a row: the control variate of `plain`.
     ddof
-        Of the estimator of `plain`.
+        Degrees of freedom of the estimator of `plain`.
     certain
-        How many certain rows there are.
+        Number of certainty rows.
     interpret
-        Whether to run the program without an accelerator, operation by operation.
+        Whether to run the program without a GPU, operation by operation.
     registers, held
-        Numbers of a subsample, and of what is read beside it, that few threads hold at most, and
-        numbers of one that many threads do.
+        Largest subsamples, in floats, that a program of few threads (including certainty rows read
+        beside it) and a program of many threads hold.
     tile
-        Numbers of rows that are read at a time of a subsample that is not held.
+        Floats read at a time from a subsample that is not held.
     warps
-        Threads that hold a subsample if they are many, in units of 32; 0: by how much they hold.
+        Warps of a program of many threads; 0: as many as its subsample needs.
     """
 
     plain: EnergyConservingKernel
@@ -138,35 +138,36 @@ class FusedKernel:
     warps: int = 0
 
     def shape(self, size: int) -> Shape | PhasedShape:
-        """What is compiled for `size` parameters."""
+        """Choose the program and its sizes for `size` parameters."""
         certain = self.certain
         widths, places = pieces(size), at_least(self.plain.subsample)
         width, number = sum(widths), -(-size // PIECE)
-        # what is read beside a subsample that is held must leave room for it
-        beside = min(at_most(self.tile // width), places, 32)
+        # certainty rows are read beside the subsample, and must leave room for it
+        certain_tile = min(at_most(self.tile // width), places, 32)
         common = (self.plain.subsample, self.plain.block, self.plain.refreshes, self.ddof)
-        is_small = (places + (beside if certain else 0)) * width <= self.registers
+        is_small = (places + (certain_tile if certain else 0)) * width <= self.registers
         held = places * number * PIECE
         if not is_small and held <= self.held:
             warps = self.warps or at_least(-(-held // PER_WARP))
             return PhasedShape(*common, number, certain, warps)
         tile = places if is_small else at_most(self.tile // width)
-        beside = min(beside, tile)
-        return Shape(*common, widths, -(-certain // beside) * beside, tile, beside)
+        certain_tile = min(certain_tile, tile)
+        padded = -(-certain // certain_tile) * certain_tile
+        return Shape(*common, widths, padded, tile, certain_tile)
 
     def numbers(self, size: int) -> tuple[int, int]:
-        """Numbers of a chain's pool: of its subsample, and of each iteration."""
+        """Floats in a chain's pool: for its subsample, and for each iteration."""
         width = self.shape(size).width + EXTRAS
         return self.plain.subsample * width, self.plain.refreshes * self.plain.block * width
 
     # Rows ---------------------------------------------------------------------------------
 
     def of_prepared(self, prepared: PredictorRows) -> jax.Array:
-        """What `plain.prepare` made of rows, as programs read it."""
-        return _rows_of_pool(prepared, self.shape(prepared.rows.shape[-1]).width)
+        """Convert the result of `plain.prepare` to the form that programs read."""
+        return _pool_rows(prepared, self.shape(prepared.rows.shape[-1]).width)
 
     def table(self, rows: Batch, context: EnergyConservingContext) -> jax.Array:
-        """All rows as programs read them, prepared once and for all, (n, numbers of a row)."""
+        """Prepare all rows once, in the form that programs read, (n, floats per row)."""
         n = len(next(iter(rows.values())))
         size = min(n, TOGETHER)
 
@@ -176,7 +177,7 @@ class FusedKernel:
             return self.of_prepared(self.plain.prepare(batch, context))
 
         def enter(k: jax.Array, table: jax.Array) -> jax.Array:
-            first = jnp.minimum(k * size, n - size)  # the last part begins within the one before
+            first = jnp.minimum(k * size, n - size)  # the last part overlaps the one before it
             return jax.lax.dynamic_update_slice_in_dim(table, part(first), first, axis=0)
 
         numbers = jax.eval_shape(part, 0).shape[1]
@@ -184,7 +185,7 @@ class FusedKernel:
         return jax.lax.fori_loop(0, -(-n // size), enter, blank)
 
     def of_table(self, table: jax.Array, request: RowRequest) -> jax.Array:
-        """Requested rows of a table, whose residuals are still to be divided by probabilities."""
+        """Take the requested rows from a table, with residuals divided by the probabilities."""
         over = 1 / carried_fields(request)["probability"]
         scale = jnp.arange(table.shape[1]) == table.shape[1] - EXTRAS + SCALE
         return table[request.row_ids] * jnp.where(scale, over[..., None], 1).astype(jnp.float32)
@@ -192,7 +193,7 @@ class FusedKernel:
     # Iterations ---------------------------------------------------------------------------
 
     def script(self, key: jax.Array, step_size: jax.Array, size: int) -> Script:
-        """The random numbers of one iteration, as `plain` draws them."""
+        """Draw the random numbers of one iteration, the same as `plain` draws."""
         refresh_key, move_key = jax.random.split(key)
         which, log_chance, _ = refresh_chances(refresh_key, self.plain.refreshes, self.plain.blocks)
         move = self.plain.move
@@ -211,16 +212,16 @@ class FusedKernel:
         count: jax.Array,
         context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
-        """Run the first `count` iterations; draws of the others mean nothing.
+        """Run the first `count` iterations; draws of later iterations are meaningless.
 
         Parameters
         ----------
         keys
-            Of every iteration, (chains, iterations).
+            One key per iteration, (chains, iterations).
         state
-            Of `plain`, with a leading axis for chains.
+            State of `plain`, with a leading axis for chains.
         fresh
-            The rows that the iterations requested, by `of_table` or `of_prepared`.
+            The rows that the iterations requested, from `of_table` or `of_prepared`.
         """
         length, size = keys.shape[1], state.z.shape[1]
         shape = self.shape(size)
@@ -228,10 +229,10 @@ class FusedKernel:
         positions, stats, last, places, *_ = self.launch(shape, length, inputs)
         at = places.reshape(len(places), -1)[:, : shape.subsample, None]
         held = jnp.take_along_axis(inputs[1], at, axis=1)
-        chosen = _of_pool(held, state.subsample, size, shape.width)
+        chosen = _cached_rows(held, state.subsample, size, shape.width)
         z = last[:, :size].astype(jnp.float64)
-        form = self.plain.control_variate
-        values = jax.vmap(lambda rows, z: form.values(rows, z, context.proxy))(chosen, z)
+        cv = self.plain.control_variate
+        values = jax.vmap(lambda rows, z: cv.values(rows, z, context.proxy))(chosen, z)
         after = state._replace(z=z, subsample=chosen, values=values)
         step_size = state.adaptation.step_size
         return after, self._draws(positions[..., :size], stats, script, step_size, context)
@@ -244,7 +245,7 @@ class FusedKernel:
         count: jax.Array,
         context: EnergyConservingContext,
     ) -> tuple[Script, tuple[jax.Array, ...]]:
-        """Random numbers, and all that programs read."""
+        """Return the random numbers, and the inputs of the programs."""
         chains, size = state.z.shape
         shape = self.shape(size)
         step_size = state.adaptation.step_size
@@ -252,38 +253,38 @@ class FusedKernel:
         script = jax.vmap(of_chain)(keys, step_size)
         subsample: PredictorRows = state.subsample
         flat = fresh.reshape(chains, -1, fresh.shape[-1])
-        pool = jnp.concatenate([_rows_of_pool(subsample, shape.width), flat], axis=1)
+        pool = jnp.concatenate([_pool_rows(subsample, shape.width), flat], axis=1)
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
         if context.certain is not None:
-            certain = _rows_of_pool(context.certain, shape.width)
-            certain = _widened(certain, shape.certain_places, axis=0)
+            certain = _pool_rows(context.certain, shape.width)
+            certain = _padded(certain, shape.certain_places, axis=0)
         width = shape.width
         inputs: tuple[jax.Array, ...] = (
-            jnp.stack([count.astype(jnp.int32), jnp.int32(0)]),  # what the 0 is for: see `Phases`
+            jnp.stack([count.astype(jnp.int32), jnp.int32(0)]),  # `Phases` explains the 0
             pool,
             certain,
             script.which.astype(jnp.int32),
             script.log_chance.astype(jnp.float32),
-            _widened(script.momentum.astype(jnp.float32), width),
+            _padded(script.momentum.astype(jnp.float32), width),
             script.log_accept.astype(jnp.float32),
             script.steps.astype(jnp.int32),
             script.drift.astype(jnp.float32),
-            _widened(state.z.astype(jnp.float32), width),
-            _widened(context.proxy.a.astype(jnp.float32), width),
+            _padded(state.z.astype(jnp.float32), width),
+            _padded(context.proxy.a.astype(jnp.float32), width),
         )
         if isinstance(shape, PhasedShape):
             own, others = pool[:, : shape.subsample, width:], certain[: shape.certain, width:]
             alike = jnp.broadcast_to(others, (chains, *others.shape))
             fields = own if context.certain is None else jnp.concatenate([own, alike], axis=1)
-            inputs = (*inputs, jnp.swapaxes(_widened(fields, shape.rows, axis=1), 1, 2))
+            inputs = (*inputs, jnp.swapaxes(_padded(fields, shape.rows, axis=1), 1, 2))
         return script, inputs
 
     def launch(
         self, shape: Shape | PhasedShape, length: int, inputs: tuple[jax.Array, ...]
     ) -> list[jax.Array]:
-        """Run one program per chain: positions, statistics, the last position, and places."""
+        """Run one program per chain; return positions, statistics, last positions and places."""
         chains = inputs[1].shape[0]
-        width, shared = shape.width, {0, 2, 10}  # what all chains read alike
+        width, shared = shape.width, {0, 2, 10}  # inputs common to all chains
 
         def of_chain(array: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
             rest = array.shape[1:]
@@ -314,7 +315,7 @@ class FusedKernel:
         return made
 
     def _program(self, shape: Shape | PhasedShape) -> Callable[..., None]:
-        """What one chain does."""
+        """Return the program of one chain."""
         move = self.plain.move
         assert isinstance(move, HMCMove)
         if isinstance(shape, Shape):
@@ -330,14 +331,14 @@ class FusedKernel:
         step_size: jax.Array,
         context: EnergyConservingContext,
     ) -> Draw:
-        """What `plain` records of each iteration, by the same names and in the same types."""
+        """Return what `plain` records of each iteration, under the same names and types."""
         log, accepted, mean, variance, gain, energy = (
             stats[..., k].astype(jnp.float64) for k in range(6)
         )
         plain, steps = self.plain, script.steps
         rows = plain.subsample + certain_rows(context)
         return {
-            "position": positions,  # as it is, since it travels to the host
+            "position": positions,  # stays float32 for the transfer to the host
             "lp": log + context.constant,
             "step_size": jnp.broadcast_to(step_size[:, None], steps.shape),
             "acceptance_rate_u": accepted / plain.refreshes,
@@ -352,24 +353,24 @@ class FusedKernel:
         }
 
 
-def _widened(values: jax.Array, size: int, axis: int = -1) -> jax.Array:
-    """Zeros appended along an axis, up to `size`."""
+def _padded(values: jax.Array, size: int, axis: int = -1) -> jax.Array:
+    """Pad an axis with zeros, up to `size`."""
     missing = [(0, 0)] * values.ndim
     missing[axis] = (0, size - values.shape[axis])
     return jnp.pad(values, missing)
 
 
-def _rows_of_pool(cached: PredictorRows, width: int) -> jax.Array:
-    """Columns of each row and what else is kept of it, side by side in float32."""
+def _pool_rows(cached: PredictorRows, width: int) -> jax.Array:
+    """Lay out cached rows for a pool: each row's columns, then its extras, in float32."""
     extras = jnp.concatenate(
         [jnp.stack([cached.eta, cached.y, cached.scale], axis=-1), cached.taylor], axis=-1
     )
-    columns = _widened(cached.rows.astype(jnp.float32), width)
-    return jnp.concatenate([columns, _widened(extras.astype(jnp.float32), EXTRAS)], axis=-1)
+    columns = _padded(cached.rows.astype(jnp.float32), width)
+    return jnp.concatenate([columns, _padded(extras.astype(jnp.float32), EXTRAS)], axis=-1)
 
 
-def _of_pool(pool: jax.Array, like: PredictorRows, size: int, width: int) -> PredictorRows:
-    """Rows of a pool as cached rows, in the types that those of `like` have."""
+def _cached_rows(pool: jax.Array, like: PredictorRows, size: int, width: int) -> PredictorRows:
+    """Convert rows of a pool back to cached rows, with the dtype of `like`."""
     extras = pool[..., width:]
     parts = {
         "rows": pool[..., :size],

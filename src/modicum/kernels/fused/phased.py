@@ -1,10 +1,10 @@
-"""One chain as a program of many threads, which hold a subsample that a few of them cannot hold.
+"""One chain as a program of many threads, for a subsample that few threads cannot hold.
 
-Its evaluations are `Phases`, and its rows lie in a pool as those of `program` do. They stay in
-registers from one iteration to the next, and an iteration reads the rows that it replaces. All rows
-are evaluated anew where a trajectory begins, the fresh ones with them: that costs less than to keep
-residuals, and there is one place in the code where rows are evaluated, on which the time of the
-compiler depends.
+Its evaluations are `Phases`, and its rows lie in a pool as in `program`. They stay in registers
+from one iteration to the next, and an iteration reads only the rows that it replaces. All rows,
+including the fresh ones, are evaluated anew at the start of a trajectory: that costs less than
+keeping residuals, and it leaves one place in the code where rows are evaluated, which determines
+the compile time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["PhasedProgram", "run_phased"]
 
 @dataclass(frozen=True)
 class PhasedProgram:
-    """What such a program is compiled for."""
+    """Static parameters of the program."""
 
     residuals: RowResidual
     shape: PhasedShape
@@ -44,24 +44,24 @@ class PhasedProgram:
 
 
 class Travel(NamedTuple):
-    """A trajectory, at one of its points."""
+    """State of a trajectory."""
 
     z: jax.Array
     p: jax.Array
     columns: Columns
-    start: Sums  # where it began, with the rows it has
+    start: Sums  # at the start of the trajectory, after the refresh
     here: Residuals
-    accepted: jax.Array  # blocks
+    accepted: jax.Array  # number of blocks
 
 
 class Iteration(NamedTuple):
-    """What an iteration knows from its beginning."""
+    """Constants of an iteration."""
 
-    t: jax.Array
-    fresh: jax.Array  # where its rows begin in the pool
+    t: jax.Array  # its number
+    fresh: jax.Array  # where its fresh rows begin in the pool
     steps: jax.Array
-    a: jax.Array  # of the proxy
-    drift: tuple[jax.Array, ...]  # half a step, and the numbers by which z and p move
+    a: jax.Array  # gradient of the proxy at the anchor
+    drift: tuple[jax.Array, ...]  # half the step size, and the coefficients of z and p in a step
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class _Chain:
     phases: Phases
     split: bool
 
-    def anew(self) -> _Chain:
-        """The same where a loop begins."""
+    def with_fresh_zero(self) -> _Chain:
+        """Read `Phases.zero` from memory again, at the start of a loop body."""
         return replace(self, phases=replace(self.phases, zero=self.phases.memory.count[1]))
 
     # The refresh --------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class _Chain:
     ) -> tuple[Residuals, Columns, Sums, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        Return all that is known at z then, the columns, sums, and how many blocks were accepted.
+        Return the resulting residuals at z, columns and sums, and the number of blocks accepted.
         """
         phases = self.phases
         memory, shape = phases.memory, phases.shape
@@ -93,14 +93,14 @@ class _Chain:
         to_take = numbered(memory.places, 1 + phases.zero, phases.inside)
         plgpu.store(to_take, chosen)
         phases.wait()
-        chosen = load(to_take)  # as those have them who hold the rows
+        chosen = load(to_take)  # written by other threads
         new, at = chosen >= 0, shape.subsample + shape.certain + jnp.maximum(chosen, 0)
         values = load(phases.line(VALUE, at), new, known.values)
         slopes = load(phases.line(SLOPE, at), new, known.slopes)
         phases.copy_fields(lambda k: phases.line(FIELD + k, at), phases.inside, new)
         holds = numbered(memory.places, phases.zero, phases.inside)
         plgpu.store(holds, now.fresh + chosen, mask=new)
-        chosen = phases.of_places(1)
+        chosen = phases.row_ids(1)
         new, row_ids = (chosen >= 0)[:, None], now.fresh + jnp.maximum(chosen, 0)
         columns = tuple(
             load(piece_of(memory.pool, row_ids, j), jnp.broadcast_to(new, old.shape), old)
@@ -109,9 +109,9 @@ class _Chain:
         return Residuals(values, slopes, sums.mean), columns, sums, accepted
 
     def choose(self, t: jax.Array, now: Sums) -> tuple[jax.Array, Sums, jax.Array]:
-        """Which fresh row each place takes (-1: none), sums with these, and how many blocks.
+        """Return which fresh row each place takes (-1: none), the new sums, and blocks accepted.
 
-        What a block changes is two sums over its rows, about the mean as it was.
+        A block changes the sums of D and of D squared, both about the old mean.
         """
         phases, memory = self.phases, self.phases.memory
         m, b, K = phases.shape.subsample, phases.shape.block, phases.shape.refreshes
@@ -128,7 +128,7 @@ class _Chain:
             came, went = ([jnp.sum(jnp.where(here, x, 0.0)) for x in xs] for xs in (new, old))
             then = tuple(x + y - z for x, y, z in zip(total, came, went, strict=True))
             accepted = memory.chance[t, turn] < log_of(*then) - log_of(*total)
-            same = accepted & (which == memory.which[t, turn])  # it may be proposed once more
+            same = accepted & (which == memory.which[t, turn])  # a block may be proposed twice
             old = tuple(jnp.where(same, x, y) for x, y in zip(came, old, strict=True))
             total = tuple(jnp.where(accepted, x, y) for x, y in zip(then, total, strict=True))
             return total, old, jnp.where(here & accepted, 1, taken)
@@ -139,7 +139,7 @@ class _Chain:
         first, second = total
         block, place = (f(phases.inside, jnp.int32(b)) for f in (jax.lax.div, jax.lax.rem))
         hit = block[:, None] == jnp.where(taken > 0, which, -1)[None, :]
-        latest = jnp.max(jnp.where(hit, k[None, :], -1), axis=1)  # who took a block last has it
+        latest = jnp.max(jnp.where(hit, k[None, :], -1), axis=1)  # the last acceptance wins
         chosen = jnp.where(latest >= 0, latest * b + place, -1)
         squares = jnp.maximum(second - first * first / m, 0.0)
         then = now._replace(mean=now.mean + first / m, squares=squares)
@@ -148,7 +148,7 @@ class _Chain:
     def block_sums(
         self, first: jax.Array, live: jax.Array, mean: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Sums of D and of its squares about `mean` over blocks that begin at `first`."""
+        """Sum D and its squares, both about `mean`, over the blocks that begin at `first`."""
         b = self.phases.shape.block
         inside = jnp.arange(at_least(b), dtype=jnp.int32)
         mask = live[:, None] & (inside < b)[None, :]
@@ -159,7 +159,7 @@ class _Chain:
     # The trajectory -----------------------------------------------------------------------
 
     def step(self, s: jax.Array, now: Iteration, path: Travel) -> Travel:
-        """Evaluate a point of the trajectory, refresh rows if it is the first, and go on."""
+        """Evaluate a point of the trajectory, refresh rows if it is the first, and move on."""
         phases = self.phases
         known = phases.evaluate(path.z, path.columns, now.fresh, s == 0)
         known, columns, start, accepted = jax.lax.cond(
@@ -171,7 +171,7 @@ class _Chain:
         if not self.split:
             force -= path.z
         half, keep, move, turn = now.drift
-        p = path.p + half * force  # the first half of a kick at the start, else the second
+        p = path.p + half * force  # at the start the first half of a kick, later the second half
         kicked = p + jnp.where(s > 0, half, 0.0) * force
         z, q = keep * path.z + move * kicked, keep * kicked - turn * path.z
         is_end = s == now.steps
@@ -179,25 +179,28 @@ class _Chain:
         return Travel(z, q, columns, start, known, accepted)
 
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
-        """Refresh the subsample, follow a trajectory, decide about its end, and write it down."""
+        """Refresh the subsample, follow a trajectory, accept or reject its end, and store it."""
         start, quadratic, columns = carry
         phases, memory = self.phases, self.phases.memory
         p, a = phases.vector(memory.momentum, t), phases.vector(memory.slope)
         drift = tuple(memory.drift[t, k] for k in range(4))
         fresh = phases.shape.subsample + t * phases.shape.fresh
         now = Iteration(t, fresh, memory.steps[t], a, drift)
-        self.bring(fresh)
+        self.copy_fresh_fields(fresh)
         zero, rows = jnp.float32(0), jnp.zeros(phases.shape.rows, jnp.float32)
         sums = Sums(zero, zero, zero if phases.shape.certain else None)
         path = Travel(start, p, columns, sums, Residuals(rows, rows, zero), zero)
         end = jax.lax.fori_loop(
-            jnp.int32(0), now.steps + 1, lambda s, path: self.anew().step(s, now, path), path
+            jnp.int32(0),
+            now.steps + 1,
+            lambda s, path: self.with_fresh_zero().step(s, now, path),
+            path,
         )
         here, there = phases.sums(end.here), _quadratic(end.z, a)
         log, log_there = phases.log_of(end.start) + quadratic, phases.log_of(here) + there
         energy = 0.5 * jnp.sum(end.p * end.p) - log_there
         gain = (0.5 * jnp.sum(p * p) - log) - energy
-        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # no number is never accepted
+        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # NaN is never accepted
         gain = jnp.where(lost, -jnp.inf, gain)
         taken = memory.accept[t] < gain
         z, quadratic, log, sums = jax.tree.map(
@@ -211,8 +214,8 @@ class _Chain:
             memory.stats[t, k] = value
         return z, quadratic, end.columns
 
-    def bring(self, fresh: jax.Array) -> None:
-        """Have fields of fresh rows after those of all others."""
+    def copy_fresh_fields(self, fresh: jax.Array) -> None:
+        """Append the fields of the fresh rows to the fields of all other rows."""
         shape, pool = self.phases.shape, self.phases.memory.pool
         inside = jnp.arange(at_least(shape.fresh), dtype=jnp.int32)
         row_ids = fresh + jnp.minimum(inside, shape.fresh - 1)
@@ -224,23 +227,23 @@ class _Chain:
         self.phases.copy_fields(field, to, inside < shape.fresh)
 
     def begin(self) -> Pytree:
-        """What the first iteration starts from: z, the proxy there, and columns."""
+        """Return the start of the first iteration: z, the proxy there, and columns."""
         phases, memory = self.phases, self.phases.memory
         plgpu.store(numbered(memory.places, 0, phases.inside), phases.inside)
         phases.copy_fields(lambda k: numbered(phases.fields, k, phases.inside), phases.inside)
         phases.wait()
-        columns = phases.read(memory.pool, phases.of_places(0))
+        columns = phases.read(memory.pool, phases.row_ids(0))
         z = phases.vector(memory.start)
         return z, _quadratic(z, phases.vector(memory.slope)), columns
 
 
 def _quadratic(z: jax.Array, a: jax.Array) -> jax.Array:
-    """The proxy at z, up to a constant."""
+    """Evaluate the proxy at z, up to a constant."""
     return jnp.sum(z * (a - 0.5 * z))
 
 
 def run_phased(program: PhasedProgram, *refs: Ref) -> None:
-    """All iterations of one chain; the refs are those of `Memory`, fields and the scratch."""
+    """Run all iterations of one chain; `refs` are those of `Memory`, the fields and scratch."""
     *others, scratch = refs
     inputs, (fields, *outputs) = others[:-5], others[-5:]
     memory = Memory(*inputs, *outputs)
@@ -250,7 +253,7 @@ def run_phased(program: PhasedProgram, *refs: Ref) -> None:
     z, _, _ = jax.lax.fori_loop(
         jnp.int32(0),
         memory.count[0],
-        lambda t, carry: chain.anew().iterate(t, carry),
+        lambda t, carry: chain.with_fresh_zero().iterate(t, carry),
         chain.begin(),
     )
     phases.write_vector(memory.last, z)

@@ -1,9 +1,9 @@
-"""The phases of an evaluation, with the threads of a program dealt out anew from one to the next.
+"""The phases of an evaluation, each with its own assignment of threads.
 
-Predictors of rows (eight threads share a row), residuals (a thread has a row), the gradient (as in
-the first phase), and vectors of parameters (a thread has a parameter). What one phase hands to the
-next goes through a scratch in memory, which stays in a cache: what many threads would have to hold
-and compute alike is held and computed once, and registers are left for rows.
+The phases are: predictors of rows (eight threads per row), residuals (one thread per row), the
+gradient (as in the first phase), and vectors of parameters (one thread per parameter). Results pass
+from one phase to the next through scratch memory, which stays in the cache. So nothing is held or
+computed redundantly by many threads, and registers remain free for rows.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
     "piece_of",
 ]
 
-Z, PREDICTOR, WEIGHT, VALUE, SLOPE = range(FIELD)  # the first lines of the scratch
-Columns: TypeAlias = tuple[jax.Array, ...]  # of some rows, piece by piece
+Z, PREDICTOR, WEIGHT, VALUE, SLOPE = range(FIELD)  # the first lines of the scratch memory
+Columns: TypeAlias = tuple[jax.Array, ...]  # columns of some rows, piece by piece
 Number: TypeAlias = jax.Array | int
-# what is done with a tile: its columns, where in a line it begins, how many rows count, a carry
+# processes a tile: its columns, its place in a line, its number of valid rows, and a carry
 Body: TypeAlias = Callable[[Columns, Number, Number, Pytree], Pytree]
 
 
@@ -62,47 +62,47 @@ class Residuals(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the log-density is made of, beside the proxy."""
+    """The sums in the log-density, without the proxy."""
 
     mean: jax.Array  # of D over the subsample
-    squares: jax.Array  # about the mean
-    certain: jax.Array | None  # the sum over certain rows, if there are any
+    squares: jax.Array  # sum of squares about the mean
+    certain: jax.Array | None  # sum over the certainty rows, if there are any
 
 
 def load(at: Ref, mask: jax.Array | None = None, other: Number | float = 0) -> jax.Array:
-    """What is there, and `other` where a mask says that nothing is."""
+    """Load from memory, and return `other` where the mask is false."""
     read: jax.Array = plgpu.load(at, mask=mask, other=None if mask is None else other)
     return read
 
 
 def numbered(ref: Ref, *at: Number) -> Ref:
-    """Part of a line of memory by numbers, since slices must not reach beyond its end."""
+    """Refer to part of a line by indices, since a slice must not reach beyond its end."""
     *lines, inside = at
     assert isinstance(inside, jax.Array)
     return ref.at[(*(jnp.full(inside.shape, line, jnp.int32) for line in lines), inside)]
 
 
 def piece_of(ref: Ref, row_ids: jax.Array, j: int) -> Ref:
-    """The j-th piece of rows."""
+    """Refer to the j-th piece of some rows."""
     return ref.at[row_ids[:, None], j * PIECE + jnp.arange(PIECE, dtype=jnp.int32)[None, :]]
 
 
 @dataclass(frozen=True)
 class Phases:
-    """What a program of one chain evaluates, and how.
+    """The evaluations in the program of one chain.
 
     Parameters
     ----------
     residuals, shape
-        What rows contribute, and sizes.
+        The residual of a row, and the sizes of the program.
     memory, fields, scratch
-        What is read and written; `fields` has what rows of the subsample and certain ones have
-        beside their columns, a line each.
+        The memory to read and write; `fields` has one line per field (a row's numbers other than
+        its columns), for the rows of the subsample and the certainty rows.
     zero
-        0, read from memory wherever a loop begins: the compiler would keep a hundred addresses,
-        which never change, in registers that rows need, if it knew.
+        The number 0, read from memory at the start of each loop. If the compiler knew its value, it
+        would keep a hundred constant addresses in registers, which rows need.
     interpret
-        Whether there are no threads.
+        Whether the program is interpreted, without threads.
     """
 
     residuals: RowResidual
@@ -116,18 +116,18 @@ class Phases:
     # Memory -------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Go on when all threads of the program have come here."""
+        """Wait until all threads of the program have arrived here."""
         if not self.interpret:
             plgpu.debug_barrier()
 
     def line(self, number: int, inside: jax.Array) -> Ref:
-        """Part of a line of the scratch."""
+        """Refer to part of a line of the scratch memory."""
         return numbered(self.scratch, number + self.zero, inside)
 
     def put(
         self, number: int, values: jax.Array, first: Number = 0, count: Number | None = None
     ) -> None:
-        """Write part of a line, or the first `count` numbers of that part."""
+        """Write part of a line, or only the first `count` values."""
         inside = jnp.arange(len(values), dtype=jnp.int32)
         mask = None if count is None else inside < count
         plgpu.store(self.line(number, first + inside), values, mask=mask)
@@ -135,34 +135,34 @@ class Phases:
     def get(
         self, number: int, size: int, first: Number = 0, count: Number | None = None
     ) -> jax.Array:
-        """Read part of a line; zeros from `count` on."""
+        """Read part of a line, with zeros from `count` on."""
         inside = jnp.arange(size, dtype=jnp.int32)
         mask = None if count is None else inside < count
         return load(self.line(number, first + inside), mask, 0.0)
 
     def vector(self, ref: Ref, *at: jax.Array) -> jax.Array:
-        """A vector of parameters."""
+        """Read a vector of parameters."""
         inside = jnp.arange(self.shape.vector, dtype=jnp.int32)
         return load(numbered(ref, *at, inside), inside < self.shape.width, 0.0)
 
     def write_vector(self, ref: Ref, values: jax.Array, *at: jax.Array) -> None:
-        """Write one."""
+        """Write a vector of parameters."""
         inside = jnp.arange(self.shape.vector, dtype=jnp.int32)
         plgpu.store(numbered(ref, *at, inside), values, mask=inside < self.shape.width)
 
     def copy_fields(
         self, source: Callable[[int], Ref], to: jax.Array, mask: jax.Array | None = None
     ) -> None:
-        """Write the fields of rows, which `source` has by their number."""
+        """Copy all fields of some rows to the scratch memory; `source` maps a field's number."""
         for k in range(FIELDS):
             plgpu.store(self.line(FIELD + k, to), load(source(k), mask, 0.0), mask=mask)
 
     def read(self, ref: Ref, row_ids: jax.Array) -> Columns:
-        """Rows by number."""
+        """Read the columns of the given rows."""
         return tuple(load(piece_of(ref, row_ids, j)) for j in range(self.shape.pieces))
 
-    def of_places(self, line: int) -> jax.Array:
-        """Numbers of rows that places hold or, by line 1, are to take."""
+    def row_ids(self, line: int) -> jax.Array:
+        """Read the rows that the places hold (line 0), or are to take (line 1)."""
         inside = jnp.arange(self.shape.places, dtype=jnp.int32)
         at = jnp.minimum(inside, self.shape.subsample - 1)
         return load(numbered(self.memory.places, line + self.zero, at))
@@ -170,7 +170,7 @@ class Phases:
     # Tiles of rows ------------------------------------------------------------------------
 
     def through_tiles(self, columns: Columns, body: Body, carry: Pytree) -> Pytree:
-        """Call `body` for the subsample, and then for all tiles of certain rows."""
+        """Call `body` for the subsample, and then for each tile of certainty rows."""
         shape = self.shape
 
         def certain(k: Number, carry: Pytree) -> Pytree:
@@ -186,7 +186,7 @@ class Phases:
         return jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), certain, carry)
 
     def predict(self, z: jax.Array, columns: Columns, fresh: jax.Array, is_start: Number) -> None:
-        """Write predictors of all rows, less those at the anchor; of fresh ones at the start."""
+        """Write all predictors relative to the anchor, including those of fresh rows at a start."""
         shape = self.shape
         self.put(Z, z)
         self.wait()
@@ -207,14 +207,14 @@ class Phases:
         jax.lax.cond(is_start, of_fresh, lambda: ())
         self.wait()
 
-    def back(self, columns: Columns) -> jax.Array:
-        """The sum of all rows times their weights, which are in the scratch."""
+    def weighted_sum(self, columns: Columns) -> jax.Array:
+        """Sum all rows times their weights, which are in the scratch memory."""
         shape = self.shape
 
         def body(read: Columns, first: Number, count: Number, total: Columns) -> Columns:
             weight = self.get(WEIGHT, len(read[0]), first, count)
             products = (x * weight[:, None] for x in read)
-            # over rows of which one thread has a part, so that nothing is exchanged
+            # each thread sums over its own rows, so that nothing is exchanged
             sums = (jnp.sum(x.reshape(-1, shape.group, PIECE), axis=0) for x in products)
             return tuple(x + y for x, y in zip(total, sums, strict=True))
 
@@ -232,18 +232,18 @@ class Phases:
 
     @property
     def inside(self) -> jax.Array:
-        """All rows of an evaluation, by number."""
+        """Numbers of all rows of an evaluation."""
         return jnp.arange(self.shape.rows, dtype=jnp.int32)
 
     @property
     def sampled(self) -> jax.Array:
-        """Which of all rows are those of the subsample."""
+        """Which rows of an evaluation belong to the subsample."""
         return self.inside < self.shape.subsample
 
     def evaluate(
         self, z: jax.Array, columns: Columns, fresh: jax.Array, is_start: Number
     ) -> Residuals:
-        """Residuals of all rows at z; of the fresh rows, which begin at `fresh`, at the start."""
+        """Evaluate all residuals at z, at a start including the rows that begin at `fresh`."""
         shape = self.shape
         self.predict(z, columns, fresh, is_start)
         e = self.get(PREDICTOR, shape.rows, 0, shape.subsample + shape.certain + shape.fresh)
@@ -255,7 +255,7 @@ class Phases:
         return Residuals(value, slope, mean)
 
     def sums(self, known: Residuals) -> Sums:
-        """What the log-density is made of."""
+        """Return the sums in the log-density."""
         off = jnp.where(self.sampled, known.values - known.mean, 0.0)
         certain = None
         if self.shape.certain:
@@ -270,14 +270,14 @@ class Phases:
         return squares / (m * (m - self.shape.ddof))
 
     def log_of(self, sums: Sums) -> jax.Array:
-        """dhat - sigma-hat^2 / 2 (eqs. 4.2 and 4.3), and the certain rows."""
+        """dhat - sigma-hat^2 / 2 (eqs. 4.2 and 4.3), plus the sum over the certainty rows."""
         log = sums.mean - 0.5 * self.variance(sums.squares)
         return log if sums.certain is None else log + sums.certain
 
     def slope_of(self, known: Residuals, columns: Columns) -> jax.Array:
-        """The gradient of the same."""
+        """Gradient of `log_of`."""
         m = self.shape.subsample
         share = (1 - (known.values - known.mean) / (m - self.shape.ddof)) / m
         self.put(WEIGHT, jnp.where(self.sampled, share * known.slopes, known.slopes))
         self.wait()
-        return self.back(columns)
+        return self.weighted_sum(columns)

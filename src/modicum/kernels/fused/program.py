@@ -1,11 +1,11 @@
-"""One chain as a program of the accelerator: many iterations of HMC-ECS over a pool of rows.
+"""One chain as a GPU program: many iterations of HMC-ECS over a pool of rows.
 
-Rows of all iterations lie in one pool per chain: first the m of the subsample, then the fresh ones.
-What changes is which row of the pool each place of the subsample holds, so that rows are only ever
-read. m rows of d numbers that fit into registers stay there, and an iteration reads those that it
-replaces; else rows are read tile by tile at every evaluation. Arrays of a program have sizes that
-are powers of two: columns are cut into two such pieces at most, and places beyond m count for
-nothing.
+Each chain has one pool with the rows of all iterations: first the m of the subsample, then the
+fresh ones. Rows are only ever read; what changes is which row of the pool each place of the
+subsample holds. If the m rows of d numbers fit into registers, they stay there, and an iteration
+reads only the rows that it replaces; otherwise every evaluation reads all rows, tile by tile. Array
+sizes in a program are powers of two: columns are split into at most two such pieces, and places
+beyond m are ignored.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ from modicum.runtime import Pytree
 
 __all__ = ["Program", "run"]
 
-Vector: TypeAlias = tuple[jax.Array, ...]  # d numbers, piece by piece
+Vector: TypeAlias = tuple[jax.Array, ...]  # a vector of d numbers, piece by piece
 
 
 # Rows and estimates -----------------------------------------------------------------------
 
 
 class Estimated(NamedTuple):
-    """D over the subsample at some z: its mean, the sum of squares about it, and their slopes."""
+    """Mean and sum of squares of D over the subsample at some z, and their gradients."""
 
     mean: jax.Array
-    squares: jax.Array
-    plain: Vector  # the sum of the gradients of D, and of these times D - mean
-    moved: Vector
+    squares: jax.Array  # about the mean
+    plain: Vector  # sum of the gradients of D
+    moved: Vector  # sum of the gradients of D times D - mean
 
 
 class Certain(NamedTuple):
-    """The sum of the residuals of certain rows at some z, and its gradient."""
+    """The sum of the residuals of certainty rows at some z, and its gradient."""
 
     total: jax.Array
     gradient: Vector
 
 
 class Held(NamedTuple):
-    """D of every place at some z, and its slope in the predictor, where rows are held."""
+    """D of each row at some z, and its slope in the predictor."""
 
     values: jax.Array
     slopes: jax.Array
 
 
 class Here(NamedTuple):
-    """A place on a trajectory, and all that is known there."""
+    """A point of a trajectory, and everything known there."""
 
     z: Vector
     estimated: Estimated
     certain: Certain | None
-    held: Held | None
+    held: Held | None  # of the subsample, if it is in registers
 
 
 class RegisterRows(NamedTuple):
@@ -93,7 +93,7 @@ def _plus(a: Vector, step: jax.Array | float, b: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Program:
-    """One chain: functions of values in registers and of memory."""
+    """Row computations of the program of one chain, in registers and memory."""
 
     residuals: RowResidual
     shape: Shape
@@ -101,7 +101,7 @@ class Program:
     interpret: bool
 
     def write(self, memory: Ref, values: jax.Array) -> None:
-        """Write what other threads of the program are about to read."""
+        """Write values that other threads of the program will read."""
         if not self.interpret:
             plgpu.debug_barrier()
         memory[jnp.arange(len(values), dtype=jnp.int32)] = values
@@ -111,7 +111,7 @@ class Program:
     # Rows ---------------------------------------------------------------------------------
 
     def read(self, memory: Ref, row_ids: jax.Array) -> RegisterRows:
-        """Rows of a pool, by number."""
+        """Read the given rows of a pool."""
         columns, start = [], 0
         for width in self.shape.widths:
             at = start + jnp.arange(width, dtype=jnp.int32)
@@ -127,7 +127,7 @@ class Program:
     def replaced(
         self, rows: RegisterRows, memory: Ref, row_ids: jax.Array, new: jax.Array
     ) -> RegisterRows:
-        """The rows, but those of the pool by number where they are `new`."""
+        """Replace the rows marked `new` by the given rows of the pool."""
         columns, start = [], 0
         for width, old in zip(self.shape.widths, rows.columns, strict=True):
             at = memory.at[row_ids[:, None], start + jnp.arange(width, dtype=jnp.int32)[None, :]]
@@ -144,7 +144,7 @@ class Program:
         return RegisterRows(tuple(columns), eta, y, scale, taylor)
 
     def values(self, rows: RegisterRows, z: Vector) -> Held:
-        """D of each row at z, and its slope in the row's predictor."""
+        """Compute D of each row at z, and its slope in the row's predictor."""
         parts = [
             jnp.sum(x * piece[None, :], axis=1) for x, piece in zip(rows.columns, z, strict=True)
         ]
@@ -153,8 +153,8 @@ class Program:
         return Held(rows.scale * value, rows.scale * slope)
 
     @staticmethod
-    def back(rows: RegisterRows, weight: jax.Array) -> Vector:
-        """The sum of rows times their weights."""
+    def weighted_sum(rows: RegisterRows, weight: jax.Array) -> Vector:
+        """Sum the rows times their weights."""
         return tuple(jnp.sum(x * weight[:, None], axis=0) for x in rows.columns)
 
     # Sums over rows -----------------------------------------------------------------------
@@ -169,24 +169,24 @@ class Program:
         return estimated.squares / (m * (m - self.shape.ddof))
 
     def slope_of(self, estimated: Estimated) -> Vector:
-        """The gradient of dhat - sigma-hat^2 / 2."""
+        """Gradient of dhat - sigma-hat^2 / 2."""
         m = self.shape.subsample
         mean = tuple(x / m for x in estimated.plain)
         return _plus(mean, -1 / (m * (m - self.shape.ddof)), estimated.moved)
 
-    def of_held(self, rows: RegisterRows, z: Vector) -> tuple[Estimated, Held]:
-        """The estimate from rows that are all held, and D of each."""
+    def estimate_held(self, rows: RegisterRows, z: Vector) -> tuple[Estimated, Held]:
+        """Estimate from a subsample that is in registers; return D of each row too."""
         m = self.shape.subsample
         here = self.values(rows, z)
         live = jnp.arange(self.shape.places, dtype=jnp.int32) < m
         mean = jnp.sum(jnp.where(live, here.values, 0.0)) / m
         off = jnp.where(live, here.values - mean, 0.0)
-        plain = self.back(rows, jnp.where(live, here.slopes, 0.0))
-        moved = self.back(rows, jnp.where(live, off * here.slopes, 0.0))
+        plain = self.weighted_sum(rows, jnp.where(live, here.slopes, 0.0))
+        moved = self.weighted_sum(rows, jnp.where(live, off * here.slopes, 0.0))
         return Estimated(mean, jnp.sum(off * off), plain, moved), here
 
-    def of_tiles(self, pool: Ref, places: Ref, z: Vector, about: jax.Array) -> Estimated:
-        """The same tile by tile, by sums about a number that is close to the mean."""
+    def estimate_by_tiles(self, pool: Ref, places: Ref, z: Vector, about: jax.Array) -> Estimated:
+        """Estimate from a subsample in memory, with sums about `about`, a guess at the mean."""
         m, size, tiles = self.shape.subsample, self.shape.tile, self.shape.tiles
 
         def add(k: jax.Array, carry: Pytree) -> Pytree:
@@ -197,8 +197,8 @@ class Program:
             here = self.values(rows, z)
             off = jnp.where(live, here.values - about, 0.0)
             slope = jnp.where(live, here.slopes, 0.0)
-            plain = _plus(plain, 1.0, self.back(rows, slope))
-            moved = _plus(moved, 1.0, self.back(rows, off * slope))
+            plain = _plus(plain, 1.0, self.weighted_sum(rows, slope))
+            moved = _plus(moved, 1.0, self.weighted_sum(rows, off * slope))
             return first + off, second + off * off, plain, moved
 
         nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
@@ -209,15 +209,15 @@ class Program:
         squares = jnp.maximum(jnp.sum(second) - m * away * away, 0.0)
         return Estimated(about + away, squares, plain, _plus(moved, -away, plain))
 
-    def of_certain(self, memory: Ref, z: Vector) -> Certain:
-        """The sum over certain rows."""
+    def sum_certain(self, memory: Ref, z: Vector) -> Certain:
+        """Sum over the certainty rows."""
         size, tiles = self.shape.certain_tile, self.shape.certain // self.shape.certain_tile
 
         def add(k: jax.Array, carry: Pytree) -> Pytree:
             total, gradient = carry
             rows = self.read(memory, k * size + jnp.arange(size, dtype=jnp.int32))
             here = self.values(rows, z)
-            return total + here.values, _plus(gradient, 1.0, self.back(rows, here.slopes))
+            return total + here.values, _plus(gradient, 1.0, self.weighted_sum(rows, here.slopes))
 
         nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
         start = (jnp.zeros(size, jnp.float32), nothing)
@@ -229,7 +229,7 @@ class Program:
 
 
 class Subsample(NamedTuple):
-    """Which row of the pool each place holds, and the rows themselves where there is room."""
+    """Which row of the pool each place holds, and the rows themselves if they fit."""
 
     row_ids: jax.Array
     rows: RegisterRows | None
@@ -245,30 +245,30 @@ class _Chain:
 
     @property
     def slices(self) -> list[Any]:
-        """The pieces of a vector in memory."""
+        """Slices of a vector's pieces in memory."""
         widths = self.program.shape.widths
         return [pl.ds(sum(widths[:k]), width) for k, width in enumerate(widths)]
 
     # The log-density ----------------------------------------------------------------------
 
     def evaluate(self, z: Vector, subsample: Subsample, about: jax.Array) -> Here:
-        """Sums over all rows at z; `about` is a guess at the mean of D."""
+        """Compute the sums over all rows at z; `about` is a guess at the mean of D."""
         program, memory, held = self.program, self.memory, None
         if subsample.rows is None:
-            estimated = program.of_tiles(memory.pool, memory.places, z, about)
+            estimated = program.estimate_by_tiles(memory.pool, memory.places, z, about)
         else:
-            estimated, held = program.of_held(subsample.rows, z)
-        certain = program.of_certain(memory.certain, z) if program.shape.certain else None
+            estimated, held = program.estimate_held(subsample.rows, z)
+        certain = program.sum_certain(memory.certain, z) if program.shape.certain else None
         return Here(z, estimated, certain, held)
 
     def log_density(self, here: Here) -> jax.Array:
-        """The log-density, up to a constant."""
+        """Return the log-density, up to a constant."""
         quadratic = _dot(here.z, _plus(self.a, -0.5, here.z))
         log = self.program.log_of(here.estimated) + quadratic
         return log if here.certain is None else log + here.certain.total
 
     def force(self, here: Here) -> Vector:
-        """The gradient of the log-density, or of what a split integrator leaves of it to kicks."""
+        """Return the gradient of the log-density, less its standard normal part if it is split."""
         gradient = _plus(self.program.slope_of(here.estimated), 1.0, self.a)
         if not self.program.split:
             gradient = _plus(gradient, -1.0, here.z)
@@ -281,8 +281,8 @@ class _Chain:
     ) -> tuple[Here, Subsample, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        Sums over the rows follow by what came and what went, so that none but these are evaluated.
-        Return all that is known at z then, the subsample, and how many blocks were accepted.
+        Sums are updated for the rows that enter and leave, so that only these are evaluated. Return
+        the updated `Here` and subsample, and the number of blocks accepted.
         """
         b, K = self.program.shape.block, self.program.shape.refreshes
         everywhere = jnp.arange(self.program.shape.places, dtype=jnp.int32)
@@ -322,7 +322,7 @@ class _Chain:
     def went(
         self, here: Here, subsample: Subsample, chosen: jax.Array
     ) -> tuple[RegisterRows, Held, jax.Array]:
-        """Rows among which those of a block are, D of them at z, and which they are."""
+        """Return rows that include those of a block, their D at z, and a mask of the block."""
         if subsample.rows is not None and here.held is not None:
             return subsample.rows, here.held, jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0
         before = jnp.sum(jnp.where(chosen, subsample.row_ids[:, None], 0), axis=0, dtype=jnp.int32)
@@ -339,7 +339,7 @@ class _Chain:
         live: jax.Array,
         went: tuple[RegisterRows, Held, jax.Array],
     ) -> Estimated:
-        """The estimate with rows that came in place of others that went."""
+        """Update the estimate: the rows `came` replace the rows `went`."""
         program, m, now = self.program, self.program.shape.subsample, here.estimated
         gone, old, of_block = went
         off = jnp.where(live, new.values - now.mean, 0.0)
@@ -348,19 +348,19 @@ class _Chain:
         squares = now.squares + jnp.sum(off * off) - jnp.sum(lost * lost) - m * shift * shift
         up, down = jnp.where(live, new.slopes, 0.0), jnp.where(of_block, old.slopes, 0.0)
         moved = _plus(now.moved, -shift, now.plain)
-        moved = _plus(moved, 1.0, program.back(came, (off - shift) * up))
-        moved = _plus(moved, -1.0, program.back(gone, (lost - shift) * down))
-        plain = _plus(now.plain, 1.0, program.back(came, up))
-        plain = _plus(plain, -1.0, program.back(gone, down))
+        moved = _plus(moved, 1.0, program.weighted_sum(came, (off - shift) * up))
+        moved = _plus(moved, -1.0, program.weighted_sum(gone, (lost - shift) * down))
+        plain = _plus(now.plain, 1.0, program.weighted_sum(came, up))
+        plain = _plus(plain, -1.0, program.weighted_sum(gone, down))
         return Estimated(now.mean + shift, squares, plain, moved)
 
     # The trajectory -----------------------------------------------------------------------
 
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
-        """Refresh the subsample, follow a trajectory, decide about its end, and write it down."""
+        """Refresh the subsample, follow a trajectory, accept or reject its end, and store it."""
         start, subsample = carry
         program, memory = self.program, self.memory
-        # all that is known beforehand is read first, since it takes a while to come
+        # read all inputs first, to hide the latency of memory
         p = tuple(memory.momentum[t, s] for s in self.slices)
         steps, chance = memory.steps[t], memory.accept[t]
         half, keep, move, turn = (memory.drift[t, k] for k in range(4))
@@ -380,7 +380,7 @@ class _Chain:
         end, q = jax.lax.fori_loop(jnp.int32(0), steps, leap, (start, p))
         energy = 0.5 * _dot(q, q) - self.log_density(end)
         gain = (0.5 * _dot(p, p) - self.log_density(start)) - energy
-        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # no number is never accepted
+        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # NaN is never accepted
         gain = jnp.where(lost, -jnp.inf, gain)
         taken = chance < gain
         there: Here = jax.tree.map(lambda x, y: jnp.where(taken, x, y), end, start)
@@ -395,13 +395,13 @@ class _Chain:
 
 
 def _placed(new: jax.Array, old: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Numbers of places, but those of a block, (places, block), where they are chosen."""
+    """Replace the values of the places that are `chosen`, (places, block), by those of a block."""
     here = jnp.sum(jnp.where(chosen, new[None, :], 0.0), axis=1)
     return jnp.where(jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0, here, old)
 
 
 def run(program: Program, *refs: Ref) -> None:
-    """All iterations of one chain; the refs are those of `Memory`."""
+    """Run all iterations of one chain; `refs` are those of `Memory`."""
     memory, shape = Memory(*refs), program.shape
     chain = _Chain(program, memory, ())
     chain = replace(chain, a=tuple(memory.slope[s] for s in chain.slices))

@@ -1,6 +1,6 @@
-"""What programs of a chain share: numbers kept of a row, memory that is read and written, sizes.
+"""Layout of a row, memory and sizes, shared by both programs of a chain.
 
-Arrays of a program have sizes that are powers of two.
+Array sizes in a program are powers of two.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ __all__ = [
     "pieces",
 ]
 
-Ref: TypeAlias = Any  # memory of a program; JAX has no public name for it
-EXTRAS = 16  # numbers kept of a row beside its columns: eta, y, scale and seven coefficients
+Ref: TypeAlias = Any  # a reference to memory; JAX has no public name for it
+EXTRAS = 16  # room for a row's numbers after its columns: eta, y, scale and seven coefficients
 ETA, OUTCOME, SCALE, TAYLOR = 0, 1, 2, 3
 TERMS = 7
-FIELDS = TAYLOR + TERMS  # those that are in use
-STATS = 8  # numbers stored per iteration, of which six are in use
-PER_WARP = 2**11  # numbers that 32 threads hold
+FIELDS = TAYLOR + TERMS  # extras in use
+STATS = 8  # room for statistics per iteration, of which six are in use
+PER_WARP = 2**11  # floats per warp in a program of few threads
 PIECE = 32  # columns of a piece, of which a thread reads four at a time
-FIELD = 5  # lines of a scratch before those of fields
-PART = FIELD + FIELDS  # and before parts of a gradient
+FIELD = 5  # first line of the fields in the scratch memory
+PART = FIELD + FIELDS  # first line of the partial sums of a gradient
 
 
 class RowResidual(Protocol):
-    """What a control variate leaves over of rows that enter through one linear predictor."""
+    """The residual, after the control variate, of rows with one linear predictor."""
 
     def residual(
         self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        """The residual at eta + e and its slope in e, elementwise."""
+        """Return the residual at eta + e and its slope in e, elementwise."""
         ...
 
 
 class Memory(NamedTuple):
-    """What the program of a chain reads, and the last four that it writes."""
+    """Inputs of the program of a chain, and its outputs, which are the last four."""
 
-    count: Ref  # iterations to be made
+    count: Ref  # number of iterations to run
     pool: Ref
     certain: Ref
     which: Ref  # blocks to be proposed anew
-    chance: Ref  # logs of the uniform numbers that decide about them
+    chance: Ref  # logs of the uniforms that accept these blocks
     momentum: Ref
-    accept: Ref  # logs of the uniform numbers that decide about trajectories
+    accept: Ref  # logs of the uniforms that accept trajectories
     steps: Ref
-    drift: Ref  # of a step: half its length, and the numbers by which z and p move
+    drift: Ref  # half the step size, and the coefficients of z and p in a step
     start: Ref  # z
     slope: Ref  # a of the proxy
     positions: Ref
@@ -77,17 +77,17 @@ class Memory(NamedTuple):
 
 
 def at_least(number: int) -> int:
-    """The smallest power of two that is not smaller."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(0, number - 1).bit_length()
 
 
 def at_most(number: int) -> int:
-    """The largest power of two that is not larger, and 1 at least."""
+    """Return the largest power of two that is at most `number`; at least 1."""
     return 1 << max(0, number.bit_length() - 1)
 
 
 def pieces(size: int) -> tuple[int, ...]:
-    """Powers of two that hold `size` columns: one, or two where that wastes less.
+    """Split `size` columns into powers of two: one, or two if that wastes less.
 
     Examples
     --------
@@ -102,30 +102,30 @@ def pieces(size: int) -> tuple[int, ...]:
 
 
 class Shape(NamedTuple):
-    """Sizes of a program that holds a small subsample, and reads a large one tile by tile."""
+    """Sizes of a program that holds a small subsample, or reads a large one tile by tile."""
 
     subsample: int  # m
     block: int  # rows of a block
     refreshes: int
     ddof: int
-    widths: tuple[int, ...]  # of the pieces of columns
-    certain: int  # certain rows, padded to whole tiles
+    widths: tuple[int, ...]  # widths of the pieces of columns
+    certain: int  # certainty rows, padded to whole tiles
     tile: int  # rows of the subsample that are read at a time
     certain_tile: int
 
     @property
     def width(self) -> int:
-        """Columns, with those that fill the pieces."""
+        """Columns of a row, including padding."""
         return sum(self.widths)
 
     @property
     def certain_places(self) -> int:
-        """Certain rows in memory."""
+        """Certainty rows in memory."""
         return self.certain
 
     @property
     def row_lines(self) -> tuple[int, ...]:
-        """Of the memory for numbers of rows."""
+        """Shape of the memory for row numbers."""
         return (self.places,)
 
     @property
@@ -135,73 +135,73 @@ class Shape(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Times rows are read for one evaluation; 1: they are held."""
+        """Tiles read per evaluation; with 1, the subsample is held in registers."""
         return -(-self.subsample // self.tile)
 
     @property
     def warps(self) -> int:
-        """Threads of a program, in units of 32."""
+        """Warps of a program."""
         held = self.tile * sum(self.widths)
         return min(8, at_least(-(-held // PER_WARP)))
 
 
 class PhasedShape(NamedTuple):
-    """Sizes of a program whose threads are dealt out anew from phase to phase."""
+    """Sizes of a program that assigns its threads anew in each phase."""
 
     subsample: int  # m
     block: int  # rows of a block
     refreshes: int
     ddof: int
-    pieces: int  # of columns
-    certain: int  # certain rows
-    warps: int  # threads, in units of 32
+    pieces: int  # number of pieces of columns
+    certain: int  # number of certainty rows
+    warps: int
 
     @property
     def width(self) -> int:
-        """Columns, with those that fill the last piece."""
+        """Columns of a row, including padding."""
         return self.pieces * PIECE
 
     @property
     def group(self) -> int:
-        """Rows of which all threads together hold one piece."""
+        """Rows whose pieces all threads together hold, one piece of each."""
         return 128 * self.warps // PIECE
 
     @property
     def places(self) -> int:
-        """Places of the subsample, of which those beyond m count for nothing."""
+        """Places of the subsample; those beyond m are ignored."""
         return max(self.group, at_least(self.subsample))
 
     @property
     def certain_tile(self) -> int:
-        """Certain rows that are read at a time."""
+        """Certainty rows that are read at a time."""
         return min(4 * self.group, max(self.group, at_least(self.certain)))
 
     @property
     def certain_places(self) -> int:
-        """Certain rows in memory, with those that fill the last tile."""
+        """Certainty rows in memory, including padding of the last tile."""
         return -(-self.certain // self.certain_tile) * self.certain_tile
 
     @property
     def fresh(self) -> int:
-        """Rows that an iteration proposes."""
+        """Fresh rows that an iteration proposes."""
         return self.refreshes * self.block
 
     @property
     def rows(self) -> int:
-        """Rows of an evaluation: those of the subsample, then certain ones, then fresh ones."""
+        """Rows of an evaluation: subsample, certainty rows, fresh rows, and padding."""
         return max(32 * self.warps, at_least(self.subsample + self.certain + self.fresh))
 
     @property
     def vector(self) -> int:
-        """Numbers of a vector of parameters."""
+        """Length of a vector of parameters, including padding."""
         return max(32 * self.warps, at_least(self.width))
 
     @property
     def row_lines(self) -> tuple[int, ...]:
-        """Of the memory for numbers of rows: those of places, and the fresh ones that they take."""
+        """Shape of the memory for row numbers: the rows that places hold, and are to take."""
         return 2, self.rows
 
     @property
     def scratch(self) -> tuple[int, int]:
-        """Lines of what threads write for each other, and numbers of a line."""
+        """Shape of the scratch memory: number of lines, and length of a line."""
         return PART + self.group, max(self.rows, self.vector)

@@ -1,4 +1,4 @@
-"""Integrators: one step of a diffusion. A new one is a file here and a line in INTEGRATORS."""
+"""Integrators of diffusions. To add one, write a file here and add it to INTEGRATORS."""
 
 from modicum.kernels.integrators.baoab import Baoab
 from modicum.kernels.integrators.base import Integrator, IntegratorState, NoiseMatch, Response

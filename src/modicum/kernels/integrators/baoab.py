@@ -1,4 +1,4 @@
-"""BAOAB: a splitting of underdamped Langevin dynamics whose positions are far more accurate."""
+"""BAOAB: a splitting of underdamped Langevin dynamics with highly accurate positions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["Baoab"]
 class Baoab(Integrator):
     """Kick, half drift, exact friction and noise, half drift (Leimkuhler and Matthews 2013).
 
-    The two half kicks between two steps see the same gradient and are made as one: positions are
-    those of BAOAB, at one gradient per step. On a quadratic U their variance has no error at all.
+    The two half kicks between two steps use the same gradient and are combined into one: positions
+    are those of BAOAB, at one gradient per step. For quadratic U their variance is exact.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Baoab(Integrator):
         positive(friction=self.friction)
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """A momentum at temperature one."""
+        """Draw a momentum at temperature one."""
         return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
 
     def kick(
@@ -53,7 +53,7 @@ class Baoab(Integrator):
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """B (whole), A (half), O, A (half)."""
+        """Take a full B step, a half A step, an O step and a half A step."""
         z, r = state
         xi = jax.random.normal(key, z.shape, z.dtype)
         decay = jnp.exp(-self.friction * h)
@@ -69,7 +69,7 @@ class Baoab(Integrator):
         return NoiseMatch(decay * h / tau, (r - decay * r) / tau, -decay * r / tau)
 
     def response(self, h: float) -> Response:
-        """Position and momentum."""
+        """Return the response of position and momentum."""
         decay = exp(-self.friction * h)
         tau = sqrt(1 - decay**2)
         drift = h / 2 * (1 + decay)

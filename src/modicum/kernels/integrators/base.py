@@ -1,4 +1,4 @@
-"""What an integrator is: one step of a diffusion, given an estimate of the gradient of U."""
+"""Base class of integrators: one step of a diffusion, given an estimate of the gradient of U."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["Integrator", "IntegratorState", "NoiseMatch", "Response", "positive"
 
 
 class IntegratorState(NamedTuple):
-    """Where a chain is."""
+    """State of a chain."""
 
     z: jax.Array  # its coordinates
-    memory: Pytree  # its momentum, or what else the integrator carries; () for nothing
+    memory: Pytree  # its momentum, or other state of the integrator; () for none
 
 
 class NoiseMatch(NamedTuple):
-    """How gradient and noise enter the part of a step that is random (EWSG paper, Theorem 2).
+    """Gradient and noise in the random part of a step (EWSG paper, Theorem 2).
 
     That part is r' = m - c g + tau xi. With a = (c / tau) g, the density of r' depends on the batch
     through |x + a|^2, x = (r' - m) / tau.
     """
 
     scale: jax.Array | float  # c / tau
-    x: jax.Array  # with r' = r, the paper's choice
-    rest: jax.Array  # with r' = 0
+    x: jax.Array  # x with r' = r, the paper's choice
+    rest: jax.Array  # x with r' = 0
 
 
 class Response(NamedTuple):
     """A step along one coordinate, w' = free w - kick g + noise xi with w = (z, momentum).
 
-    The gradient g is that at `at` . w: at the old position, or at one on the way.
+    The gradient g is evaluated at `at` . w: the old position, or one reached during the step.
     """
 
     free: np.ndarray
@@ -47,7 +47,7 @@ class Response(NamedTuple):
     noise: np.ndarray
 
     def variance(self, curvature: float = 1.0, gradient_noise: float = 0.0) -> float:
-        """Stationary variance of z where U has this curvature, and g this variance; or infinity."""
+        """Stationary variance of z for U of this curvature and g of this variance; may be inf."""
         from scipy.linalg import solve_discrete_lyapunov
 
         step = self.free - curvature * np.outer(self.kick, self.at)
@@ -59,42 +59,42 @@ class Response(NamedTuple):
 
 
 class Integrator(ABC):
-    """One step of a diffusion. Frozen dataclasses: hashable, without arrays.
+    """One step of a diffusion. Subclasses are frozen dataclasses without arrays.
 
-    A step is `drift`, then the gradient at the position reached, then `kick`.
+    A step calls `drift`, evaluates the gradient at the position reached, and calls `kick`.
     """
 
     has_momentum: ClassVar[bool] = True
     obstacle: ClassVar[str | None] = None
-    """Why exponential weights cannot be had with this integrator."""
+    """Why this integrator does not support exponential weights."""
     needs_raw_gradients: ClassVar[bool] = False
-    """Whether control variates, which make gradients small, would mislead it."""
+    """Whether control variates, which make gradients small, would mislead the integrator."""
 
     @property
     def period(self) -> int | None:
-        """Steps from one fresh momentum to the next; None: it is never drawn anew."""
+        """Steps between draws of a fresh momentum; None: the momentum is never drawn anew."""
         return None
 
     @property
     def temperature(self) -> float:
-        """The dynamics sample the posterior raised to the power 1 / temperature."""
+        """Temperature: the dynamics sample the posterior raised to the power 1 / temperature."""
         return 1.0
 
     def derivatives(self, size: int) -> int:
-        """Derivatives of the batch's gradient that a step takes, with `size` coordinates."""
+        """Number of derivatives of the batch gradient per step, with `size` coordinates."""
         del size
         return 0
 
     @abstractmethod
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """Begin at `z`."""
+        """Return the initial state at `z`."""
 
     def refresh(self, key: jax.Array, state: IntegratorState) -> IntegratorState:
-        """Draw what `start` draws anew."""
+        """Redraw the random part of the initial state."""
         return self.start(key, state.z)
 
     def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
-        """Go where the gradient is wanted."""
+        """Move to the point where the gradient is needed."""
         del h
         return state
 
@@ -108,14 +108,17 @@ class Integrator(ABC):
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """Use the gradient of U. `diagonal` computes that of its Jacobian, for those who ask."""
+        """Apply the gradient of U; `diagonal` computes the diagonal of its Jacobian on demand."""
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """How the gradient of the coming kick compares with its noise."""
-        raise SettingError(self.obstacle or "this integrator has no noise to compare with.")
+        """Compare the gradient of the coming kick with its noise."""
+        raise SettingError(
+            self.obstacle
+            or f"{type(self).__name__} defines no `noise_match`, which exponential weights need."
+        )
 
     def response(self, h: float) -> Response | None:
-        """The step along one coordinate, where it is linear in position, momentum and gradient."""
+        """Return the step along one coordinate, if it is linear in position, momentum, gradient."""
         del h
         return None
 
@@ -126,10 +129,10 @@ class Integrator(ABC):
         variance: np.ndarray,
         context: StochasticGradientContext,
     ) -> np.ndarray:
-        """Gradient noise over injected noise, one number per coordinate.
+        """Variance of gradient noise over that of injected noise, one number per coordinate.
 
-        `mean` and `variance` are those of the gradient of U over batches. While the ratio S is
-        small, plain batches make variances of the posterior 1 + S times too large.
+        `mean` and `variance` are moments of the gradient of U over batches. While the ratio S is
+        small, plain batches inflate posterior variances by a factor of 1 + S.
         """
         del mean, context
         step = self.response(h)

@@ -1,4 +1,4 @@
-"""SGHMC as Chen et al. (2014) and the HMC-ECS paper run it: friction against gradient noise."""
+"""SGHMC as in Chen et al. (2014) and the HMC-ECS paper: friction against gradient noise."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["Friction"]
 class Friction(Integrator):
     """z' = z + e p,  p' = p - e g(z') - e C p + N(0, 2 (C - B) e) (HMC-ECS paper, section 6.2).
 
-    The mass is the identity in the chain's coordinates: whitened, that is the mass matrix
-    M = (posterior covariance)^-1 of the paper. With v = e p, alpha = e C and beta = e B it is
+    The mass matrix is the identity in the chain's coordinates; if these are whitened, that is the
+    paper's M = (posterior covariance)^-1. With v = e p, alpha = e C and beta = e B the step is
     Chen et al.'s v <- (1 - alpha) v - eta g + N(0, 2 (alpha - beta) eta), eta = e^2.
 
     Parameters
@@ -36,12 +36,12 @@ class Friction(Integrator):
     friction
         C.
     noise
-        B, an estimate of e Cov(g) / 2 to be left out of the injected noise; 0 in the paper.
+        B, an estimate of e Cov(g) / 2 to be subtracted from the injected noise; 0 in the paper.
     period
         Steps after which the momentum is drawn anew, L; None: never.
     in_parameters
-        Whether C and B refer to the parameters rather than the whitened coordinates: the paper's
-        C = I beside M = precision.
+        Whether C and B refer to the parameters rather than the whitened coordinates, as in the
+        paper, where C = I and M = precision.
     """
 
     friction: float = 1.0
@@ -54,17 +54,17 @@ class Friction(Integrator):
         if not is_number(self.noise) or not 0 <= self.noise < self.friction:
             raise SettingError(
                 f"noise must be at least 0 and below the friction ({self.friction}), not "
-                f"{self.noise!r}: what is injected has the variance 2 (friction - noise) e."
+                f"{self.noise!r}: the injected noise has the variance 2 (friction - noise) e."
             )
         if self.period is not None:
             whole_number("period", self.period)
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """A momentum at temperature one."""
+        """Draw a momentum at temperature one."""
         return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
 
     def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
-        """The gradient is wanted at the new position."""
+        """Move to the new position, where the gradient is evaluated."""
         return IntegratorState(state.z + h * state.memory, state.memory)
 
     def kick(
@@ -87,18 +87,18 @@ class Friction(Integrator):
         return IntegratorState(z, p - h * gradient - h * self.friction * drag + noise)
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
-        """As for underdamped dynamics, with C for gamma."""
+        """Compare gradient and noise as `Underdamped` does, with C for gamma."""
         if self.in_parameters:
             raise SettingError(
-                "exponential weights compare gradients with noise that is alike in all directions; "
-                "leave in_parameters out."
+                "exponential weights need noise of the same variance in all directions; leave out "
+                "in_parameters."
             )
         p, tau = state.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
         drag = h * self.friction * p
         return NoiseMatch(h / tau, drag / tau, (drag - p) / tau)
 
     def response(self, h: float) -> Response | None:
-        """Position and momentum."""
+        """Return the response of position and momentum."""
         if self.in_parameters:
             return None  # directions differ
         free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
@@ -112,11 +112,11 @@ class Friction(Integrator):
         variance: np.ndarray,
         context: StochasticGradientContext,
     ) -> np.ndarray:
-        """e^2 Cov(g) over 2 (C - B) e, and over what momenta drawn anew make up for.
+        """e^2 Cov(g) over 2 (C - B) e plus the equivalent noise of redrawn momenta.
 
-        Within a trajectory of length T = L e a standard normal turns by T, so that noise of the
-        variance s per step adds s (T - sin(2T) / 2) / 2e to the variance of z, and the new
-        momentum sin(T)^2: as much as noise of 2e sin(T)^2 / (T - sin(2T) / 2) per step.
+        Within a trajectory of length T = L e a standard normal rotates by T. So noise of variance s
+        per step adds s (T - sin(2T) / 2) / 2e to the variance of z, and a fresh momentum adds
+        sin(T)^2: as much as noise of 2e sin(T)^2 / (T - sin(2T) / 2) per step.
         """
         squares: float | np.ndarray = 1.0
         if self.in_parameters:

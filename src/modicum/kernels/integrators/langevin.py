@@ -26,7 +26,7 @@ class Langevin(Integrator):
     ----------
     halved
         True: z - (e/2) g + N(0, e) (Welling and Teh 2011; HMC-ECS paper, section 6.2). False:
-        z - h g + N(0, 2h) (EWSG paper, section F). The same step, counted in e = 2h.
+        z - h g + N(0, 2h) (EWSG paper, section F). The step is the same, with e = 2h.
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Langevin(Integrator):
         return h / 2 if self.halved else h
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """A position is all there is."""
+        """Return a state without memory."""
         del key
         return IntegratorState(z, ())
 
@@ -66,7 +66,7 @@ class Langevin(Integrator):
         return NoiseMatch(jnp.sqrt(self._drift(jnp.asarray(h)) / 2), zero, zero)
 
     def response(self, h: float) -> Response:
-        """One number: the position."""
+        """Return the response of the position."""
         c = self._drift(h)
         unit = np.ones(1)
         return Response(np.eye(1), c * unit, unit, np.sqrt(2 * c) * unit)

@@ -21,20 +21,20 @@ __all__ = ["Preconditioned"]
 class Preconditioned(Integrator):
     """z - (e/2) (P g - Gamma) + N(0, e P), P = 1 / (floor + sqrt V), V a running mean square.
 
-    V <- decay V + (1 - decay) gbar^2, with gbar = g / n the batch's mean gradient per row (the
-    prior's share, a row's worth at most, is left in).
+    V <- decay V + (1 - decay) gbar^2, with gbar = g / n the batch's mean gradient per row, which
+    includes the prior's contribution (that of one row at most).
 
     Parameters
     ----------
     decay
-        Of the running mean square; alpha in the paper.
+        Decay of the running mean square; alpha in the paper.
     floor
         Keeps P finite; lambda in the paper.
     gamma
         Whether to add Gamma_i = dP_i / dz_i, without which even small steps sample a density that
-        differs from the posterior. It is left out in the paper's practice. It takes d derivatives
-        of the gradient per step, each of which the ledger counts like a gradient of the batch; a
-        budget in `passes` does not foresee them.
+        differs from the posterior. The paper omits it in practice. It takes d derivatives of the
+        gradient per step, each of which the ledger counts like a gradient of the batch; a budget
+        in `passes` does not include them.
     """
 
     decay: float = 0.99
@@ -42,8 +42,9 @@ class Preconditioned(Integrator):
     gamma: bool = False
     has_momentum: ClassVar[bool] = False
     obstacle: ClassVar[str | None] = (
-        "pSGLD scales its noise by the very batch that is to be chosen, so exponential weights "
-        'are not defined for it; use integrator="langevin" or "underdamped".'
+        "pSGLD scales its noise with the batch itself, so exponential weights, which compare "
+        'batches under the same noise, are not defined for it; use integrator="langevin" or '
+        '"underdamped".'
     )
     needs_raw_gradients: ClassVar[bool] = True
 
@@ -53,11 +54,11 @@ class Preconditioned(Integrator):
         positive(floor=self.floor)
 
     def derivatives(self, size: int) -> int:
-        """Derivatives of the batch's gradient that Gamma takes."""
+        """Number of derivatives of the batch gradient that Gamma needs."""
         return size if self.gamma else 0
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """No gradient was seen yet: the first step's own stands for the mean square."""
+        """Return a state without a mean square, which the first gradient initialises."""
         del key
         return IntegratorState(z, (jnp.zeros_like(z), jnp.zeros((), bool)))
 
@@ -70,7 +71,7 @@ class Preconditioned(Integrator):
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """RMSprop, then a Langevin step in its metric."""
+        """Update the RMSprop preconditioner, then take a Langevin step in its metric."""
         square, begun = state.memory
         n = context.n.astype(state.z.dtype)
         mean = gradient / n
@@ -80,7 +81,7 @@ class Preconditioned(Integrator):
         P = 1 / (self.floor + root)
         drift = P * gradient
         if self.gamma:
-            # dP/dz = -P^2 d(sqrt V)/dz, of which only the newest term of V depends on z.
+            # dP/dz = -P^2 d(sqrt V)/dz, where only the newest term of V depends on z.
             slope = (1 - decay) * mean * diagonal() / n / jnp.maximum(root, 1e-30)
             drift = drift + P**2 * slope
         xi = jax.random.normal(key, state.z.shape, state.z.dtype)
@@ -94,6 +95,6 @@ class Preconditioned(Integrator):
         variance: np.ndarray,
         context: StochasticGradientContext,
     ) -> np.ndarray:
-        """(e/2)^2 P^2 Cov(g) over e P, with P from the mean square that V settles at."""
+        """(e/2)^2 P^2 Cov(g) over e P, with P at the stationary mean of V."""
         root = np.sqrt(mean**2 + variance) / float(context.n)
         return np.asarray(h / 4 * variance / (self.floor + root))

@@ -1,4 +1,4 @@
-"""Underdamped Langevin dynamics by Euler-Maruyama: SGHMC as the EWSG paper runs it."""
+"""Underdamped Langevin dynamics by Euler-Maruyama: SGHMC as in the EWSG paper."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Underdamped(Integrator):
         return self.amplitude**2 / (2 * self.friction)
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """A momentum at the dynamics' own temperature."""
+        """Draw a momentum at the temperature of the dynamics."""
         return IntegratorState(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
 
     def kick(
@@ -73,7 +73,7 @@ class Underdamped(Integrator):
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """Both updates use the old momentum (eq. 3)."""
+        """Update position and momentum, both with the old momentum (eq. 3)."""
         z, r = state
         xi = jax.random.normal(key, z.shape, z.dtype)
         noise = self.amplitude * jnp.sqrt(h) * xi
@@ -89,7 +89,7 @@ class Underdamped(Integrator):
         return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
 
     def response(self, h: float) -> Response:
-        """Position and momentum."""
+        """Return the response of position and momentum."""
         free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
         noise = np.array([0.0, self.amplitude * sqrt(h)])
         return Response(free, np.array([0.0, h]), np.array([1.0, 0.0]), noise)

@@ -1,4 +1,4 @@
-"""Formulas: from a text and a table to rows, and the encoding that makes more of them."""
+"""Formulas: parse them, learn an encoding from a table, and encode tables as rows."""
 
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.evaluation import NewLevels

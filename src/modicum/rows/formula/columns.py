@@ -1,4 +1,4 @@
-"""Columns of a record batch as an expression sees them: numbers, truth values, levels."""
+"""Columns of a record batch as expressions read them: numbers, booleans or levels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BatchColumns", "HeldColumns", "complete_rows", "counted", "kind_of"]
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Kind of a column by its Arrow type: "number", "levels", "boolean", or None."""
+    """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""
     from pyarrow import types as kinds
 
     if kinds.is_boolean(kind):
@@ -39,9 +39,9 @@ class BatchColumns:
     Parameters
     ----------
     batch
-        Rows without missing values, in the columns the formula names.
+        Rows without missing values in the columns of the formula.
     row_ids
-        The number of each row in the source.
+        Row number of each row in the source.
     """
 
     def __init__(self, batch: pa.RecordBatch, row_ids: Array) -> None:
@@ -52,11 +52,11 @@ class BatchColumns:
         return len(self.row_ids)
 
     def row(self, index: int) -> int:
-        """Return the number that a row of this chunk has in the source."""
+        """Return the row number in the source of a row of this batch."""
         return int(self.row_ids[index])
 
     def column(self, name: str) -> Array | LevelArray:
-        """Return a column for computing with: floats, or levels (truth values are levels)."""
+        """Return a column for use in an expression: floats, or levels (also for booleans)."""
         if name not in self._made:
             array = joined(self._batch.column(name))
             if kind_of(array.type) in ("levels", "boolean"):
@@ -72,14 +72,14 @@ class BatchColumns:
         try:
             values, codes = distinct(joined(self._batch.column(name)), name, 0)
         except DataError:
-            # Which row it is was said of this chunk alone.
+            # Row by row, so that the error names the row number in the source.
             for index in range(len(self)):
                 distinct(joined(self._batch.column(name).slice(index, 1)), name, self.row(index))
             raise
         return LevelArray(tuple(values), codes)
 
     def numbers(self, name: str) -> Array:
-        """Return a column of numbers in the type it has."""
+        """Return a column of numbers in its own type."""
         array = joined(self._batch.column(name))
         if kind_of(array.type) == "levels":
             raise DataError(
@@ -89,7 +89,7 @@ class BatchColumns:
         return numbers(array, name, self.row(0), "convert it first")
 
     def exact(self, name: str, dtype: np.dtype[np.floating]) -> Array:
-        """Return a column of numbers, refusing whole numbers that `dtype` cannot hold exactly."""
+        """Return a column of numbers, refusing integers that `dtype` cannot hold exactly."""
         raw = self.numbers(name)
         self._require_exact(raw, dtype, name)
         return raw
@@ -121,16 +121,16 @@ class HeldColumns:
 def complete_rows(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool
 ) -> Iterator[tuple[BatchColumns, int]]:
-    """Yield each batch without its incomplete rows, and the number of these.
+    """Yield each batch without its incomplete rows, and the number of incomplete rows.
 
     Parameters
     ----------
     batches
         Record batches in order.
     columns
-        Columns in which a value may be missing: null, or NaN.
+        Columns to check for missing values, null or NaN.
     drop
-        Whether to leave such rows out; else the first is refused by column and row.
+        Whether to drop incomplete rows; otherwise an error names column and row of the first.
     """
     import pyarrow as pa
 
@@ -153,7 +153,7 @@ def complete_rows(
 
 
 def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
-    """Yield batches of rows of which nothing is read but their number."""
+    """Yield batches without columns, which only count the rows of a source."""
     import pyarrow as pa
 
     nothing, start = pa.record_batch({}), 0
@@ -167,7 +167,7 @@ def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
 
 
 def _holes(array: pa.Array) -> Array | None:
-    """Mask of missing values; None where there are none."""
+    """Return a mask of missing values; None without missing values."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(array.type):

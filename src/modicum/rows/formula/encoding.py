@@ -1,7 +1,7 @@
-"""The encoding of a table by a formula: learned once, applied to any chunk of rows.
+"""The encoding of a table by a formula: learned once, applied to any batch of rows.
 
-It holds levels, knots and centres as plain numbers, so that it can be kept in a file, and it is
-applied by an interpreter of its own, so that a file can do no harm.
+It holds levels, knots and centres as plain numbers, so that it can be saved in a file, and is
+applied by Modicum's own interpreter, so that a malicious file can do no harm.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from modicum.rows.sources import Source, absent
 
 __all__ = ["FormulaEncoding", "Outcome", "Term"]
 
-MOST_NUMBERS = 1_000_000  # that transforms may have learned, in a file
+MOST_NUMBERS = 1_000_000  # in the saved state of a transform
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome's expression, and its levels where these are classes: code 0, 1, ...
+    """The outcome's expression and, if it is a class, its levels: codes 0, 1, ...
 
-    `alphabetical` levels are texts that nobody ordered: ordered classes cannot be made of them.
+    `alphabetical` levels are text that the user has not ordered, so they are not ordered classes.
     """
 
     expression: str
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Term:
-    """A term of the formula: its name, and its blocks of columns."""
+    """A term of the formula: its name and its blocks of columns."""
 
     name: str
     parts: tuple[Part, ...]
@@ -54,29 +54,29 @@ class Term:
 
 @dataclass(frozen=True)
 class FormulaEncoding:
-    """How a table becomes rows, according to a formula and the levels, knots and means learned.
+    """How a table becomes rows: a formula, and the levels, knots and means learned for it.
 
     Parameters
     ----------
     formula
-        Its text, for reading only.
+        Its text, for display only.
     factors, terms, intercept
         What the columns of the model are made of.
     outcome
-        None where the formula has none.
+        The outcome; None if the formula has none.
     fields
-        Further fields of a row and the expressions they are made of: "offset" (several are added
-        up), "weight", and what stands after | in the outcome.
+        Further fields of a row and their expressions: "offset" (several are summed), "weight", and
+        those after | in the outcome.
     groups
         Group terms.
     groupings
         The factors of the group terms.
     states
-        What transforms have learned, by the text of their call.
+        The state that each transform has learned, by the text of its call.
     kinds
-        What each column of the table was: "number", "levels" or "boolean".
+        The kind of each column of the table: "number", "levels" or "boolean".
     drops
-        Whether rows with missing values were left out.
+        Whether rows with missing values were dropped.
     """
 
     formula: str
@@ -93,35 +93,35 @@ class FormulaEncoding:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the columns lie."""
+        """The columns of the model matrix and how rows store them."""
         return lay_out(self.factors, [(term.name, term.parts) for term in self.terms])
 
     def needed(
         self, outcome: bool = True, fields: Collection[str] | None = None
     ) -> tuple[str, ...]:
-        """Columns of the table that are read, for these further fields (None: all)."""
+        """Return the table columns to read for these further fields (None: all)."""
         names = [name for e in self.expressions(outcome, fields) for name in e.names]
-        names += [n for g in self.groupings if _among(g.field, fields) for n in g.columns]
+        names += [n for g in self.groupings if _is_requested(g.field, fields) for n in g.columns]
         return tuple(dict.fromkeys(names))
 
     def expressions(
         self, outcome: bool = True, fields: Collection[str] | None = None
     ) -> tuple[Expression, ...]:
-        """Every expression that is computed per row, for these further fields (None: all)."""
+        """Return every expression computed per row, for these further fields (None: all)."""
         texts = [f.expression for f in self.factors]
         if outcome and self.outcome is not None:
             texts.append(self.outcome.expression)
         for name, parts in self.fields.items():
-            if _among(name, fields):
+            if _is_requested(name, fields):
                 texts += parts
         return tuple(Expression(text) for text in texts)
 
     def fields_of(self, names: Collection[str], outcome: bool) -> tuple[str, ...]:
-        """Return the further fields that rows of a table with these columns have.
+        """Return the further fields of rows made from a table with these columns.
 
-        An offset always. Weights count where outcomes are seen, if the table has any. What belongs
-        to the outcome (the number of trials) must be there with it, and may be without it, and so
-        must groups: without them, rows are of new groups.
+        An offset is always required. Weights are used only with outcomes, if the table has them.
+        With an outcome, groups and the fields that belong to it (the number of trials) are
+        required; without one they are used if present, and rows without groups are of new groups.
         """
         groups = [g.field for g in self.groupings if outcome or all(n in names for n in g.columns)]
         for name, texts in self.fields.items():
@@ -136,24 +136,24 @@ class FormulaEncoding:
     ) -> Description:
         """Describe `n` rows of this encoding, with these further fields (None: all)."""
         layout = self.layout
-        # Where there is neither number nor code, x of no columns says how many rows there are.
+        # Without numbers and codes, an x of zero columns carries the number of rows.
         has_x = layout.numbers or not layout.codes
         fields = [Field("x", (len(layout.numbers),))] if has_x else []
         for codes in layout.codes:
             fields.append(Field(codes.field, (), code_type(codes.levels)))
         if outcome and self.outcome is not None:
             fields.append(Field("y"))
-        fields += [Field(name) for name in self.fields if _among(name, extra)]
+        fields += [Field(name) for name in self.fields if _is_requested(name, extra)]
         coded = {f.name for f in fields}
         for group in self.groupings:
-            if group.field not in coded and _among(group.field, extra):
+            if group.field not in coded and _is_requested(group.field, extra):
                 fields.append(Field(group.field, (), code_type(len(group.levels))))
         levels = {
             codes.field: self.factors[codes.parts[0][0]].levels
             for codes in layout.codes
             if len(codes.parts) == 1 and not codes.window
         }
-        levels |= {g.field: g.levels for g in self.groupings if _among(g.field, extra)}
+        levels |= {g.field: g.levels for g in self.groupings if _is_requested(g.field, extra)}
         return Description(
             n=n,
             dtype=dtype,
@@ -179,27 +179,27 @@ class FormulaEncoding:
         drop: bool = False,
         newlevels: NewLevels = "refuse",
     ) -> Iterator[dict[str, Array]]:
-        """Encode all rows of a source, a batch at a time.
+        """Encode all rows of a source, one batch at a time.
 
         Parameters
         ----------
         source
-            A table with the columns of the fit, in any order, and perhaps others.
+            A table with the columns of the fit, in any order, and possibly others.
         dtype
             Type of the numbers.
         outcome
             Whether the rows get an outcome.
         fields
-            The further fields they get; None: all.
+            The further fields of the rows; None for all.
         drop
-            Whether rows with missing values are left out; else they are refused.
+            Whether rows with missing values are dropped instead of refused.
         newlevels
-            What becomes of a level the encoding does not know.
+            What to do with a level that the encoding does not know.
         """
         needed = self.needed(outcome, fields)
         self._check_columns(source, needed)
-        extra = [name for name in self.fields if _among(name, fields)]
-        groups = [g for g in self.groupings if _among(g.field, fields)]
+        extra = [name for name in self.fields if _is_requested(name, fields)]
+        groups = [g for g in self.groupings if _is_requested(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         any_rows = False
         read = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
@@ -215,7 +215,7 @@ class FormulaEncoding:
             check.finish()
 
     def _check_columns(self, source: Source, needed: Sequence[str]) -> None:
-        """Refuse a table without a column, or with one of another kind."""
+        """Refuse a table that lacks a column, or has text where the fit had numbers."""
         for name in needed:
             if name not in source.names:
                 raise DataError(absent(source, name))
@@ -295,7 +295,7 @@ class FormulaEncoding:
 
     @classmethod
     def from_dict(cls, saved: object) -> FormulaEncoding:
-        """Undo `to_dict`; anything else, or an expression that is not allowed, is a `DataError`."""
+        """Undo `to_dict`; raise `DataError` for anything else, and for forbidden expressions."""
         try:
             page = mapping(saved)
             encoding = cls(
@@ -311,21 +311,21 @@ class FormulaEncoding:
                 kinds={k: text(v) for k, v in mapping(page["kinds"]).items()},
                 drops=_truth(page["drops"]),
             )
-            encoding.needed()  # parses, and so checks, every expression
-            encoding.layout  # noqa: B018 - and this, whether terms and factors agree
+            encoding.needed()  # parses, and thereby checks, every expression
+            encoding.layout  # noqa: B018 - checks that terms and factors agree
         except ModicumError as error:
-            raise DataError(f"the encoding in the file is not one of Modicum's: {error}") from None
+            raise DataError(f"the encoding in the file is not valid: {error}") from None
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
             raise DataError(f"the encoding in the file is damaged ({error}): fit again.") from None
         return encoding
 
 
-def _among(name: str, fields: Collection[str] | None) -> bool:
-    """Whether a field is requested; None: all are."""
+def _is_requested(name: str, fields: Collection[str] | None) -> bool:
+    """Whether a field is among the requested `fields` (None: all)."""
     return fields is None or name in fields
 
 
-# The JSON form, and back. Readers raise KeyError, TypeError or ValueError for anything else.
+# To JSON and back. Readers raise KeyError, TypeError or ValueError for invalid entries.
 
 
 def _factor_entry(factor: Factor) -> dict[str, object]:
@@ -350,7 +350,7 @@ def _factor(saved: object) -> Factor:
         entries = mapping(entry["contrast"])
         name, options = text(entries["name"]), mapping(entries["options"])
         if name not in CONTRASTS or not set(options) <= {"reverse", "scale", "backward"}:
-            raise ValueError(f"there are no contrasts {name[:40]!r}")
+            raise ValueError(f"the contrasts {name[:40]!r} are unknown")
         contrast = Contrast(name, tuple((k, _truth(v)) for k, v in options.items()))
     factor = Factor(
         text(entry["expression"]),
@@ -362,7 +362,7 @@ def _factor(saved: object) -> Factor:
         integer(entry["local"], 0),
     )
     if factor.local > len(factor.columns):
-        raise ValueError("a factor has more columns in a row than in all")
+        raise ValueError("a factor has fewer columns than a row uses")
     return factor
 
 
@@ -397,7 +397,7 @@ def _texts(saved: object) -> tuple[str, ...]:
 
 def _truth(saved: object) -> bool:
     if not isinstance(saved, bool):
-        raise TypeError("something is neither true nor false")
+        raise TypeError("a value is neither true nor false")
     return saved
 
 
@@ -411,7 +411,7 @@ def _levels(saved: object) -> tuple[Level, ...]:
 
 
 def _plain(value: object) -> object:
-    """The state of a transform as JSON: keys may be numbers, arrays become lists."""
+    """Return a transform's state as JSON: keys may be numbers, arrays become lists."""
     if isinstance(value, Mapping):
         return {"keys": list(value), "values": [_plain(v) for v in value.values()]}
     if isinstance(value, np.ndarray | np.generic):
@@ -426,21 +426,21 @@ def _state(saved: object) -> State:
     state: State = {}
     for key, value in zip(sequence(page["keys"]), sequence(page["values"]), strict=True):
         if not isinstance(key, str | int):
-            raise TypeError("what a transform learned is not listed by name")
-        state[key] = _learned(value)
+            raise TypeError("the state of a transform has an invalid key")
+        state[key] = _state_value(value)
     return state
 
 
-def _learned(value: object) -> object:
+def _state_value(value: object) -> object:
     if isinstance(value, dict):
         return _state(value)
     if isinstance(value, list):
-        array = np.asarray(value, dtype=np.float64)  # of anything but numbers, an error
+        array = np.asarray(value, dtype=np.float64)  # raises for anything but numbers
         if array.size > MOST_NUMBERS or not np.isfinite(array).all():
-            raise ValueError("what a transform learned is not a list of numbers")
+            raise ValueError("the state of a transform is too long, or not finite")
         return array if array.ndim == 2 else array.tolist()
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float) and math.isfinite(value):
         return value
-    raise TypeError("what a transform learned is not a number")
+    raise TypeError("the state of a transform holds something that is not a number")

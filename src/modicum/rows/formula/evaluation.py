@@ -1,4 +1,4 @@
-"""Factors, outcomes and codes of one chunk of a table, each evaluated once."""
+"""Evaluates the factors, outcomes and codes of one batch of a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NewLevels: TypeAlias = Literal["refuse", "reference"]
 
 
 class Evaluated:
-    """The factors of one chunk, each evaluated once."""
+    """The factors of one batch, each evaluated on first use."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Evaluated:
         self._windows: dict[tuple[int, bool], tuple[Array, Array]] = {}
 
     def product(self, numbers: Numbers) -> Array:
-        """Return a column of x: the product of columns of factors, or one of a window."""
+        """Return a column of x: a product of columns of factors, or a column of a window."""
         parts = numbers.parts
         if numbers.window:
             ((number, reduced, at),) = parts
@@ -50,14 +50,14 @@ class Evaluated:
         return np.prod([np.asarray(v, dtype=np.float64) for v in values], axis=0)
 
     def product_label(self, numbers: Numbers) -> str:
-        """Return its name in errors."""
+        """Return the name of a column of x in error messages."""
         parts = numbers.parts
         if numbers.window:
             return self._factors[parts[0][0]].label
         return ":".join(self._factors[f].names(reduced)[at] for f, reduced, at in parts)
 
     def _numbers(self, number: int, reduced: bool) -> Array:
-        """Columns (rows, k) of a factor that is numbers, or contrasts of levels."""
+        """Return the columns (rows, k) of a numeric factor, or of the contrasts of its levels."""
         key = (number, reduced)
         if key in self._numeric:
             return self._numeric[key]
@@ -72,7 +72,7 @@ class Evaluated:
         return columns
 
     def _window(self, number: int, reduced: bool) -> tuple[Array, Array]:
-        """First column of each row that may differ from 0, and the values from there on."""
+        """Return each row's first column that may differ from 0, and the values from there on."""
         key = (number, reduced)
         if key not in self._windows:
             factor, values = self._factors[number], self._numbers(number, reduced)
@@ -93,7 +93,8 @@ class Evaluated:
             columns = value.values
         elif isinstance(value, LevelArray):
             raise DataError(
-                f"{factor.label} held numbers in the fit and holds levels here: convert it."
+                f"{factor.label} held numbers in the fit and holds levels here: convert it to "
+                "numbers."
             )
         else:
             columns = np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))[:, None]
@@ -107,17 +108,17 @@ class Evaluated:
             return self._columns.exact(expression.bare, self._dtype)
         value = evaluate(expression, self._columns, self._states)
         if isinstance(value, LevelArray | ColumnArray):
-            raise DataError(f"{expression.label} is not one number per row: give a column that is.")
+            raise DataError(f"{expression.label} is not one number per row: use a column that is.")
         return np.broadcast_to(np.asarray(value, dtype=float), len(self._columns))
 
     def outcome(self, expression: Expression, levels: tuple[Level, ...]) -> Array:
-        """Return outcomes: numbers, or the numbers of classes."""
+        """Return outcomes: numbers, or the codes of classes."""
         if levels:
             return self._places(expression, expression.label, levels, False)
         return self.number(expression)
 
     def code(self, codes: Codes) -> Array:
-        """Return the codes of a factor, or of a combination of them."""
+        """Return the codes of a factor or of a combination of factors."""
         if codes.window:
             code = self._window(*codes.parts[0])[0]
         elif len(codes.parts) == 1:
@@ -142,7 +143,7 @@ class Evaluated:
     def _places(
         self, expression: Expression, label: str, levels: tuple[Level, ...], lenient: bool
     ) -> Array:
-        """Place of each row's level among the levels of the fit."""
+        """Return the index of each row's level in the levels of the fit."""
         call = expression.categorical
         inner = expression if call is None else call.inner
         array = level_array(inner, self._columns, self._states)
@@ -151,11 +152,11 @@ class Evaluated:
             if not (lenient and self._newlevels == "reference"):
                 at = int(np.argmax(places < 0))
                 level = array.values[array.codes[at]]
-                raise self._unseen(inner, label, levels, level, at, lenient)
+                raise self._new_level_error(inner, label, levels, level, at, lenient)
             places = np.maximum(places, 0)
         return places
 
-    def _unseen(
+    def _new_level_error(
         self,
         inner: Expression,
         label: str,
@@ -166,7 +167,7 @@ class Evaluated:
     ) -> DataError:
         texts = all(isinstance(v, str) for v in levels)
         if texts != isinstance(level, str) and inner.bare is not None:
-            kinds = ("text", "numbers") if texts else ("numbers or truth values", "text")
+            kinds = ("text", "numbers") if texts else ("numbers or booleans", "text")
             return DataError(
                 f"column {inner.bare!r} held {kinds[0]} in the fit and holds {kinds[1]} here "
                 f"({level!r} in row {self._columns.row(at)}): convert it."
@@ -185,14 +186,14 @@ class Evaluated:
 def level_array(
     expression: Expression, columns: BatchColumns, states: dict[str, State]
 ) -> LevelArray:
-    """Return an expression's values as levels: a column as it is, or distinct values."""
+    """Return an expression's values as levels: those of a column, or distinct values."""
     if expression.bare is not None:
         return columns.levels(expression.bare)
     value = evaluate(expression, columns, states)
     if isinstance(value, LevelArray):
         return value
     if isinstance(value, ColumnArray):
-        raise SettingError(f"{expression.text} is several columns, and cannot be levels.")
+        raise SettingError(f"{expression.text} has several columns, so it cannot be levels.")
     distinct, codes = np.unique(np.broadcast_to(value, len(columns)), return_inverse=True)
     return LevelArray(tuple(distinct.tolist()), codes)
 
@@ -217,7 +218,7 @@ def as_type(
 
 
 def check_weights(check: WeightCheck, weights: Array, columns: BatchColumns) -> None:
-    """Refuse a negative weight by its row, and remember whether all are zero."""
+    """Refuse a negative weight, naming its row in the source, and add the weights to `check`."""
     negative = weights < 0
     if negative.any():
         at = int(np.argmax(negative))

@@ -1,9 +1,9 @@
 """Expressions of a formula: a small language, whose interpreter is in `interpreter.py`.
 
-An expression may come from an untrusted file, so it is never passed to Python's `eval`: its syntax
-tree is checked here against a short list of operations. The list has functions that work row by
-row, and a few stateful transforms (splines, centring). Rows arrive in chunks, so a plain mean or
-maximum would be that of a chunk.
+An expression may come from an untrusted file, so it is never passed to Python's `eval`; its syntax
+tree is checked here against a short list of operations. These are functions that work row by row
+and a few stateful transforms (splines, centring). Rows arrive in batches, so a plain mean or
+maximum, which would be that of a batch, is not allowed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ROW_BY_ROW: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in
 ROW_BY_ROW["round"] = np.rint
 STATEFUL = ("bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize")
 NATURAL = 'cr(x, df=5, constraints="center")'
-CALLED_ELSEWHERE = {  # by R, mgcv, brms and patsy
+CALLED_ELSEWHERE = {  # functions of R, mgcv, brms and patsy, and what to write instead
     "s": f"bs(x, df=5), or {NATURAL}",
     "ns": NATURAL,
     "rcs": NATURAL,
@@ -93,13 +93,13 @@ COMPARISONS: dict[type[ast.cmpop], Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Contrast:
-    """How levels become columns where they do not stay codes: formulaic's contrasts by name."""
+    """How levels become numeric columns instead of codes: formulaic's contrasts by name."""
 
     name: str
     options: tuple[tuple[str, Level], ...] = ()
 
     def matrix(self, levels: tuple[Level, ...]) -> tuple[Array, tuple[str, ...]]:
-        """Return a row of numbers per level, and the names of the columns."""
+        """Return the contrast matrix, one row per level, and the names of its columns."""
         from formulaic.transforms import contrasts
 
         contrast = getattr(contrasts, CONTRASTS[self.name])(**dict(self.options))
@@ -123,7 +123,7 @@ class CategoricalCall:
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked expression; columns whose names are not Python names are in backticks.
+    """A checked expression; column names that are not Python identifiers are in backticks.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Expression:
     >>> Expression("__import__('os').system('ls')")
     Traceback (most recent call last):
         ...
-    modicum.errors.SettingError: the formula holds "__import__('os').system('ls')", and formulas \
+    modicum.errors.SettingError: the formula holds "__import__('os').system('ls')", but formulas \
 call functions by name only, as in log(x): compute such a column first.
     """
 
@@ -144,7 +144,7 @@ call functions by name only, as in log(x): compute such a column first.
 
     @classmethod
     def column(cls, name: str) -> Expression:
-        """Return the expression that is one column."""
+        """Return the expression that consists of one column."""
         plain = name.isidentifier() and not keyword.iskeyword(name)
         return cls(name if plain else f"`{name}`")
 
@@ -156,7 +156,7 @@ call functions by name only, as in log(x): compute such a column first.
     def tree(self) -> ast.expr:
         """The syntax tree."""
         if len(self.text) > LONGEST:
-            raise SettingError(f"an expression of the formula is longer than {LONGEST} letters.")
+            raise SettingError(f"an expression of the formula is longer than {LONGEST} characters.")
         code = BACKTICKS.sub(lambda m: f"_column_{self._quoted.index(m[1])}_", self.text)
         try:
             return ast.parse(code.strip(), mode="eval").body
@@ -168,13 +168,13 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def label(self) -> str:
-        """The expression's name in names of columns."""
+        """The name of the expression in column names."""
         name = self.bare
         return self.text if name is None else name
 
     @property
     def bare(self) -> str | None:
-        """The column's name where the expression is a column alone."""
+        """The column's name if the expression is a single column, else None."""
         return self.column_name(self.tree) if isinstance(self.tree, ast.Name) else None
 
     @cached_property
@@ -190,7 +190,7 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def stateful(self) -> bool:
-        """Whether it contains a transform that must learn from all rows."""
+        """Whether the expression contains a transform that must learn from all rows."""
         calls = (n for n in self._walk(self.tree) if isinstance(n, ast.Call))
         return any(function_of(call) in STATEFUL for call in calls)
 
@@ -198,7 +198,7 @@ call functions by name only, as in log(x): compute such a column first.
     def local(self) -> int:
         """Number of adjacent columns that contain all non-zero values of a row; 0: unknown.
 
-        A B-spline of degree k differs from 0 between k + 2 knots, and so do k + 1 of them anywhere.
+        A B-spline of degree k is non-zero between k + 2 knots, so k + 1 of them are at any point.
         """
         call = self.tree
         if not isinstance(call, ast.Call) or function_of(call) != "bs":
@@ -216,8 +216,8 @@ call functions by name only, as in log(x): compute such a column first.
             return None
         inner = Expression(self.source(call.args[0]))
         if inner.stateful:
-            raise SettingError(f"{self.text} makes levels of a spline or a scaled column: it "
-                               "must be given a column of levels.")  # fmt: skip
+            raise SettingError(f"{self.text} makes levels of a spline or a scaled column: give it "
+                               "a column of levels.")  # fmt: skip
         keywords = {word.arg: word.value for word in call.keywords}
         contrasts = call.args[1] if len(call.args) > 1 else keywords.get("contrasts")
         contrast, reference = self._contrast(contrasts)
@@ -227,22 +227,22 @@ call functions by name only, as in log(x): compute such a column first.
 
     @property
     def tidy(self) -> str:
-        """The text, with Python's own spacing."""
+        """The text in normalized form, with Python's spacing."""
         return self.source(self.tree)
 
     def column_name(self, node: ast.Name) -> str:
-        """The column that a name stands for: one in backticks has a placeholder."""
+        """Return the column of a name, which may be the placeholder of one in backticks."""
         match = PLACEHOLDER.fullmatch(node.id)
         if match and int(match[1]) < len(self._quoted):
             return self._quoted[int(match[1])]
         return node.id
 
     def source(self, node: ast.AST) -> str:
-        """Text of a part of the expression, with its backticks."""
+        """Return the text of a part of the expression, with its backticks."""
         return PLACEHOLDER.sub(lambda m: f"`{self._quoted[int(m[1])]}`", ast.unparse(node))
 
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
-        """All nodes but the names of functions."""
+        """Yield all nodes except function names and the contrasts and levels of C(...)."""
         yield node
         for child in ast.iter_child_nodes(node):
             if isinstance(node, ast.Call) and child is node.func:
@@ -252,11 +252,11 @@ call functions by name only, as in log(x): compute such a column first.
                 and function_of(node) == "C"
                 and child is not node.args[0]
             ):
-                continue  # contrasts and levels, which `categorical` reads
+                continue  # read by `categorical`
             yield from self._walk(child)
 
     def _check(self, node: ast.AST) -> None:
-        """Refuse operations that the interpreter does not have."""
+        """Refuse operations that the interpreter does not support."""
         passive = ast.Name | ast.List | ast.Tuple | ast.keyword | ast.operator | ast.cmpop
         if isinstance(node, passive | ast.unaryop | ast.Load):
             return
@@ -282,8 +282,8 @@ call functions by name only, as in log(x): compute such a column first.
                 "with brackets around comparisons."
             )
         raise SettingError(
-            f"the formula holds {self.source(node)[:80]!r}, which is more than a formula may "
-            "compute: compute such a column first."
+            f"the formula holds {self.source(node)[:80]!r}, which formulas do not support: compute "
+            "such a column first."
         )
 
     def _check_call(self, call: ast.Call) -> None:
@@ -291,19 +291,19 @@ call functions by name only, as in log(x): compute such a column first.
         names = (*ROW_BY_ROW, *STATEFUL, "C", "I", "Q")
         if name is None:
             raise SettingError(
-                f"the formula holds {self.source(call)[:80]!r}, and formulas call functions by "
+                f"the formula holds {self.source(call)[:80]!r}, but formulas call functions by "
                 "name only, as in log(x): compute such a column first."
             )
         if name not in names:
             if name in CALLED_ELSEWHERE:
                 raise SettingError(
-                    f"the formula calls {name}, which is not a function it knows: write "
+                    f"the formula calls {name}, which formulas do not support: write "
                     f"{CALLED_ELSEWHERE[name]}."
                 )
             raise SettingError(
-                f"the formula calls {name}, which is not a function it knows"
-                f"{suggestion(name, names)}: it may call what works row by row ({_listed(names)}), "
-                "so compute other columns first."
+                f"the formula calls {name}, which formulas do not support{suggestion(name, names)}"
+                f": they have functions that work row by row ({_examples(names)}), so compute "
+                "other columns first."
             )
         if any(word.arg is None for word in call.keywords) or any(
             isinstance(argument, ast.Starred) for argument in call.args
@@ -312,12 +312,12 @@ call functions by name only, as in log(x): compute such a column first.
         if not call.args:
             raise SettingError(f"the formula calls {name} without a column: name one.")
         if name == "C" and call is not self.tree:
-            raise SettingError(f"{self.text}: C(...) must stand by itself.")
+            raise SettingError(f"{self.text}: C(...) cannot be part of another expression.")
         if name == "Q" and not isinstance(call.args[0], ast.Constant):
             raise SettingError("Q(...) takes the name of a column in quotation marks.")
 
     def _contrast(self, node: ast.AST | None) -> tuple[Contrast | None, Level | None]:
-        """Return the contrast, None for treatment contrasts, and the reference of the latter."""
+        """Return the contrast (None for treatment contrasts), and the latter's reference."""
         if node is None:
             return None, None
         head: ast.AST = node.func if isinstance(node, ast.Call) else node
@@ -349,7 +349,7 @@ call functions by name only, as in log(x): compute such a column first.
 
 
 def function_of(call: ast.Call) -> str | None:
-    """Name of the function that is called: log, or log of np.log."""
+    """Return the name of the function called, without np: log for np.log."""
     if isinstance(call.func, ast.Name):
         return call.func.id
     head = call.func
@@ -361,12 +361,12 @@ def function_of(call: ast.Call) -> str | None:
 
 
 def constant_of(node: ast.AST) -> Level:
-    """Return a text or number of the formula."""
+    """Return a literal text or number of the formula."""
     negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
     value = node.operand if negative else node  # type: ignore[attr-defined]
     if isinstance(value, ast.Constant) and isinstance(value.value, str | int | float):
         return -value.value if negative else value.value  # type: ignore[operator]
-    raise SettingError(f"the formula holds {ast.unparse(node)!r} where a text or number must be.")
+    raise SettingError(f"the formula holds {ast.unparse(node)!r} where it needs text or a number.")
 
 
 def _constants(node: ast.AST) -> list[Level]:
@@ -375,5 +375,5 @@ def _constants(node: ast.AST) -> list[Level]:
     return [constant_of(entry) for entry in node.elts]
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _examples(names: tuple[str, ...]) -> str:
     return ", ".join(names[:6]) + ", ..., bs, C"

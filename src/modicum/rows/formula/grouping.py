@@ -1,7 +1,7 @@
-"""Factors whose levels have effects of their own: ``(1 | ward)`` and ``(1 | school:class)``.
+"""Grouping factors, whose levels have group effects: ``(1 | ward)`` and ``(1 | school:class)``.
 
-They may have millions of levels, so that levels are numbered without forming anything of that
-width, and the table of their places is made once.
+They may have millions of levels, so nothing of that width is formed per row, and the lookup table
+of levels is built once.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ __all__ = ["Grouping", "GroupingLevels", "grouping_name", "refuse_fractions"]
 
 
 def grouping_name(columns: Sequence[str]) -> str:
-    """Return the name of a factor of one column, or of combinations of several."""
+    """Return the name of a grouping factor: its column, or several joined by colons."""
     return ":".join(columns)
 
 
 def refuse_fractions(group: str, levels: Iterable[Level]) -> None:
-    """Refuse levels of a group that are numbers with a fraction: measured, not names."""
+    """Refuse groups whose levels are fractional numbers, which are measurements, not names."""
     for level in levels:
         if not isinstance(level, float | np.floating) or float(level).is_integer():
             continue
         if np.isinf(level):
             raise DataError(f"the group {group!r} holds {level:g}: replace it, or drop such rows.")
         raise DataError(
-            f"the group {group!r} holds {level:g}, and numbers that are not whole are measured "
-            "rather than names of groups: cut them into classes (pandas.cut), make them text if "
-            "they are names, or let the column be a common term."
+            f"the group {group!r} holds {level:g}, and fractional numbers are measurements rather "
+            "than names of groups: cut them into classes (pandas.cut), convert them to text if "
+            "they are names, or make the column a common term."
         )
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """A factor that group terms name, and its levels in order.
+    """A grouping factor: the columns that define it, and its levels in order.
 
     Parameters
     ----------
     columns
-        The table's columns whose levels, or combinations of levels, it has.
+        The table columns whose levels, or combinations of levels, are the groups.
     levels
-        Its levels; combinations are texts such as "UA:N14228".
+        The levels; combinations are text such as "UA:N14228".
     """
 
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class Grouping:
 
     @property
     def field(self) -> str:
-        """The field of the rows that holds its codes."""
+        """The field of the rows that holds the codes."""
         return grouping_name(self.columns)
 
     @cached_property
@@ -67,18 +67,18 @@ class Grouping:
         return {level_key(level): i for i, level in enumerate(self.levels)}
 
     def places(self, columns: BatchColumns) -> Array:
-        """Return which level each row of a chunk has; -1 where it is not known."""
+        """Return the index of each row's level; -1 for unknown levels."""
         return self._places(*_distinct(self.columns, columns))
 
     def _places(self, values: Sequence[Level], codes: Array) -> Array:
         places = np.array([self._place.get(level_key(v), -1) for v in values] or [-1])
-        if places.min() < 0:  # tables write one level in several ways
+        if places.min() < 0:  # tables may write the same level differently
             unknown = np.flatnonzero(places < 0)
             places[unknown] = level_places(self.levels, [values[int(i)] for i in unknown])
         return np.asarray(places[codes])
 
     def codes(self, columns: BatchColumns) -> Array:
-        """Return the code of each row of a chunk; a level that is not known is refused."""
+        """Return the code of each row of a batch; refuse unknown levels."""
         values, codes = _distinct(self.columns, columns)
         group_codes = self._places(values, codes)
         if len(group_codes) and group_codes.min() < 0:
@@ -90,53 +90,53 @@ class Grouping:
                 f"{holder} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
                 "group that the rows of the fit did not have",
                 "to predict for new groups, use "
-                f"{argument('groups', 'any')} if some of them are, {argument('groups', 'new')} if "
-                f"all are, or leave {inner} out of the table"
-                + (", which keeps the effects of groups that are known" if nested else ""),
+                f"{argument('groups', 'any')} if some groups are new, {argument('groups', 'new')} "
+                f"if all are, or leave {inner} out of the table"
+                + (", which keeps the effects of known groups" if nested else ""),
             )
         return group_codes.astype(code_type(len(self.levels)))
 
 
 class GroupingLevels:
-    """Collects the levels of the factors of group terms, a chunk at a time."""
+    """Collects the levels of grouping factors, one batch at a time."""
 
     def __init__(self, groups: Iterable[GroupTerm]) -> None:
         factors = dict.fromkeys(group.group for group in groups)
         for reserved in {grouping_name(names) for names in factors} & set(RESERVED):
             raise SettingError(
-                f"a group cannot be called {reserved!r}, the name under which rows hold something "
-                "else; rename that column of the table."
+                f"a group cannot be called {reserved!r}, which is the name of another field of the "
+                "rows; rename that column of the table."
             )
         self._values: dict[tuple[str, ...], dict[str, Level]] = {names: {} for names in factors}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Columns that are read."""
+        """Columns to read."""
         return tuple(dict.fromkeys(name for names in self._values for name in names))
 
     def collect(self, columns: BatchColumns) -> None:
-        """Note the levels of a chunk."""
+        """Add the levels of a batch."""
         for names, levels in self._values.items():
             for value in _distinct(names, columns)[0]:
                 levels.setdefault(level_key(value), value)
 
     def groupings(self) -> tuple[Grouping, ...]:
-        """Return the factors, their levels sorted."""
+        """Return the grouping factors, with sorted levels."""
         groupings = []
         for names, levels in self._values.items():
             if len(levels) < 2:
                 raise DataError(
-                    f"the group {grouping_name(names)!r} has a single level, so that nothing can "
-                    "be said of how its effects vary; leave it out."
+                    f"the group {grouping_name(names)!r} has a single level, so the variation of "
+                    "its effects cannot be estimated; leave it out."
                 )
-            if len(names) == 1:  # combinations are texts
+            if len(names) == 1:  # combinations are text
                 refuse_fractions(names[0], levels.values())
             groupings.append(Grouping(names, ordered(grouping_name(names), levels.values())))
         return tuple(groupings)
 
 
 def _distinct(names: Sequence[str], columns: BatchColumns) -> tuple[list[Level], Array]:
-    """Levels that occur in a chunk, and which of them each row has."""
+    """Return the levels in a batch, and for each row the index of its level."""
     parts = [columns.levels(name) for name in names]
     cell, widths = np.zeros(len(columns), np.int64), [len(part.values) for part in parts]
     for part, width in zip(parts, widths, strict=True):

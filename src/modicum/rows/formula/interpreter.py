@@ -1,7 +1,7 @@
-"""The interpreter of formulas: the value of a checked expression for some rows.
+"""The interpreter of formulas, which evaluates checked expressions for some rows.
 
-Functions that work row by row are NumPy's. Stateful transforms are formulaic's: they learn from all
-rows on the first reading, and what they learned is kept by the text of their call.
+Functions that work row by row are NumPy's. Stateful transforms are formulaic's: they learn their
+state from all rows on the first reading, and it is kept by the text of their call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from modicum.rows.formula.expressions import (
 
 __all__ = ["ColumnArray", "Columns", "LevelArray", "State", "Value", "evaluate"]
 
-LARGEST = 1_000  # of a number of knots, degrees of freedom or powers
+LARGEST = 1_000  # number of knots, degrees of freedom or powers
 
 State: TypeAlias = dict[str | int, object]
-"""State of a transform: numbers, and lists and mappings of them."""
+"""The learned state of a transform: numbers, and lists and mappings of numbers."""
 
 
 class LevelArray(NamedTuple):
-    """A column of text, categories or truth values: its distinct values, and a code per row."""
+    """A column of text, categories or booleans: its distinct values, and a code per row."""
 
     values: tuple[Level, ...]
     codes: Array
@@ -42,7 +42,7 @@ class LevelArray(NamedTuple):
 class ColumnArray(NamedTuple):
     """The result of a transform such as a spline: several columns (rows, k).
 
-    `spans`: the columns span the intercept, so that the first may be left out.
+    `spans` says whether the columns span the intercept, so that the first can be left out.
     """
 
     values: Array
@@ -57,10 +57,10 @@ class Columns(Protocol):
     """The columns that expressions read."""
 
     def column(self, name: str) -> Array | LevelArray:
-        """Return a column: floats, truth values or levels."""
+        """Return a column: floats, booleans or levels."""
 
     def row(self, index: int) -> int:
-        """Return the number that a row of this chunk has in the source."""
+        """Return the row number in the source of a row of this batch."""
 
 
 def evaluate(
@@ -74,15 +74,15 @@ def evaluate(
     Parameters
     ----------
     expression
-        What is computed.
+        The expression to evaluate.
     columns
-        Those rows.
+        The columns of these rows.
     states
         States of transforms, by the text of their call.
     learning
-        Whether the rows are all rows, from which transforms learn.
+        Whether these are all rows, from which transforms learn their states.
     """
-    with np.errstate(all="ignore"):  # values that are not finite are refused later, by name
+    with np.errstate(all="ignore"):  # values that are not finite are refused later
         value = _Interpreter(expression, columns, states, learning).value(expression.tree)
     if isinstance(value, str | None):
         text = expression.text
@@ -93,7 +93,7 @@ def evaluate(
 
 
 class _Interpreter:
-    """Evaluates a checked tree for some rows."""
+    """Evaluates a checked syntax tree for some rows."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class _Interpreter:
         self.expression, self.columns = expression, columns
         self.states, self.learning = states, learning
 
-    def value(self, node: ast.AST) -> Any:  # numbers, text, arrays: what an expression can be
+    def value(self, node: ast.AST) -> Any:  # a number, text, a list or arrays
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.List | ast.Tuple):
@@ -126,7 +126,7 @@ class _Interpreter:
         return self._call(node)
 
     def _number(self, node: ast.AST) -> Array | float:
-        """Return a number, or an array of floats or truth values."""
+        """Return a number, or an array of floats or booleans."""
         value = self.value(node)
         if isinstance(value, LevelArray):
             truth = set(value.values) <= {True, False} and all(
@@ -142,7 +142,7 @@ class _Interpreter:
                 f"the formula computes with {self.expression.source(node)!r}, which is {kind}: "
                 "use a column of numbers."
             )
-        # As floats: powers of Python's integers could grow without bound.
+        # As floats: powers of Python integers could grow without bound.
         return value if isinstance(value, np.ndarray) else float(value)
 
     def _compare(self, node: ast.Compare) -> Array:
@@ -186,40 +186,40 @@ class _Interpreter:
             raise SettingError(f"{text} cannot be computed: check its arguments.") from None
 
     def _transform(self, name: str, call: ast.Call) -> Array | ColumnArray:
-        """Apply a transform, which learns its state from all rows on the first reading."""
+        """Apply a transform, which learns its state if the rows are all rows."""
         from formulaic.transforms import TRANSFORMS
 
         text = self.expression.source(call)
         data = np.asarray(self._number(call.args[0]), dtype=float)
-        # Any: what a user wrote, which the transform checks
+        # Any: the transform checks what the user wrote
         options: list[Any] = [self.value(argument) for argument in call.args[1:]]
         words: dict[str, Any] = {str(word.arg): self.value(word.value) for word in call.keywords}
         if any(w.startswith("_") for w in words) or not _plain([*options, *words.values()]):
             raise SettingError(f"{text} cannot be computed: check its arguments.")
         sizes = [*options, words.get("df"), words.get("degree")]
         if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
-            raise SettingError(f"{text} would make more than {LARGEST:,} columns: make fewer.")
+            raise SettingError(f"{text} would make more than {LARGEST:,} columns: use fewer.")
         if text not in self.states and not self.learning:
-            raise DataError(f"the encoding knows nothing of {text}: it is damaged, fit again.")
+            raise DataError(f"the encoding has no state for {text}: it is damaged, fit again.")
         state = self.states.setdefault(text, {})
         before = dict(state)
         self._require_range(name, text, data, words, before)
         try:
             if self.learning and name == "bs" and not state:
-                state.update(_spline_memory(data, *options, **words))
-                data = data[:1]  # the columns of all rows would be many times their size
+                state.update(_spline_state(data, *options, **words))
+                data = data[:1]  # all columns of all rows would take much memory
             result = TRANSFORMS[name](data, *options, **words, _state=state)
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
             raise SettingError(f"{text} cannot be computed ({reason}).") from None
         if not self.learning and _keys(state) != _keys(before):
-            raise DataError(f"the encoding knows too little of {text}: it is damaged, fit again.")
+            raise DataError(f"the encoding of {text} is incomplete: it is damaged, fit again.")
         return _as_columns(result, len(data))
 
     def _require_range(
         self, name: str, text: str, data: Array, words: dict[str, object], state: State
     ) -> None:
-        """Refuse values outside the range of a B-spline that does not say what to do there."""
+        """Refuse values outside the range of a B-spline that has no extrapolation rule."""
         low = state.get("lower_bound", words.get("lower_bound"))
         high = state.get("upper_bound", words.get("upper_bound"))
         if name != "bs" or words.get("extrapolation", "raise") != "raise" or len(data) == 0:
@@ -239,7 +239,7 @@ class _Interpreter:
             )
 
 
-def _spline_memory(
+def _spline_state(
     x: Array,
     df: int | None = None,
     knots: list[float] | None = None,
@@ -249,7 +249,7 @@ def _spline_memory(
     upper_bound: float | None = None,
     extrapolation: str = "raise",
 ) -> State:
-    """The state that formulaic's `bs` learns from a column: bounds, and quantiles as knots."""
+    """Return the state that formulaic's `bs` learns from a column: its bounds and knots."""
     if df is not None and knots is not None:
         raise ValueError("You cannot specify both `df` and `knots`.")
     low = float(x.min()) if lower_bound is None else float(lower_bound)
@@ -266,7 +266,7 @@ def _spline_memory(
 
 
 def _plain(options: list[object]) -> bool:
-    """Whether the options of a transform are texts and numbers, and short lists of them."""
+    """Whether the options of a transform are text, numbers, and short lists of them."""
     return all(
         (len(value) <= LARGEST and _plain(value))
         if isinstance(value, list)
@@ -276,7 +276,7 @@ def _plain(options: list[object]) -> bool:
 
 
 def _as_columns(result: object, n: int) -> Array | ColumnArray:
-    """Convert the result of a transform of formulaic to arrays."""
+    """Convert the result of a formulaic transform to arrays."""
     metadata = getattr(result, "__formulaic_metadata__", None)
     spans = bool(metadata is not None and metadata.spans_intercept)
     if isinstance(result, dict):

@@ -1,4 +1,4 @@
-"""The first reading of a table: levels of its categorical columns, knots and centres."""
+"""The first reading of a table, which learns levels, knots and centres."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Learned(NamedTuple):
     encoding
         How the table becomes rows.
     rows
-        Complete rows, where the reading counted them, else None.
+        Number of complete rows; None if the reading did not count them.
     dropped
-        Rows with missing values.
+        Number of rows with missing values.
     """
 
     encoding: FormulaEncoding
@@ -49,21 +49,21 @@ def learn(
     weight: str | None = None,
     drop: bool = False,
 ) -> Learned:
-    """Learn the encoding that a formula needs of a source, by one reading of it.
+    """Learn the encoding of a formula from a source, by reading it once.
 
-    Only columns with levels, and those that transforms learn from, are read; where rows with
-    missing values are to be left out, all columns.
+    Only columns with levels and columns that transforms learn from are read, unless rows with
+    missing values are to be dropped, which needs all columns.
 
     Parameters
     ----------
     formula
-        What is asked for.
+        The parsed formula.
     source
         The table.
     weight
         A column of weights.
     drop
-        Whether rows with missing values are left out.
+        Whether rows with missing values are dropped.
     """
     fields: dict[str, tuple[str, ...]] = {
         name: (expression.text,) for name, expression in formula.fields
@@ -106,7 +106,7 @@ def learn(
 
 
 def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
-    """Kind of every column; refuse one that does not exist, or is neither numbers nor levels."""
+    """Return the kind of every column; refuse absent columns and unsupported types."""
     for name in needed:
         if name not in source.names:
             raise SettingError(absent(source, name))
@@ -127,7 +127,7 @@ def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
 
 
 class _Reading:
-    """One pass over a source that collects levels, and columns for transforms to learn from."""
+    """One pass over a source that collects levels and the columns that transforms learn from."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Reading:
         self._numbers: dict[Expression, ColumnArray] = {}
 
     def _has_levels(self, expression: Expression) -> bool:
-        """Whether an expression's values are levels, by its column or by its first rows."""
+        """Whether an expression's values are levels, judging by its column or its first rows."""
         if expression.categorical is not None:
             return True
         if expression.bare is not None:
@@ -174,7 +174,7 @@ class _Reading:
                 yield columns
 
     def read(self) -> None:
-        """Read the columns that are needed for learning."""
+        """Read the columns needed for learning."""
         learned = [*self._values, *self._learners]
         learned_from = [name for e in learned for name in e.names]
         names = tuple(dict.fromkeys([*learned_from, *self._groupings.names]))
@@ -191,7 +191,10 @@ class _Reading:
             for name, parts in chunks.items():
                 value = columns.column(name)
                 if isinstance(value, LevelArray):
-                    raise DataError(f"column {name!r} holds levels where the formula computes.")
+                    raise DataError(
+                        f"column {name!r} holds levels where the formula needs numbers: convert it "
+                        "to numbers."
+                    )
                 parts.append(value)
         self.rows = rows
         if rows == 0:
@@ -200,7 +203,7 @@ class _Reading:
         for expression in self._learners:
             evaluated = evaluate(expression, all_rows, self.states, learning=True)
             if isinstance(evaluated, LevelArray):
-                raise SettingError(f"{expression.text} compares what it learned: use numbers.")
+                raise SettingError(f"{expression.text} gives levels: use one that gives numbers.")
             if not isinstance(evaluated, ColumnArray):
                 evaluated = ColumnArray(evaluated[:1, None], (), False)
             self._numbers[expression] = evaluated
@@ -213,7 +216,7 @@ class _Reading:
         array = level_array(inner, columns, {})
         counts = np.bincount(array.codes, minlength=len(array.values))
         occurring = [value for value, count in zip(array.values, counts, strict=True) if count]
-        if self._keeps_order(inner):  # of all categories, even absent ones
+        if self._keeps_order(inner):  # the order is that of all categories, even absent ones
             self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
             occurring = list(array.values)
         for value in occurring:
@@ -228,7 +231,7 @@ class _Reading:
         return inner.bare is not None and self._source.has_order(inner.bare)
 
     def _levels(self, expression: Expression) -> tuple[Level, ...]:
-        """Levels in order, the reference first."""
+        """Return the levels in order, the reference first."""
         values, call = self._values[expression], expression.categorical
         reference = None if call is None else call.reference
         if call is not None and call.levels:
@@ -236,14 +239,14 @@ class _Reading:
             other = [value for key, value in values.items() if key not in listed]
             if other:
                 raise DataError(
-                    f"{expression.text} lists levels without {other[0]!r}, which the column holds: "
-                    "add it, or leave such rows out."
+                    f"{expression.text} does not list the level {other[0]!r}, which the column "
+                    "holds: add it, or leave such rows out."
                 )
-            return _moved(expression.label, call.levels, reference)
+            return _reference_first(expression.label, call.levels, reference)
         if self._keeps_order(expression if call is None else call.inner):
             occurring = self._occurring[expression]
             levels = tuple(value for key, value in values.items() if key in occurring)
-            return _moved(expression.label, levels, reference)
+            return _reference_first(expression.label, levels, reference)
         if call is None and expression.bare is not None:
             remedy = f"write C({expression.text}) to code the column as levels"
             refuse_stray_text(self._source, expression.bare, values.values(), remedy)
@@ -277,7 +280,7 @@ class _Reading:
         return Outcome(self._outcome.text, levels, self._is_alphabetical(self._outcome, levels))
 
     def _is_alphabetical(self, expression: Expression, levels: Sequence[Level]) -> bool:
-        """Whether levels are texts in the order of the alphabet, which nobody asked for."""
+        """Whether levels are text in alphabetical order that the user did not request."""
         call = expression.categorical
         if not all(isinstance(level, str) for level in levels) or (call and call.levels):
             return False
@@ -290,11 +293,13 @@ class _Reading:
         return not bool(getattr(kind, "ordered", False))
 
 
-def _moved(name: str, levels: tuple[Level, ...], reference: Level | None) -> tuple[Level, ...]:
-    """Levels in their own order, but for the reference."""
+def _reference_first(
+    name: str, levels: tuple[Level, ...], reference: Level | None
+) -> tuple[Level, ...]:
+    """Return the levels in their order, with the reference moved to the front."""
     in_order = {level_key(level): level for level in levels}
     if len(in_order) < 2:
-        ordered(name, levels)  # says why that is too few
+        ordered(name, levels)  # raises the error for too few levels
     if reference is None:
         return tuple(in_order.values())
     first = in_order.pop(level_key(reference), None)

@@ -1,4 +1,4 @@
-"""Encoded chunks of a table, kept in memory."""
+"""Encodes tables into memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from modicum.rows.table_encoding import floating
 
 __all__ = ["encoded", "in_memory", "rows_type"]
 
-# Of the machine's memory; sampling needs some too.
-MOST_OF_MEMORY = 0.8
+MOST_OF_MEMORY = 0.8  # share of the machine's memory that rows may take; sampling needs some too
 
 
 def encoded(
@@ -32,23 +31,23 @@ def encoded(
     drop: bool = False,
     newlevels: NewLevels = "refuse",
 ) -> MemoryBackend:
-    """Encode another table with the levels, knots and means learned from the first.
+    """Encode a table with the levels, knots and means learned from another.
 
     Parameters
     ----------
     encoding
-        What was learned.
+        The learned encoding.
     source
-        The table: columns in any order, and perhaps others.
+        The table; its columns may be in any order, and there may be others.
     outcome
-        Whether the rows get an outcome, and weights where the table has them; else it need not
-        have those columns.
+        Whether the rows get an outcome, and weights if the table has them; otherwise the table need
+        not have those columns.
     dtype
         Type of the numbers.
     drop
-        Whether rows with missing values are left out; else they are refused.
+        Whether rows with missing values are dropped instead of refused.
     newlevels
-        Whether a level the encoding does not know is refused, or taken for the reference.
+        Whether a level that the encoding does not know is refused or replaced by the reference.
     """
     if newlevels not in ("refuse", "reference"):
         raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
@@ -62,7 +61,7 @@ def encoded(
 
 
 def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
-    """Return the type of the numbers: `dtype`, or the one that the columns call for."""
+    """Return the type of the numbers: `dtype`, or by default that of the floating columns."""
     names = [name for name in needed if name in source.names]
     kind = as_dtype(dtype, floating(source.types(names)))
     if kind.kind != "f":
@@ -73,7 +72,7 @@ def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
 def in_memory(
     description: Description, chunks: Iterable[dict[str, Array]], n: int | None
 ) -> MemoryBackend:
-    """Collect chunks in arrays; two copies exist only if the number of rows is unknown."""
+    """Collect chunks in arrays; this takes memory for two copies only if `n` is unknown."""
     if n is None:
         parts = list(chunks)
         arrays = {
@@ -96,10 +95,10 @@ def in_memory(
 
 
 def _require_memory(size: int) -> None:
-    """Refuse rows that memory cannot hold, before it is full."""
+    """Refuse rows that do not fit in memory."""
     try:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system: the allocation may fail
+    except (AttributeError, ValueError, OSError):  # not POSIX: the allocation itself may fail
         return
     if size > MOST_OF_MEMORY * free:
         raise ResourceError(

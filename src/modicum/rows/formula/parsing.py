@@ -1,6 +1,6 @@
-"""From the text of a formula to its parts: outcome, terms, offsets, group terms.
+"""Parses a formula into its parts: outcome, terms, offsets, group terms.
 
-Terms are parsed by formulaic. What it does not know is taken out before: ``offset(...)``, group
+Terms are parsed by formulaic. What it does not support is removed first: ``offset(...)``, group
 terms such as ``(1 | g)``, and the outcome, which may be any expression.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["Formula", "GroupTerm", "parse"]
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 OPEN, CLOSE = "([{", ")]}"
-# Words of Python that no expression has, such as class: columns are often called so.
+# Python keywords that occur in no expression, such as class; they are common column names.
 STATEMENTS = set(keyword.kwlist) - {
     *("and", "or", "not", "in", "is", "if", "else", "for", "lambda", "await", "yield"),
     *("None", "True", "False"),
@@ -29,15 +29,15 @@ QUOTED_OR_STATEMENT = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|\b({ANY_STATEMENT
 
 @dataclass(frozen=True)
 class GroupTerm:
-    """Effects that every level of a factor has for itself: ``(1 + dose | ward)``.
+    """Effects that vary between the levels of a grouping factor: ``(1 + dose | ward)``.
 
     Parameters
     ----------
     group
-        Columns whose levels, or combinations of levels, are the groups: ("ward",), and for h
-        within g ("g", "h").
+        Columns whose levels, or combinations of levels, are the groups: ("ward",), or ("g", "h")
+        for h within g.
     effects
-        Expressions that have an effect in each group; "1" is the intercept.
+        Expressions whose effects vary between groups; "1" is the intercept.
     correlated
         Whether the effects of a group are correlated (``|``) or not (``||``).
 
@@ -63,19 +63,19 @@ class Formula:
     Parameters
     ----------
     text
-        As the user wrote it.
+        The text of the formula.
     outcome
-        The left-hand side; None where there is none.
+        The left-hand side, if there is one.
     terms
-        Each term's factors; the intercept is not among them.
+        The factors of each term, without the intercept.
     intercept
-        Whether there is one.
+        Whether there is an intercept.
     offsets
-        What is added to the linear predictor.
+        Expressions added to the linear predictor.
     groups
         Group terms.
     fields
-        Further fields of a row, ``time | cens(event)`` being {"cens": event}.
+        Further fields of a row: ``time | cens(event)`` has the field "cens".
     """
 
     text: str
@@ -88,21 +88,21 @@ class Formula:
 
     @property
     def expressions(self) -> tuple[Expression, ...]:
-        """Every expression that is computed per row, including the outcome."""
+        """Every expression computed per row, including the outcome."""
         factors = [factor for term in self.terms for factor in term]
         outcome = () if self.outcome is None else (self.outcome,)
         return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
 
 
 def parse(text: str, columns: Sequence[str] = ()) -> Formula:
-    """Take a formula apart.
+    """Parse a formula.
 
     Parameters
     ----------
     text
         Such as ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``.
     columns
-        Columns of the table, for which ``.`` stands on the right-hand side.
+        Columns of the table, which ``.`` on the right-hand side expands to.
 
     Examples
     --------
@@ -114,13 +114,13 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     """
     if not isinstance(text, str):
         raise SettingError(
-            f"the formula must be a text such as 'y ~ a + b', not {type(text).__name__}."
+            f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
         )
     text = QUOTED_OR_STATEMENT.sub(lambda m: f"`{m[1]}`" if m[1] else m[0], text)
     sides = [part for _, part in _split(text, "~")]
     if len(sides) != 2:
         raise SettingError(
-            f"the formula {text!r} must have one ~, between the outcome and the terms, as in "
+            f"the formula {text!r} must have one ~ between the outcome and the terms, as in "
             "'y ~ a + b'."
         )
     if not sides[1].strip():
@@ -136,21 +136,21 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     common: list[str] = []
     for sign, piece in _split(sides[1], "+-"):
         call = FIELD.fullmatch(piece)
-        inside = _bracketed(piece)
+        inside = _inside_brackets(piece)
         if call and call[1] == "offset":
             _require_added(sign, piece)
             offsets.append(Expression(call[2]))
-        elif inside is not None and _bars(inside) is not None:
+        elif inside is not None and _split_at_bar(inside) is not None:
             _require_added(sign, piece)
             groups += _group_terms(inside)
         elif "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
             raise SettingError(
-                f"the formula holds {piece.strip()!r}: a group term stands by itself, in brackets, "
-                "as in 'y ~ x + (1 | g)'."
+                f"the formula holds {piece.strip()!r}: a group term must be separate and in "
+                "brackets, as in 'y ~ x + (1 | g)'."
             )
         elif re.search(r"\boffset\s*\(", piece):
             raise SettingError(
-                f"the formula holds {piece.strip()!r}: an offset is added by itself, as in "
+                f"the formula holds {piece.strip()!r}: an offset must be a separate term, as in "
                 "'y ~ x + offset(z)'."
             )
         else:
@@ -161,14 +161,14 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     factors = {factor.tidy for term in terms for factor in term}
     if outcome is not None and outcome.tidy in factors:
         raise SettingError(
-            f"the outcome {outcome.text!r} is a term of {text!r} as well, which leaves nothing to "
-            "explain: leave it out after ~."
+            f"the outcome {outcome.text!r} is also a term of {text!r}, which leaves nothing to "
+            "explain: remove it after ~."
         )
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
 
 
 def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
-    """Outcome and further fields: ``y``, ``late > 15``, ``wins | trials(games)``."""
+    """Parse the outcome and further fields: ``y``, ``late > 15``, ``wins | trials(games)``."""
     if not text.strip():
         return None, ()
     parts = [part for _, part in _split(text, "|")]
@@ -180,8 +180,8 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
         call = FIELD.fullmatch(piece)
         if call is None or len(parts) > 2 or sign == "-":
             raise SettingError(
-                f"the outcome {text.strip()!r} cannot be read: after | stand further fields of a "
-                "row, as in 'wins | trials(games)'; brackets make | mean or."
+                f"the outcome {text.strip()!r} cannot be read: write further fields after |, as in "
+                "'wins | trials(games)', or put | in brackets if it means or."
             )
         fields.append((call[1], Expression(call[2])))
     return outcome, tuple(fields)
@@ -190,22 +190,22 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
 def _terms(
     text: str, left: str, columns: Sequence[str]
 ) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
-    """Terms of the common part as formulaic reads them, and whether there is an intercept."""
+    """Parse the common terms with formulaic; return them, and whether there is an intercept."""
     import formulaic
     from formulaic.errors import FormulaicError
 
     power = re.search(r"(?<![)`\w])([^\W\d]\w*)\s*(?:\^|\*\*)\s*(\d+)", _outside_calls(text))
     if power is not None:
         raise SettingError(
-            f"{power[0]} in a formula is {power[1]} and its interactions with itself, which is "
-            f"{power[1]} alone; write I({power[1]} ** {power[2]}) for the power of a column."
+            f"{power[0]} in a formula means {power[1]} and its interactions with itself, which is "
+            f"just {power[1]}; write I({power[1]} ** {power[2]}) for the power of a column."
         )
-    if "%in%" in _outside_calls(text):  # R's, which leaves the main effect out, is not formulaic's
+    if "%in%" in _outside_calls(text):  # R leaves the main effect out, formulaic does not
         raise SettingError(
-            f"%in% in {text.strip(' +')!r} is read in several ways: write a:b for the interaction "
-            "alone, or a/b for a and b within it."
+            f"%in% in {text.strip(' +')!r} is ambiguous: write a:b for the interaction alone, or "
+            "a/b for a and b within a."
         )
-    # In backticks too formulaic takes these words for Python's; with a space they are names.
+    # Formulaic takes these words for Python keywords even in backticks; a space makes them names.
     spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
     names = Expression(left).names if left.strip() and "|" not in left else ()
     available = [name for name in columns if name not in names]
@@ -224,8 +224,8 @@ def _terms(
         literal = [f for f in factors if f.eval_method.value == "literal"]
         if literal and (len(factors) > 1 or literal[0].expr != "1"):
             raise SettingError(
-                f"the formula multiplies a term by {literal[0].expr}: a number does not change "
-                "what a term can say, leave it out."
+                f"the formula multiplies a term by {literal[0].expr}, which only rescales its "
+                "coefficient: leave the number out."
             )
         if literal:
             intercept = True
@@ -241,9 +241,9 @@ def _expression(text: str, method: str) -> Expression:
 
 
 def _group_terms(inside: str) -> list[GroupTerm]:
-    """Group terms of the text in brackets; g/h means g, and h within g."""
-    parts = _bars(inside)
-    assert parts is not None, "only what has a bar comes here"
+    """Parse the group terms inside brackets; g/h means g, and h within g."""
+    parts = _split_at_bar(inside)
+    assert parts is not None, "the caller has checked that there is a bar"
     left, correlated, right = parts
     groups = [[part.strip() for _, part in _split(p, ":")] for _, p in _split(right, "/")]
     names = [name for group in groups for name in group]
@@ -252,8 +252,8 @@ def _group_terms(inside: str) -> list[GroupTerm]:
     columns = [[_column(name, inside) for name in group] for group in groups]
     if any(piece.strip() == "." for _, piece in _split(left, "+-*:/")):
         raise SettingError(
-            f"the group term ({inside.strip()}) has '.' before |, which stands for all columns "
-            "among the common terms only: name the slopes that vary."
+            f"the group term ({inside.strip()}) has '.' before |, but '.' means all columns only "
+            "among the common terms: name the slopes that vary."
         )
     effects, intercept = _terms(left, "", ())
     texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
@@ -268,12 +268,12 @@ def _group_terms(inside: str) -> list[GroupTerm]:
 
 
 def _refuse_groups_of_outcome(outcome: Expression, groups: Sequence[GroupTerm]) -> None:
-    """Refuse to group rows by what decides their outcome."""
+    """Refuse to group rows by columns that determine the outcome."""
     for group in groups:
         if outcome.names and set(outcome.names) <= set(group.group):
             raise SettingError(
-                f"the outcome {outcome.text!r} is known once {':'.join(group.group)!r} is, so that "
-                f"the group term {group} leaves nothing to explain: group by another column."
+                f"the outcome {outcome.text!r} is determined by {':'.join(group.group)!r}, so the "
+                f"group term {group} leaves nothing to explain: group by another column."
             )
 
 
@@ -291,8 +291,8 @@ def _require_added(sign: str, piece: str) -> None:
         raise SettingError(f"the formula subtracts {piece.strip()}: it can only be added.")
 
 
-def _bracketed(piece: str) -> str | None:
-    """The text inside the brackets around the whole piece, if there are any."""
+def _inside_brackets(piece: str) -> str | None:
+    """Return the text inside the brackets that enclose the whole piece, if any do."""
     piece = piece.strip()
     if not piece.startswith("(") or not piece.endswith(")"):
         return None
@@ -301,7 +301,7 @@ def _bracketed(piece: str) -> str | None:
 
 
 def _outside_calls(piece: str) -> str:
-    """Return the piece without arguments of functions, in which | means or."""
+    """Return the piece without function arguments, in which | means or."""
     outside, calls, before = "", 0, ""
     for at, _, letter in _letters(piece):
         if calls:
@@ -314,8 +314,8 @@ def _outside_calls(piece: str) -> str:
     return outside
 
 
-def _bars(inside: str) -> tuple[str, bool, str] | None:
-    """Split at the bar, if there is one: effects, whether they are correlated, groups."""
+def _split_at_bar(inside: str) -> tuple[str, bool, str] | None:
+    """Split at the bar, if any, into effects, whether they are correlated, and groups."""
     at = [i for i, depth, letter in _letters(inside) if depth == 0 and letter == "|"]
     if not at:
         return None
@@ -326,7 +326,7 @@ def _bars(inside: str) -> tuple[str, bool, str] | None:
 
 
 def _split(text: str, signs: str) -> Iterator[tuple[str, str]]:
-    """Parts between signs that stand outside brackets and quotes, each with the sign before it."""
+    """Split at signs outside brackets and quotes; yield each part with the sign before it."""
     start, sign, empty = 0, "", True
     for at, depth, letter in _letters(text):
         if depth == 0 and letter in signs:
@@ -339,7 +339,7 @@ def _split(text: str, signs: str) -> Iterator[tuple[str, str]]:
 
 
 def _letters(text: str) -> Iterator[tuple[int, int, str]]:
-    """Every letter outside quotes, with its place and the number of brackets around it."""
+    """Yield every character outside quotes, with its index and bracket depth."""
     depth, quote = 0, ""
     for at, letter in enumerate(text):
         if quote:

@@ -1,8 +1,8 @@
-"""How terms become columns: which levels keep their columns, and where each column lies.
+"""How terms become columns: which factors drop a level, and the order of the columns.
 
-Columns of a formula can say the same thing twice: with an intercept, one level of a factor needs
-no column of its own. Which level goes where follows formulaic's (and R's) rule, so that the matrix
-has the columns users expect. Levels then stay codes; numbers are columns of x.
+Full-rank coding requires dropping redundant columns: with an intercept, one level of a factor has
+no column. Which factors are reduced follows formulaic's (and R's) rule, so that the matrix has the
+columns users expect. Levels are held as codes; numbers are columns of x.
 """
 
 from __future__ import annotations
@@ -21,33 +21,34 @@ from modicum.rows.formula.expressions import Contrast
 from modicum.rows.levels import code_field
 
 Scoped: TypeAlias = tuple[int, bool]
-"""A factor by its number, and whether it is reduced: without its first column."""
+"""A factor's index, and whether the factor is reduced: without its first column."""
 Part: TypeAlias = tuple[Scoped, ...]
 
-MOST_CELLS = 100_000  # of an interaction of factors; each has a coefficient
-SPARSE = 2  # times as many columns as may differ from 0 in a row, from where a code is kept of them
+MOST_CELLS = 100_000  # of an interaction of factors; each cell has a coefficient
+SPARSE = 2  # keep a local factor as a code if it has this many times the columns a row uses
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of a product of a formula: a number, several numbers (a spline), or levels.
+    """A factor of a term: a number, several numbers (a spline), or levels.
 
     Parameters
     ----------
     expression
         Its text.
     label
-        What it is called in names of columns.
+        Its name in column names.
     columns
-        Names of its columns where they are numbers: (label,), or several.
+        Names of its columns if it is numeric: (label,), or several.
     levels
-        Its levels, the reference first; empty where it is numbers.
+        Its levels, the reference first; empty if it is numeric.
     contrast
-        How levels become numbers where a column is left out; None: they stay codes.
+        How levels become numbers if the factor is reduced; None keeps them as codes.
     spans
-        Whether its columns add up to the intercept's.
+        Whether its columns span the intercept.
     local
-        How many neighbouring columns hold all that is not 0 in a row, as of B-splines; 0: any may.
+        Number of adjacent columns that contain all non-zero values of a row, as for B-splines;
+        0 if unknown.
     """
 
     expression: str
@@ -59,7 +60,7 @@ class Factor:
     local: int = 0
 
     def coded(self, reduced: bool) -> bool:
-        """Whether the factor stays a code."""
+        """Whether the factor is held as a code."""
         return bool(self.levels) and not (reduced and self.contrast)
 
     def names(self, reduced: bool) -> tuple[str, ...]:
@@ -74,9 +75,9 @@ class Factor:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of x: the product of columns of factors, each (factor, reduced, place).
+    """A column of x: the product of columns of factors, each (factor, reduced, index).
 
-    In a `window`, of one factor, the place is counted from the row's own first column.
+    In a `window` there is one factor, and the index counts from the row's first non-zero column.
     """
 
     parts: tuple[tuple[int, bool, int], ...]
@@ -87,8 +88,8 @@ class Numbers:
 class Codes:
     """A field of codes: a factor's levels, or combinations of several factors' levels.
 
-    With a reduced factor in a combination, code 0 is every one that has its reference. With a
-    `window` it is where the columns of a local factor that may differ from 0 begin.
+    With a reduced factor, code 0 is every combination that has its reference level. In a `window`,
+    the code is the first column of a local factor that may differ from 0.
     """
 
     field: str
@@ -103,7 +104,7 @@ class Codes:
 
     @property
     def levels(self) -> int:
-        """How many codes there are."""
+        """Number of codes."""
         return prod(self.widths) + self.reference
 
 
@@ -114,11 +115,11 @@ class Layout:
     Parameters
     ----------
     coding
-        Where columns of x and codes lie among all columns.
+        Which columns of the model matrix the columns of x and the codes represent.
     columns
         Names of all columns.
     terms
-        Places of each term's columns.
+        Indices of each term's columns.
     numbers
         Columns of x.
     codes
@@ -135,11 +136,11 @@ class Layout:
 def reduced_parts(
     terms: Sequence[tuple[int, ...]], spans: Sequence[bool], intercept: bool
 ) -> list[tuple[Part, ...]]:
-    """Scope every term so that its columns repeat nothing that terms before it say.
+    """Reduce the factors of every term so that its columns do not repeat those of earlier terms.
 
-    A term of factors that span the intercept says all their combinations with and without each
-    of them. What is new of that is written with as few blocks of columns as possible, by the rule
-    (anything):(reduced) + (anything) = (anything):(full).
+    A term of factors that span the intercept spans every product of a subset of them, each factor
+    reduced. The products that are new are written with as few blocks of columns as possible, by
+    the rule (anything):(reduced) + (anything) = (anything):(full).
 
     Examples
     --------
@@ -155,24 +156,24 @@ def reduced_parts(
         span = [tuple(s for s in chosen if s is not None) for chosen in product(*choices)]
         fresh = [part for part in span if frozenset(part) not in spanned]
         spanned.update(map(frozenset, fresh))
-        scoped.append(tuple(_simplified(fresh)))
+        scoped.append(tuple(_simplify(fresh)))
     return scoped
 
 
-def _simplified(parts: Sequence[Part]) -> list[Part]:
+def _simplify(parts: Sequence[Part]) -> list[Part]:
     simple: list[Part] = []
     for part in sorted(parts, key=len):
-        merged = next((m for m in (_merged(old, part) for old in simple) if m), None)
+        merged = next((m for m in (_merge(old, part) for old in simple) if m), None)
         if merged is None:
             simple.append(part)
         else:
             old, full = merged
-            simple = _simplified([p for p in simple if p != old] + [full])
+            simple = _simplify([p for p in simple if p != old] + [full])
     return simple
 
 
-def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:
-    """Two parts that differ by one reduced factor are one with all of its columns."""
+def _merge(old: Part, part: Part) -> tuple[Part, Part] | None:
+    """Merge two parts that differ by one reduced factor into one with the full factor."""
     more = [scoped for scoped in part if scoped not in old]
     if len(part) - 1 != len(old) or len(more) != 1 or not more[0][1]:
         return None
@@ -180,7 +181,7 @@ def _merged(old: Part, part: Part) -> tuple[Part, Part] | None:
 
 
 def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ...]]]) -> Layout:
-    """Order the columns: those of a term are adjacent, in the order of terms.
+    """Lay out the columns: those of a term are adjacent, in the order of the terms.
 
     Parameters
     ----------
@@ -219,9 +220,9 @@ def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ..
 
 @dataclass(frozen=True)
 class _Block:
-    """Columns that lie side by side: one of numbers, or all of a code.
+    """Adjacent columns: one column of numbers, or all columns of a code.
 
-    What stands in the row's column of a code is a one or a number; in a window there are several.
+    The value in a code's column is 1 or a number; in a window a row has several such columns.
     """
 
     numbers: Numbers | None
@@ -232,7 +233,7 @@ class _Block:
 
     @property
     def scales(self) -> tuple[Numbers | None, ...]:
-        """The value in each column that a row has."""
+        """The value in each column that a row uses; None for 1."""
         return self.window or (self.numbers,)
 
 
@@ -245,7 +246,7 @@ def _coded_terms(block: _Block, first: int, numbers: list[Numbers]) -> Iterator[
 
 
 def _window(factor: Factor, scoped: Scoped) -> _Block | None:
-    """The columns of a local factor, by those that may differ from 0; None where too few do not."""
+    """Return a local factor as a window of its columns; None if too few of them are zero."""
     names = factor.names(scoped[1])
     if not factor.local or len(names) < SPARSE * factor.local:
         return None
@@ -256,7 +257,7 @@ def _window(factor: Factor, scoped: Scoped) -> _Block | None:
 
 
 def _blocks(factors: Sequence[Factor], part: Part) -> Iterator[_Block]:
-    """Columns of one part, block by block; the first factor's levels change fastest."""
+    """Yield the blocks of columns of one part; the first factor's levels change fastest."""
     window = _window(factors[part[0][0]], part[0]) if len(part) == 1 else None
     if window is not None:
         yield window
@@ -277,7 +278,7 @@ def _blocks(factors: Sequence[Factor], part: Part) -> Iterator[_Block]:
             label = ":".join(factors[f].label for f, _ in levels)
             raise DataError(
                 f"the interaction {label} has {prod(widths):,} combinations of levels, each with a "
-                f"coefficient, and the most is {MOST_CELLS:,}: group levels, or leave it out."
+                f"coefficient; the limit is {MOST_CELLS:,}: group levels, or leave it out."
             )
         cells = [c[::-1] for c in product(*(range(w) for w in reversed(widths)))]
         named = (_name(names, at | dict(zip(levels, cell, strict=True))) for cell in cells)
@@ -290,7 +291,7 @@ def _name(names: dict[Scoped, tuple[str, ...]], at: dict[Scoped, int]) -> str:
 
 
 def _codes(factors: Sequence[Factor], levels: Part, widths: tuple[int, ...]) -> Codes:
-    """The field that holds the codes; that of one factor serves reduced and full."""
+    """Return the field of codes; a single factor's field serves it both reduced and full."""
     if len(levels) == 1:
         factor = factors[levels[0][0]]
         field = code_field(factor.label)
