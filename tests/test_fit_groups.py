@@ -200,8 +200,8 @@ def careless(frame: pd.DataFrame) -> pd.DataFrame:
 REFUSED = {
     "well ~ dose + (1 | hospital)": "'hospital' has a single level",
     "well ~ dose + (1 | hospital/ward)": "'hospital' has a single level",
-    "well ~ dose + (1 | patient)": "as many levels as there are rows|every row is a group of its",
-    "well ~ dose + (1 | ward:patient)": "as many levels as|every row is a group of its own",
+    "well ~ dose + (1 | patient)": "as many levels as there are rows|every row has its own",
+    "well ~ dose + (1 | ward:patient)": "as many levels as|every row has its own",
     "well ~ size + (size | ward)": "'size' does not vary within any level of 'ward'",
     "well ~ dose + (1 | age)": "'age' holds 0.25, and fractional numbers",
     "well ~ dose + (1 | region)": "'region' holds a missing value in row 5",
@@ -314,7 +314,7 @@ def test_many_levels_of_some_rows_are_integrated_out(levels: int, how: str) -> N
     terms = [mo.models.GroupTerm("g"), mo.models.GroupTerm("h")]
     held = multilevel(mo.models.Logistic(), terms, rows)
     assert held.how == how
-    assert ("explicitly would take" in held.why) == (how == "integrate")
+    assert ("explicit parameters would take" in held.why) == (how == "integrate")
 
 
 def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
@@ -333,7 +333,7 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
     both = {"plane": codes["plane"], "tail": rng.permutation(n) // 2}
     crossed = mo.Rows(x=rng.normal(size=(n, 1)), y=rng.random(n) < 0.5, codes=both, columns=["a"])
     wide = [mo.models.GroupTerm("tail"), mo.models.GroupTerm("plane", ("1", "a"))]
-    with pytest.raises(mo.SettingError, match=r"2,000 beside the effects of one .*merge levels"):
+    with pytest.raises(mo.SettingError, match=r"2,000 besides the effects of one .*merge levels"):
         multilevel(mo.models.Logistic(), wide, crossed, "explicit")
     many = [mo.models.GroupTerm("carrier", tuple("1a")), mo.models.GroupTerm("plane", ("1", "a"))]
     crowded = mo.Rows(
@@ -342,5 +342,5 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
         columns=["a"],
         codes={"plane": codes["plane"], "carrier": rng.integers(0, 900, n)},
     )
-    with pytest.raises(mo.SettingError, match="up to 1000 parameters can be held"):
+    with pytest.raises(mo.SettingError, match="up to 1000 other parameters"):
         multilevel(mo.models.Logistic(), many, crowded, "integrate")

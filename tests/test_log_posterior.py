@@ -79,7 +79,10 @@ def test_what_is_not_a_model_and_what_has_no_mode_is_refused():
     with pytest.raises(mo.SettingError, match="must be a model"):
         mo.LogPosterior("logistic", rows)
     network = mo.LogPosterior(mo.models.MLP(hidden=(3,), classes=2), rows)
-    with pytest.raises(mo.SettingError, match="many modes"):
+    kinked = mo.LogPosterior(mo.models.AsymmetricLaplace(), rows)
+    with pytest.raises(mo.SettingError, match=r"AsymmetricLaplace .* kinks"):
+        kinked.mode()
+    with pytest.raises(mo.SettingError, match=r"MLP .* many modes"):
         network.mode()
     with pytest.raises(mo.SettingError, match="within must be a positive number"):
         mo.LogPosterior(mo.models.Logistic(), rows).mode(within=0)

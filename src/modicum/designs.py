@@ -1,11 +1,12 @@
-"""How rows are drawn, and with what probability: uniformly, by weights, or from strata.
+"""Sampling designs: how rows are drawn, and with what probability.
 
-Rows with the largest weights may be certainty rows: always evaluated, and left out of the draws.
+Rows are drawn uniformly, by weights, or from strata. Rows with the largest weights may be certainty
+rows: always evaluated, and left out of the draws.
 
-A design is a hashable class without arrays; what it reads to draw travels beside it as its tables,
-a named tuple of arrays. Designs that ask something of the data (how large each row's residual is
-expected to be, which cluster a row belongs to) say so in `needs`, and find it in `RowFacts`. To add
-one, write a class like those below and enter it in `DESIGNS`.
+A design is a hashable class without arrays; the arrays it reads to draw are its tables, a separate
+named tuple. Designs that need facts about the data (the expected size of each row's residual, the
+cluster of a row) declare them in `needs`, and read them from `RowFacts`. To add a design, write a
+class like those below and add it to `DESIGNS`.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ __all__ = [
 class NamedArrays(Protocol):
     """A named tuple of arrays."""
 
-    def _asdict(self) -> dict[str, Any]: ...  # arrays, of NumPy or of JAX
+    def _asdict(self) -> dict[str, Any]: ...  # NumPy or JAX arrays
 
 
 Tables = TypeVar("Tables", bound=NamedArrays)
 
 
 class Drawn(NamedTuple):
-    """Rows that were drawn, and the probability each had."""
+    """The drawn rows, and the probability of each."""
 
     row_ids: jax.Array
     probability: jax.Array
@@ -72,20 +73,20 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What designs may ask about the rows; passes over the data are made when they are asked for.
+    """Facts about the rows for designs; functions among them make a pass over the data when called.
 
     Attributes
     ----------
     n
         Number of rows.
     count
-        Rows that are to be drawn at a time.
+        Number of rows drawn at a time.
     expected
         Computes the expected size of each row's residual or gradient.
     clusters
-        Computes the cluster of each row, whole numbers from 0; None where none can be had.
+        Computes the cluster of each row, whole numbers from 0; None where there are no clusters.
     floor
-        Share of weighted draws that is uniform.
+        Fraction of weighted draws that is uniform.
     """
 
     n: int
@@ -99,32 +100,32 @@ class Design(ABC, Generic[Tables]):
     """A distribution over rows. Frozen dataclasses: hashable, without arrays."""
 
     description: ClassVar[str]
-    """How rows are drawn, as half a sentence."""
+    """How rows are drawn, as a clause for reports."""
     needs: ClassVar[Literal["nothing", "expected", "clusters"]] = "nothing"
-    """Which of the `RowFacts` that take a pass the tables are made from."""
+    """Which of the `RowFacts` that take a pass the tables need."""
     independent: ClassVar[bool] = True
     """Whether rows are drawn independently, any number at a time, so that some can be replaced."""
-    # Any: the design's own Tables, which a class variable cannot name
+    # Any, because a class variable cannot refer to the type variable Tables
     layout: ClassVar[Callable[..., Any]]
     """The named tuple that holds the tables."""
 
     @abstractmethod
     def tables(self, facts: RowFacts) -> Tables:
-        """Make what `draw` reads."""
+        """Build the tables that `draw` reads."""
 
     @abstractmethod
     def draw(self, key: jax.Array, count: int, tables: Tables) -> Drawn:
         """Draw `count` rows, with replacement."""
 
     def probability_of(self, drawn: Drawn, tables: Tables) -> np.ndarray:
-        """The probability this design gives rows that `draw_on_host` drew by their weights.
+        """Return this design's probability of rows that `draw_on_host` drew by their weights.
 
-        Asked of independent designs only: others have none for a row by itself.
+        For independent designs only: in others, a single row has no probability.
         """
-        raise SettingError(f"{type(self).__name__} draws whole batches, not rows by themselves.")
+        raise SettingError(f"{type(self).__name__} draws whole batches, not independent rows.")
 
     def without(self, certain: CertaintyRows, tables: Tables) -> Tables:
-        """The tables of this design over all rows but the certainty rows."""
+        """Return the tables of this design over all rows but the certainty rows."""
         del certain, tables
         raise SettingError(
             f"{type(self).__name__} cannot leave rows out of its draws; use certainty=0, or "
@@ -136,10 +137,10 @@ class Design(ABC, Generic[Tables]):
 
 
 class UniformTables(NamedTuple):
-    """All that drawing uniformly takes."""
+    """The tables of a uniform design."""
 
     n: int | jax.Array
-    skipped: Array | None = None  # rows left out, sorted, the j-th less j; None: none are
+    skipped: Array | None = None  # rows left out, sorted, minus their rank; None if none are
 
 
 @dataclass(frozen=True)
@@ -155,27 +156,27 @@ class Uniform(Design[UniformTables]):
     ((3,), 0.1)
     """
 
-    description: ClassVar[str] = "every row alike, as in the papers"
+    description: ClassVar[str] = "all rows are equally likely, as in the papers"
     layout: ClassVar[Callable[..., Any]] = UniformTables
 
     def tables(self, facts: RowFacts) -> UniformTables:
-        """The number of rows."""
+        """Return the number of rows."""
         return UniformTables(facts.n)
 
     def draw(self, key: jax.Array, count: int, tables: UniformTables) -> Drawn:
         """Draw `count` rows, with replacement."""
         n = jnp.asarray(tables.n)
         row_ids = jax.random.randint(key, (count,), 0, n)
-        if tables.skipped is not None:  # the k-th of the rows that are left
+        if tables.skipped is not None:  # map to the k-th remaining row
             row_ids += jnp.searchsorted(jnp.asarray(tables.skipped), row_ids, side="right")
         return Drawn(row_ids, jnp.broadcast_to(1.0 / n, (count,)))
 
     def probability_of(self, drawn: Drawn, tables: UniformTables) -> np.ndarray:
-        """1/n, whatever the row."""
+        """1/n for every row."""
         return np.full_like(np.asarray(drawn.probability), 1 / int(tables.n))
 
     def without(self, certain: CertaintyRows, tables: UniformTables) -> UniformTables:
-        """Every other row alike."""
+        """Draw all other rows with equal probability."""
         row_ids = np.sort(certain.row_ids)
         remaining = int(tables.n) - len(row_ids)
         return UniformTables(remaining, row_ids - np.arange(len(row_ids)))
@@ -187,21 +188,20 @@ class Uniform(Design[UniformTables]):
 class WeightTables(NamedTuple):
     """Rows sorted by class, and one entry per class."""
 
-    order: Array | KeptOrder | None  # row numbers, class after class; None: 0, 1, 2, ...
-    start: Array  # where the class begins in `order`
-    size: Array  # rows of the class
-    cumulative: Array  # probability of the class and those before it
-    probability: Array  # of each row of the class
+    order: Array | KeptOrder | None  # row ids, class after class; None means 0, 1, 2, ...
+    start: Array  # where each class begins in `order`
+    size: Array  # number of rows of each class
+    cumulative: Array  # cumulative probability of the classes
+    probability: Array  # probability of one row of each class
 
 
 @dataclass(frozen=True)
 class Weighted(Design[WeightTables]):
-    """Rows drawn in proportion to how large their residual is expected to be.
+    """Rows drawn in proportion to the expected size of their residual.
 
-    Weights are sorted into a few hundred classes, evenly spaced on a log scale. A draw picks a
-    class by the class's total weight, then one of its rows at random: two table look-ups whatever
-    n is, four bytes per row, and probabilities that are known exactly because the classes *are* the
-    design.
+    Weights are rounded to a few hundred classes, evenly spaced on a log scale. A draw picks a class
+    by the class's total weight, then one of its rows at random: two table look-ups for any n, four
+    bytes per row, and exactly known probabilities, because the classes *are* the design.
 
     Examples
     --------
@@ -229,25 +229,25 @@ class Weighted(Design[WeightTables]):
         return _look_up(uniform, tables, jnp)
 
     def probability_of(self, drawn: Drawn, tables: WeightTables) -> np.ndarray:
-        """That with which they were drawn."""
+        """Return the probability with which the rows were drawn."""
         del tables
         return np.asarray(drawn.probability)
 
     def without(self, certain: CertaintyRows, tables: WeightTables) -> WeightTables:
-        """The tables that `certainty_rows` made of these."""
+        """Return the tables that `certainty_rows` derived from these."""
         del tables
         return certain.rest
 
 
 def draw_on_host(rng: np.random.Generator, count: int, tables: WeightTables) -> Drawn:
-    """Draw `count` rows as `Weighted` does, by NumPy: nothing has to be compiled."""
+    """Draw `count` rows as `Weighted` does, in NumPy, without compiling."""
     return _look_up(rng.random((2, count)), tables, np)
 
 
 def _look_up(uniform: Array, tables: WeightTables, xp: ModuleType) -> Drawn:
-    """Rows at two uniform numbers each: which class, and where in it."""
+    """Map two uniform numbers per draw to a row: its class, and its place in the class."""
     which, within = uniform
-    if xp is jnp and jax.default_backend() != "cpu":  # a loop would have the host wait for it
+    if xp is jnp and jax.default_backend() != "cpu":  # a loop would make the host wait
         kind = jnp.searchsorted(tables.cumulative, which, side="right", method="scan_unrolled")
     else:
         kind = xp.searchsorted(tables.cumulative, which, side="right")
@@ -265,8 +265,8 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
     expected
         One number from 0 per row, such as the root mean square of its residual over the posterior.
     floor
-        Share of the draws that is uniform: w = (1 - floor) expected / sum(expected) + floor / n.
-        It bounds residual / w, and covers what the expectation misses.
+        Fraction of uniform draws: w = (1 - floor) expected / sum(expected) + floor / n. It bounds
+        residual / w where the expectation is too small.
     """
     n = len(expected)
     sums, least, most, _ = extent_of(expected)
@@ -282,13 +282,13 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
     order: np.ndarray | KeptOrder
     if isinstance(expected, np.ndarray):
         kinds, mass = classes_of_rows(expected, classes)
-        del expected  # as large as the order that is made now
+        del expected  # free it: it is as large as the order made next
         size = np.bincount(kinds, minlength=CLASSES)
         order = order_of_classes(kinds, size)
     else:
         mass, size, order = expected.sort(classes)
-    # Classes without rows stay in: tables of one shape share one compiled kernel. They are never
-    # drawn, since the sum does not grow there.
+    # Empty classes are kept, so that all tables have one shape and share one compiled kernel. They
+    # are never drawn, since the cumulative sum does not grow there.
     total_mass = np.cumsum(mass)
     return WeightTables(
         order=order,
@@ -304,7 +304,7 @@ def weight_tables(expected: np.ndarray | KeptNumbers, floor: float = 0.1) -> Wei
 
 @dataclass(frozen=True, eq=False)
 class CertaintyRows:
-    """Rows that are always evaluated, and how the others are drawn.
+    """Rows that are always evaluated, and the design over the others.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class CertaintyRows:
     rest
         The weighted design over all other rows.
     slope, even
-        A row that had the probability p has slope p + even now.
+        A row with probability p before has probability slope p + even under `rest`.
     """
 
     row_ids: np.ndarray
@@ -325,31 +325,27 @@ class CertaintyRows:
         return len(self.row_ids)
 
     def probability(self, drawn: Drawn) -> np.ndarray:
-        """The probability under `rest` of rows drawn with the tables `rest` was made of.
-
-        Zero for certainty rows.
-        """
+        """Probability under `rest` of rows drawn with the original tables; 0 for certainty rows."""
         certain = np.isin(np.asarray(drawn.row_ids), self.row_ids)
         among_rest = self.slope * np.asarray(drawn.probability) + self.even
         return np.asarray(np.where(certain, 0.0, among_rest))
 
 
 def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> CertaintyRows:
-    """Set the `count` rows with the largest weights apart from the others.
+    """Make the `count` rows with the largest weights certainty rows.
 
-    Rows lie sorted by class in the tables, so that those with the largest weights are the last:
-    only the classes' sizes and probabilities change, and no row has to be looked at. The others
-    are drawn with w = (1 - floor) expected / sum(expected) + floor / n again, both over the rows
-    that are left.
+    Rows are sorted by class in the tables, so those with the largest weights come last: only the
+    classes' sizes and probabilities change, and no row has to be read. The others are again drawn
+    with w = (1 - floor) expected / sum(expected) + floor / n, now over the remaining rows.
 
     Parameters
     ----------
     tables
-        Of all rows, as `weight_tables` made them with the same `floor`.
+        Tables of all rows, as `weight_tables` made them with the same `floor`.
     count
-        The number of certainty rows.
+        Number of certainty rows.
     floor
-        Share of the draws that is uniform.
+        Fraction of uniform draws.
 
     Examples
     --------
@@ -363,14 +359,14 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     n = len(tables.order)
     if not 0 <= count < n:
         raise SettingError(
-            f"of {n:,} rows, {count:,} cannot be certainty rows; leave some to be drawn."
+            f"{count:,} of {n:,} rows cannot be certainty rows; leave some to be drawn."
         )
     before, start = np.asarray(tables.probability), np.asarray(tables.start)
     size = np.clip(n - count - start, 0, np.asarray(tables.size))
-    expected = before - floor / n  # times a constant
+    expected = before - floor / n  # up to a constant factor
     total = float(size @ expected)
     remaining = n - count
-    # if certainty rows have all of the expected residuals, nothing is known about the others
+    # if certainty rows hold all of the expected residuals, draw the others uniformly
     share = (1 - floor) / total if total > 1e-9 * (1 - floor) else 0.0
     even = (floor if share else 1.0) / remaining
     after = np.where(size > 0, share * expected + even, 0.0)
@@ -382,7 +378,7 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
 
 
 class Sampled(NamedTuple):
-    """Rows of which some were taken for certain, and the others drawn.
+    """Certainty rows followed by drawn rows.
 
     A sum over all rows is estimated by the sum of values / expected over these.
     """
@@ -390,15 +386,16 @@ class Sampled(NamedTuple):
     row_ids: np.ndarray
     probability: np.ndarray  # under the weighted design over all rows
     expected: np.ndarray  # expected number of times each was drawn: 1 for certainty rows
-    certain: int  # how many of them are, the first
+    certain: int  # number of certainty rows, which come first
 
 
 def sample_on_host(
     rng: np.random.Generator, count: int, tables: WeightTables, floor: float = 0.1
 ) -> Sampled:
-    """Sample `count` rows, once those that would be drawn more often; all, if no more exist.
+    """Sample `count` rows, taking rows that would be drawn repeatedly exactly once.
 
-    A few rows may have nearly all of the weight, and `count` draws would be copies of these.
+    A few rows may have nearly all of the weight, and `count` draws would be copies of these. If
+    there are no more than `count` rows, all are taken.
     """
     assert tables.order is not None, "chains draw places, and nobody else does"
     n = len(tables.order)
@@ -406,7 +403,7 @@ def sample_on_host(
         every = np.asarray(tables.order).astype(np.int64)
         return Sampled(every, _probability_at(np.arange(n), tables), np.ones(n), n)
     number, rest = 0, tables
-    for _ in range(8):  # what is left is drawn the more often, the more is taken away
+    for _ in range(8):  # the more rows are set apart, the more often the others are drawn
         size, chance = np.asarray(rest.size), np.asarray(rest.probability)
         often = min(count // 2, number + int(size[chance * (count - number) >= 1].sum()))
         if often == number:
@@ -441,21 +438,21 @@ def _probability_at(places: np.ndarray, tables: WeightTables) -> np.ndarray:
 
 
 class StrataTables(NamedTuple):
-    """Rows sorted by group, one entry per group, and the group of each row of a batch."""
+    """Rows sorted by group, one entry per group, and the group of each place in a batch."""
 
-    order: Array  # row numbers, group after group
-    start: Array  # where the group begins in `order`
-    size: Array  # rows of the group
-    group: Array  # of each place in a batch
-    probability: Array  # with which a row of the group has a place
+    order: Array  # row ids, group after group
+    start: Array  # where each group begins in `order`
+    size: Array  # number of rows of each group
+    group: Array  # group of each place in a batch
+    probability: Array  # probability that a row of the group has a given place
 
 
 @dataclass(frozen=True)
 class Stratified(Design[StrataTables]):
-    """b_c rows from group c of n_c, so that a row has the probability b_c / (b n_c) of a place.
+    """b_c of the n_c rows of group c, so that a row has the probability b_c / (b n_c) of a place.
 
-    An average of values over these probabilities is sum_c (n_c / b_c) sum of the group's values:
-    unbiased for the sum over all rows, without the variance between groups.
+    The mean of values over these probabilities is sum_c (n_c / b_c) times the sum of the group's
+    values: unbiased for the sum over all rows, without the variance between groups.
 
     Examples
     --------
@@ -467,7 +464,7 @@ class Stratified(Design[StrataTables]):
     1
     """
 
-    description: ClassVar[str] = "a fixed number of rows from each cluster of like rows"
+    description: ClassVar[str] = "a fixed number of rows is drawn from each cluster of similar rows"
     needs: ClassVar[Literal["nothing", "expected", "clusters"]] = "clusters"
     independent: ClassVar[bool] = False
     layout: ClassVar[Callable[..., Any]] = StrataTables
@@ -478,7 +475,7 @@ class Stratified(Design[StrataTables]):
         return strata_tables(facts.clusters(), facts.count)
 
     def draw(self, key: jax.Array, count: int, tables: StrataTables) -> Drawn:
-        """Draw `count` rows, which must be what the tables were made for."""
+        """Draw `count` rows, the batch size the tables were made for."""
         group = tables.group
         assert group.shape == (count,), "the tables were made for another batch size"
         size = tables.size[group]
@@ -489,25 +486,25 @@ class Stratified(Design[StrataTables]):
 
 
 def strata_tables(group: np.ndarray, batch: int) -> StrataTables:
-    """Build the tables of a stratified design: places in proportion to the groups' sizes.
+    """Build the tables of a stratified design, with places in proportion to the groups' sizes.
 
     Parameters
     ----------
     group
         The group of each row: whole numbers from 0.
     batch
-        Rows drawn at a time; every group that has rows gets one place at least.
+        Rows drawn at a time; every nonempty group gets at least one place.
     """
     numbers, group = np.unique(group, return_inverse=True)
     size = np.bincount(group)
     if batch < len(numbers):
         raise SettingError(
-            f"a batch of {batch} rows cannot hold one of each of {len(numbers)} groups; use a "
+            f"a batch of {batch} rows cannot hold one row of each of {len(numbers)} groups; use a "
             "larger batch or fewer clusters."
         )
     share = size / size.sum()
     places = np.maximum(1, np.floor(batch * share)).astype(np.int64)
-    while places.sum() != batch:  # the largest remainder, or what can best be spared
+    while places.sum() != batch:  # give to the largest remainder, take from the smallest
         missing = batch * share - places
         more = places.sum() < batch
         spare = np.where(places > 1, missing, np.inf)

@@ -1,6 +1,6 @@
 """The log posterior over all rows as a function: values, derivatives, and its mode.
 
-For a Laplace approximation, for a sampler of one's own, or to check an answer with every row. Each
+Use it for a Laplace approximation, for your own sampler, or to check an answer on all rows. Each
 call is one pass over the rows, on disk or in memory, in float64, and is counted in a ledger.
 """
 
@@ -28,7 +28,7 @@ from modicum.sample import check_model_and_rows
 
 __all__ = ["LogPosterior", "Mode"]
 
-PURPOSE = "log posterior"  # what the ledger enters evaluations under
+PURPOSE = "log posterior"  # heading of the evaluations in the ledger
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +40,19 @@ class Mode:
     point
         The mode as a flat vector of unconstrained parameters, (d,).
     named
-        The same by name, as draws have it.
+        The mode's parameters by name, as in draws.
     factor
         L, (d, d), with L L' the inverse of minus the Hessian: ``point + L @ z`` with standard
         normal z is a draw of the Laplace approximation.
     log_posterior
         The unnormalised log posterior at the mode.
     distance
-        How far the point is from the mode at most, in posterior standard deviations: the norm of
-        the gradient in whitened coordinates.
+        Distance of the point from the exact mode, in posterior standard deviations: the norm of the
+        gradient in whitened coordinates.
     passes
-        Passes over all rows that it took.
+        Passes over all rows that the search took.
     warnings
-        What to know about it: directions the data do not inform, perfect separation.
+        Warnings about the mode, such as directions the data do not inform, or separation.
     """
 
     point: np.ndarray
@@ -75,13 +75,13 @@ class LogPosterior:
     Parameters
     ----------
     model
-        A family (`mo.models.Logistic()` ...) or a model of your own (`mo.Model`).
+        A family (`mo.models.Logistic()` ...) or your own model (`mo.Model`).
     rows
         The data, in memory or on disk.
     progressbar
-        Whether passes that take long show their progress.
+        Whether long passes show their progress.
     engine
-        Who makes the passes, as in `mo.sample`.
+        What runs the passes, as in `mo.sample`.
 
     Attributes
     ----------
@@ -156,17 +156,17 @@ class LogPosterior:
         Parameters
         ----------
         within
-            Stop where the point is this near, in posterior standard deviations.
+            Stop at this distance from the mode, in posterior standard deviations.
         random_seed
-            Of the subset.
+            Seed of the random subset.
 
         Raises
         ------
         ConvergenceError
             If no mode was reached.
         SettingError
-            For a neural network, whose modes are many, and for more than 2,000 parameters, where
-            no Hessian is formed.
+            For a model without a mode that Newton's method can find, for priors that are neither
+            normal nor flat, and for more than 2,000 parameters.
         """
         if not is_number(within) or within <= 0:
             raise SettingError(f"within must be a positive number, not {within!r}.")
@@ -174,7 +174,7 @@ class LogPosterior:
         seed = whole_number("random_seed", random_seed, 0)
         anchor = anchor_at_mode(self._sums, self.start, seed=seed, within=within)
         record = anchor.record
-        assert record is not None  # only where there is no mode, which was refused
+        assert record is not None  # models without a mode were refused
         log_prior = float(self._target.log_priors(anchor.point[None])[0])
         named = {name: x[0] for name, x in self.named(anchor.point[None]).items()}
         return Mode(
@@ -189,7 +189,7 @@ class LogPosterior:
 
     @in_double_precision
     def named(self, points: ArrayLike) -> dict[str, np.ndarray]:
-        """Parameters by name, (points, *shape), as draws have them, of flat vectors (points, d)."""
+        """Convert flat vectors (points, d) to parameters by name, (points, *shape), as in draws."""
         return self._target.reports(self._checked(points, 2))
 
     def _checked(self, points: ArrayLike, axes: int) -> np.ndarray:
@@ -197,12 +197,13 @@ class LogPosterior:
             flat = np.asarray(points, np.float64)
         except (TypeError, ValueError):
             raise SettingError(
-                f"a point is a flat vector of {len(self)} numbers, not {type(points).__name__}."
+                f"a point must be a flat vector of {len(self)} numbers, not "
+                f"{type(points).__name__}."
             ) from None
         if flat.ndim != axes or flat.shape[-1] != len(self):
             shape = f"({len(self)},)" if axes == 1 else f"(points, {len(self)})"
             raise SettingError(
-                f"this posterior has {len(self)} parameters, so that an array of shape {shape} is "
+                f"this posterior has {len(self)} parameters, so an array of shape {shape} is "
                 f"needed here, not one of shape {flat.shape}."
             )
         return flat
@@ -210,17 +211,18 @@ class LogPosterior:
     def _refuse_without_mode(self) -> None:
         if not self._target.model.has_mode:
             raise SettingError(
-                "the posterior of a neural network has many modes, none of which stands for all; "
-                "sample it instead (mo.sample)."
+                "Newton's method finds no mode that represents the posterior of "
+                f"{type(self._target.model).__name__} (a neural network has many modes, a "
+                "likelihood with kinks is not smooth); sample it instead (mo.sample)."
             )
         if self._target.exact_prior is not None:
             raise SettingError(
-                "modes are found for normal and flat priors, about which the posterior is nearly "
-                "normal; with a prior that is neither, sample it instead (mo.sample)."
+                "modes are found only with normal and flat priors, where the posterior is nearly "
+                "normal; with other priors, sample it instead (mo.sample)."
             )
         if len(self) > DENSE_LIMIT:
             raise SettingError(
-                f"the mode is found by Newton's method for up to {DENSE_LIMIT:,} parameters, and "
-                f"this model has {len(self):,}; minimise -LogPosterior.gradient with an optimiser "
-                "of your choice."
+                f"Newton's method finds the mode of up to {DENSE_LIMIT:,} parameters, but this "
+                f"model has {len(self):,}; give -LogPosterior.gradient to an optimiser of your "
+                "choice."
             )

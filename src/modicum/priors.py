@@ -1,4 +1,4 @@
-"""Priors: distributions to give to a model's parameters, and what is used where none is given.
+"""Priors: distributions for a model's parameters, and the defaults.
 
 Examples
 --------
@@ -48,20 +48,20 @@ __all__ = [
 
 
 def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict[str, str]:
-    """Say which priors would be used for `rows`, by one pass over them.
+    """Return the priors that a fit to `rows` would use, by one pass over them.
 
     Parameters
     ----------
     rows
         The data.
     family
-        A name ("logistic", "poisson" ...), or a family with settings, whose own priors then stand
-        beside the defaults of all that has none.
+        A name ("logistic", "poisson" ...), or a family with settings; defaults then fill in the
+        priors that it does not set.
 
     Returns
     -------
     dict of str to str
-        By parameter; what `Posterior.tuning["priors"]` shows after a fit.
+        A description of each parameter's prior, as in `Posterior.tuning["priors"]` after a fit.
 
     Examples
     --------
@@ -72,13 +72,13 @@ def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict
     """
     if not isinstance(rows, Rows):
         raise SettingError(
-            f"default priors are those of mo.Rows, not of {type(rows).__name__}; make rows of a "
-            "table with mo.Rows.from_table(table, outcome='y')."
+            f"default priors need mo.Rows, not {type(rows).__name__}; convert a table with "
+            "mo.Rows.from_table(table, outcome='y')."
         )
     if isinstance(family, str):
         if family not in FAMILIES:
             raise SettingError(
-                f"there is no family {family!r}{suggestion(family, FAMILIES)}; there is "
+                f"there is no family {family!r}{suggestion(family, FAMILIES)}; the families are "
                 f"{', '.join(FAMILIES)}."
             )
         family = FAMILIES[family]()

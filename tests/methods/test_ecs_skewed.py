@@ -57,7 +57,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def post(rows):
-    with pytest.warns(mo.ModicumWarning, match="foretells"):
+    with pytest.warns(mo.ModicumWarning, match="predicts"):
         return mo.sample(MODEL, rows, draws=700, tune=300, **RUN)
 
 

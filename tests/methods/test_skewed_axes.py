@@ -159,13 +159,13 @@ def test_nuts_moves_along_the_curves(rows, monkeypatch):
 @pytest.mark.slow
 def test_nuts_does_not_diverge_and_is_right(rows, monkeypatch):
     mean, sd = exact_moments()
-    with pytest.warns(mo.ModicumWarning, match="foretells"):
+    with pytest.warns(mo.ModicumWarning, match="predicts"):
         post = mo.sample(MODEL, rows, method="nuts", **RUN)
     assert post.stats["diverging"].sum() == 0
     ess = float(post.summary()["ess_bulk"].iloc[0])
     assert abs(post.mean("beta")[0] - mean) < 4 * sd / np.sqrt(ess)
     monkeypatch.setattr(full_data, "curves_on_all_rows", lambda task, anchor: None)
-    separated = pytest.warns(mo.ModicumWarning, match="foretells")
+    separated = pytest.warns(mo.ModicumWarning, match="predicts")
     with separated, pytest.warns(mo.ModicumWarning, match="diverged"):
         mo.sample(MODEL, rows, method="nuts", **RUN)
 

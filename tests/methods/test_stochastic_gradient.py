@@ -339,7 +339,7 @@ def test_settings_that_make_no_sense_are_refused(make, word):
         (mo.SGLD(whiten=False), "in raw parameters; give step_size"),
         (mo.PSGLD(), "without knowing the curvature; give step_size"),
         (mo.SGLD(**RAW, start=[1.0]), "the start has 1 entries"),
-        (mo.CPSGHMC(**RAW, clusters=5), "cannot hold one of each of 5 groups"),
+        (mo.CPSGHMC(**RAW, clusters=5), "cannot hold one row of each of 5 groups"),
         (mo.CPSGHMC(**RAW, clusters=500), "cannot make 500 clusters"),
     ],
 )

@@ -207,7 +207,7 @@ def captured(y):
         (parameter, "numpyro.param, which has no prior"),
         (captured, "nothing may be as long as all rows"),
         ("model", "a function"),
-        (hmcecs_example, "which is no argument of the model"),
+        (hmcecs_example, "which is not an argument of the model"),
     ],
 )
 def test_refusals(model, word):

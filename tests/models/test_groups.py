@@ -162,8 +162,12 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
 @pytest.mark.parametrize(
     ("model", "held", "says"),
     [
-        (lambda: M.Logistic(groups="town"), rows, "'town' is no group of the rows.* hold .* g, h"),
-        (lambda: M.Logistic(groups="y"), rows, "'y' is no group .* it is a field of theirs, and"),
+        (
+            lambda: M.Logistic(groups="town"),
+            rows,
+            "'town' is not a group of the rows.* hold .* g, h",
+        ),
+        (lambda: M.Logistic(groups="y"), rows, "'y' is not a group .* it is a plain field, and"),
         (lambda: M.Logistic(groups="(1 | g)"), rows, "is a group term of a formula"),
         (lambda: M.Logistic(groups={"g": ["1", "a"]}), rows, "must be the name of a field, or"),
         (lambda: M.Logistic(groups=[0]), rows, "must be the name of a field, or .*, not 0"),
@@ -175,7 +179,7 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         ),
         (lambda: M.Logistic(groups="g"), lambda: rows(g=np.arange(120)), "as many levels as there"),
         (lambda: M.Logistic(groups=G("g", ("1", "c"))), rows, "slope 'c' of the group 'g' is no"),
-        (lambda: M.Softmax(classes=3, groups="g"), rows, "of one linear predictor"),
+        (lambda: M.Softmax(classes=3, groups="g"), rows, "with one linear predictor"),
         (lambda: M.Logistic(groups=3), rows, "groups must be names"),
         (lambda: M.Logistic(groups=["g", "g"]), rows, "an effect twice"),
         (lambda: M.Logistic(groups="g", priors={"g": P.Normal(0, 1)}), rows, "positive number"),

@@ -68,7 +68,7 @@ def brute_force(sums, t, nodes):
     z = np.column_stack([np.ones(len(rows["y"])), *rows["x"].T[: model.effects - 1]])
     T = np.asarray(model.covariance.factor(theta))
     eta = rows["x"] @ theta["beta"] + theta["intercept"]
-    f = model.of_row(jnp.asarray(eta[:, None] + z @ T @ points.T), model.extras_of(theta), rows)
+    f = model.row_values(jnp.asarray(eta[:, None] + z @ T @ points.T), model.extras_of(theta), rows)
     f = np.asarray(f)
     return sum(logsumexp(weights + f[rows["g"] == j].sum(0)) for j in range(GROUPS))
 
@@ -118,7 +118,7 @@ class Standing(IntegratedEffects):
     def nodes_of(self, theta, flat, known):
         """Return the nodes of the anchor."""
         if known is not None:
-            theta = integrals._laid_out(theta, known.point)
+            theta = integrals._unflatten(theta, known.point)
         return super().nodes_of(theta, flat, known)
 
 
@@ -455,11 +455,11 @@ def test_refusals():
         model.units(mo.Rows(x=x, y=y, g=np.ones(4)))
     with pytest.raises(DataError, match="no field 'g'"):
         model.units(mo.Rows(x=x, y=y))
-    with pytest.raises(DataError, match="cannot be groups as well"):
+    with pytest.raises(DataError, match="cannot also be groups"):
         model.units(mo.Rows(x=x, y=y, codes={"g": [0, 0, 1, 1]}))
     with pytest.raises(DataError, match="whole number"):
         model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
-    with pytest.raises(DataError, match="of its own"):
+    with pytest.raises(DataError, match="has its own"):
         model.units(mo.Rows(x=x, y=y, g=np.arange(4)))
     with pytest.raises(SettingError, match="by their outcome 'y'"):
         IntegratedEffects(mo.models.Logistic(), "y").units(mo.Rows(x=x, y=y))

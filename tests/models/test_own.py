@@ -63,7 +63,7 @@ def test_prediction_and_storage_know_the_kinds_of_fields(post, tmp_path):
     again = mo.Posterior.load(tmp_path / "post.zarr", model=MODEL)
     np.testing.assert_allclose(again.predict(new).mean, chances)
     other = mo.Model(log_prior, log_likelihood, init={"mu": np.zeros(2), "sigma": 1.0})
-    with pytest.raises(mo.SettingError, match="of another model"):
+    with pytest.raises(mo.SettingError, match="another model"):
         mo.Posterior.load(tmp_path / "post.zarr", model=other)
 
 
@@ -121,15 +121,15 @@ def decay(th, batch):
     [
         ({"constraints": {"a": "positive"}}, "must be mo.positive"),
         ({"constraints": [1]}, "must map names"),
-        ({"constraints": {"b": mo.positive}, "init": {"a": 1.0}}, "which is no parameter"),
-        ({"constraints": {"a": mo.simplex}}, "takes a vector"),
+        ({"constraints": {"b": mo.positive}, "init": {"a": 1.0}}, "which is not a parameter"),
+        ({"constraints": {"a": mo.simplex}}, "needs a vector"),
         ({"constraints": {"a": mo.positive}, "init": {"a": -1.0}}, "allows positive numbers"),
         ({"shapes": {"a": 2}, "init": {"a": 1.0}}, "leave `shapes` out"),
         ({"shapes": {"a": 0}}, "whole numbers"),
         ({"report": lambda th: {"a": th["a"]}}, "give it another name"),
         ({"report": lambda th: th["a"]}, "must return a dict"),
         ({"report": lambda th: {"c": th["z"]}}, "`report` fails"),
-        ({"init": lambda key: 1 / 0}, "`init` is a function that fails"),
+        ({"init": lambda key: 1 / 0}, "the function `init` fails"),
         ({"init": {}}, "holds no parameters"),
     ],
 )
@@ -161,9 +161,9 @@ def test_positive_parameters_choose_what_they_are_expanded_in():
 
     assert model().expansions() == {"sigma": None}
     assert model(expand={"sigma": "square"}).expansions() == {"sigma": "square"}
-    with pytest.raises(mo.SettingError, match="no parameter"):
+    with pytest.raises(mo.SettingError, match="not a parameter"):
         model(expand={"sgma": "square"}).expansions()
-    with pytest.raises(mo.SettingError, match="no logarithm of each entry"):
+    with pytest.raises(mo.SettingError, match="does not map each entry to a logarithm"):
         model(expand={"w": "square"}).expansions()
     with pytest.raises(mo.SettingError, match="expand must map"):
         model(expand="square")

@@ -141,7 +141,7 @@ def test_perfect_separation_with_a_wide_prior_is_explained():
     sums, start = sums_of(M.Logistic(prior_scale=1e4), separated())
     anchor = anchor_at_mode(sums, start, ("beta[dose]", "intercept"))
     assert anchor.record.converged
-    assert any("(perfect separation)" in note for note in map(str, anchor.notes))
+    assert any("(complete separation)" in note for note in map(str, anchor.notes))
 
 
 def test_no_warning_of_separation_without_it():

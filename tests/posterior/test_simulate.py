@@ -199,7 +199,7 @@ def test_what_cannot_be_drawn_is_said(post):
     tried = {
         r"asks for 'wear'.*is what is drawn": {"simulate": lambda th, row, key: row["wear"]},
         r"fails on a row .*function of \(theta, row, key\)": {"simulate": lambda th, batch: 0.0},
-        r"the outcome of one row, of the shape \(\)": {"simulate": lambda th, r, key: th["level"]},
+        r"of one row, with the shape \(\)": {"simulate": lambda th, r, key: th["level"]},
         r"fails on a JAX key": {"simulate_prior": lambda key: float(jax.random.normal(key))},
         r"names and shapes": {"simulate_prior": lambda key: {"level": jnp.zeros(2)}},
         r"'weer', which the rows do not hold": {"outcome": "weer"},

@@ -58,10 +58,10 @@ SIZES = [200, pytest.param(2_000, marks=pytest.mark.slow), 20_000]
 def test_perfect_separation_is_warned_of_at_any_size(n, settings):
     (note,) = notes_of(M.Logistic(**settings), one_column(n))
     assert note.code == "separation"
-    assert "the column dose alone foretells every outcome" in str(note)
+    assert "the column dose alone predicts every outcome" in str(note)
     (note,) = notes_of(M.Logistic(**settings), three_columns(n))
     assert note.code == "separation"
-    assert "the columns of x foretell every outcome (perfect separation)" in str(note)
+    assert "the columns of x predict every outcome perfectly (complete separation)" in str(note)
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -89,7 +89,7 @@ def test_a_level_with_one_outcome_only_is_named(one):
     columns = ["age", "dose", "bmi", "town[b]"]
     (note,) = notes_of(M.Logistic(), mo.Rows(x=x, y=y, columns=columns))
     assert note.code == "separation"
-    assert "town[b] foretells" in str(note)
+    assert "town[b] predicts" in str(note)
     y[3] = 1.0 * (not one)  # the negative control: both outcomes occur
     assert notes_of(M.Logistic(), mo.Rows(x=x, y=y, columns=columns)) == []
 
@@ -114,7 +114,7 @@ def test_a_reference_level_with_one_outcome_only_is_no_exception(coded):
 
     (note,) = found(False)
     assert note.code == "separation"
-    assert ("town[0] foretells" if coded else "a combination of columns") in str(note)
+    assert ("town[0] predicts" if coded else "a combination of columns") in str(note)
     assert "separation" not in [note.code for note in found(True)]
 
 

@@ -36,7 +36,7 @@ def frame() -> pd.DataFrame:
         ("well ~ 1 + (dose | ward)", r"the slope 'dose' .* add it, as in 'dose \+ \(1 \+ dose"),
         ("well ~ patient + (patient | ward)", "slopes of categorical columns cannot vary"),
         ("well ~ dose + (1 | one)", "the group 'one' has a single level"),
-        ("well ~ dose + (1 | patient)", "as many levels as there are rows|group of its own"),
+        ("well ~ dose + (1 | patient)", "as many levels as there are rows|every row has its own"),
         ("well ~ dose + (1 | gap)", "column 'gap' holds a missing value in row 7: .*missing='drop"),
         ("well ~ dose + (1 | wards)", "column 'wards' .* did you mean 'ward'"),
         ("well ~ dose + (1 | ward) + (1 | ward)", "an effect twice"),

@@ -26,8 +26,8 @@ def _with(name, field, value):
     [
         ("Probit", "y", 2, "is 2 in row 7, but Probit needs outcomes that are 0 or 1"),
         ("Binomial", "y", 1.5, "Binomial needs counts"),
-        ("Binomial", "y", 90, "row 7 has 90 successes among"),
-        ("Binomial", "trials", 2.5, "among 2.5 trials; 'y' must count the successes"),
+        ("Binomial", "y", 90, "row 7 has 90 successes in"),
+        ("Binomial", "trials", 2.5, "in 2.5 trials; 'y' must count the successes"),
         ("Beta", "y", 1, "is 1 in row 7, but Beta needs shares strictly between 0 and 1"),
         ("NegativeBinomial", "y", -1, "NegativeBinomial needs counts"),
         ("HurdlePoisson", "y", 0.5, "HurdlePoisson needs counts"),
@@ -58,7 +58,7 @@ def test_a_field_that_is_missing_is_named(name, field):
     ("family", "formula", "words"),
     [
         ("weibull", "days ~ dose", "write 'days | event(COLUMN) ~ ...', where COLUMN is 1 for"),
-        ("exponential", "days ~ dose", "if none was, give a column of ones."),
+        ("exponential", "days ~ dose", "if none was censored, give a column of ones."),
         ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row."),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_formula_without_the_field_says_what_belongs_there(family, formula, wo
     [
         (lambda: M.Binomial(link="probitt"), "no link 'probitt' (did you mean 'probit'"),
         (lambda: M.AsymmetricLaplace(quantile=1.0), "between 0 and 1"),
-        (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0, or"),
+        (lambda: M.AsymmetricLaplace(smoothing=-1), "smoothing must be 0 or"),
         (lambda: M.Ordinal(intercept=False), "cutpoints in place of an intercept"),
         (lambda: M.Ordinal(classes=2), "classes"),
         (lambda: M.Gamma().derivatives(np.zeros(1), np.zeros(1)), "the parameter shape beside"),

@@ -300,7 +300,7 @@ def test_a_loaded_custom_model_is_given_again(tmp_path):
     fixed = again.correct(rows, progressbar=False)
     np.testing.assert_array_equal(fixed.weights, post.correct(rows, progressbar=False).weights)
     other = mo.Model(lambda th: 0.0, lambda th, batch: batch["y"], init={"t": np.zeros(2)})
-    with pytest.raises(mo.SettingError, match="is of another model"):
+    with pytest.raises(mo.SettingError, match="belongs to another model"):
         Posterior.load(tmp_path / "p", model=other)
     posterior().save(tmp_path / "q")
     with pytest.raises(mo.SettingError, match="leave `model` out"):
@@ -606,7 +606,7 @@ def test_odd_pages_are_refused(saved, tmp_path, at, odd):
 def test_models_that_cannot_be_rebuilt(saved, tmp_path, spec):
     page, members = saved
     post = Posterior.load(write(tmp_path / "odd", replaced(page, ("predictor",), spec), members))
-    with pytest.raises(mo.DataError, match="no model that can be rebuilt"):
+    with pytest.raises(mo.DataError, match="cannot be rebuilt"):
         post.predict(ROWS)
 
 

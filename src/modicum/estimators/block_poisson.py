@@ -1,4 +1,4 @@
-"""The block-Poisson likelihood estimate: unbiased, at the price of a sign (section 5).
+"""The block-Poisson likelihood estimate: unbiased, but possibly negative (section 5).
 
 The estimate is a product of a Poisson number of factors, each from its own mini-batch, and its
 expectation is the likelihood itself rather than its logarithm. Factors can be negative. The chain
@@ -21,13 +21,13 @@ from modicum.runtime import Pytree
 __all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
 
 UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity
-# Along the chain there are lambda + d - centre factors on average; this leaves room for a larger d
-# in the tails of the posterior, and less is needed where the centre follows d.
+# The chain has lambda + d - centre factors on average. ROOM leaves space for a larger d in the
+# tails of the posterior; less is needed where the centre follows d.
 ROOM, ROOM_FOLLOWING = 1.25, 1.05
 
 
 def most_factors(mean: float) -> int:
-    """Capacity that a Poisson number of factors exceeds once in a million times.
+    """Capacity that a Poisson number of factors exceeds with probability at most 1e-6.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def most_factors(mean: float) -> int:
     (9, 45)
     """
     counts = np.arange(int(mean + 12 * np.sqrt(mean) + 30))
-    return int(np.argmax(pdtrc(counts, mean) <= UNLIKELY))  # the first that is seldom exceeded
+    return int(np.argmax(pdtrc(counts, mean) <= UNLIKELY))  # the smallest such count
 
 
 def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
@@ -46,20 +46,20 @@ def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
 class BlockPoissonTables(NamedTuple):
     """What the estimator needs to know about the data."""
 
-    centre: float | jax.Array  # expected difference l - sum q, less a coreset's
+    centre: float | jax.Array  # expected difference l - sum q, minus a coreset's
 
 
 @dataclass(frozen=True)
 class BlockPoisson:
     """A product of lambda blocks of Poisson(1) many factors (dhat - a) / lambda (eq. 5.1).
 
-    Only the multiset of factors matters, so that a block of the subsample holds the factors of
-    several of the paper's products together: a Poisson(lambda / blocks) number of them. Each is a
-    part of `batch` rows. The soft lower bound is a = centre - lambda, which minimises the variance
-    where `centre`, which the tables hold, is the difference l - sum q. The estimate is unbiased
-    with any bound that does not depend on u, so that it may follow that difference through the
-    parameters. It has to: where l - sum q falls below a constant bound, all factors are negative,
-    |Lhat| grows with the distance, and chains that get there stay.
+    Only the multiset of factors matters, so a block of the subsample holds the factors of several
+    of the paper's products together: a Poisson(lambda / blocks) number of them, each computed from
+    `batch` rows. The soft lower bound is a = centre - lambda, which minimizes the variance where
+    `centre` (in the tables) equals the difference l - sum q. The estimate is unbiased for any bound
+    that does not depend on u, so the bound may follow that difference as the parameters move. It
+    must: where l - sum q falls below a constant bound, all factors are negative, |Lhat| grows with
+    the distance, and chains that get there stay.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class BlockPoisson:
     blocks
         Blocks of the subsample.
     room
-        Expected factors that there is room for, in units of lambda.
+        Capacity for the expected number of factors, in units of lambda.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class BlockPoisson:
     >>> from modicum.estimators import BlockPoisson, BlockPoissonTables
     >>> estimator = BlockPoisson(products=20, batch=2, blocks=4)
     >>> present = estimator.present(jax.random.key(1), 4)
-    >>> values = jnp.zeros(2 * present.size)  # residuals of nothing: factors of one
+    >>> values = jnp.zeros(2 * present.size)  # zero residuals: all factors are one
     >>> float(estimator.combine(values, present, BlockPoissonTables(0.0)).log)
     0.0
     """
@@ -90,21 +90,21 @@ class BlockPoisson:
 
     @property
     def parts(self) -> int:
-        """Factors that a block has room for."""
+        """Capacity of a block, in factors."""
         return most_factors(self.room * self.products / self.blocks)
 
     @property
     def rows(self) -> int:
-        """Rows the subsample has room for."""
+        """Capacity of the subsample, in rows."""
         return self.blocks * self.parts * self.batch
 
     @property
     def packed(self) -> int:
-        """Factors there is room for when only those that take part are kept."""
+        """Capacity for factors when only those that take part are kept."""
         return min(most_factors(self.room * self.products), self.blocks * self.parts)
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """A Poisson number of factors per block, the paper's X_l, given that they fit."""
+        """Draw a Poisson number of factors per block, the paper's X_l, given that they fit."""
         share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
         counts = jnp.searchsorted(below, jax.random.uniform(key, (blocks,)), side="right")
@@ -114,7 +114,7 @@ class BlockPoisson:
         """Keep only the factors that take part, so that no work is spent on empty slots."""
         first, end = self._spans(present)
         at, number = jnp.arange(self.packed), end[-1]
-        # Sums over a few blocks: `jnp.nonzero` would count through all slots, and scatter.
+        # Sums over a few blocks, because `jnp.nonzero` would scan all slots and scatter.
         block = jnp.sum(at[:, None] >= end, axis=1)
         slot = jnp.where(at < number, (block * self.parts + at) - first[block], 0)
 
@@ -128,19 +128,19 @@ class BlockPoisson:
         """Undo `pack`; empty slots hold zeros, which are never read."""
         first, _ = self._spans(present)
         at = (first[:, None] + jnp.arange(self.parts)).reshape(-1)
-        at = jnp.minimum(at, self.packed - 1)  # factors that found no room are never accepted
+        at = jnp.minimum(at, self.packed - 1)  # subsamples beyond capacity are never accepted
         parts = values.reshape(self.packed, self.batch)[at]
         return jnp.where(present[:, None], parts, 0.0).reshape(-1)
 
     def _spans(self, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Where the factors of each block begin and end among those that take part."""
+        """Start and end of each block's factors among those that take part."""
         counts = present.reshape(-1, self.parts).sum(axis=1)
         before = jnp.tri(self.blocks, dtype=counts.dtype)  # a block and those before it
         end = jnp.sum(before * counts, axis=1)
         return end - counts, end
 
     def about(self, tables: BlockPoissonTables, difference: jax.Array) -> BlockPoissonTables:
-        """The bound moves with the expected difference."""
+        """Move the bound with the expected difference."""
         return tables._replace(centre=tables.centre + difference)
 
     def _factors(
@@ -157,7 +157,7 @@ class BlockPoisson:
         factors = self._factors(values, present, tables)
         logs = jnp.log(jnp.abs(factors))
         centre, number = tables.centre, jnp.sum(present)
-        # A subsample with more factors than there is room for is rejected.
+        # A subsample with more factors than the capacity is rejected.
         log = jnp.where(number > self.packed, -jnp.inf, centre + logs.sum())
         mean = self.products * (factors - 1).sum() / jnp.maximum(number, 1) + centre
         # A compound Poisson sum: E sum log^2 |f| is the variance of log |Lhat|.

@@ -1,12 +1,12 @@
-"""Lower bounds on the likelihoods of rows, on which FlyMC is built.
+"""Lower bounds on the likelihoods of rows, for FlyMC.
 
 The bound B_k <= L_k of a row is the exponential of a quadratic in its linear predictors, so that
 the sum of log B_k over any number of rows is a quadratic in the coefficients, computed in one pass
 (Maclaurin and Adams 2014, section 2.3). L_k = B_k + (L_k - B_k), and FlyMC's auxiliary variables
 select one term per row: bright rows add log r_k = log((L_k - B_k) / B_k) (section 2).
 
-First the protocol, then the bounds of three families. A new bound is a class at the end of this
-file and a line in BOUNDS.
+The protocol comes first, then the bounds of three families. To add a bound, write a class at the
+end of this file and add it to BOUNDS.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ __all__ = [
     "whitened_sums",
 ]
 
-SMALLEST_GAP = 1e-300  # log r of a row whose bound is tight to the last bit
-UNTUNED = 1.5  # xi where nothing is known (Maclaurin and Adams 2014, section 3.1)
+SMALLEST_GAP = 1e-300  # gap of a row whose bound is tight to the last bit
+UNTUNED = 1.5  # xi of untuned bounds (Maclaurin and Adams 2014, section 3.1)
 Family = TypeVar("Family", bound=LinearPredictorModel)
 
 
-# What a bound is --------------------------------------------------------------------------
+# The protocol of a bound ------------------------------------------------------------------
 
 
 class Expansion(NamedTuple):
@@ -69,8 +69,8 @@ class Bound(ABC, Generic[Family]):
     """The bounds of a family. Hashable; all functions take many rows at once.
 
     Predictors are those of `LinearPredictorModel.predictor_vector`: q linear ones, then the
-    model's other parameters. `tight` says where each row's bound touches its likelihood, in a
-    parametrisation of the family's choice.
+    model's other parameters. `tight` is where each row's bound touches its likelihood, in a
+    parametrization that each bound chooses.
 
     Parameters
     ----------
@@ -82,11 +82,11 @@ class Bound(ABC, Generic[Family]):
 
     @abstractmethod
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Where bounds are to touch the likelihood: at these predictors."""
+        """Return `tight` of bounds that touch the likelihood at these predictors."""
 
     @abstractmethod
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Where bounds touch the likelihood without tuning; same shape as `tight_at`."""
+        """Return `tight` of untuned bounds, in the shape of `tight_at`."""
 
     @abstractmethod
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
@@ -94,7 +94,7 @@ class Bound(ABC, Generic[Family]):
 
     @abstractmethod
     def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
-        """The quadratic whose sum `collapse` turns into that of log B."""
+        """Return the quadratic whose sum over rows `collapse` turns into the sum of log B."""
 
     def collapse(
         self,
@@ -105,7 +105,7 @@ class Bound(ABC, Generic[Family]):
     ) -> jax.Array:
         """sum_k log B_k from the sums of constants, weights and quadratics.
 
-        `extras` are the model's parameters beside the coefficients, (..., extras).
+        `extras` are the model's parameters besides the coefficients, (..., extras).
         """
         del weight, extras
         return jnp.asarray(constant + quadratic)
@@ -117,11 +117,11 @@ class Bound(ABC, Generic[Family]):
         return self.collapse(at.constant, 1.0, at.value, extras)
 
 
-# Rows seen through their bounds -----------------------------------------------------------
+# Rows and their bounds --------------------------------------------------------------------
 
 
 class CachedRows(NamedTuple):
-    """What is kept of rows, one entry per row."""
+    """Cached rows, one entry per row."""
 
     fields: dict[str, jax.Array]
     tight: jax.Array  # where their bounds touch the likelihood
@@ -129,7 +129,7 @@ class CachedRows(NamedTuple):
 
 @dataclass(frozen=True)
 class BoundedRows:
-    """What a chain over bright and dark rows needs to know about them. Hashable.
+    """The rows of a chain over bright and dark rows: gaps, odds and the base density. Hashable.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ class BoundedRows:
         return model
 
     def cache(self, batch: Batch, point: jax.Array) -> CachedRows:
-        """Keep the rows, and where their bounds are tight (about the anchor t*)."""
+        """Cache the rows and where their bounds are tight; `point` is the anchor t*."""
         names = ("x", "y", "offset", "weight")
         fields = {k: jnp.asarray(batch[k], jnp.float64) for k in names if k in batch}
         coding = self.target.coding
@@ -172,11 +172,11 @@ class BoundedRows:
         return jnp.asarray(fields.get("weight", 1.0) * gap)
 
     def log_ratio(self, cached: CachedRows, z: jax.Array, sums: Whitening) -> jax.Array:
-        """Log-odds of a row to be bright, log r_k = log(e^gap - 1), at whitened coordinates z."""
+        """Log-odds that a row is bright, log r_k = log(e^gap - 1), at whitened coordinates z."""
         gap = self.gap(cached, unwhiten(z, sums))
         gap = jnp.maximum(gap, SMALLEST_GAP)
-        # Factored, since e^gap overflows far from where the bound is tight. 1 - e^-gap costs a
-        # tenth of expm1 and is off by less than one part in 10^11.
+        # Factored as e^gap (1 - e^-gap), since e^gap overflows where the bound is loose. 1 - e^-gap
+        # costs a tenth of expm1, with a relative error below 1e-11.
         series = gap * (1 - gap / 2 * (1 - gap / 3))
         return gap + jnp.log(jnp.where(gap < 1e-4, series, 1 - jnp.exp(-gap)))
 
@@ -215,7 +215,7 @@ def _collapsed(
     at = bounded.bound.expand(bounded.predictors(fields, point), fields["y"], tight)
     weight = jnp.where(present, fields.get("weight", 1.0), 0.0)
     slope, curvature = weight[:, None] * at.slope, weight[:, None, None] * at.curvature
-    # float64 products whatever the rows' own precision: the collapsed sum must be exact
+    # float64 products whatever the rows' precision, because the collapsed sum must be exact
     a, b = assemble(bounded.model, bounded.model.matrix(fields), slope, curvature, slope.shape[1])
     return Collapsed(
         constant=jnp.sum(weight * at.constant),
@@ -231,7 +231,7 @@ _collapse_codes = jit(static=0, options=SCATTERS)(_collapsed)
 
 
 def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:
-    """The anchor and the collapsed sums in whitened coordinates: all that `BoundedRows` reads."""
+    """Return the anchor and collapsed sums in whitened coordinates, as `BoundedRows` reads them."""
     L = anchor.dense_factor[: len(collapsed.slope)]  # coefficients come first in the flat vector
     curvature = L.T @ collapsed.curvature @ L
     return BoundSums(
@@ -275,7 +275,7 @@ class LogisticBound(Bound[Logistic]):
         return jnp.full_like(predictors[:, 0], UNTUNED)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
-        """As log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd parts cancel."""
+        """log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd parts cancel."""
         del y
         eta = predictors[:, 0]
         return _log_cosh(tight / 2) - _log_cosh(eta / 2) - _a(tight) * (eta - tight) * (eta + tight)
@@ -329,12 +329,12 @@ class SoftmaxBound(Bound[Softmax]):
         return predictors
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """Zero: all classes alike."""
+        """Zero, where all classes are equally likely."""
         del y
         return jnp.zeros_like(predictors)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
-        """How far log L is above the parabola; the outcome's own predictor cancels."""
+        """Height of log L above the parabola; the predictor of the observed class cancels."""
         del y
         away = predictors - tight
         before = with_reference(tight)
@@ -387,11 +387,11 @@ class StudentTBound(Bound[StudentT]):
         return scale if scale is not None else jnp.exp(extras[..., 0])
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """The squared residuals there."""
+        """The squared standardized residuals at these predictors."""
         return self._squared(predictors, y)
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
-        """u0 = 1, a residual of one scale: of all constants it leaves the fewest rows bright."""
+        """u0 = 1, a residual of one scale: the constant that leaves the fewest rows bright."""
         del y
         return jnp.ones_like(predictors[:, 0])
 
@@ -416,7 +416,7 @@ class StudentTBound(Bound[StudentT]):
         quadratic: jax.Array,
         extras: jax.Array,
     ) -> jax.Array:
-        """The scale enters once for all rows."""
+        """Divide the summed quadratic by the squared scale, and subtract log s per row."""
         s = self._spread(extras)
         return jnp.asarray(constant - weight * jnp.log(s) + quadratic / s**2)
 
@@ -439,7 +439,7 @@ def bound_of(model: BaseModel) -> Bound[Pytree]:
     if type(model) not in BOUNDS:
         names = ", ".join(family.__name__ for family in BOUNDS)
         raise SettingError(
-            f"FlyMC needs a lower bound of each row's likelihood, which is known for {names} and "
+            f"FlyMC needs a lower bound of each row's likelihood, which is known for {names}, but "
             f"not for {type(model).__name__}; use method='hmc-ecs', or method='nuts' on all rows."
         )
     return BOUNDS[type(model)](model)

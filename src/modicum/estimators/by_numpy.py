@@ -1,8 +1,8 @@
-"""Residuals of rows with a linear predictor at many draws, without a compiler.
+"""Residuals of rows with a linear predictor at many draws, computed by NumPy.
 
-A pool of rows weighs draws, and a pilot study looks at residuals: both evaluate a few thousand
-rows at a few hundred draws, once. The formulas are those of `estimators.remainder`, handed NumPy's
-arrays.
+A pool of rows weighs draws, and a pilot study examines residuals: both evaluate a few thousand rows
+at a few hundred draws, once, which is not worth compiling for. The formulas are those of
+`estimators.remainder`, applied to NumPy arrays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from modicum.runtime import Pytree, one_blas_thread
 
 __all__ = ["NumPyRows", "needs_no_compiler"]
 
-BLOCK = 256  # rows, and draws, at once: a dozen operations go over such a block in the cache
+BLOCK = 256  # rows and draws per block, which stays in cache over a dozen operations
 
 
 def needs_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuard[LinearTaylor]:
@@ -41,12 +41,12 @@ def needs_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuard[Line
 
 
 class NumPyRows:
-    """Rows that are kept to be evaluated at draws z of whitened coordinates.
+    """Cached rows, to be evaluated at draws z of whitened coordinates.
 
     Parameters
     ----------
     control_variate, proxy
-        What the residuals are of; see `needs_no_compiler`.
+        The control variate and its proxy; see `needs_no_compiler`.
     batch
         The rows, with their `probability`.
     """
@@ -80,11 +80,11 @@ class NumPyRows:
         return out
 
     def in_blocks(self, z: np.ndarray) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """The same in pieces: which draws, which rows, and D of these."""
+        """Yield `values` in blocks: slices of the draws and rows, and D of these."""
         with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
             for first in range(0, len(z), BLOCK):
                 draws = slice(first, first + BLOCK)
-                evaluate = partial(self._of_block, z[draws])
+                evaluate = partial(self._evaluate_block, z[draws])
                 for k, values in enumerate(threads.map(evaluate, self._blocks)):
                     yield draws, slice(k * BLOCK, k * BLOCK + values.shape[1]), values
 
@@ -99,9 +99,9 @@ class NumPyRows:
                 parts.append((scale * slope)[:, None] * rows)
         return np.concatenate(parts).astype(np.float64)
 
-    def _of_block(self, z: np.ndarray, block: LinearRows) -> np.ndarray:
+    def _evaluate_block(self, z: np.ndarray, block: LinearRows) -> np.ndarray:
         rows, eta, y, taylor, scale = map(np.asarray, block)
-        with np.errstate(all="ignore"):  # what is not finite is seen by whoever looks
+        with np.errstate(all="ignore"):  # callers check for non-finite values
             e = z.astype(rows.dtype) @ rows.T
             values = np.asarray(
                 series_value(as_either(e), as_either(taylor.T[:, None, :]), self._order)

@@ -1,12 +1,12 @@
-"""Coordinates of expansion that differ from those that are sampled.
+"""Expansion coordinates that differ from the sampled ones.
 
 A scale, a dispersion or a probability near 0 is sampled on the log scale, where the log-likelihood
 may be far from quadratic; in the scale itself, its square or its reciprocal it may be nearly so.
-With w = t - t* of such an entry, the Taylor expansion of every row is in
+With w = t - t* of such an entry, every row is expanded in
 
-    v = (e^(p w) - 1) / p,    and in w itself for a power p of 0,
+    v = (e^(p w) - 1) / p,    or in w itself for a power p of 0.
 
-and the sums at the anchor can be reused: with A and B gradient and Hessian in t, those in v are A
+The sums at the anchor can be reused: if A and B are the gradient and Hessian in t, those in v are A
 and B - diag(p A), since v has the derivatives 1 and p there. Trying a power takes no pass.
 """
 
@@ -36,7 +36,7 @@ POWERS = {
 
 
 def bend(anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray) -> Bend:
-    """What the entries `where` of t need to be expanded in powers of their exponentials."""
+    """Return the tables for expanding the entries `where` of t in powers of their exponentials."""
     places = np.asarray(where, int)
     lines = anchor.dense_hessian[places]
     return Bend(
@@ -49,7 +49,7 @@ def bend(anchor: Anchor, where: Sequence[int] | np.ndarray, power: np.ndarray) -
 
 
 def bent_path(s: jax.Array, away: jax.Array, proxy: Proxy) -> jax.Array:
-    """t at the share s of the way from t* to t* + `away`, on a line that is straight in v."""
+    """t at a fraction s of the way from t* to t* + `away`, on a line that is straight in v."""
     t = proxy.point + s * away
     if proxy.bend is None:
         return t
@@ -58,10 +58,10 @@ def bent_path(s: jax.Array, away: jax.Array, proxy: Proxy) -> jax.Array:
 
 
 def bent_sum(z: jax.Array, proxy: Proxy) -> jax.Array:
-    """What the sum of the proxies in v adds to the quadratic in w = L z.
+    """Difference between the sum of the proxies in v and the quadratic in w = L z.
 
-    With c = v - w at the entries that are bent, A'v + v'(B - diag(p A)) v / 2 is the quadratic in w
-    and A'c + c'Bw + c'Bc / 2 - sum p A v^2 / 2.
+    With c = v - w at the bent entries, A'v + v'(B - diag(p A)) v / 2 is the quadratic in w plus
+    A'c + c'Bw + c'Bc / 2 - sum p A v^2 / 2.
     """
     bend = proxy.bend
     if bend is None:
@@ -81,6 +81,6 @@ def _bent(w: jax.Array, power: jax.Array) -> jax.Array:
 
 def _inverse(v: jax.Array, power: jax.Array) -> jax.Array:
     safe = jnp.where(power == 0, 1.0, power)
-    # a NaN in the branch not taken would reach the derivative
+    # a NaN in the branch not taken would propagate to the derivative
     inside = jnp.where(power == 0, 0.0, safe * v)
     return jnp.where(power == 0, v, jnp.log1p(inside) / safe)

@@ -1,8 +1,8 @@
-"""The gradient of U = -log posterior from one batch of rows: three estimators of it.
+"""Three estimators of the gradient of U = -log posterior from one batch of rows.
 
-The plain minibatch gradient, gradients with Taylor control variates about the anchor (HMC-ECS
-paper, eq. 4.7), and gradients about a snapshot that is renewed by full passes (SVRG, Dubey et al.
-2016). A new one is a class here and a line in ESTIMATORS.
+They are the plain minibatch gradient, gradients with Taylor control variates about the anchor
+(HMC-ECS paper, eq. 4.7), and gradients about a snapshot that full passes renew (SVRG, Dubey et al.
+2016). To add an estimator, write a class here and add it to ESTIMATORS.
 """
 
 from __future__ import annotations
@@ -47,43 +47,42 @@ __all__ = [
 class BaseGradientEstimator(ABC):
     """An unbiased estimate of the gradient of U in a chain's coordinates; the prior is exact.
 
-    Users give one with its settings; a method binds it to the model it is for. Hashable, without
-    arrays: these come in the context, a chain's own as `memory`.
+    Users create one with its settings; a method binds it to a model. It is hashable and holds no
+    arrays: these come in the context, and those of a chain as `memory`.
 
     Parameters
     ----------
     target
         The model; set by `bind`.
     precision
-        Of the rows and gradients; set by `bind`.
+        Precision of the rows and gradients; set by `bind`.
     """
 
     target: Target | None = None
     precision: str = "float64"
 
     needs_anchor: ClassVar[bool] = False
-    evaluations: ClassVar[int] = 1  # gradients of each row of a batch
-    small_gradients: ClassVar[bool] = False  # made small near the mode by control variates
-    order: ClassVar[int] = 0  # of the Taylor proxy whose residuals have a size like the gradients'
+    evaluations: ClassVar[int] = 1  # gradient evaluations per row of a batch
+    small_gradients: ClassVar[bool] = False  # whether control variates shrink them near the mode
+    order: ClassVar[int] = 0  # order of the Taylor proxy with residuals of comparable size
 
     def bind(self, target: Target, precision: str) -> Self:
-        """The same estimator for this model."""
+        """Return this estimator bound to a model."""
         return replace(self, target=target, precision=precision)
 
     def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> Pytree:
-        """Compute once what every step reads: `context.estimator`.
+        """Compute once the arrays that every step reads, as `context.estimator`.
 
-        `certain` holds the certainty rows, with a `probability` of one; None: there are none.
+        `certain` holds the certainty rows, with a `probability` of one; None if there are none.
         """
         del anchor
         assert certain is None, "only control variates leave rows out of the draws"
         return ()
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
-        """Prepare a batch (with its `probability`) as far as it does not depend on the state."""
+        """Do the work on a batch (with its `probability`) that does not depend on the state."""
         del context
-        # Codes stay integers, and bytes stay bytes: by their type networks know that pixels are to
-        # be scaled.
+        # Codes stay integers and bytes stay bytes: networks scale pixels by their type.
         return {
             name: field if field.dtype.kind == "u" else jnp.asarray(field, self.precision)
             for name, field in batch.items()
@@ -95,7 +94,7 @@ class BaseGradientEstimator(ABC):
         return 0
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Pytree:
-        """What a chain remembers, before it is first renewed; () for nothing."""
+        """Return a chain's initial memory, before its first renewal; () for none."""
         del z, context
         return ()
 
@@ -118,7 +117,7 @@ class Minibatch(BaseGradientEstimator):
     def gradient(
         self, z: jax.Array, batch: Batch, memory: Pytree, context: StochasticGradientContext
     ) -> jax.Array:
-        """One reverse sweep over the rows of the batch."""
+        """Differentiate the minibatch log-posterior in reverse mode."""
         del memory
         return minibatch_gradient(_bound_target(self.target), z, batch, context)
 
@@ -138,10 +137,10 @@ def minibatch_gradient(
 
 
 class TaylorTables(NamedTuple):
-    """What gradients with control variates need to know about the data."""
+    """The tables of gradients with control variates."""
 
     proxy: Proxy
-    certain: Pytree = None  # cached rows that every step reads; None: there are none
+    certain: Pytree = None  # cached rows that every step reads; None if there are none
 
 
 @jit(static=0, options=FASTEST_COMPILE)
@@ -151,7 +150,7 @@ def _cached(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
 
 @dataclass(frozen=True)
 class Taylor(BaseGradientEstimator):
-    """A + B (t - t*) exactly, and the rest, (1/b) sum_i (grad l_i - grad q_i) / w_i, from rows.
+    """A + B (t - t*) exactly, plus (1/b) sum_i (grad l_i - grad q_i) / w_i from the drawn rows.
 
     The residuals of certainty rows, which are not drawn, are added exactly.
 
@@ -180,7 +179,7 @@ class Taylor(BaseGradientEstimator):
         return self.control_variate.fresh_cost
 
     def arrays(self, anchor: Anchor | None, certain: Batch | None = None) -> TaylorTables:
-        """The anchor in the chain's coordinates, and the certainty rows."""
+        """Return the anchor's proxy in the chain's coordinates, and the certainty rows."""
         assert anchor is not None
         target = _bound_target(self.target)
         if anchor.factor.ndim < 2:
@@ -202,7 +201,7 @@ class Taylor(BaseGradientEstimator):
     def gradient(
         self, z: jax.Array, batch: Pytree, memory: Pytree, context: StochasticGradientContext
     ) -> jax.Array:
-        """Differentiate sum q + mean D + log prior, in float64 whatever the state is."""
+        """Differentiate sum q + mean D + log prior, in float64 whatever the state's type."""
         del memory
         (expansion, certain), cv = context.estimator, self.control_variate
 
@@ -215,7 +214,7 @@ class Taylor(BaseGradientEstimator):
 
 
 class Snapshot(NamedTuple):
-    """Where a chain's gradient of all rows was last taken, and that gradient."""
+    """The point of a chain's last full gradient, and that gradient."""
 
     z: jax.Array
     gradient: jax.Array
@@ -227,23 +226,23 @@ class SnapshotEstimator(BaseGradientEstimator):
 
     @abstractmethod
     def period(self, rows: int, batch: int) -> int:
-        """Steps from one snapshot to the next."""
+        """Number of steps from one snapshot to the next."""
 
     @abstractmethod
     def snapshot(
         self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
     ) -> Snapshot:
-        """Snapshots at the positions of all chains, (chain, d), by one pass."""
+        """Take snapshots at the positions of all chains, (chain, d), by one pass."""
 
 
 @dataclass(frozen=True)
 class SVRG(SnapshotEstimator):
-    """G_I(z) - G_I(snapshot) + G(snapshot), where G_I is a batch's gradient and G that of all rows.
+    """G_I(z) - G_I(snapshot) + G(snapshot), with G_I a batch's gradient and G the full gradient.
 
     Parameters
     ----------
     every
-        Steps from one snapshot to the next; None: as many as touch n rows.
+        Steps from one snapshot to the next; None for as many as read n rows.
     """
 
     every: int | None = None
@@ -256,18 +255,18 @@ class SVRG(SnapshotEstimator):
             whole_number("every", self.every)
 
     def period(self, rows: int, batch: int) -> int:
-        """Steps from one snapshot to the next."""
+        """Number of steps from one snapshot to the next."""
         return ceil(rows / batch) if self.every is None else self.every
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Snapshot:
-        """Room for a snapshot; the first is taken before the first step."""
+        """Allocate a snapshot; the first is taken before the first step."""
         del context
         return Snapshot(jnp.zeros_like(z), jnp.zeros_like(z))
 
     def snapshot(
         self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
     ) -> Snapshot:
-        """Snapshots at the positions of all chains, (chain, d), by one pass."""
+        """Take snapshots at the positions of all chains, (chain, d), by one pass."""
         z = jnp.asarray(z)
         points = _points(z, context)
         slopes = jnp.asarray(sums.gradients(np.asarray(points), "snapshot"))
@@ -277,7 +276,7 @@ class SVRG(SnapshotEstimator):
     def gradient(
         self, z: jax.Array, batch: Batch, memory: Snapshot, context: StochasticGradientContext
     ) -> jax.Array:
-        """Two gradients of the batch."""
+        """Combine the batch's gradients at z and at the snapshot with the full gradient."""
         target = _bound_target(self.target)
         at_position = minibatch_gradient(target, z, batch, context)
         at_snapshot = minibatch_gradient(target, memory.z, batch, context)

@@ -1,7 +1,7 @@
 """The perturbed likelihood: lhat - sigma-hat^2 / 2 (HMC-ECS paper, section 4).
 
-Another likelihood from the same m rows is a subclass of `EveryRow` and a line in `LIKELIHOODS`
-(`estimators/__init__.py`), by whose name `HMCECS(estimator=...)` takes it.
+To add another likelihood estimate from the same m rows, subclass `EveryRow` and add it to
+`LIKELIHOODS` (`estimators/__init__.py`) under the name that `HMCECS(estimator=...)` takes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["EveryRow", "Perturbed"]
 class EveryRow(ABC):
     """A likelihood estimate in which every row of the subsample takes part.
 
-    A block is one part, and always present. A subclass says with `combine` what it makes of the
-    D_i; it must be hashable, and must not depend on the order of the D_i.
+    A block is one part, and always present. A subclass defines `combine`, which turns the D_i into
+    an estimate; it must be hashable, and must not depend on the order of the D_i.
 
     Parameters
     ----------
     ddof
-        1: the unbiased variance, divisor m (m - 1). 0: the paper's m^2.
+        1 for the unbiased variance, with divisor m (m - 1); 0 for the paper's divisor m^2.
     """
 
     ddof: int = 1
@@ -38,7 +38,7 @@ class EveryRow(ABC):
         """Estimate from the D_i of the current subsample."""
 
     def mean_and_variance(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The estimate dhat of the residuals' sum, and that of its variance."""
+        """Return the estimate dhat of the residuals' sum, and its estimated variance."""
         m = values.shape[0]
         mean = jnp.mean(values)  # eq. 4.2
         variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
@@ -50,26 +50,26 @@ class EveryRow(ABC):
         return 1
 
     def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """All blocks take part."""
+        """Mark all blocks as present."""
         del key
         return jnp.ones(blocks, bool)
 
     def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Nothing is absent."""
+        """Return the subsample unchanged: all of it is present."""
         return subsample, present
 
     def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Nothing was moved."""
+        """Return the values unchanged: `pack` moved nothing."""
         del present
         return values
 
     def about(self, tables: Pytree, difference: jax.Array) -> Pytree:
-        """Nothing is expected of D."""
+        """Return the tables unchanged: they do not depend on the expected difference."""
         del difference
         return tables
 
     def describe(self, values: jax.Array, present: jax.Array, tables: object) -> Draw:
-        """dhat and its estimated variance."""
+        """Report dhat and its estimated variance."""
         estimate = self.combine(values, present, tables)
         return {
             "difference_estimate": estimate.difference,
@@ -81,7 +81,7 @@ class Perturbed(EveryRow):
     """Average of D_i with half its estimated variance taken off, so that the bias is O(m^-2)."""
 
     def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
-        """lhat - sigma-hat^2 / 2 (eq. 4.5), less the part of lhat that is known exactly."""
+        """lhat - sigma-hat^2 / 2 (eq. 4.5), minus the part of lhat that is known exactly."""
         del present, tables
         mean, variance = self.mean_and_variance(values)
         return Estimate(mean - variance / 2, mean, variance)

@@ -1,8 +1,7 @@
-"""What a Taylor expansion of f leaves over, to relative precision.
+"""The remainder of a Taylor expansion of f, to full relative precision.
 
-The difference f(eta* + e) - f - f' e - f'' e^2/2 of numbers of order one cannot be formed in
-floating point when e is small: multiplied by n, the error would dominate. For small e the next
-terms of the series are summed instead.
+For small e the difference f(eta* + e) - f - f' e - f'' e^2/2 cancels: multiplied by n, its rounding
+error would dominate. There the next terms of the series are summed instead.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 TERMS = 7  # f / 0! ... f^(6) / 6!
-Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # the j-th of every row
+Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # item j: coefficient j of every row
 
 
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -53,9 +52,9 @@ def remainder(
     y: jax.Array,
     taylor: jax.Array,
 ) -> jax.Array:
-    """f(eta + e) less its Taylor polynomial of `order`, elementwise.
+    """f(eta + e) minus its Taylor polynomial of `order`, elementwise.
 
-    Differentiable in `e` alone: the expansion point and its coefficients do not move.
+    Differentiable in `e` alone: the expansion point and its coefficients are fixed.
     """
     near = series(e, taylor, order)[0]
     large = far_apart(model, e)
@@ -63,7 +62,7 @@ def remainder(
     def mixed() -> jax.Array:
         return jnp.where(large, direct(model, order, e, eta, y, taylor)[0], near)
 
-    # The plain difference costs transcendental functions: computed only if some e needs it.
+    # The plain difference costs transcendental functions, so compute it only if some e needs it.
     return jax.lax.cond(jnp.any(large), mixed, lambda: near)
 
 
@@ -89,9 +88,9 @@ def remainder_and_slope(
     any_of: Callable[[jax.Array], jax.Array] = jnp.any,
     far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The remainder, and its derivative in `e`.
+    """Return the remainder and its derivative in `e`.
 
-    `any_of` is `jnp.any` or does the same; `far` computes the difference where e is large.
+    `any_of` is `jnp.any` or an equivalent; `far` computes the difference where e is large.
     """
     near = series(e, taylor, order)
     large = far_apart(model, e)
@@ -104,7 +103,7 @@ def remainder_and_slope(
 
 
 def any_by_maximum(large: jax.Array) -> jax.Array:
-    """`jnp.any` by a maximum, which programs of an accelerator know."""
+    """`jnp.any` by a maximum, which accelerator kernels support."""
     return jnp.max(jnp.where(large, jnp.float32(1), jnp.float32(0))) > 0
 
 
@@ -138,7 +137,7 @@ def direct(
     y: jax.Array,
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
-    """The difference as written, and its derivative in `e`: for large e."""
+    """Return the plain difference and its derivative in `e`, for large e."""
     f, slope, *_ = model.derivatives(eta + e, y)
     return _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
 
@@ -151,14 +150,14 @@ def by_rise(
     y: jax.Array,
     taylor: Coefficients,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same by the family's own difference, which programs of an accelerator can compute."""
+    """Like `direct`, by the family's `rise`, which accelerator kernels can compute."""
     return _beyond_polynomial(*model.rise(eta, e, y, taylor[0]), e, taylor, order)
 
 
 def _beyond_polynomial(
     rise: jax.Array, slope: jax.Array, e: jax.Array, taylor: Coefficients, order: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The remainder and its derivative from f(eta + e) - f(eta) and f'(eta + e)."""
+    """Return the remainder and its derivative from f(eta + e) - f(eta) and f'(eta + e)."""
     for j in range(1, order + 1):
         slope = slope - j * taylor[j] * power(e, j - 1)
     # A family's NumPy constants may have made them float64.
@@ -166,7 +165,7 @@ def _beyond_polynomial(
 
 
 def less_polynomial(rise: jax.Array, e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
-    """`rise`, f(eta + e) - f(eta), less the other terms of the Taylor polynomial."""
+    """Subtract the other terms of the Taylor polynomial from `rise`, f(eta + e) - f(eta)."""
     for j in range(1, order + 1):
         rise = rise - taylor[j] * power(e, j)
     return rise

@@ -1,17 +1,17 @@
-"""The product x L that whitens rows of many columns, by a factor in blocks and in float32.
+"""The product x L that whitens rows with many columns, in blocks and in float32.
 
-A fresh row takes d^2 multiplications, an evaluation of a whitened one 2 d: with hundreds of columns
-whitening is most of an iteration. Two things each halve it. L is upper triangular, so that block j
-of its columns needs only as many columns of x; and what a row's predictor moves by, e = x L z, is
-read by residuals alone, which keep their relative precision: an error of 1e-6 of e is 3e-6 of a
-residual. So the product may be in float32, if no digits cancel in it. Those that would, of columns
-with a mean far from zero, are taken out beforehand in float64:
+Whitening a fresh row takes d^2 multiplications, evaluating a whitened row 2 d: with hundreds of
+columns, whitening dominates an iteration. Two measures each halve it. First, L is upper triangular,
+so block j of its columns needs only the leading columns of x. Second, the product can be in
+float32: the change e = x L z of a row's predictor enters only residuals, which keep their relative
+precision (a relative error of 1e-6 in e is 3e-6 in a residual). To avoid cancellation, the means of
+columns far from zero are split off in float64:
 
     x L = (x - c) L + c L.
 
-What float32 leaves, where columns are nearly collinear, is measured on some rows, and the product
-is in float64 where it is too much. Sums over all rows and the rest of the chain are in float64
-anyway.
+The remaining float32 error, which nearly collinear columns cause, is measured on some rows; where
+it is too large, the product is in float64. Sums over all rows and the rest of the chain are in
+float64 anyway.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["MANY", "relative_error", "row_factor", "share_of_work", "whitened"]
 
 MANY = 256  # columns above which whitening outweighs evaluations
 BLOCKS = 8  # 9/16 of the multiplications; with more, products are too small to be fast
-ACCURATE = 1e-5  # error of a whitened row, relative to its length, up to which float32 will do
+ACCURATE = 1e-5  # largest error of a whitened row, relative to its length, for float32
 
 
 def row_factor(factor: np.ndarray, rows: np.ndarray) -> tuple[RowFactor, float]:
-    """The factor as `rows` of its kind are to be multiplied by it, and the error of float32.
+    """Return the factor in the form that multiplies rows like `rows`, and the float32 error.
 
     Parameters
     ----------
     factor
-        L, with one line per column of a row.
+        L, with one row per column of x.
     rows
         Some rows, (rows, columns), in float64.
     """
@@ -56,7 +56,7 @@ def relative_error(mixed: RowFactor, factor: np.ndarray, rows: np.ndarray) -> fl
 
 
 def _in_blocks(factor: np.ndarray, centre: np.ndarray, kind: str) -> RowFactor:
-    """L by blocks of columns, without the lines below the diagonal if these are zero."""
+    """Split L into blocks of columns, without the rows below the diagonal if these are zero."""
     lines, columns = factor.shape
     upper = not np.any(np.tril(factor, -1))
     width = -(-columns // BLOCKS)
@@ -79,7 +79,7 @@ def whitened(x: Array, factor: RowFactor) -> jax.Array:
 
 
 def share_of_work(factor: RowFactor) -> float:
-    """What a product with these blocks takes, of one with the whole factor in float64."""
+    """Work of a product with these blocks, relative to the whole factor in float64."""
     dense = factor.blocks[-1].shape[0] * len(factor.shift)
     numbers = sum(block.size for block in factor.blocks)
     return numbers / dense * factor.blocks[0].dtype.itemsize / 8

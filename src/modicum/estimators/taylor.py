@@ -2,7 +2,7 @@
 
 There are two implementations. Where a row enters through one linear predictor, its whitened columns
 and a few coefficients suffice: O(d) per evaluation. Any other model is expanded along the
-direction t - t* by nested forward differentiation; no Hessian of a row is ever formed.
+direction t - t* by nested forward-mode differentiation; no Hessian of a row is ever formed.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = [
     "proxy",
 ]
 
-ROUNDING = 1e-9  # of the whitened Hessian
+ROUNDING = 1e-9  # rounding error allowed in the whitened Hessian
 
 
 def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
-    """The anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (eq. 4.4 summed).
+    """Return the anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (eq. 4.4 summed).
 
-    The normal priors of linear-predictor models are quadratics too, and are folded in. If all
-    priors are, B = -I by the definition of whitening; it is then left out, which saves d^2
-    operations per evaluation.
+    Normal priors of linear-predictor models are quadratic too, and are folded in. If all priors are
+    normal, B = -I by the definition of whitening; it is then left out, which saves d^2 operations
+    per evaluation.
     """
     if isinstance(target.model, IntegratedEffects):
         return group_proxy(anchor, target, order)
@@ -83,7 +83,7 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
 def _arrow_proxy(
     anchor: Anchor, target: Target, order: int, gradient: np.ndarray, folded: Symmetric
 ) -> Proxy:
-    """The same in t - t*, where effects of one factor are many: A't + t'Bt/2 and normal priors."""
+    """Return the proxy in t - t* for an arrow layout: A't + t'Bt/2 plus normal priors."""
     assert isinstance(folded, ArrowMatrix)
     assert isinstance(anchor.B, ArrowMatrix)
     assert target.exact_prior is not None
@@ -101,7 +101,7 @@ def _arrow_proxy(
 def control_variate(
     target: Target, order: int, precision: str = "float64"
 ) -> ControlVariate[Pytree]:
-    """The cheapest form of the control variate that fits the model."""
+    """Return the cheapest form of the control variate that fits the model."""
     groups = GroupTaylor.fitting(target, order, precision)
     if groups is not None:
         return groups
@@ -136,7 +136,7 @@ def _arrow_slope(
 def _with_exact(
     total: jax.Array, prior: ExactPrior | None, z: jax.Array, proxy: Proxy
 ) -> jax.Array:
-    """Add the priors that are not part of the quadratic."""
+    """Add the log-density of priors that are not part of the quadratic."""
     if prior is None:
         return total
     return total + prior.log_density(proxy.point + from_anchor(z, proxy), proxy.prior)
@@ -146,12 +146,12 @@ def _with_exact(
 
 
 class LinearRows(NamedTuple):
-    """Rows with a linear predictor as they are kept, one entry per row."""
+    """Cached rows with a linear predictor, one entry per row."""
 
-    # Whitened, x L, in the precision of `Proxy.row_factor`; if L is that of an arrow, the numbers
-    # and codes of the data, which take less memory.
+    # Whitened columns x L, in the precision of `Proxy.row_factor`; if L is an arrow factor, the
+    # dense columns and codes of the data, which take less memory.
     rows: jax.Array | Batch
-    eta: jax.Array  # at the anchor, offset included
+    eta: jax.Array  # predictor at the anchor, offset included
     y: jax.Array
     taylor: jax.Array  # coefficients of f at eta, (rows, 7)
     scale: jax.Array  # frequency weight over probability
@@ -168,9 +168,9 @@ class LinearTaylor:
     order
         0, 1 or 2 (HMC-ECS paper, eq. 4.4; the lower orders in section 6.8).
     precision
-        "float64" or "float32": of the cached rows and of the residuals. Sums are float64.
+        Precision of the cached rows and residuals, "float64" or "float32". Sums are float64.
     prior
-        Priors whose logarithm is not quadratic; None: there are none.
+        Priors whose log-density is not quadratic; None if there are none.
     """
 
     target: Target
@@ -182,7 +182,7 @@ class LinearTaylor:
     def fitting(
         cls, target: Target, order: int, precision: str, prior: ExactPrior | None
     ) -> LinearTaylor | None:
-        """For models of this kind; None for others."""
+        """Return the control variate of a model with one linear predictor; None for others."""
         model = target.model
         if not isinstance(model, LinearPredictorModel) or model.extras:
             return None
@@ -192,16 +192,17 @@ class LinearTaylor:
 
     @property
     def fresh_cost(self) -> float:
-        """Whitening takes d^2 operations against 2 d, at about three times the speed.
+        """Cost of whitening and caching a row, in evaluations of a cached row.
 
-        Rows with codes take d operations for each of p numbers and k codes.
+        Whitening takes d^2 operations against 2 d, at about three times the speed. Rows with codes
+        take d operations for each of p dense columns and k codes.
         """
         if self.target.coding is None:
             return 1 + self.target.size / 6
         return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
 
     def matrix(self, batch: Batch) -> ModelMatrix:
-        """Columns of the rows, that of the intercept last, in float64."""
+        """Return the model matrix, with the intercept's column last, in float64."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
         x = model.matrix(batch).in_double()
@@ -214,7 +215,7 @@ class LinearTaylor:
         xp = namespace(proxy.point)
         x = self.matrix(batch)
         y = xp.asarray(model.outcome(batch), np.float64)
-        read = slice(None, self.target.size)  # parameters of priors come after
+        read = slice(None, self.target.size)  # hyperparameters come after
         eta = x @ proxy.point[read] + batch.get("offset", 0.0)
         cached = LinearRows(
             rows=self._columns(batch)
@@ -228,30 +229,30 @@ class LinearTaylor:
         rounded: LinearRows = jax.tree.map(self._rounded, cached)
         if proxy.row_factor is None:
             return rounded
-        assert isinstance(rounded.rows, jax.Array | np.ndarray)  # those of an arrow are columns
-        # No digits are lost that whitening had kept: the products with z read half as many bytes.
+        assert isinstance(rounded.rows, jax.Array | np.ndarray)  # whitened, not columns
+        # This loses no digits that whitening kept, and products with z read half as many bytes.
         return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
 
     def _whitened(self, x: ModelMatrix, proxy: Proxy) -> jax.Array:
-        """x L, of the parameters that rows know about."""
+        """x L, restricted to the parameters of the likelihood."""
         if proxy.row_factor is not None:
             return whitened(x.densely(), proxy.row_factor)
         assert not isinstance(proxy.factor, ArrowFactor)
         return x @ proxy.factor[: self.target.size]
 
     def _columns(self, batch: Batch) -> Batch:
-        """The numbers and codes that columns are made of."""
+        """Return the fields that define the columns: dense columns and codes."""
         assert self.target.coding is not None
         names = ("x", *self.target.coding.fields)
         return {name: jnp.asarray(batch[name]) for name in names if name in batch}
 
     def _rounded(self, values: jax.Array) -> jax.Array:
-        """Numbers in the precision of the cache; codes as they are."""
+        """Round floats to the cache's precision; leave codes as they are."""
         is_code = jnp.issubdtype(values.dtype, jnp.integer)
         return values if is_code else values.astype(self.precision)
 
     def along(self, cached: LinearRows, z: jax.Array) -> jax.Array:
-        """How far the predictor of each row is from eta*: x L z."""
+        """Distance of each row's predictor from eta*: x L z."""
         if isinstance(cached.rows, jax.Array):
             return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
         model = self.target.model
@@ -269,13 +270,13 @@ class LinearTaylor:
     def residual(
         self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
-        """The remainder of the expansion at eta + e, and its derivative in e, elementwise."""
+        """Remainder of the expansion at eta + e, and its derivative in e, elementwise."""
         model = self.target.model
         assert isinstance(model, LinearPredictorModel)
         return remainder_and_slope(model, self.order, e, eta, y, taylor, any_by_maximum, by_rise)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """The quadratic, which includes normal priors, and the density of other priors."""
+        """Return the quadratic, which includes normal priors, plus the other log-priors."""
         return _with_exact(_quadratic(z, proxy), self.prior, z, proxy)
 
 
@@ -283,7 +284,7 @@ class LinearTaylor:
 
 
 class AutodiffRows(NamedTuple):
-    """The rows of any other model as they are kept."""
+    """Cached rows of any other model."""
 
     rows: Batch
     scale: jax.Array  # one over probability
@@ -291,7 +292,7 @@ class AutodiffRows(NamedTuple):
 
 @dataclass(frozen=True)
 class AutodiffTaylor:
-    """Control variates of any model, by nested forward differentiation.
+    """Control variates of any model, by nested forward-mode differentiation.
 
     Parameters
     ----------
@@ -300,7 +301,7 @@ class AutodiffTaylor:
     order
         0, 1 or 2.
     prior
-        Priors of a linear-predictor model that are not quadratic; None: there are none.
+        Priors of a linear-predictor model that are not quadratic; None if there are none.
     """
 
     target: Target
@@ -311,13 +312,13 @@ class AutodiffTaylor:
     def fitting(
         cls, target: Target, order: int, precision: str, prior: ExactPrior | None
     ) -> AutodiffTaylor:
-        """For any model; precision is that of the model's own arithmetic."""
+        """Return the control variate; its precision is that of the model's own arithmetic."""
         del precision
         return cls(target, order, prior)
 
     @property
     def fresh_cost(self) -> float:
-        """A row is kept as it is."""
+        """One: a row is kept as it is."""
         return 1.0
 
     def cache(self, batch: Batch, proxy: Proxy) -> AutodiffRows:
@@ -351,7 +352,7 @@ class AutodiffTaylor:
         return (cached.scale * (phi(jnp.ones(())) - expansion)).astype(jnp.float64)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """The quadratic, and the log-prior unless the quadratic includes it."""
+        """Return the quadratic, plus the log-prior unless the quadratic includes it."""
         total = _quadratic(z, proxy)
         if proxy.bend is not None:
             total = total + bent_sum(z, proxy)

@@ -1,4 +1,4 @@
-"""Models of a row: linear-predictor families, networks, models of one's own."""
+"""Models of a row: linear-predictor families, neural networks and user-defined models."""
 
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.families import (
@@ -61,7 +61,7 @@ __all__ = [
     "ZeroInflatedPoisson",
 ]
 
-# One line per family: what the command line calls it.
+# Name of each family on the command line.
 FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "logistic": Logistic,
     "gaussian": Gaussian,

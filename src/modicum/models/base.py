@@ -1,4 +1,4 @@
-"""What is believed about a row: the interface every model answers."""
+"""The interface of every model: a prior, a log-likelihood per row, and names for reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["DENSE_LIMIT", "BaseModel", "Batch", "Params"]
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Array]  # field name -> one entry per row
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
-DENSE_LIMIT = 2_000  # parameters up to which Hessians are formed
+DENSE_LIMIT = 2_000  # most parameters for which dense Hessians are formed
 
 
 class BaseModel(ABC):
@@ -29,13 +29,13 @@ class BaseModel(ABC):
     Models are immutable and hashable, so that compiled functions are shared between runs.
     """
 
-    has_mode: ClassVar[bool] = True  # that Newton's method finds, and that the posterior is about
-    reads_bytes: ClassVar[bool] = False  # whether rows may be held as uint8, which wraps around
-    users_functions: ClassVar[bool] = False  # identified by what it computes, not by its settings
-    has_flat_prior: bool = False  # so that the posterior may be improper
-    has_groups: bool = False  # whether effects of groups are among the parameters
-    dispersed_starts: ClassVar[int] = 1  # from which modes are looked for, unless asked otherwise
-    outcome_field: str = "y"  # of the rows: what is predicted, drawn by `simulate` and checked
+    has_mode: ClassVar[bool] = True  # whether Newton's method finds a mode worth expanding about
+    reads_bytes: ClassVar[bool] = False  # whether rows may be uint8, whose arithmetic wraps around
+    users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
+    has_flat_prior: bool = False  # whether the posterior may be improper
+    has_groups: bool = False  # whether the parameters include group effects
+    dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
+    outcome_field: str = "y"  # field that is predicted, simulated and checked
 
     @abstractmethod
     def log_prior(self, theta: Params) -> jax.Array:
@@ -47,37 +47,37 @@ class BaseModel(ABC):
 
     @abstractmethod
     def start(self, rows: Rows) -> Params:
-        """Return unconstrained parameters to start from; their structure is the model's layout."""
+        """Return unconstrained starting parameters; their structure is the model's layout."""
 
     def random_start(self, rows: Rows, key: jax.Array) -> Params:
-        """Return a start of its own for each key, where a model has many; else `start`.
+        """Return a random starting point for `key`; `start` unless the model overrides it.
 
-        It may look at the layout of the rows, not at their values.
+        It may depend on the layout of the rows, not on their values.
         """
         del key
         return self.start(rows)
 
     def other_starts(self, rows: Rows) -> list[Params]:
-        """Return further points to start from, if the user gave several."""
+        """Return further starting points, if the user gave several."""
         del rows
         return []
 
     def free_point(self, theta: Params, rows: Rows) -> Params:
-        """Return the unconstrained parameters of a point that the user gave."""
+        """Map a point given by the user to unconstrained parameters."""
         del rows
         return theta
 
     def flat_names(self, rows: Rows | None = None) -> tuple[str, ...] | None:
-        """Return names of the unconstrained numbers; None where those of reported ones serve."""
+        """Return names of the unconstrained parameters; None if the reported names apply."""
         return None
 
-    def check_variation(self, rows: Rows) -> None:  # noqa: B027 - most models ask for none
+    def check_variation(self, rows: Rows) -> None:  # noqa: B027 - optional
         """Refuse rows that vary too little for the model's parameters to have a posterior.
 
-        Asked of all rows of a fit, and never of a part of them.
+        Called with all rows of a fit, never with a subset.
         """
 
-    def check(self, rows: Rows) -> None:  # noqa: B027 - a model without demands need not override
+    def check(self, rows: Rows) -> None:  # noqa: B027 - optional
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
 
     def units(self, rows: Rows) -> Rows:
@@ -85,7 +85,7 @@ class BaseModel(ABC):
         return rows
 
     def resolved(self, rows: Rows) -> BaseModel:
-        """Return the model with all it takes from the rows in numbers: priors in their units."""
+        """Return the model with everything that depends on the rows fixed: data-scaled priors."""
         del rows
         return self
 
@@ -95,44 +95,45 @@ class BaseModel(ABC):
         return False
 
     def log_folded_prior(self, theta: Params) -> jax.Array | None:
-        """Return the part of the log-prior that is a quadratic in `theta`; None: unknown."""
+        """Return the part of the log-prior that is quadratic in `theta`; None if unknown."""
         del theta
         return None
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """Return the other part, for parameters laid out as `theta`, and its numbers.
+        """Return the part of the prior that is not quadratic, and its constants.
 
-        None where there is no other part, or where the parts are not known.
+        The part is built for parameters laid out as `theta`. None where there is no such part, or
+        where the split is unknown.
         """
         del theta
         return None
 
     def expansions(self) -> dict[str, str | None]:
-        """Return the parameters that are sampled on a logarithm, and what they are expanded in.
+        """Return the parameters sampled on the log scale, and the coordinate each is expanded in.
 
-        By the names of the leaves of `theta`. What is a name in `estimators.coordinates.POWERS`;
-        None: the pilot study of HMC-ECS chooses.
+        Keys are leaf names of `theta`; values are keys of `estimators.coordinates.POWERS`, or None
+        to let the pilot study of HMC-ECS choose.
         """
         return {}
 
     def likelihood_layout(self, theta: Params) -> Params:
-        """Return those of the parameters that the likelihood reads: the first, if not all."""
+        """Return the parameters that the likelihood reads: all, or the leading ones."""
         return theta
 
     def without_priors(self) -> BaseModel:
-        """Return a model of the same likelihood that is the same for all priors, if it can be."""
+        """Return a model with this likelihood that does not depend on the priors, if possible."""
         return self
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
-        """Return the priors used, in words, by parameter; empty where the model does not say."""
+        """Return a description of each parameter's prior; empty where the model has none."""
         del rows
         return {}
 
     def prior_distances(self, theta: Params) -> Params | None:
         """Return how far `theta` lies from its prior's centre, in prior standard deviations.
 
-        In the structure of `theta`, and linear in it; None where the model does not say. A prior
-        that is not normal has widths instead (see `Prior.width`).
+        The result has the structure of `theta` and is linear in it; None where the distances are
+        unknown. The unit of a prior that is not normal is its `Prior.width`.
         """
         del theta
         return None
@@ -142,11 +143,14 @@ class BaseModel(ABC):
         return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
 
     def shrunk(self, theta: Params) -> Params:
-        """Return which parameters have a prior that is meant to decide where data say little."""
+        """Return which parameters have a shrinkage prior, meant to win where data say little."""
         return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Say so if the likelihood has no maximum, seen from the mode; and the passes it took."""
+        """Return a warning if the likelihood has no maximum, and the passes the search took.
+
+        `theta` is the posterior mode.
+        """
         del rows, theta
         return None, 0
 
@@ -155,16 +159,16 @@ class BaseModel(ABC):
         return named_leaves(theta)
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the parameters that priors have, which are the last."""
+        """Name the hyperparameters, the parameters of priors, which come last."""
         del theta
         return {}
 
     def restore(self, named: Mapping[str, Array]) -> Params:
-        """Undo `report`: the unconstrained parameters of reported ones."""
+        """Undo `report`: map reported parameters to unconstrained ones."""
         return dict(named)
 
     def labels(self, rows: Rows) -> Labels:
-        """Return coordinate labels for the axes of reported parameters, where there are any."""
+        """Return coordinate labels for the axes of reported parameters, where they have labels."""
         del rows
         return {}
 
@@ -183,9 +187,9 @@ class BaseModel(ABC):
     def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
         """Draw an outcome of one row, for predictive draws; `row` holds one entry per field."""
         raise SettingError(
-            f"{type(self).__name__} does not say how outcomes are drawn, so that there are no "
+            f"{type(self).__name__} does not say how outcomes are drawn, so there are no "
             "predictive draws; give it `simulate=`, a function of (theta, row, key) that draws the "
-            "outcome of one row by a JAX key, or use post.predict, which gives expected outcomes."
+            "outcome of one row with a JAX key, or use post.predict for expected outcomes."
         )
 
     @property
@@ -196,28 +200,28 @@ class BaseModel(ABC):
     def simulate_prior(self, key: jax.Array) -> Params:
         """Draw unconstrained parameters from the prior, for prior predictive draws."""
         raise SettingError(
-            f"{type(self).__name__} does not say how to draw from its prior, so that there are no "
+            f"{type(self).__name__} does not say how to draw from its prior, so there are no "
             "prior draws; give it `simulate_prior=`, a function of a JAX key that draws parameters."
         )
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
-        """Return the outcome to bet on given expected ones; None where outcomes are not classes."""
+        """Return the predicted class given expected outcomes; None if outcomes are not classes."""
         del expected
         return None
 
     def identity(self) -> str:
-        """Return a text that differs where the settings of models differ."""
+        """Return a string that is different for models with different settings."""
         return repr(self)
 
     def trace(self, rows: Rows) -> Trace | None:
-        """Return what the model computes, where its settings do not say so; else None.
+        """Trace what the model computes, where its settings do not determine it; else None.
 
-        It is traced anew at every call: a global that a user's function reads may have changed.
+        Every call traces anew: a global that a user's function reads may have changed.
         """
         if not self.users_functions:
             return None
-        apart = type(self).random_start is not BaseModel.random_start
-        start = (lambda key: self.random_start(rows, key)) if apart else None
+        overridden = type(self).random_start is not BaseModel.random_start
+        start = (lambda key: self.random_start(rows, key)) if overridden else None
         return trace_of(self, self.start(rows), rows, start)
 
     def require(self, rows: Rows, *fields: str) -> None:

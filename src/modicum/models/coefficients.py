@@ -1,8 +1,8 @@
-"""Coefficients and their priors: the user's, or by default ones in the units of the data.
+"""Coefficients and their priors: those the user gives, and defaults in the units of the data.
 
-A prior is of a column, of a term or of all coefficients, of the intercept, of what a family has
-besides, or of the standard deviations of groups. `resolved` turns what was left to the data into
-numbers, by one pass over the rows.
+A prior applies to a column, a term or all coefficients, to the intercept, to a family's extra
+parameters, or to the standard deviations of groups. `resolved` computes the data-scaled priors by
+one pass over the rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = ["CoefficientPriors", "extra_key"]
 
 @dataclass(frozen=True, repr=False)
 class CoefficientPriors(BaseModel):
-    """A model's coefficients by their settings and priors; see `LinearPredictorModel`."""
+    """The settings and priors of a model's coefficients; see `LinearPredictorModel`."""
 
     prior_scale: float | tuple[float, ...] | None = None
     intercept: bool = True
@@ -65,7 +65,7 @@ class CoefficientPriors(BaseModel):
     groups: str | GroupTerm | Sequence[str | GroupTerm] = field(default=(), kw_only=True)
     coding: Coding | None = field(default=None, kw_only=True)
 
-    extras: ClassVar[tuple[str, ...]] = ()  # what a family has besides coefficients, by name
+    extras: ClassVar[tuple[str, ...]] = ()  # names of the parameters that are not coefficients
 
     def __post_init__(self) -> None:
         if self.prior_scale is not None:
@@ -83,7 +83,7 @@ class CoefficientPriors(BaseModel):
         self._check_priors()
 
     def _check_priors(self) -> None:
-        """Refuse distributions of the wrong kind, and what is given twice."""
+        """Refuse distributions of the wrong kind, and priors that are given twice."""
         scales = {"common": self.prior_scale, "intercept": self.intercept_scale}
         short = {"common": "prior_scale", "intercept": "intercept_scale"}
         for name in self.extras:
@@ -103,7 +103,7 @@ class CoefficientPriors(BaseModel):
                 require_support(key, prior, "positive" if f"log_{key}" in self.extras else "real")
             if isinstance(prior, Horseshoe) and key in short.keys() - {"common"}:
                 raise SettingError(
-                    f"a horseshoe prior is one of many coefficients, and {key!r} is none of them."
+                    f"a horseshoe is a prior of many coefficients, and {key!r} is not one of them."
                 )
 
     @property
@@ -121,7 +121,7 @@ class CoefficientPriors(BaseModel):
 
     @property
     def group_terms(self) -> tuple[GroupTerm, ...]:
-        """The groups."""
+        """The group terms."""
         return self.groups  # type: ignore[return-value]  # `__post_init__` made them so
 
     @property
@@ -137,8 +137,8 @@ class CoefficientPriors(BaseModel):
             return self.resolved_priors.log_density(theta)
         if not self.has_raw_priors:
             raise SettingError(
-                f"the default priors of {type(self).__name__} are in the units of the data, and "
-                "known only with rows: use model.resolved(rows), or give the scales."
+                f"the default priors of {type(self).__name__} are in the units of the data, so "
+                "they need rows: use model.resolved(rows), or give the scales."
             )
         total = normal_log_density(theta["beta"], jnp.asarray(self.prior_scale))
         if self.intercept:
@@ -150,12 +150,12 @@ class CoefficientPriors(BaseModel):
         return total
 
     def log_folded_prior(self, theta: Params) -> jax.Array:
-        """The part that is a quadratic in the parameters: normal and flat priors."""
+        """Return the part that is quadratic in the parameters: normal and flat priors."""
         priors = self.resolved_priors
         return self.log_prior(theta) if priors is None else priors.log_folded(theta)
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """The other part, for parameters laid out as `theta`; None where all are quadratic."""
+        """Return the part that is not quadratic, for parameters laid out as `theta`, or None."""
         priors = self.resolved_priors
         return None if priors is None else priors.exact(shapes_of(theta))
 
@@ -171,12 +171,12 @@ class CoefficientPriors(BaseModel):
         return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
 
     def shrunk(self, theta: Params) -> Params:
-        """Coefficients with a horseshoe prior, and what it has besides."""
+        """Mark coefficients with a horseshoe prior, and the horseshoe's own parameters."""
         priors = self.resolved_priors
         return super().shrunk(theta) if priors is None else priors.shrunk(theta)
 
     def prior_distances(self, theta: Params) -> Params | None:
-        """In prior standard deviations; of the intercept, the one its prior is about."""
+        """Distances in prior sds; for the intercept, at the point in x where its prior holds."""
         if self.resolved_priors is not None:
             return self.resolved_priors.distances(theta)
         if not self.has_raw_priors:
@@ -194,11 +194,11 @@ class CoefficientPriors(BaseModel):
         return {} if priors is None else priors.describe(tuple(rows.columns[j] for j in common))
 
     def likelihood_layout(self, theta: Params) -> Params:
-        """All but the parameters of priors, which are the last."""
+        """Return all parameters but the hyperparameters, which come last."""
         return {name: leaf for name, leaf in theta.items() if name != OWN}
 
     def without_priors(self) -> Self:
-        """Return the likelihood alone: it compiles once, whatever the priors' numbers are."""
+        """Return the likelihood alone, which compiles once whatever the priors are."""
         return replace(
             self,
             prior_scale=None,
@@ -208,16 +208,16 @@ class CoefficientPriors(BaseModel):
             groups=(),
         )
 
-    # In numbers ---------------------------------------------------------------------------
+    # Data-scaled priors -------------------------------------------------------------------
 
     @property
     def has_raw_priors(self) -> bool:
-        """Whether all priors are given as numbers, so that no data are needed to know them."""
+        """Whether all priors are given as scales in raw units, which need no data."""
         return not self.priors and not self._left_to_data
 
     @property
     def needs_moments(self) -> bool:
-        """Whether `resolved` makes a pass over the rows, for a prior that is left to the data."""
+        """Whether `resolved` makes a pass over the rows, to scale a prior by the data."""
         return self.resolved_priors is None and self._left_to_data
 
     @property
@@ -234,10 +234,10 @@ class CoefficientPriors(BaseModel):
         )
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
-        """Return the model with its priors in numbers, by one pass over the rows where needed.
+        """Return the model with all priors fixed, by one pass over the rows where needed.
 
-        Each setting stands by itself: what is given as a number stays a number in raw units. With
-        the moments of all rows as `data`, no pass is made.
+        Settings are independent: a scale that is given stays as it is, in raw units. With the
+        moments of all rows as `data`, no pass is made.
         """
         coding = group_coding(self.group_terms, rows)
         coded = self if coding == self.coding else replace(self, coding=coding)
@@ -247,14 +247,14 @@ class CoefficientPriors(BaseModel):
         return replace(coded, resolved_priors=self.priors_for(rows, data))
 
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
-        """Moments of the common columns."""
+        """Return the moments of the common columns."""
         data = moments(rows) if data is None else data
         if self.intercept and data.remote.any():
             j = int(np.argmax(data.remote))
             raise DataError(
                 f"the column '{rows.columns[j]}' varies by {data.x_sd[j]:.2g} about "
-                f"{data.x_mean[j]:.2g}, too little for its slope to be told from the intercept in "
-                "64 bits: subtract a constant from it first, or use center(...) in a formula."
+                f"{data.x_mean[j]:.2g}, too little to tell its slope from the intercept in 64 "
+                "bits: subtract a constant from it first, or use center(...) in a formula."
             )
         if not self.groups:
             return data
@@ -262,7 +262,7 @@ class CoefficientPriors(BaseModel):
         return replace(data, x_mean=data.x_mean[common], x_sd=data.x_sd[common])
 
     def priors_for(self, rows: Rows, data: Moments | None) -> ModelPriors:
-        """Return the priors in numbers; moments are needed where a setting is None."""
+        """Return the priors with all scales fixed; `data` is needed where a setting is None."""
         by_key = dict(self.prior_table)
         intercept, centre = self._intercept_prior(by_key.get("intercept"), data)
         extras = []
@@ -278,7 +278,7 @@ class CoefficientPriors(BaseModel):
         return ModelPriors(common, intercept, centre, tuple(extras), groups)
 
     def _group_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
-        """By default 2.5 units of the outcome, over the column's sd for a slope."""
+        """Return the group priors; default sds are 2.5 outcome units, for a slope per sd of x."""
         by_key = dict(self.prior_table)
         priors = []
         for term in self.group_terms:
@@ -299,13 +299,13 @@ class CoefficientPriors(BaseModel):
         return HalfNormal(float(self._data_scales(data)[names.index(effect)]))
 
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
-        """What priors are given to by name, besides columns and their terms."""
+        """Keys that a prior may have, besides columns and their terms."""
         keys = ["common", *(["intercept"] if self.intercept else []), *map(extra_key, self.extras)]
         keys += ["group_sd", "group_cor"] if terms else []
         return keys + [term.field for term in terms]
 
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
-        """Prior of each column: the default, that of all, its term's or its own; the last wins."""
+        """Return the prior of each column: its own, its term's, the common or the default one."""
         places = common_columns(self.group_terms, rows)
         columns = len(places)
         by_key = dict(self.prior_table)
@@ -319,7 +319,7 @@ class CoefficientPriors(BaseModel):
             priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_expect(data))]
         others = self.prior_keys(self.group_terms)
         named = {key: columns_of(key, rows) for key in by_key if key not in others}
-        for key in sorted(named, key=lambda key: key in rows.columns):  # a column's own comes last
+        for key in sorted(named, key=lambda key: key in rows.columns):  # columns override terms
             if not named[key]:
                 require_known(key, others, rows)
             require_support(key, by_key[key], "real")
@@ -328,7 +328,7 @@ class CoefficientPriors(BaseModel):
         return tuple(self._in_units(prior, j, data) for j, prior in enumerate(priors))
 
     def _in_units(self, prior: Prior, column: int, data: Moments | None) -> Prior:
-        """A horseshoe in the units of its column."""
+        """Fix the unit and resolution of a horseshoe; return other priors unchanged."""
         if not isinstance(prior, Horseshoe):
             return prior
         if prior.unit is None:
@@ -341,10 +341,10 @@ class CoefficientPriors(BaseModel):
     def _intercept_prior(
         self, prior: Prior | None, data: Moments | None
     ) -> tuple[Prior | None, tuple[float, ...]]:
-        """The intercept's prior, and where in x it holds: at 0, unless it is left to the data."""
+        """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""
         if not self.intercept:
             if prior is not None:
-                raise SettingError("there is a prior of the intercept, and the model has none.")
+                raise SettingError("there is a prior of the intercept, but the model has none.")
             return None, ()
         if prior is not None:
             return prior, ()
@@ -355,8 +355,8 @@ class CoefficientPriors(BaseModel):
     def _data_scales(self, data: Moments) -> np.ndarray:
         """2.5 / sd(x_j) in units of the outcome.
 
-        A constant column is an intercept of another height, and has an intercept's scale over
-        that; a column of zeros has no unit, and counts as one of sd 1.
+        A constant column is an intercept times a constant, and its scale is the intercept's divided
+        by that constant; a column of zeros has no unit, and counts as having sd 1.
         """
         unit = self.outcome_unit(data)
         height = np.abs(data.x_mean)
@@ -368,7 +368,7 @@ class CoefficientPriors(BaseModel):
         varies = data.x_sd > 0
         return np.where(varies, 2.5 * unit / np.where(varies, data.x_sd, 1.0), constant)
 
-    # What a family says of its defaults ---------------------------------------------------
+    # A family's defaults ------------------------------------------------------------------
 
     def outcome_unit(self, data: Moments) -> float:
         """Return the unit in which predictors are measured: 1 for log-odds and log-rates."""
@@ -376,7 +376,7 @@ class CoefficientPriors(BaseModel):
         return 1.0
 
     def pseudo_variance(self, data: Moments) -> float:
-        """Return about the variance of a predictor from a single row, in the outcome's unit."""
+        """Return the approximate variance of a predictor estimated from one row."""
         del data
         return 1.0
 
@@ -386,7 +386,7 @@ class CoefficientPriors(BaseModel):
         return Normal(0.0, 10.0)
 
     def extra_scale(self, name: str) -> float | None:
-        """Prior standard deviation of an extra parameter about 0; None: by the data."""
+        """Prior standard deviation of an extra parameter about 0; None to scale it by the data."""
         raise KeyError(name)
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
@@ -395,7 +395,7 @@ class CoefficientPriors(BaseModel):
 
 
 def extra_key(name: str) -> str:
-    """What users call a parameter of a family: "scale", where its logarithm is sampled."""
+    """Name by which users set the prior of an extra parameter: "scale" for "log_scale"."""
     return name.removeprefix("log_") if is_logged(name) else name
 
 

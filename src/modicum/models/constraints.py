@@ -1,10 +1,10 @@
-"""Parameters with bounds: how chains move on the whole line and reports stay within the bounds.
+"""Constrained parameters: chains move in unconstrained space, reports stay within the bounds.
 
-A constraint is a smooth one-to-one map between an array of free numbers and the values it allows.
-The density of what is sampled, the free numbers u, is that of the values x(u) times |dx/du|, whose
-logarithm every constraint knows. For a simplex and a Cholesky factor of a correlation matrix, which
-have fewer dimensions than entries, dx is that of all but the last entry and of those below the
-diagonal: densities by which NumPyro and Stan write priors for them are with respect to the same.
+A constraint is a smooth one-to-one map between an array of free values and the values it allows.
+The density of the free values u, which are sampled, is that of the values x(u) times |dx/du|, whose
+logarithm every constraint computes. A simplex and a Cholesky factor of a correlation matrix have
+fewer dimensions than entries: there dx covers all but the last entry, and the entries below the
+diagonal, the same reference measures by which NumPyro and Stan write priors for them.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
-WITHIN = 1e-6  # by which a starting value may miss a sum of 1
+WITHIN = 1e-6  # tolerance of a starting value's sum about 1
 
 
 def _numbers(array: jax.Array) -> np.finfo[np.floating]:
-    """The limits of the floating type of an array."""
+    """Return the machine limits of an array's floating type."""
     return np.finfo(jnp.result_type(array, float))
 
 
 class Constraint(ABC):
-    """Which values a parameter may have, and free numbers in their place.
+    """The set of values a parameter may have, and its map from free (unconstrained) values.
 
-    Constraints are hashable and of no fixed shape: leading axes are so many separate values.
+    Constraints are hashable and have no fixed shape: leading axes are a batch.
     """
 
     support: str  # in words, for messages
 
     def free_shape(self, shape: Shape) -> Shape:
-        """Shape of the free numbers of values of `shape`; ValueError if there is none."""
+        """Shape of the free values for values of `shape`; ValueError if `shape` is not allowed."""
         return shape
 
     @abstractmethod
     def constrain(self, free: jax.Array) -> jax.Array:
-        """Values of free numbers."""
+        """Map free values to constrained ones."""
 
     @abstractmethod
     def log_jacobian(self, free: jax.Array) -> jax.Array:
-        """Logarithm of |d values / d free|, one number."""
+        """Logarithm of |d values / d free|, a scalar."""
 
     @abstractmethod
     def free(self, value: jax.Array) -> jax.Array:
-        """Undo `constrain`; a value that was rounded to its bound has finite free numbers."""
+        """Undo `constrain`; a value that was rounded to its bound has a finite free value."""
 
     @abstractmethod
     def allows(self, value: np.ndarray) -> bool:
         """Whether the value lies within the bounds."""
 
     def free_name(self, name: str) -> str:
-        """What to call the free number of a value called `name`."""
+        """Name of the free value of a parameter called `name`."""
         return f"free {name}"
 
 
@@ -97,7 +97,7 @@ class _Real(Constraint):
 
 @dataclass(frozen=True)
 class Interval(Constraint):
-    """Numbers between two ends, of which one may be infinite; see `interval`."""
+    """Numbers between two bounds, one of which may be infinite; see `interval`."""
 
     low: float
     high: float
@@ -112,9 +112,9 @@ class Interval(Constraint):
         return f"numbers between {self.low:g} and {self.high:g}"
 
     def constrain(self, free: jax.Array) -> jax.Array:
-        """An end plus or minus an exponential, or a logistic function between two ends.
+        """Map by an exponential from one bound, or by a logistic function between two.
 
-        Where that is rounded to the end itself, the next number within is taken.
+        A value that rounds to the bound itself becomes the next number inside.
         """
         if isfinite(self.low) and isfinite(self.high):
             value = self.low + (self.high - self.low) * jax.nn.sigmoid(free)
@@ -123,7 +123,7 @@ class Interval(Constraint):
         else:
             value = self.high - jnp.exp(free)
         kind = _numbers(free)
-        tiny = kind.tiny  # the number next to 0 is one that processors take for 0
+        tiny = kind.tiny  # smaller numbers are subnormal, and processors may flush them to 0
         first = np.nextafter(kind.dtype.type(self.low), np.inf) if self.low else tiny
         last = np.nextafter(kind.dtype.type(self.high), -np.inf) if self.high else -tiny
         return jnp.clip(value, first, None if self.high == np.inf else last)
@@ -136,7 +136,7 @@ class Interval(Constraint):
         return jnp.sum(log_slopes + np.log(self.high - self.low))
 
     def free(self, value: jax.Array) -> jax.Array:
-        """The logarithm of a distance to an end, or of the ratio of both."""
+        """Logarithm of the distance to one bound, or of the ratio of the distances to both."""
         tiny = _numbers(value).tiny
         above, below = value - self.low, self.high - value
         if self.high == np.inf:
@@ -146,11 +146,11 @@ class Interval(Constraint):
         return jnp.log(jnp.maximum(above, tiny)) - jnp.log(jnp.maximum(below, tiny))
 
     def allows(self, value: np.ndarray) -> bool:
-        """Strictly between the ends."""
+        """Whether all values lie strictly between the bounds."""
         return bool(np.all((value > self.low) & (value < self.high)))
 
     def free_name(self, name: str) -> str:
-        """A logarithm or log-odds."""
+        """Call the free value log(name) or logit(name), where it is one."""
         if (self.low, self.high) == (0, np.inf):
             return f"log({name})"
         return f"logit({name})" if (self.low, self.high) == (0, 1) else f"free {name}"
@@ -171,7 +171,7 @@ class _Ordered(Constraint):
         return shape
 
     def constrain(self, free: jax.Array) -> jax.Array:
-        """The first, and then the sums of positive gaps, whose logarithms are free."""
+        """Add positive gaps, whose logarithms are free, to the first value."""
         steps = jnp.concatenate([free[..., :1], jnp.exp(free[..., 1:])], axis=-1)
         return jnp.cumsum(steps, axis=-1)
 
@@ -194,7 +194,7 @@ class _Ordered(Constraint):
 class _Simplex(Constraint):
     """x = softmax(V u), the isometric log-ratio: V has orthonormal columns that sum to 0.
 
-    No entry is special, unlike in breaking a stick, and u = 0 is the centre.
+    Unlike in stick-breaking, no entry is special, and u = 0 is the centre.
     """
 
     support = "positive numbers that sum to 1 along the last axis"
@@ -236,7 +236,7 @@ class _Simplex(Constraint):
 
 @dataclass(frozen=True)
 class _CholeskyCorr(Constraint):
-    """Rows of unit length by canonical partial correlations tanh(u) (Lewandowski and others)."""
+    """Rows of unit length from canonical partial correlations tanh(u) (Lewandowski et al.)."""
 
     support = "lower triangular matrices with a positive diagonal and rows of length 1"
 
@@ -258,7 +258,7 @@ class _CholeskyCorr(Constraint):
 
     def constrain(self, free: jax.Array) -> jax.Array:
         partial, log_rest = self._partial(free)
-        # What the entries before an entry leave of the row's length.
+        # The length of each row that the entries before a given one leave over.
         remaining = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
         return jnp.tril((partial + jnp.eye(partial.shape[-1])) * remaining)
 
@@ -284,7 +284,7 @@ class _CholeskyCorr(Constraint):
 
 
 def interval(low: float, high: float) -> Interval:
-    """Numbers between `low` and `high`, of which one may be infinite.
+    """Constrain a parameter to lie between `low` and `high`, one of which may be infinite.
 
     Examples
     --------
@@ -300,7 +300,7 @@ def interval(low: float, high: float) -> Interval:
     if not ends[0] < ends[1]:
         raise SettingError(f"an interval needs low < high, not {low!r} and {high!r}.")
     if ends == [-np.inf, np.inf]:
-        raise SettingError("all numbers lie between these ends: leave the constraint out.")
+        raise SettingError("an interval from -inf to inf is no constraint: leave it out.")
     return Interval(*ends)
 
 

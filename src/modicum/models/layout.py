@@ -1,4 +1,4 @@
-"""Names, shapes and constraints of parameters, and the free numbers that are sampled for them."""
+"""Names, shapes and constraints of parameters, and the map to the free values that are sampled."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ParameterLayout:
 
     @classmethod
     def of(cls, init: Params, constraints: Mapping[str, Constraint]) -> ParameterLayout:
-        """The layout of a point to start from; a sentence for what is none."""
+        """Return the layout of the starting point `init`; refuse constraints that do not fit it."""
         named = {name: np.asarray(leaf) for name, leaf in named_leaves(init).items()}
         for name in constraints:
             if name not in named:
                 raise SettingError(
-                    f"there is a constraint for {name!r}, which is no parameter"
+                    f"there is a constraint for {name!r}, which is not a parameter"
                     f"{suggestion(name, named)}; the parameters are {', '.join(named)}."
                 )
         in_order = tuple(constraints.get(name, real) for name in named)
@@ -49,20 +49,20 @@ class ParameterLayout:
         return any(constraint is not real for constraint in self.constraints)
 
     def free_shapes(self) -> tuple[Shape, ...]:
-        """Shapes of the free numbers."""
+        """Shapes of the free values."""
         shapes = []
         for name, shape, constraint in zip(self.names, self.shapes, self.constraints, strict=True):
             try:
                 shapes.append(constraint.free_shape(shape))
             except ValueError as needed:
                 raise SettingError(
-                    f"{name!r} is to be {constraint!r}, which takes {needed}, and has the shape "
-                    f"{shape}; give it a value of that kind in `init`, or its shape in `shapes`."
+                    f"{name!r} has the constraint {constraint!r}, which needs {needed}, but its "
+                    f"shape is {shape}; change its value in `init`, or its shape in `shapes`."
                 ) from None
         return tuple(shapes)
 
     def constrain(self, free: Params) -> Params:
-        """Parameters within their bounds."""
+        """Map free values to parameters within their bounds."""
         if not self.bounded:
             return free
         leaves = jax.tree.leaves(free)
@@ -70,7 +70,7 @@ class ParameterLayout:
         return jax.tree.unflatten(self.structure, values)
 
     def log_jacobian(self, free: Params) -> jax.Array:
-        """Logarithm of the volume of constrained values per volume of free numbers."""
+        """Log-determinant of the Jacobian of `constrain`."""
         pairs = zip(self.constraints, jax.tree.leaves(free), strict=True)
         return jnp.sum(jnp.stack([c.log_jacobian(leaf) for c, leaf in pairs if c is not real]))
 
@@ -85,7 +85,10 @@ class ParameterLayout:
 
     @in_double_precision
     def free_point(self, point: Params, called: str) -> Params:
-        """Free numbers of a point the user gave, in float64; a sentence for what is none."""
+        """Map a point given by the user to free values in float64; refuse one that does not fit.
+
+        `called` names the point in error messages.
+        """
         named = named_leaves(point)
         shapes = {name: np.shape(leaf) for name, leaf in named.items()}
         alike = jax.tree.structure(point) == self.structure
@@ -93,14 +96,14 @@ class ParameterLayout:
             ours = ", ".join(f"{n}: {s}" for n, s in zip(self.names, self.shapes, strict=True))
             theirs = ", ".join(f"{n}: {s}" for n, s in shapes.items())
             raise SettingError(
-                f"{called} must have the names and shapes of the model's parameters ({ours}), and "
+                f"{called} must have the names and shapes of the model's parameters ({ours}), but "
                 f"one has {theirs}."
             )
         for (name, leaf), constraint in zip(named.items(), self.constraints, strict=True):
             value = np.asarray(leaf)
             if value.dtype.kind not in "fiub" or not np.all(np.isfinite(value)):
                 raise SettingError(
-                    f"{called} must hold finite real numbers, and '{name}' does not; give each "
+                    f"{called} must hold finite real numbers, but '{name}' does not; give each "
                     "parameter a value to start from."
                 )
             if not constraint.allows(value):
@@ -112,7 +115,7 @@ class ParameterLayout:
         return jax.tree.map(lambda leaf: np.asarray(leaf, dtype=np.float64), free)
 
     def flat_names(self) -> tuple[str, ...]:
-        """A name for each free number, in the order of the flat vector."""
+        """Name each free value, in the order of the flat vector."""
         names: list[str] = []
         parameters = zip(self.names, self.shapes, self.free_shapes(), self.constraints, strict=True)
         for name, shape, free_shape, constraint in parameters:

@@ -1,8 +1,8 @@
 """Models in which a row enters through a linear predictor eta = x @ beta + intercept + offset.
 
-Knowing this buys cheap Hessians (X' diag(f'') X) and control variates of O(d) per row. A family
-says only what the log-likelihood f is as a function of its *predictors*: the q linear ones,
-followed by the model's other parameters (a log-scale), the same for every row.
+This structure gives cheap Hessians (X' diag(f'') X) and control variates of O(d) per row. A family
+defines only the log-likelihood f as a function of its *predictors*: the q linear ones, followed by
+the model's other parameters (a log-scale), which are the same for every row.
 """
 
 from __future__ import annotations
@@ -21,21 +21,16 @@ from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
 from modicum.models.base import Batch, Labels, Params
 from modicum.models.coefficients import CoefficientPriors
-from modicum.models.groups.terms import (
-    check_groups,
-    common_columns,
-)
+from modicum.models.groups.terms import check_groups, common_columns
 from modicum.models.matrix import ModelMatrix, model_matrix
 from modicum.models.outcomes import check_codes, check_outcomes, refuse_mistaken_fields
-from modicum.models.priors import (
-    OWN,
-)
+from modicum.models.priors import OWN
 from modicum.rows import Rows
 from modicum.runtime import Array
 
 __all__ = ["LinearPredictorModel"]
 
-NEW_GROUP_NODES = 21  # at which effects of new groups are averaged over
+NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,28 +48,28 @@ class LinearPredictorModel(CoefficientPriors):
         Prior standard deviation of the intercept, about 0. None: a wide prior in the units of the
         data, on the predictor at the mean of the columns; the family says which.
     priors
-        Distributions of `mo.priors` by what has them: "common" (all coefficients), "intercept",
-        the name of a column, of a categorical column or of a term, or what the family has besides
-        ("scale"). All are in raw units, the intercept's is about the intercept itself, and the
-        narrower key wins. `prior_scale` and the like are short for normal distributions about 0.
+        Distributions of `mo.priors`, by key: "common" (all coefficients), "intercept", the name of
+        a column, a categorical column or a term, or a further parameter of the family ("scale").
+        All are in raw units, the intercept's applies to the intercept itself, and the most specific
+        key wins. `prior_scale` and `intercept_scale` are shorthands for normal priors about 0.
     resolved_priors
-        The priors in numbers, as `resolved` finds them; not for users to give.
+        The priors with all scales fixed; set by `resolved`, not by users.
     groups
-        Factors among the codes of the rows whose levels have effects with a standard deviation of
-        their own: names, or `mo.models.GroupTerm` with slopes. Such a factor has no contrasts among
-        the common columns. The priors of standard deviations have the key "group_sd" or the
-        group's name, that of correlations "group_cor".
+        Factors among the codes of the rows whose levels have effects with a common, estimated
+        standard deviation: names, or `mo.models.GroupTerm` with slopes. Such a factor has no
+        contrasts among the common columns. Priors of the standard deviations have the key
+        "group_sd" or the group's name, the prior of correlations "group_cor".
     coding
-        What the codes of the rows mean, as `resolved` finds it there; not for users to give.
+        How the codes of the rows map to columns; set by `resolved`, not by users.
     """
 
-    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # what is seen of a row
-    field_meaning: ClassVar[dict[str, str]] = {}  # "COLUMN is ...", of a field
-    # Whether `derivatives` and `higher_derivatives` take NumPy's arrays too (`modicum.arrays`), so
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
+    field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
+    # Whether `derivatives` and `higher_derivatives` also take NumPy arrays (`modicum.arrays`), so
     # that sums over all rows need no compiler.
     on_numpy: ClassVar[bool] = False
 
-    # What a family says -------------------------------------------------------------------
+    # What a family defines ----------------------------------------------------------------
 
     @abstractmethod
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -89,7 +84,7 @@ class LinearPredictorModel(CoefficientPriors):
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
 
     def value(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """f alone, elementwise over rows; a family whose derivatives are costly has it apart."""
+        """f alone, elementwise over rows; overridden where the derivatives are costly."""
         return self.derivatives(eta, y)[0]
 
     def rise(
@@ -97,7 +92,7 @@ class LinearPredictorModel(CoefficientPriors):
     ) -> tuple[jax.Array, jax.Array]:
         """f(eta + e) - f(eta) and f'(eta + e), elementwise, where f(eta) = `before` is known.
 
-        A family whose f has terms in y alone that are costly may leave them out here.
+        A family may leave out costly terms of f that depend on y alone.
         """
         f, slope, *_ = self.derivatives(eta + e, y)
         return f - before, slope
@@ -105,8 +100,8 @@ class LinearPredictorModel(CoefficientPriors):
     def series_radius(self) -> float:
         """Return the radius within which the Taylor series of f in eta converges.
 
-        Pi is that of the logistic family. The Poisson's series converges everywhere, but within
-        pi its terms fall about as fast.
+        The default, pi, is the radius of the logistic family. The Poisson's series converges
+        everywhere, but within pi its terms fall about as fast.
         """
         return pi
 
@@ -116,12 +111,12 @@ class LinearPredictorModel(CoefficientPriors):
 
     @abstractmethod
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Mask of outcomes outside the family's support, and what the support is."""
+        """Return a mask of outcomes outside the family's support, and the support in words."""
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """Variance of the outcome given the vector of predictors of one row."""
         raise SettingError(
-            f"{type(self).__name__} does not say what the variance of an outcome is; give it a "
+            f"{type(self).__name__} does not define the variance of an outcome; give it a "
             "method `variance(eta)`."
         )
 
@@ -130,12 +125,12 @@ class LinearPredictorModel(CoefficientPriors):
         return self.mean(eta), self.variance(eta)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw an outcome for each vector of predictors, as floating numbers.
+        """Draw an outcome for each vector of predictors, as floats.
 
-        `eta` has shape (..., q + extras), that of `predictor_vector` with any axes before it, and
-        the answer has its leading axes. `batch` holds what else an outcome depends on, one entry
-        per row along the last of these: the trials of a binomial. Times are drawn to their end,
-        as if none were censored.
+        `eta` has shape (..., q + extras), like `predictor_vector` with any leading axes, and the
+        result has its leading axes. `batch` holds what else an outcome depends on (the trials of a
+        binomial), with one entry per row along the last leading axis. Survival times are drawn
+        without censoring.
         """
         raise SettingError(
             f"{type(self).__name__} does not say how outcomes are drawn; give it a method "
@@ -143,17 +138,17 @@ class LinearPredictorModel(CoefficientPriors):
         )
 
     def predictors(self, rows: Rows) -> int:
-        """Return the number q of linear predictors; 0 means one, without an axis of its own."""
+        """Return the number q of linear predictors; 0 means one, without an axis for it."""
         del rows
         return 0
 
     def check_fields(self, chunk: Batch, first: int) -> None:
-        """Refuse what a family's fields beside y hold; `first` is the number of the first row."""
+        """Refuse bad values in the family's other fields; `first` is the index of the first row."""
 
-    # What follows from it -----------------------------------------------------------------
+    # What follows from these definitions --------------------------------------------------
 
     def matrix(self, batch: Batch) -> ModelMatrix:
-        """Return the columns of the rows that `beta` multiplies, formed or not.
+        """Return the model matrix that `beta` multiplies, dense or coded.
 
         Groups that the rows do not have get no columns.
         """
@@ -164,7 +159,7 @@ class LinearPredictorModel(CoefficientPriors):
         return model_matrix(replace(self.coding, terms=terms), batch)
 
     def outcome(self, batch: Batch) -> jax.Array:
-        """What is seen of each row: y, or y and the family's other fields along a last axis."""
+        """Observed outcome of each row: y, or y and the family's other fields on a last axis."""
         xp = namespace(batch["y"])
         if len(self.outcome_fields) == 1:
             return xp.asarray(batch["y"])
@@ -192,15 +187,15 @@ class LinearPredictorModel(CoefficientPriors):
         absent = self.absent_groups(batch)
         if absent:
             raise DataError(
-                f"the rows do not say which {min(absent)!r} each is in, and outcomes are judged "
-                "by the effect of their group; give that column."
+                f"the rows do not say which {min(absent)!r} each is in, but the density of an "
+                "outcome depends on the effect of its group; give that column."
             )
         return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row; over all groups, if it does not say which.
+        """Mean outcome of each row, averaged over new groups where a group is not given.
 
-        What effects of new groups add to a predictor is normal, however many they are.
+        The effects of new groups add a normal variable to the predictor, however many they are.
         """
         absent = self.absent_groups(batch)
         predictors = self.predictor_vector(theta, batch)
@@ -209,7 +204,7 @@ class LinearPredictorModel(CoefficientPriors):
         return self.mean_over(predictors, self.spread_of_new_groups(theta, batch, absent))
 
     def mean_over(self, predictors: jax.Array, sd: jax.Array) -> jax.Array:
-        """Mean of the outcome of each row, over a first predictor with this standard deviation."""
+        """Mean outcome of each row, averaged over a normal first predictor with this sd."""
         xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
 
         def at_node(xi: jax.Array) -> jax.Array:
@@ -218,13 +213,13 @@ class LinearPredictorModel(CoefficientPriors):
         return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
 
     def absent_groups(self, batch: Batch) -> frozenset[str]:
-        """Groups of the model that the rows of a batch do not have."""
+        """Groups of the model that the batch has no codes for."""
         return frozenset(t.field for t in self.group_terms if t.field not in batch)
 
     def spread_of_new_groups(
         self, theta: Params, batch: Batch, absent: frozenset[str]
     ) -> jax.Array:
-        """Standard deviation, in each row, of what effects of these groups add to eta."""
+        """Standard deviation of the contribution of these groups' effects to eta, for each row."""
         priors, coding = self.resolved_priors, self.coding
         assert priors is not None
         assert coding is not None
@@ -242,9 +237,9 @@ class LinearPredictorModel(CoefficientPriors):
     # Layout, names, checks ----------------------------------------------------------------
 
     def start(self, rows: Rows) -> Params:
-        """The priors' centre where these are in the units of the data, else zeros.
+        """Start at the centre of data-scaled priors, and at zero elsewhere.
 
-        The layout is {beta, intercept, extras}, and the parameters that priors have, last.
+        The layout is {beta, intercept, extras}, followed by the hyperparameters.
         """
         columns, q = len(common_columns(self.group_terms, rows)), self.predictors(rows)
         columns += sum(g.size for g in self.resolved_priors.groups) if self.resolved_priors else 0
@@ -264,12 +259,12 @@ class LinearPredictorModel(CoefficientPriors):
         return theta
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Parameters by name; those of priors in words of their own."""
+        """Name the parameters, with the effects of groups and hyperparameters apart."""
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
         return self.split_effects(super().report(rest)) | self.report_own(theta)
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        """Name the effects of groups, which follow the common coefficients, if there are any."""
+        """Split `beta` into common coefficients and named group effects, which follow them."""
         priors = self.resolved_priors
         if priors is None or not priors.groups:
             return {k: v for k, v in named.items() if k != "beta" or np.shape(v)[-1]}
@@ -283,7 +278,7 @@ class LinearPredictorModel(CoefficientPriors):
         return split | named
 
     def report_own(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the parameters that priors have."""
+        """Name the hyperparameters."""
         priors = self.resolved_priors
         return {} if priors is None or OWN not in theta else priors.report(theta[OWN])
 
@@ -300,7 +295,7 @@ class LinearPredictorModel(CoefficientPriors):
         return theta | own
 
     def labels(self, rows: Rows) -> Labels:
-        """Columns of x name the entries of beta, levels those of effects."""
+        """Label the entries of beta by columns of x, and group effects by levels."""
         common = common_columns(self.group_terms, rows)
         named: Labels = {"beta": (tuple(rows.columns[j] for j in common),)} if common else {}
         for term in self.group_terms:
@@ -309,11 +304,11 @@ class LinearPredictorModel(CoefficientPriors):
         return named | ({} if self.resolved_priors is None else self.resolved_priors.labels())
 
     def expansions(self) -> dict[str, str | None]:
-        """What a family has besides coefficients: logarithms, and logits, near them for chances."""
+        """Expand the extra parameters: logarithms, or logits, which for small chances are alike."""
         return dict.fromkeys(self.extras)
 
     def check(self, rows: Rows) -> None:
-        """Refuse rows without x and y, scales of the wrong length, outcomes out of support."""
+        """Refuse rows without x and y, scales of the wrong length, and outcomes out of support."""
         self.require(rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields)
         refuse_mistaken_fields(self, rows)
         if "x" in rows.fields and len(rows.fields["x"]) != 1:
@@ -324,7 +319,7 @@ class LinearPredictorModel(CoefficientPriors):
                 raise DataError(f"the field '{name}' must hold one {noun} per row.")
         if self.groups and self.predictors(rows) > 1:
             raise SettingError(
-                f"groups are for families of one linear predictor, and {type(self).__name__} has "
+                f"groups need a family with one linear predictor, but {type(self).__name__} has "
                 f"{self.predictors(rows)}."
             )
         check_groups(self.group_terms, rows)
@@ -336,15 +331,15 @@ class LinearPredictorModel(CoefficientPriors):
         priors = self.resolved_priors
         if priors is not None and len(priors.coefficients) != columns:
             raise SettingError(
-                f"the priors are those of {len(priors.coefficients)} columns, and x has "
-                f"{columns}; make the model anew for these rows."
+                f"the priors are those of {len(priors.coefficients)} columns, but x has "
+                f"{columns}; create a new model for these rows."
             )
         check_codes(rows)
         self.check_outcome(rows)
         self.check_offset(rows)
 
     def check_offset(self, rows: Rows) -> None:
-        """Refuse an offset that does not add to the linear predictor."""
+        """Refuse an offset whose shape is not that of the linear predictor."""
         q = self.predictors(rows)
         if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
             numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"

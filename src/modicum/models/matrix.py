@@ -1,8 +1,8 @@
-"""The model matrix of a batch of rows: all its columns, or a few of them and codes.
+"""The model matrix of a batch of rows: dense, or dense columns and codes.
 
-Whatever multiplies by the columns of a row asks a model for its matrix of the batch. For rows with
-codes the matrix is never formed: a product with it gathers one row of the other
-factor per code, and the derivative of that is a scatter-add.
+All products with the columns of a row go through the model matrix. For rows with codes the matrix
+is never formed: a product gathers one row of the other factor per code, and its derivative is a
+scatter-add.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
 
 @dataclass(frozen=True, eq=False)
 class DenseMatrix:
-    """Rows with all their columns, (..., columns).
+    """A matrix that holds all columns, (..., columns).
 
-    NumPy's have the intercept's column of `ones` beside them: a copy of all others would cost.
+    With NumPy, `ones` stands for the intercept's column, so that adding it copies nothing.
     """
 
     x: Array
@@ -39,18 +39,18 @@ class DenseMatrix:
         return namespace(other).asarray(self.x @ other[:-1] + other[-1])
 
     def in_double(self) -> DenseMatrix:
-        """The same in float64."""
+        """Return the matrix in float64."""
         return replace(self, x=namespace(self.x).asarray(self.x, np.float64))
 
     def with_ones(self) -> DenseMatrix:
-        """The same with one more column, the intercept's."""
+        """Return the matrix with the intercept's column appended."""
         if is_numpy(self.x):
             return replace(self, ones=True)
         x = jnp.asarray(self.x)
         return DenseMatrix(jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1))
 
     def densely(self) -> jax.Array:
-        """The whole matrix, dense."""
+        """Return all columns, (..., columns)."""
         xp = namespace(self.x)
         x: jax.Array = xp.asarray(self.x)
         return xp.concatenate([x, xp.ones_like(x[..., :1])], axis=-1) if self.ones else x
@@ -58,20 +58,20 @@ class DenseMatrix:
 
 @dataclass(frozen=True, eq=False)
 class CodedMatrix:
-    """Rows of a few numbers and a few codes.
+    """A matrix of dense columns and codes.
 
     Parameters
     ----------
     coding
-        Which columns they stand for.
+        How the dense columns and codes map to columns of the matrix.
     x
-        The numbers, (..., columns of x); None where there are none.
+        The dense columns, (..., columns of x); None where there are none.
     codes
-        Codes of each field that has some, (...).
+        Codes of each coded field, (...).
     dtype
-        Type of the numbers.
+        Type of the entries.
     ones
-        Whether one more column follows, the intercept's.
+        Whether the intercept's column follows.
     """
 
     coding: Coding
@@ -86,7 +86,7 @@ class CodedMatrix:
         return self.coding.size + self.ones
 
     def __matmul__(self, other: jax.Array) -> jax.Array:
-        """The product with (columns,) or (columns, k), by gathering its rows."""
+        """Multiply by (columns,) or (columns, k), by gathering rows of `other`."""
         xp = namespace(other)
         kind = xp.result_type(self.dtype, other)
         other = xp.asarray(other, kind)
@@ -95,7 +95,7 @@ class CodedMatrix:
             assert self.x is not None
             numbers = self.x[..., : len(self.coding.dense)].astype(kind)
             total = total + numbers @ other[xp.asarray(self.coding.dense)]
-        # A row of zeros before the others is that of every reference level.
+        # Reference levels gather a row of zeros, put before the others.
         padded = xp.concatenate([xp.zeros((1, *other.shape[1:]), kind), other])
         for term in self.coding.terms:
             part = _entries(padded, self.place(term))
@@ -106,13 +106,13 @@ class CodedMatrix:
         return xp.asarray(total)
 
     def quadratic(self, form: jax.Array) -> jax.Array:
-        """x' S x of each row, with S symmetric: by gathering its entries, one per pair of parts.
+        """x' S x of each row, with S symmetric, by gathering one entry of S per pair of terms.
 
-        O((p + k)^2) operations per row of p numbers and k codes, however many columns there are.
+        O((p + k)^2) operations per row of p dense columns and k codes, however many columns in all.
         """
         xp = namespace(form)
         kind = xp.result_type(self.dtype, form)
-        # A row and a column of zeros before the others are those of every reference level.
+        # Reference levels gather from a row and a column of zeros, put before the others.
         padded = xp.pad(xp.asarray(form, kind), ((1, 0), (1, 0)))
         numbers, places = self.numbers().astype(kind), 1 + self.dense_places()
         total = xp.sum(numbers @ padded[places][:, places] * numbers, axis=-1)
@@ -127,16 +127,16 @@ class CodedMatrix:
         return total
 
     def in_double(self) -> CodedMatrix:
-        """The same with numbers in float64."""
+        """Return the matrix with dense columns in float64."""
         x = None if self.x is None else self.x.astype(np.float64)
         return replace(self, x=x, dtype=jnp.dtype(jnp.float64))
 
     def with_ones(self) -> CodedMatrix:
-        """The same with one more column, the intercept's."""
+        """Return the matrix with the intercept's column appended."""
         return replace(self, ones=True)
 
     def densely(self) -> jax.Array:
-        """All columns, (..., columns): for a few rows at a time."""
+        """Form all columns, (..., columns): for a few rows at a time."""
         codes = next(iter(self.codes.values()))
         if is_numpy(codes):
             return self @ as_either(np.eye(self.columns, dtype=self.dtype))
@@ -156,23 +156,23 @@ class CodedMatrix:
         return out.at[..., -1].set(1) if self.ones else out
 
     def place(self, term: CodedTerm) -> jax.Array:
-        """Where a row's column is, counted from one; 0 for the reference level."""
+        """Column of each row's level, counted from one; 0 for the reference level."""
         codes = self.codes[term.field]
         xp = namespace(codes)
-        code = codes.astype(np.intp if xp is np else jnp.int32)  # what indices are, in each
+        code = codes.astype(np.intp if xp is np else jnp.int32)  # each library's index type
         if not term.reference:
             return code + (term.first + 1)
         return xp.where(code == 0, 0, code + term.first)
 
     def scale(self, term: CodedTerm) -> jax.Array:
-        """The number in a row's column; a single one where all are ones."""
+        """Entry of each row in its level's column; a scalar 1 for plain indicators."""
         if term.scale is None:
             return namespace(self.codes[term.field]).ones((), self.dtype)
         assert self.x is not None
         return self.x[..., term.scale]
 
     def numbers(self) -> jax.Array:
-        """The dense columns, that of ones last, (..., columns)."""
+        """Dense columns, the intercept's last, (..., columns)."""
         codes = next(iter(self.codes.values()))
         xp, shape = namespace(codes), codes.shape
         parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
@@ -182,7 +182,7 @@ class CodedMatrix:
         return xp.concatenate([xp.zeros((*shape, 0), self.dtype), *parts], axis=-1)
 
     def dense_places(self) -> np.ndarray:
-        """Where the dense columns stand among all."""
+        """Positions of the dense columns among all columns."""
         return np.array([*self.coding.dense, *([self.coding.size] if self.ones else [])], int)
 
 
@@ -190,7 +190,7 @@ ModelMatrix: TypeAlias = DenseMatrix | CodedMatrix
 
 
 def model_matrix(coding: Coding | None, batch: Mapping[str, Array]) -> ModelMatrix:
-    """Return the matrix of a batch of rows; without codes, x has all columns."""
+    """Return the model matrix of a batch of rows; without codes, x holds all columns."""
     if coding is None or any(name not in batch for name in coding.fields):
         return DenseMatrix(batch["x"])
     codes = {name: _array(batch[name]) for name in coding.fields}
@@ -204,7 +204,7 @@ def _array(values: Array) -> jax.Array:
 
 
 def _entries(table: jax.Array, where: jax.Array | tuple[jax.Array, ...]) -> jax.Array:
-    """The entries of a table at places that are known to be in it."""
+    """Index `table` at positions known to be in bounds."""
     if is_numpy(table):
         return table[where]
     return table.at[where].get(mode="promise_in_bounds")

@@ -1,4 +1,4 @@
-"""Outcomes: which ones a model can describe, and how many classes they are; and codes."""
+"""Checks of outcomes and codes: whether a model can describe them, and how many classes occur."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ __all__ = [
 ]
 
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
-OtherFields = Callable[[Batch, int], None]  # a chunk, and the number of its first row
+OtherFields = Callable[[Batch, int], None]  # takes a chunk and the index of its first row
 CHUNK = 262_144
-REMOTE = 1e-12  # range of an outcome, as a share of its size, below which few digits are left
-MANY, FEW = 100, 5  # more classes than that, with fewer rows for each than that, are not classes
+REMOTE = 1e-12  # an outcome whose range is a smaller share of its size has too few digits left
+MANY, FEW = 100, 5  # more than MANY classes with fewer than FEW rows each are not classes
 
 
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
-    """Mask of outcomes that are not classes, and what classes are."""
+    """Return a mask of the outcomes that are not classes, and a description of the classes."""
     above = np.inf if classes is None else classes - 1
     upto = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
     return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
 
 
 def class_names(rows: Rows, count: int, prefix: str = "") -> tuple[str, ...]:
-    """What the first `count` classes are called: the outcome's levels, else their numbers."""
+    """Names of the first `count` classes: the outcome's levels, else their numbers."""
     levels = rows.outcome_levels
     numbered = (f"{prefix}{k}" for k in range(len(levels), count))
     return (*map(str, levels[:count]), *numbered)
 
 
 def largest_class(rows: Rows) -> int:
-    """The largest outcome."""
+    """Return the largest outcome."""
     return int(max(chunk["y"].max() for chunk in rows.chunks(CHUNK)))
 
 
 def count_classes(rows: Rows) -> int:
-    """One more than the largest outcome, where every class occurs and they are not names of rows.
+    """Count the classes, refusing outcomes that skip a class or have hardly any rows per class.
 
-    A stray value, classes numbered from 1, and an outcome that is a number and no class would
-    each make classes nobody asked for, with a coefficient per column for every one of them.
+    A stray value, classes numbered from 1, or a numeric outcome would each create unintended
+    classes, every one of them with a coefficient per column.
     """
     present = np.zeros(0, dtype=np.int64)
     for chunk in rows.chunks(CHUNK):
@@ -79,7 +79,7 @@ def count_classes(rows: Rows) -> int:
 def check_outcomes(
     model: BaseModel, rows: Rows, fault: Fault, others: OtherFields | None = None
 ) -> None:
-    """Refuse outcomes that `fault` marks, naming the first such row; `others` sees all fields."""
+    """Refuse outcomes that `fault` marks, naming the first such row; `others` checks all fields."""
     start = 0
     for chunk in rows.chunks(CHUNK):
         y = np.asarray(chunk["y"])
@@ -95,7 +95,7 @@ def check_outcomes(
         start += len(y)
 
 
-# What others call the fields that families read.
+# Names that other packages use for the fields that families read.
 MISTAKEN = {
     "weights": "name it 'weight'",
     "sample_weight": "name it 'weight'",
@@ -127,14 +127,14 @@ def refuse_constant(model: BaseModel, rows: Rows) -> None:
         if np.any(y != first):
             return
     raise DataError(
-        f"the outcome '{rows.outcome or 'y'}' is {first:g} in every row, so that there is no noise "
-        f"whose size {type(model).__name__} could estimate, nor anything to explain: check the "
+        f"the outcome '{rows.outcome or 'y'}' is {first:g} in every row, so there is nothing to "
+        f"explain and no noise whose scale {type(model).__name__} could estimate: check the "
         "outcome."
     )
 
 
 def refuse_remote(rows: Rows) -> None:
-    """Refuse a real outcome that varies by its last digits alone."""
+    """Refuse a real outcome that varies only in its last digits."""
     low, high = np.inf, -np.inf
     for chunk in rows.chunks(CHUNK):
         y = np.asarray(chunk["y"], float)
@@ -145,13 +145,13 @@ def refuse_remote(rows: Rows) -> None:
         return
     raise DataError(
         f"the outcome '{rows.outcome or 'y'}' lies between {low:.3g} and {low:.3g} + "
-        f"{high - low:.2g}, and varies too little about so large a number for 64 bits to tell its "
-        "noise: subtract a constant from it first."
+        f"{high - low:.2g}, which is too little variation about so large a number to resolve in 64 "
+        "bits: subtract a constant from it first."
     )
 
 
 def check_codes(rows: Rows) -> None:
-    """Refuse codes that stand for no level: those of a store that was damaged."""
+    """Refuse codes without a level, as in a damaged store."""
     if rows.coding is None:
         return
     start = 0
@@ -161,7 +161,7 @@ def check_codes(rows: Rows) -> None:
             name, row = fault
             raise DataError(
                 f"the field {name!r} holds the code {chunk[name][row]} in row {start + row}, which "
-                "stands for no level: the rows were changed after they were made, so make them "
+                "is the code of no level: the rows were changed after they were made, so make them "
                 "again from their source."
             )
         start += len(chunk[rows.coding.fields[0]])

@@ -1,4 +1,4 @@
-"""Prediction from named draws: what a posterior calls, and keeps when it is saved."""
+"""Prediction from named draws, as a posterior calls it and saves it."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["ModelPredictor", "length_of", "rebuild"]
 
-BUDGET = 2**25  # numbers that draws evaluated together may hold at their widest
+BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
 SAVED: dict[str, type[BaseModel]] = {
     name: getattr(module, name) for module in (families, networks) for name in module.__all__
 }
-KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # beside names and fields
-INTEGRATED = "IntegratedEffects"  # a model of another, which its file describes within it
+KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # added to draws and fields
+INTEGRATED = "IntegratedEffects"  # wraps another model, whose description is nested in its own
 Draws: TypeAlias = dict[str, np.ndarray]
 Question: TypeAlias = Callable[[BaseModel, Mapping[str, Array], Batch], tuple[jax.Array, ...]]
-"""What is asked of one draw and a batch of rows."""
+"""A function of one draw and a batch of rows."""
 
 
 @dataclass(frozen=True)
 class ModelPredictor:
-    """Predictions and log-densities of rows, by the model that made the draws.
+    """Predictions and log-densities of rows under the model that made the draws.
 
-    Draws have a leading axis. As many draws, or as few rows, are evaluated together as memory
-    allows: a convolutional network holds a hundred thousand numbers per row on the way.
+    Draws have a leading axis. Draws, and rows if need be, are evaluated in batches that fit in
+    memory: a convolutional network has a hundred thousand intermediate values per row.
     """
 
     model: BaseModel
 
     def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
-        """Expected outcomes: one value (or line of values) per draw and row."""
+        """Expected outcomes: one value (or vector of values) per draw and row."""
         fields = self._without_outcome(batch)
         (expected,) = self._evaluate(_expected, draws, fields)
         return expected
 
     def outcome(self, draws: Draws, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
-        """Expected outcomes (None where the model has none) and log-densities of those seen."""
+        """Expected outcomes (None where the model has none) and log-densities of observed ones."""
         fields = {k: v for k, v in batch.items() if k != "weight"}
         try:
             expected, density = self._evaluate(_expected_and_log_density, draws, fields)
-        except SettingError:  # a model of one's own need not say what it predicts
+        except SettingError:  # a user's model need not define predictions
             (density,) = self._evaluate(_log_density, draws, fields)
             return None, density
         return expected, density
@@ -71,10 +71,10 @@ class ModelPredictor:
     def predictors(
         self, draws: Draws, batch: Batch, effects_known: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Predictors (draws, rows, q + extras), and the spread of what new groups add.
+        """Predictors (draws, rows, q + extras), and the sd of the effects of new groups.
 
-        Groups that the rows do not say are new, and so are those that were integrated out, unless
-        their effects are known, which the caller then adds.
+        Groups that the rows do not give count as new. So do groups that were integrated out, unless
+        `effects_known`: the caller then adds their effects.
         """
         fields = self._without_outcome(batch)
         question = _predictors_given if effects_known else _predictors
@@ -82,16 +82,16 @@ class ModelPredictor:
         return predictors, spread
 
     def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
-        """Outcomes (draws, rows, ...) of a model that simulates them.
+        """Simulate outcomes (draws, rows, ...).
 
         Parameters
         ----------
         draws, batch
-            As in all of these; outcomes that the batch holds are not looked at.
+            Draws and rows; outcomes in the batch are ignored.
         words
-            Of a key per draw (draws, 2).
+            The words of one key per draw (draws, 2).
         first
-            Number of the first row: each row has a key of its own, however rows are batched.
+            Index of the first row: each row has its own key, however rows are batched.
         """
         numbers = np.arange(first, first + length_of(batch), dtype=np.uint32)
         fields = self._without_outcome(batch) | {ROW_NUMBERS: numbers}
@@ -120,7 +120,7 @@ class ModelPredictor:
         return tuple(np.concatenate(answers, axis=1) for answers in zip(*parts, strict=True))
 
     def to_dict(self) -> dict[str, object] | None:
-        """Describe a model of Modicum's by name and settings; one's own is not saved."""
+        """Describe a built-in model by name and settings; None for a user's model."""
         if not isinstance(self.model, IntegratedEffects):
             return _described(self.model)
         family = _described(self.model.family)
@@ -139,7 +139,7 @@ def _described(model: BaseModel) -> dict[str, object] | None:
 
 
 def _plain(value: object) -> object:
-    """A setting as plain JSON values; what knows how to write itself does."""
+    """Convert a setting to JSON values, by its own `to_dict` where it has one."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, tuple):
@@ -148,7 +148,7 @@ def _plain(value: object) -> object:
 
 
 def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
-    """Undo `ModelPredictor.to_dict`; None if it is not one of Modicum's models."""
+    """Undo `ModelPredictor.to_dict`; None if the model is not a built-in one."""
     try:
         if description.get("family") != INTEGRATED:
             model = _rebuilt(description)
@@ -162,8 +162,8 @@ def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
         return None if model is None else ModelPredictor(model)
     except (TypeError, ValueError, KeyError, AttributeError) as fault:
         raise DataError(
-            f"the posterior's file describes no model that can be rebuilt ({fault}): it is "
-            "damaged, or of another version of Modicum."
+            f"the model in the posterior's file cannot be rebuilt ({fault}): the file is damaged, "
+            "or was written by another version of Modicum."
         ) from fault
 
 
@@ -206,7 +206,7 @@ def _predictors(
 def _predictors_given(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
 ) -> tuple[jax.Array, jax.Array]:
-    """Predictors without the effects that were integrated out, which are known."""
+    """Predictors without the effects that were integrated out, which the caller adds."""
     theta = model.restore(named)
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
@@ -227,7 +227,7 @@ def _expected_and_log_density(
 
 
 def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
-    """Refuse a number of columns that is not that of the coefficients."""
+    """Refuse an x whose number of columns is not that of the coefficients."""
     if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
         needed, shape = draws["beta"].shape[-1], fields["x"].shape
         if isinstance(model.matrix(fields), CodedMatrix):
@@ -242,7 +242,7 @@ def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
 
 @dataclass(frozen=True)
 class _AsTraced:
-    """A model as of now: a user's function may read a global that has changed since."""
+    """A model compared by what it computes now: a global read by a user's function may change."""
 
     model: BaseModel
     digest: str
@@ -265,9 +265,9 @@ def _over_draws(
 
 
 def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
-    """Size of the largest array that evaluating one draw makes on the way, and what it computes.
+    """Trace one draw; return the size of its largest intermediate array, and the trace's digest.
 
-    It is also the first time the model sees these rows: what fails, fails here.
+    The model sees these rows here for the first time, so its errors are reported from here.
     """
     first = {name: x[0] for name, x in draws.items()}
     try:
@@ -291,12 +291,12 @@ def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -
 
 
 def length_of(arrays: Mapping[str, Array]) -> int:
-    """Rows of a batch, or draws: the length of the arrays' first axis."""
+    """Number of rows of a batch, or of draws: the length of the arrays' first axis."""
     return len(next(iter(arrays.values())))
 
 
 def _sizes(jaxpr: Jaxpr) -> Iterator[int]:
-    """Sizes of all arrays a traced function makes, also inside functions it calls."""
+    """Sizes of all arrays a traced function creates, including in functions it calls."""
     for step in jaxpr.eqns:
         yield from (int(out.aval.size) for out in step.outvars if hasattr(out.aval, "size"))
         for parameter in step.params.values():

@@ -54,10 +54,10 @@ def partial_exponents(effects: int, concentration: float) -> np.ndarray:
 def log_priors(
     model: BaseModel, draws: Mapping[str, np.ndarray], *, effects: bool = True
 ) -> np.ndarray:
-    """Log-density of the prior, (chain, draw), of reported draws, in what is sampled.
+    """Log-density of the prior at reported draws, (chain, draw), in the unconstrained parameters.
 
-    Without `effects`, that of effects of groups given their spread is left out: it is a part of the
-    model as much as the likelihood is, and nobody's belief.
+    Without `effects`, the density of group effects given their sds is left out: like the
+    likelihood, it belongs to the model rather than to prior beliefs.
     """
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
     chains, number = next(iter(draws.values())).shape[:2]
@@ -77,17 +77,17 @@ def log_priors(
 def prior_draws(
     model: BaseModel, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Draws ``name -> (number, *shape)`` of a model whose reported parameters have these shapes."""
+    """Return prior draws ``name -> (number, *shape)`` of reported parameters with these shapes."""
     q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
     if isinstance(model, IntegratedEffects) and model.scales is not None:
-        theta = _of_family(_priors_of(model.family, shapes), q, number, rng)
-        sds = [_drawn(HalfNormal(scale), rng, (number,)) for scale in model.scales]
+        theta = _draw_family(_priors_of(model.family, shapes), q, number, rng)
+        sds = [_draw(HalfNormal(scale), rng, (number,)) for scale in model.scales]
         theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
         if model.covariance.pairs:
             exponents = partial_exponents(model.effects, model.concentration)
-            theta["group_partial"] = _partials(exponents, rng, number)
+            theta["group_partial"] = _draw_partials(exponents, rng, number)
     elif isinstance(model, LinearPredictorModel):
-        theta = _of_family(_priors_of(model, shapes), q, number, rng)
+        theta = _draw_family(_priors_of(model, shapes), q, number, rng)
     else:
         words = rng.integers(0, 2**32, size=(number, 2), dtype=np.uint32)
         theta = jax.jit(jax.vmap(lambda w: model.simulate_prior(typed(w))))(words)
@@ -96,11 +96,11 @@ def prior_draws(
 
 
 def _priors_of(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]]) -> ModelPriors:
-    """The priors in numbers: as a run found them, or as scales were given."""
+    """Return the priors with all scales fixed: as a run resolved them, or from given scales."""
     if model.resolved_priors is not None:
         return model.resolved_priors
     if not model.has_raw_priors:
-        raise SettingError("the priors of this posterior are not known in numbers: sample again.")
+        raise SettingError("the scales of this posterior's priors are not known: sample again.")
     columns = shapes["beta"][-1] if "beta" in shapes else 0
     scales = np.broadcast_to(np.asarray(model.prior_scale, float), columns)
     wide = model.intercept_scale
@@ -111,36 +111,36 @@ def _priors_of(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]
     )
 
 
-def _of_family(
+def _draw_family(
     priors: ModelPriors, q: tuple[int, ...], number: int, rng: np.random.Generator
 ) -> dict[str, Params]:
-    columns = [_drawn(prior, rng, (number, *q)) for prior in priors.coefficients]
+    columns = [_draw(prior, rng, (number, *q)) for prior in priors.coefficients]
     beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
     theta: dict[str, Params] = {}
     if priors.intercept is not None:
-        at_centre = _drawn(priors.intercept, rng, (number, *q))
+        at_centre = _draw(priors.intercept, rng, (number, *q))
         theta["intercept"] = at_centre - (beta @ np.array(priors.centre) if priors.centre else 0.0)
     for name, prior in priors.extras:
-        value = _drawn(prior, rng, (number,))
+        value = _draw(prior, rng, (number,))
         positive = is_logged(name) and prior.support == "positive"
         theta[name] = np.log(value) if positive else value
-    effects, own = _effects(priors, number, rng)
+    effects, own = _draw_effects(priors, number, rng)
     theta["beta"] = np.concatenate([beta, *effects], axis=-1)
     return theta | ({OWN: own} if own else {})
 
 
-def _effects(
+def _draw_effects(
     priors: ModelPriors, number: int, rng: np.random.Generator
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Effects of groups, and the standard deviations and correlations they were drawn with."""
+    """Draw group effects, and the standard deviations and correlations they depend on."""
     effects, log_sds, partials = [], [], []
     for group in priors.groups:
         count = len(group.sds)
-        log_sd = np.log(np.stack([_drawn(p, rng, (number,)) for p in group.sds], axis=1))
+        log_sd = np.log(np.stack([_draw(p, rng, (number,)) for p in group.sds], axis=1))
         own = log_sd
         if group.partials:
             exponents = partial_exponents(count, group.correlation.eta)
-            partials.append(_partials(exponents, rng, number))
+            partials.append(_draw_partials(exponents, rng, number))
             own = np.concatenate([log_sd, partials[-1]], axis=1)
         factor = np.asarray(jax.vmap(lambda parameters: covariance_factor(parameters, count))(own))  # noqa: B023
         normal = rng.standard_normal((number, count, group.levels))
@@ -152,16 +152,16 @@ def _effects(
     return effects, own_parts
 
 
-def _drawn(prior: Prior, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def _draw(prior: Prior, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     draw = DRAWS.get(type(prior))
     if draw is None:
         raise SettingError(
-            f"nothing can be drawn from the prior {prior}; give a proper prior of independent "
-            "coefficients (mo.priors.Normal ...)."
+            f"the prior {prior} cannot be drawn from; give a proper prior of independent "
+            "coefficients, such as mo.priors.Normal."
         )
     return draw(rng, shape, prior)
 
 
-def _partials(exponents: np.ndarray, rng: np.random.Generator, number: int) -> np.ndarray:
+def _draw_partials(exponents: np.ndarray, rng: np.random.Generator, number: int) -> np.ndarray:
     r = 2 * rng.beta(exponents, exponents, size=(number, len(exponents))) - 1
     return np.asarray(np.arctanh(r))

@@ -1,14 +1,14 @@
-"""Separation: columns that give the outcome away, so that a likelihood has no maximum.
+"""Separation: columns that determine the outcome, so that the likelihood has no maximum.
 
 Where some direction w of the coefficients puts no row on the wrong side of its class, and some rows
-on the right side, the likelihood rises along w for ever: complete separation if all rows are on
-their side, quasi-complete if the others lie on the boundary (Albert and Anderson 1984). A proper
-prior keeps the mode finite, and alone decides how large the coefficients are.
+on the right side, the likelihood increases along w without bound: complete separation if all rows
+are on their side, quasi-complete if the others lie on the boundary (Albert and Anderson 1984). A
+proper prior keeps the mode finite, and it alone decides how large the coefficients are.
 
-Two searches, both of which prove what they say: each column by itself, by its range within each
-class, and so the reference level of a factor, whose column is one less all others; and all columns
-together, by linear programmes (Konis 2007) on the rows that are hardest to tell apart and some that
-are easiest, to which rows are added until none of the data set is on the wrong side.
+There are two searches, and what either finds is proved. The first checks each column by itself, by
+its range within each class, including the indicator of a factor's reference level (one minus its
+other indicators). The second checks all columns together, by linear programmes (Konis 2007) on the
+rows hardest to classify and some of the easiest, adding rows until none is on the wrong side.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from modicum.rows import Rows
 
 __all__ = ["Separation", "find_ordinal_separation", "find_separation", "find_silent_counts"]
 
-TOGETHER = 65_536
-MOST_NUMBERS = 2**23  # of columns that are formed of codes
-HARDEST = 500  # rows that a linear programme begins with, and that are added to it at a time
-EASIEST = 100  # that it begins with as well: the hardest may all lie on the boundary
+CHUNK = 65_536
+MOST_NUMBERS = 2**23  # largest size of a chunk whose codes are expanded to columns
+HARDEST = 500  # rows that a linear programme starts with, and that each round adds at most
+EASIEST = 100  # easiest rows to start with: the hardest may all lie on the boundary
 ROUNDS = 12
-WIDEST = 500  # coefficients up to which linear programmes are tried
-SOLVER = 1e-7  # tolerance of the linear programmes, in columns of scale one
+WIDEST = 500  # most coefficients for which linear programmes are tried
+SOLVER = 1e-7  # tolerance of the linear programmes, for columns of scale one
 
 
 @dataclass(frozen=True)
 class Separation:
-    """What was proved.
+    """A separation that was found.
 
     Attributes
     ----------
     complete
-        Whether every row is on its side; else some are, and the rest lie on the boundary.
+        Whether every row is on its side; otherwise some rows lie on the boundary.
     columns
-        Columns that do it each by itself; empty where it takes several together.
+        Columns that each separate by themselves; empty where it takes several together.
     """
 
     complete: bool
     columns: tuple[str, ...] = ()
 
     def warning(self) -> ModicumWarning:
-        """Return it as a sentence, with what to do."""
+        """Return the warning: the finding and what to do about it."""
         if self.complete:
             part = f"the column {self.columns[0]} alone" if self.columns else "the columns of x"
-            verb = "foretells" if self.columns else "foretell"
-            finding = f"{part} {verb} every outcome (perfect separation)"
+            verb = "predicts" if self.columns else "predict"
+            finding = f"{part} {verb} every outcome perfectly (complete separation)"
         elif self.columns:
             names = ", ".join(self.columns[:3])
             more = f" and {len(self.columns) - 3} more" if len(self.columns) > 3 else ""
             many = len(self.columns) > 1
             part = f"each of {names}{more}" if many else names
             finding = (
-                f"{part} foretells the outcome of every row in which it differs from one value, as "
-                "a level does that has one outcome only (quasi-complete separation)"
+                f"{part} predicts the outcome perfectly in all rows where it differs from one "
+                "value, like a level with a single outcome (quasi-complete separation)"
             )
         else:
             finding = (
-                "a combination of columns foretells the outcome of some rows and is silent on the "
-                "others (quasi-complete separation)"
+                "a combination of columns predicts the outcome of some rows perfectly and says "
+                "nothing about the others (quasi-complete separation)"
             )
         return ModicumWarning(
             "separation",
-            f"{finding}, so how large the coefficients are is decided by the prior and not by the "
+            f"{finding}, so the size of the coefficients is decided by the prior and not by the "
             "data",
-            "drop a column that gives the outcome away, merge a level that has one outcome only "
-            "with another, or choose the prior with care (prior_scale)",
+            "drop a column that gives the outcome away, merge a level with a single outcome into "
+            "another, or choose the prior with care (prior_scale)",
             complete=float(self.complete),
             columns=float(len(self.columns)),
         )
@@ -80,16 +80,16 @@ class Separation:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Rows with the number of their class, the last class being the reference at 0."""
+    """Rows and their classes; the last class is the reference, with predictor 0."""
 
     rows: Rows
     classes: int
     intercept: bool
-    reversed: bool  # the outcome 1 is class 0, as in logistic regression
+    reversed: bool  # whether the outcome 1 is class 0, as in logistic regression
 
     @property
     def references(self) -> dict[str, str]:
-        """Names of reference levels that are in the span of the columns, by the field of codes."""
+        """Names of reference levels whose indicator the columns span, by field of codes."""
         coding = self.rows.coding
         if coding is None or not self.intercept:
             return {}
@@ -100,27 +100,27 @@ class _Sides:
         return {t.field: f"{t.field}[{levels[t.field][0]}]" for t in whole if t.field in levels}
 
     def chunks(self, references: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Columns, those of reference levels last if asked for, and class of rows that count."""
-        coding, step = self.rows.coding, TOGETHER
+        """Yield columns (with reference levels last if wanted) and classes of weighted rows."""
+        coding, step = self.rows.coding, CHUNK
         if coding is not None:
-            step = max(1, min(TOGETHER, MOST_NUMBERS // max(1, coding.size)))
+            step = max(1, min(CHUNK, MOST_NUMBERS // max(1, coding.size)))
         for chunk in self.rows.chunks(step):
             if "weight" in chunk:
                 chunk = {name: values[chunk["weight"] > 0] for name, values in chunk.items()}
             columns = chunk["x"] if coding is None else coding.densely(chunk)
             if references and self.references:
                 columns = np.column_stack([columns, *(chunk[f] == 0 for f in self.references)])
-            yield self.of_chunk(np.asarray(columns, np.float64), chunk)
+            yield self.classify(np.asarray(columns, np.float64), chunk)
 
-    def of_chunk(
+    def classify(
         self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Columns and class of the rows of a chunk."""
+        """Return the columns and classes of a chunk, where a row may count more than once."""
         y = np.asarray(chunk["y"]).astype(int)
         return x, 1 - y if self.reversed else y
 
     def margins(self, direction: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Predictor of each row's class less the largest of the others; `direction` is (q, ...)."""
+        """Predictor of each row's class minus the largest other one; `direction` is (q, ...)."""
         eta = np.zeros((len(x), self.classes))
         eta[:, :-1] = x @ direction[:, : x.shape[1]].T + (
             direction[:, -1] if self.intercept else 0.0
@@ -132,9 +132,9 @@ class _Sides:
 
 @dataclass(frozen=True)
 class _Trials(_Sides):
-    """Successes (class 0) against failures: a row with some of both counts on either side."""
+    """Successes (class 0) against failures; a row with both counts in both classes."""
 
-    def of_chunk(
+    def classify(
         self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         won, lost = chunk["y"] > 0, chunk["y"] < chunk["trials"]
@@ -144,9 +144,9 @@ class _Trials(_Sides):
 
 @dataclass(frozen=True)
 class _Counts(_Sides):
-    """Rows with a count (class 0) against those without."""
+    """Rows with a positive count (class 0) against rows with count 0."""
 
-    def of_chunk(
+    def classify(
         self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         return x, np.asarray(chunk["y"] == 0).astype(int)
@@ -156,13 +156,13 @@ class _Counts(_Sides):
 class _Thresholds(_Sides):
     """Ordered classes: a row of class k lies above threshold k - 1 (class 0) and below k (class 1).
 
-    Thresholds are further columns, one of which is 1. Two at most matter to a row: where no class
-    is empty, rows that are on the right side of these put the thresholds in order.
+    Thresholds are further indicator columns. Each row involves two at most: where no class is
+    empty, rows on the right side of both put all thresholds in order.
     """
 
     thresholds: int
 
-    def of_chunk(
+    def classify(
         self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         y = np.asarray(chunk["y"]).astype(int)
@@ -176,7 +176,7 @@ class _Thresholds(_Sides):
 def find_ordinal_separation(
     rows: Rows, beta: np.ndarray, cutpoints: np.ndarray
 ) -> tuple[Separation | None, int]:
-    """Look for columns that put ordered classes in order; return it and the passes it took.
+    """Look for columns that separate ordered classes; return the finding and the passes used.
 
     `beta` and `cutpoints` are the mode of a cumulative logit model.
     """
@@ -191,9 +191,9 @@ def find_ordinal_separation(
         easiest.add(x, y)
         for k in (0, 1):
             seen[k] |= x[y == k, len(beta) :].any(axis=0)
-    if not seen.all():  # an empty class: its threshold is the prior's anyway
+    if not seen.all():  # an empty class, whose threshold the prior decides anyway
         return None, 1
-    separation, passes = _by_programmes(sides, hardest, easiest)
+    separation, passes = _separation_by_programmes(sides, hardest, easiest)
     return separation, 1 + passes
 
 
@@ -205,18 +205,18 @@ def find_separation(
     reversed: bool,
     trials: bool = False,
 ) -> tuple[Separation | None, int]:
-    """Look for separation near the direction of the mode; return it and the passes it took.
+    """Look for separation near the direction of the mode; return it and the passes used.
 
     Parameters
     ----------
     rows
         The data.
     beta, intercept
-        The mode: (q, columns) and (q,), of q classes besides the reference.
+        The mode: (q, columns) and (q,), for q classes besides the reference.
     reversed
         Whether the outcome 1 is the first class and 0 the reference.
     trials
-        Whether outcomes are successes among the field `trials`.
+        Whether outcomes are numbers of successes, out of the field `trials`.
     """
     sides = (_Trials if trials else _Sides)(rows, len(beta) + 1, intercept is not None, reversed)
     mode = beta if intercept is None else np.c_[beta, intercept]
@@ -232,15 +232,15 @@ def find_separation(
         return by_column, 1
     if mode.size > WIDEST:
         return None, 1
-    separation, passes = _by_programmes(sides, hardest, easiest)
+    separation, passes = _separation_by_programmes(sides, hardest, easiest)
     return separation, 1 + passes
 
 
 def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | None, int]:
-    """Look for columns along which all counts are 0; return a warning and the passes it took.
+    """Look for columns along which all counts are 0; return a warning and the passes used.
 
-    Where rows with a count above 0 all have one value of a column, and the others lie on one side
-    of it, the likelihood rises for ever along the coefficient, as that of a level without counts.
+    Where all rows with a positive count have one value of a column, and the others lie on one side
+    of it, the likelihood increases without bound in the coefficient, as for a level without counts.
     """
     sides = _Counts(rows, 2, intercept, False)
     names = (*rows.columns, *sides.references.values())
@@ -261,10 +261,10 @@ def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | No
     named = ", ".join(names[j] for j in which[:3])
     more = f" and {len(which) - 3} more" if len(which) > 3 else ""
     what = (
-        f"every count is 0 in rows in which {'one of ' if len(which) > 1 else ''}{named}{more} "
+        f"every count is 0 in rows where {'one of ' if len(which) > 1 else ''}{named}{more} "
         "differs from one value, as in a level without counts"
     )
-    remedy = "merge a level without counts with another"
+    remedy = "merge a level without counts into another"
     return _no_counts(what, "how far the rate falls there", remedy, len(which)), 1
 
 
@@ -303,7 +303,7 @@ class _Ranges:
             if not len(others):
                 continue
             low, high = self.low[others].min(axis=0), self.high[others].max(axis=0)
-            edges = ((self.low[k], high), (low, self.high[k]))  # mine above, mine below
+            edges = ((self.low[k], high), (low, self.high[k]))  # class k above, class k below
             for above, below in edges:
                 between = (above >= 0) & (below <= 0) if not intercept else True
                 touching |= (above >= below) & between
@@ -315,7 +315,7 @@ class _Ranges:
 
 
 class _Extremes:
-    """The rows with the smallest margins under a direction, or with `sign` -1 the largest."""
+    """The rows with the smallest margins along a direction; the largest if `sign` is -1."""
 
     def __init__(
         self, sides: _Sides, direction: np.ndarray, count: int = HARDEST, sign: int = 1
@@ -336,10 +336,10 @@ class _Extremes:
         self.x, self.y, self.margin = x, y, margin
 
 
-def _by_programmes(
+def _separation_by_programmes(
     sides: _Sides, hardest: _Extremes, easiest: _Extremes
 ) -> tuple[Separation | None, int]:
-    """Cutting planes: a direction for these rows, tried on all, and what fails it added."""
+    """Search by cutting planes: separate a few rows, test on all, and add the rows that fail."""
     assert hardest.x is not None
     assert easiest.x is not None
     x, y = np.r_[hardest.x, easiest.x], np.r_[hardest.y, easiest.y]
@@ -366,7 +366,7 @@ def _by_programmes(
 
 
 def _direction(sides: _Sides, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray | None, bool]:
-    """A direction that puts these rows on their side, and whether strictly; None: they overlap."""
+    """Find a direction that separates these rows, and whether strictly; None if they overlap."""
     from scipy.optimize import linprog
 
     design = np.c_[x, np.ones(len(x))] if sides.intercept else x
@@ -381,7 +381,7 @@ def _direction(sides: _Sides, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray 
         ahead.append(row[:, :q].reshape(len(row), q * width))
     g = np.concatenate(ahead)
     bounds: list[tuple[float, float | None]] = [(-1, 1)] * (q * width)
-    # The largest smallest margin: positive where the rows are completely separated.
+    # Maximize the smallest margin: positive where the rows are completely separated.
     margin = linprog(
         np.r_[np.zeros(q * width), -1.0],
         A_ub=np.c_[-g, np.ones(len(g))],
@@ -391,7 +391,7 @@ def _direction(sides: _Sides, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray 
     )
     if margin.success and -margin.fun > SOLVER:
         return margin.x[:-1].reshape(q, width), True
-    # The largest sum of margins none of which is negative: zero where the rows overlap.
+    # Maximize the sum of nonnegative margins: zero where the rows overlap.
     total = linprog(-g.mean(axis=0), A_ub=-g, b_ub=np.zeros(len(g)), bounds=bounds, method="highs")
     if total.success and -total.fun > 1e-6:
         exact = np.where(np.abs(total.x) < SOLVER, 0.0, total.x)

@@ -1,4 +1,4 @@
-"""A model seen as a log-density over one flat vector, which is what passes and kernels need."""
+"""A model as a log-density of one flat vector, which is what passes and kernels need."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["Target"]
 
 
 class NormalPrior(NamedTuple):
-    """A log-prior -|away + slope t|^2 / 2 and a constant, with nothing to differentiate."""
+    """A log-prior -|away + slope t|^2 / 2 plus a constant, whose derivatives are explicit."""
 
     away: np.ndarray  # distances from the prior's centre at t = 0, in prior sds
-    slope: np.ndarray  # of these in t: a triangle, with 1 / sd on its diagonal and 0 where flat
+    slope: np.ndarray  # their derivative in t: triangular, 1 / sd on the diagonal, 0 where flat
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        """Value, gradient and Hessian at `t`."""
+        """Return value, gradient and Hessian at `t`."""
         away, height = self.away + self.slope @ t, np.diag(self.slope)
         height = height[height > 0]
         constant = np.sum(np.log(height)) - len(height) * HALF_LOG_2PI
@@ -46,9 +46,9 @@ class NormalPrior(NamedTuple):
 class Target:
     """A model together with the layout of its parameters in a flat vector t.
 
-    Hashable by value: two runs with equal models and layouts share their compiled functions. A
-    model of the user's functions is equal to one that computes the same, as of when `Target.of`
-    traced it: a global that changed since makes another target.
+    Hashable by value: two runs with equal models and layouts share their compiled functions.
+    Models made of user functions are equal if they computed the same when `Target.of` traced them:
+    a global that has changed since makes a different target.
     """
 
     model: BaseModel
@@ -62,7 +62,7 @@ class Target:
     ) -> tuple[Target, np.ndarray]:
         """Check that `model` fits `rows`; return the target and the flat starting point.
 
-        Default priors become numbers here, by a pass that `ledger` counts.
+        Data-scaled priors are fixed here, by a pass over the rows that `ledger` counts.
         """
         if rows.dtype.kind == "u" and not model.reads_bytes:
             raise DataError(
@@ -92,23 +92,23 @@ class Target:
 
     @property
     def identity(self) -> str:
-        """A text that differs where targets differ, so that checkpoints are not mixed up."""
+        """A string that is different for different targets, so checkpoints are not mixed up."""
         computes = "" if self.trace is None else f" computing {self.trace.digest}"
         return self.model.identity() + computes
 
     def ravel(self, theta: Params) -> np.ndarray:
-        """Return the flat vector of parameters in the model's layout; others are refused."""
+        """Flatten parameters; refuse any that are not in the model's layout."""
         leaves, structure = jax.tree.flatten(theta)
         shapes = tuple(np.shape(leaf) for leaf in leaves)
         if structure != self.structure or shapes != self.shapes:
             raise SettingError(
-                "a point to start from must have the names and shapes of the model's parameters "
-                f"({self._layout(self.structure, self.shapes)}), and one has "
+                "a starting point must have the names and shapes of the model's parameters "
+                f"({self._layout(self.structure, self.shapes)}), but one has "
                 f"{self._layout(structure, shapes)}."
             )
         point = _flat(leaves)
         if not np.all(np.isfinite(point)):
-            raise SettingError("a point to start from must hold finite numbers.")
+            raise SettingError("a starting point must hold finite numbers.")
         return point
 
     @staticmethod
@@ -118,9 +118,9 @@ class Target:
 
     @cached_property
     def likelihood(self) -> Target:
-        """Without priors, their numbers and parameters: data sets share what is compiled for it.
+        """The target without priors and their parameters: data sets share its compiled functions.
 
-        Its parameters are the first of the flat vector.
+        Its parameters are the leading entries of the flat vector.
         """
         layout = self.model.likelihood_layout(self._shaped)
         leaves, structure = jax.tree.flatten(layout)
@@ -135,7 +135,7 @@ class Target:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, ...]]:
-        """Where each leaf of the parameters, by its name, lies in the flat vector."""
+        """Positions of each leaf in the flat vector, by the leaf's name."""
         ends = np.cumsum([prod(shape) for shape in self.shapes])
         starts = np.r_[0, ends[:-1]]
         names = named_leaves(self._shaped)
@@ -144,24 +144,24 @@ class Target:
 
     @cached_property
     def exact_prior(self) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """The part of the prior that is evaluated in each step, and its numbers; None: no part."""
+        """The part of the prior that every step evaluates, and its constants; None if empty."""
         return self.model.exact_prior(self._shaped)
 
     def log_folded_prior(self, t: Array) -> jax.Array:
-        """The part of the log-prior that is folded into the likelihood's quadratic."""
+        """Return the part of the log-prior that is folded into the likelihood's quadratic."""
         folded = self.model.log_folded_prior(self.unravel(t))
         return jnp.zeros(()) if folded is None else folded
 
     @property
     def scatters(self) -> bool:
-        """Whether sums are over levels or groups: scattered, for which there is other code."""
+        """Whether sums over rows are scattered over levels or groups, which has its own code."""
         return self.coding is not None or isinstance(self.model, IntegratedEffects)
 
     @cached_property
     def on_numpy(self) -> bool:
-        """Whether sums over rows need no compiler: f has formulas for its derivatives in one eta.
+        """Whether NumPy can sum over the rows: f has one eta, and formulas for its derivatives.
 
-        On an accelerator, compiled code is quicker all the same.
+        On an accelerator compiled code is faster, and this is False.
         """
         model = self.model.family if isinstance(self.model, IntegratedEffects) else self.model
         if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:
@@ -176,9 +176,9 @@ class Target:
 
     @cached_property
     def arrow(self) -> ArrowLayout | None:
-        """How matrices in t are held where effects of one factor are too many for dense ones.
+        """Layout of matrices in t where one factor has too many effects for dense matrices.
 
-        None where dense ones do, and where there is no such factor.
+        None where dense matrices fit, and where there is no such factor.
         """
         model = self.model
         if self.size <= DENSE_LIMIT or not isinstance(model, LinearPredictorModel):
@@ -212,7 +212,7 @@ class Target:
 
     @in_double_precision
     def ravel_reported(self, named: dict[str, np.ndarray]) -> np.ndarray:
-        """Flat vectors of reported parameters with a leading axis: undo `report`."""
+        """Undo `report` for reported parameters with a leading axis; return flat vectors."""
         theta = jax.vmap(self.model.restore)(named)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
@@ -225,10 +225,10 @@ class Target:
     def prior_distances(
         self, point: np.ndarray, places: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Distances of `point` from the prior's centre, in prior sds, and their slope in t.
+        """Distances of `point` from the prior's centre, in prior sds, and their derivative in t.
 
-        They are linear in t, so that the slope needs no differentiation, and nothing is compiled.
-        With `places`, those of these entries in these entries alone.
+        They are linear in t, so differences give the derivative and nothing is compiled. With
+        `places`, both are restricted to these entries of t.
         """
         places = np.arange(len(point)) if places is None else places
         units = np.zeros((len(places), len(point)))
@@ -247,7 +247,7 @@ class Target:
 
     @cached_property
     def normal_prior(self) -> NormalPrior | None:
-        """The prior where it is normal or flat, and sums need no compiler; None elsewhere."""
+        """The prior where it is normal or flat and NumPy computes the sums; else None."""
         if not self.on_numpy or self.exact_prior is not None:
             return None
         distances = self.prior_distances(np.zeros(self.size))
@@ -260,12 +260,12 @@ class Target:
 
     @cached_property
     def not_compared(self) -> np.ndarray:
-        """Entries whose prior is meant to decide where the data say little."""
+        """Entries with a shrinkage prior, which is meant to win where the data say little."""
         return _marks(self.model.shrunk(self._shaped))
 
     @cached_property
     def reported_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What is reported, by name, in the order of the flat vector; compiling would sort it."""
+        """Shapes of the reported parameters, in the order of t; under jit they would be sorted."""
         zeros = np.zeros(self.size)
         named = self.report(zeros)
         own = self.model.report_own(self.unravel(zeros))
@@ -273,7 +273,7 @@ class Target:
         return {name: jax.ShapeDtypeStruct(np.shape(named[name]), np.float64) for name in ordered}
 
     def named_only(self, points: np.ndarray) -> dict[str, np.ndarray] | None:
-        """`report` of flat vectors where it does no more than name entries; None elsewhere."""
+        """Report flat vectors without compiling, where `report` only names entries; else None."""
         plain = type(self.model).report is LinearPredictorModel.report
         if not plain or self.model.has_groups or self.likelihood.size < self.size:
             return None
@@ -289,7 +289,7 @@ class Target:
         return self.model.report(self.unravel(t))
 
     def reports(self, points: Array) -> dict[str, np.ndarray]:
-        """`report` of each of the flat vectors in `points`, compiled."""
+        """Report each of the flat vectors in `points`, compiled."""
         return {name: np.asarray(x) for name, x in _reports(self, points).items()}
 
 

@@ -1,11 +1,11 @@
-"""What a user's functions compute: the expression JAX traces of them, and its digest.
+"""Digests of what a user's functions compute, taken from the expression that JAX traces.
 
 Globals and closures are not part of a function's source, yet they are part of a model. The traced
-expression has them as constants: two models are the same if they compute the same, and a model
-whose global has changed since its last fit is another one.
+expression holds them as constants, so two models are equal if they compute the same, and a model
+whose global has changed since its last fit is a different one.
 
-What a host callback (`jax.pure_callback`) does is not seen, and a helper that the user has compiled
-with `jax.jit` is what JAX remembers of it.
+Two things are invisible: what a host callback (`jax.pure_callback`) does, and changes to a helper
+compiled with `jax.jit`, whose trace JAX caches.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = ["Trace", "digest_of", "expression_digest", "trace_of", "uncompiled"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr: differs from process to process
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr; differs between processes
 MEANINGLESS = {"name", "debug_info"}  # parameters of an operation that do not change its result
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a model computes.
+    """A summary of what a model computes.
 
     Attributes
     ----------
     digest
-        Of the traced expressions with their constants: the same in every process with one version
-        of JAX, whatever the functions are called and wherever they lie.
+        Digest of the traced expressions with their constants. It is the same in every process with
+        one version of JAX, whatever the names and source files of the functions.
     captured_bytes
-        Size of the arrays the functions have captured, which are compiled as constants.
+        Size of the arrays that the functions have captured, which are compiled as constants.
     """
 
     digest: str
@@ -71,9 +71,9 @@ def trace_of(
     rows: Rows,
     random_start: Callable[[jax.Array], Pytree] | None = None,
 ) -> Trace:
-    """Trace a model's functions, with their gradients, on a few rows of the shapes of `rows`.
+    """Trace a model's functions and their gradients on a few rows shaped like `rows`.
 
-    Gradients are traced since a function may have a derivative of its own (`jax.custom_jvp`).
+    Gradients are traced because a function may define its own derivative (`jax.custom_jvp`).
 
     Raises
     ------
@@ -85,7 +85,7 @@ def trace_of(
     digest, captured = _digest_once(model, shapes, batch)
     if _digest_once(model, shapes, batch)[0] != digest:
         raise SettingError(
-            "the model's functions compute something different each time they are traced, so that "
+            "the model's functions compute something different each time they are traced, so "
             "there is no posterior to sample; take Python's or NumPy's random numbers, the clock "
             "and counters out of log_prior and log_likelihood."
         )
@@ -95,7 +95,7 @@ def trace_of(
 
 
 def _digest_once(model: Traceable, theta: Pytree, batch: Pytree) -> tuple[str, int]:
-    """Digest of both functions. They are wrapped anew: JAX remembers the traces of functions."""
+    """Digest both functions, in fresh wrappers: JAX caches the traces of functions it has seen."""
 
     def prior(theta: Pytree) -> tuple[jax.Array, Pytree]:
         return jax.value_and_grad(lambda t: model.log_prior(t))(theta)
@@ -109,7 +109,7 @@ def _digest_once(model: Traceable, theta: Pytree, batch: Pytree) -> tuple[str, i
     except Exception as fault:  # whatever the user's functions raise
         raise SettingError(
             f"the model's functions cannot be differentiated ({fault_text(fault)}); write them "
-            "with jax.numpy, and loops of a length that is not fixed with jax.lax.scan."
+            "with jax.numpy, and use jax.lax.scan instead of jax.lax.while_loop."
         ) from fault
     return _joined(*(digest for digest, _ in parts)), sum(size for _, size in parts)
 
@@ -123,7 +123,7 @@ def _start_digest(random_start: Callable[[jax.Array], Pytree]) -> str:
 
 
 def expression_digest(function: Callable[..., Pytree], *arguments: Pytree) -> tuple[str, int]:
-    """Digest of what `function` computes, and bytes of the arrays it has captured.
+    """Return a digest of what `function` computes, and the bytes of the arrays it has captured.
 
     Examples
     --------
@@ -139,14 +139,14 @@ def expression_digest(function: Callable[..., Pytree], *arguments: Pytree) -> tu
 
 
 def digest_of(expression: ClosedJaxpr) -> tuple[str, int]:
-    """Digest of a traced expression, and bytes of the arrays it holds."""
+    """Return the digest of a traced expression, and the bytes of the arrays it holds."""
     writer = _Writer()
     writer.closed(expression)
     return writer.hash.hexdigest(), writer.captured
 
 
 class _Writer:
-    """Feeds an expression to a hash: the printed form would leave out what arrays hold."""
+    """Feeds an expression to a hash; its printed form would leave out the contents of arrays."""
 
     def __init__(self) -> None:
         self.hash = blake2b(digest_size=12)
@@ -205,13 +205,13 @@ class _Writer:
         elif isinstance(value, np.ndarray | jax.Array):
             self.array(value)
         elif callable(value) and not isinstance(value, type):
-            self.text(type(value).__name__)  # a rule of differentiation, whose result is traced
+            self.text(type(value).__name__)  # a differentiation rule, whose result is traced
         else:
             self.text(repr(value))
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Undo `jax.jit`: what it compiled would go on with the globals of its first call."""
+    """Undo `jax.jit`: compiled code would keep using the globals of its first call."""
     while isinstance(function, jax.stages.Wrapped) and hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return function

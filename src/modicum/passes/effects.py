@@ -91,7 +91,7 @@ def _draw_effects(
 
         def log_ratio(v: jax.Array, xi: jax.Array) -> jax.Array:
             """Log of target over proposal at v = centre + spread xi, of each group."""
-            f = model.of_row(eta + jnp.sum(z * flat.spread(v @ T.T), axis=1), extras, flat.rows)
+            f = model.row_values(eta + jnp.sum(z * flat.spread(v @ T.T), axis=1), extras, flat.rows)
             return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
 
         def step(k: int, state: Steps) -> Steps:

@@ -1,7 +1,7 @@
-"""Residuals of groups at many draws, without a compiler.
+"""Residuals of groups at many draws, computed by NumPy.
 
 A design and a pilot study evaluate some groups at some draws, once. The formulas are those of
-`estimators.groups.taylor`, handed NumPy's arrays, for families with formulas for their derivatives.
+`estimators.groups.taylor`, applied to NumPy arrays, for families with explicit derivatives.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from modicum.runtime import Pytree, in_double_precision, jit, one_blas_thread
 
 __all__ = ["NumPyGroupValues", "groups_need_no_compiler"]
 
-TOGETHER = 32  # draws whose paths are found by one compiled call
-STEP = 1e-3  # of numerical derivatives, in posterior standard deviations
+DRAWS_PER_CALL = 32  # draws whose paths are found by one compiled call
+STEP = 1e-3  # step of numerical derivatives, in posterior standard deviations
 
 
 def groups_need_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuard[GroupTaylor]:
@@ -35,12 +35,12 @@ def groups_need_no_compiler(control_variate: ControlVariate[Pytree]) -> TypeGuar
 
 
 class NumPyGroupValues:
-    """Groups that are kept to be evaluated at draws z of whitened coordinates.
+    """Cached groups, to be evaluated at draws z of whitened coordinates.
 
     Parameters
     ----------
     control_variate, proxy
-        What the residuals are of; see `groups_need_no_compiler`.
+        The control variate and its proxy; see `groups_need_no_compiler`.
     batch
         The groups, flat, with their `probability`.
     """
@@ -58,20 +58,22 @@ class NumPyGroupValues:
             ]
 
     def values(self, z: np.ndarray) -> np.ndarray:
-        """D of each group at each draw, (draws, groups), by all cores."""
+        """D of each group at each draw, (draws, groups), on all cores."""
         with one_blas_thread(), ThreadPoolExecutor(os.cpu_count()) as threads:
-            parts = list(threads.map(partial(self._of_block, self._moves(z)), self._blocks))
+            parts = list(threads.map(partial(self._evaluate_block, self._moves(z)), self._blocks))
         return np.concatenate(parts, axis=1)
 
     def values_in_turn(self, z: np.ndarray) -> np.ndarray:
-        """The same by the calling thread alone, for callers that run many threads."""
+        """`values` on the calling thread alone, for callers that run many threads."""
         moves = self._moves(z)
-        return np.concatenate([self._of_block(moves, block) for block in self._blocks], axis=1)
+        return np.concatenate(
+            [self._evaluate_block(moves, block) for block in self._blocks], axis=1
+        )
 
     def gradients(self, z: np.ndarray) -> np.ndarray:
-        """Gradient of D of each group at each draw (draws, d), by differences: (draws, groups, d).
+        """Gradient of D of each group at each draw, (draws, groups, d), by central differences.
 
-        Enough digits are left: D, a difference, has a dozen of those that l_j has.
+        They are accurate enough: D has about a dozen correct digits.
         """
         size = z.shape[1]
         steps = STEP * np.eye(size)
@@ -80,7 +82,7 @@ class NumPyGroupValues:
         return np.moveaxis(both[:, 0] - both[:, 1], 1, 2) / (2 * STEP)
 
     def _moves(self, z: np.ndarray) -> list[tuple[np.ndarray, tuple[np.ndarray, ...]]]:
-        """t - t* of each draw, and the factor of the effects' covariance on the way there."""
+        """t - t* of each draw, and the path of the effects' covariance factor to it."""
         away = np.stack([np.asarray(scaled(self._proxy.factor, as_either(draw))) for draw in z])
         return list(zip(away, self._paths(away), strict=True))
 
@@ -89,16 +91,16 @@ class NumPyGroupValues:
         if not covariance.pairs:
             yield from (self._form.path_of_variances(self._proxy, t) for t in away)
             return
-        for first in range(0, len(away), TOGETHER):
-            part = away[first : first + TOGETHER]
-            padded = np.concatenate([part, np.zeros((TOGETHER - len(part), away.shape[1]))])
+        for first in range(0, len(away), DRAWS_PER_CALL):
+            part = away[first : first + DRAWS_PER_CALL]
+            padded = np.concatenate([part, np.zeros((DRAWS_PER_CALL - len(part), away.shape[1]))])
             paths = _compiled_paths(self._form, self._proxy, padded)
             yield from zip(*[np.asarray(T)[: len(part)] for T in paths], strict=True)
 
-    def _of_block(
+    def _evaluate_block(
         self, moves: list[tuple[np.ndarray, tuple[np.ndarray, ...]]], block: FlatCache
     ) -> np.ndarray:
-        with np.errstate(all="ignore"):  # what is not finite is seen by whoever looks
+        with np.errstate(all="ignore"):  # callers check for non-finite values
             values = [
                 self._form.along(block, as_either(away), self._proxy, tuple(map(as_either, path)))
                 for away, path in moves

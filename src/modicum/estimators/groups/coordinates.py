@@ -2,11 +2,11 @@
 
 l_j is nearly linear in the entries of S = T T', the effects' covariance, where these are small, and
 far from quadratic in their logarithms. So chains move in the model's own coordinates, while the
-control variate is expanded in phi: the coefficients and other parameters unchanged, and the entries
-of S. Where S is large compared with the sampling variance of a group's effect, this fails: for
-normal outcomes, l_j would be a function of the sum of both variances, and nearly quadratic in its
-logarithm. So a variance s is expanded as c log(1 + s / c), which is s where it is small, with
-c = 1 / (2 A) and A the usual information of a group. For simulated binary groups of 2 to 5 rows
+control variate is expanded in phi: the entries of S, and all other parameters unchanged. Where S is
+large compared with the sampling variance of a group's effect, this fails: for normal outcomes, l_j
+would be a function of the sum of both variances, and nearly quadratic in its logarithm. So a
+variance s is expanded as c log(1 + s / c), which is about s where s is small, with c = 1 / (2 A)
+and A the median information of a group. For simulated binary groups of 2 to 5 rows
 with an sd of 2, a subsample of 0.8 groups then leaves the variance that 15 would at 99 of 100
 posterior draws.
 """
@@ -39,7 +39,7 @@ __all__ = [
     "variance_unit",
 ]
 
-USUAL_GROUPS = 256  # sample from which the usual size of a group is computed
+USUAL_GROUPS = 256  # sample of groups from which the median information is computed
 
 
 def from_variances(entries: jax.Array, unit: jax.Array | None) -> jax.Array:
@@ -53,7 +53,7 @@ def to_variances(coordinates: jax.Array, unit: jax.Array | None) -> jax.Array:
 
 
 def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
-    """phi(t): t with coordinates of S in place of the covariance's own parameters."""
+    """phi(t): t with the covariance's parameters replaced by coordinates of S."""
     own = covariance_places(target)
     t = jnp.asarray(t)
     return t.at[own].set(_entries(target, t, unit, t[own]))
@@ -74,7 +74,7 @@ def in_expansion_coordinates(
     hessian: jax.Array,
     unit: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Derivatives in phi of a function with these derivatives in t.
+    """Convert the gradient and Hessian of a function from t to phi.
 
     With J = dphi/dt, A_t = J'A and B_t = J'B J + sum_k A_k phi_k''; J differs from the identity for
     the covariance's parameters only.
@@ -97,7 +97,7 @@ _compiled_conversion = jit(static=0)(in_expansion_coordinates)
 def _in_expansion_coordinates_by_numpy(
     target: Target, t: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, unit: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same for independent effects: phi = c log(1 + s / c) of s = e^2t."""
+    """`in_expansion_coordinates` for independent effects: phi = c log(1 + s / c), s = e^2t."""
     own = covariance_places(target)
     s = np.exp(2 * t[own])
     slope, bend = 2 * s / (1 + s / unit), 4 * s / (1 + s / unit) ** 2
@@ -110,7 +110,7 @@ def _in_expansion_coordinates_by_numpy(
 
 
 def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | None = None) -> Proxy:
-    """The anchor's sums in phi, with variances in this unit (see `variance_unit`)."""
+    """Return the anchor's sums in phi, with variances in `unit` (see `variance_unit`)."""
     assert isinstance(anchor.B, np.ndarray)
     sums = (anchor.point, anchor.A, anchor.B)
     if unit is None:
@@ -123,7 +123,7 @@ def group_proxy(anchor: Anchor, target: Target, order: int, unit: jax.Array | No
 
 
 def variance_unit(target: Target, point: np.ndarray, groups: GroupedRows) -> jax.Array | None:
-    """c of each effect: half of what a usual group leaves of its variance, by the data alone.
+    """Return c of each effect: half its sampling variance in a group of median information.
 
     None for correlated effects, which have covariances too.
     """

@@ -1,9 +1,9 @@
-"""Log-likelihoods of a chain's groups, which are padded to the largest there is.
+"""Log-likelihoods of a chain's groups, which are padded to the size of the largest group.
 
-Their gradient is an expectation over nodes: nothing of all rows at all nodes is kept for a backward
-sweep. Nodes are fixed under differentiation, as in passes: the integral does not depend on where
-they are. Padding is not evaluated: rows are taken a piece at a time, as many pieces as they fill,
-since most groups are far smaller than the largest.
+Their gradient is an expectation over nodes, so no array of all rows at all nodes is kept for a
+backward pass. Nodes are fixed under differentiation, as in passes: the integral does not depend on
+their positions. Padding is not evaluated, since most groups are far smaller than the largest: rows
+are packed into pieces of fixed length, and only as many pieces as needed are evaluated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modicum.models.groups.integrals import Integrands, Nodes
 
 __all__ = ["Moving", "PaddedCache", "group_likelihoods"]
 
-PIECES = 4  # that rows of the usual number fill
+PIECES = 4  # pieces that groups of typical size fill
 SHORTEST, LONGEST = 32, 1024  # rows of a piece
 DENSE = 1_000_000  # entries up to which sums over groups are matrix products
 
@@ -45,14 +45,14 @@ class PaddedCache(NamedTuple):
 class _Piece(NamedTuple):
     """Some of the rows, group after group, without padding."""
 
-    group: jax.Array  # of each row, (rows,)
-    place: jax.Array  # within its group
+    group: jax.Array  # group of each row, (rows,)
+    place: jax.Array  # position of each row within its group
     present: jax.Array  # False beyond the last row
-    members: jax.Array | None  # 1 for the rows of each group, (rows, groups); None: too many
+    members: jax.Array | None  # indicators of groups, (rows, groups); None if too many
 
     @classmethod
     def of(cls, k: jax.Array, rows: int, cached: PaddedCache) -> _Piece:
-        """The k-th piece of so many rows."""
+        """Return the k-th piece of `rows` rows."""
         count, width = cached.eta.shape
         end = jnp.cumsum(cached.size)
         slot = k * rows + jnp.arange(rows)
@@ -66,7 +66,7 @@ class _Piece(NamedTuple):
 
     def total(self, values: jax.Array, count: int) -> jax.Array:
         """Sum over the rows of each group: (nodes, rows) to (nodes, groups)."""
-        # Padding may be NaN, and zero times NaN would be too.
+        # Padding may be NaN, and zero times NaN is NaN.
         values = jnp.where(self.present, values, 0.0)
         if self.members is not None:
             return values @ self.members
@@ -74,12 +74,12 @@ class _Piece(NamedTuple):
         return sums.T
 
     def spread(self, values: jax.Array) -> jax.Array:
-        """The value of its group for each row: (nodes, groups) to (nodes, rows)."""
+        """Return for each row the value of its group: (nodes, groups) to (nodes, rows)."""
         return values[:, self.group]
 
 
 def _pieces(typical: int, cached: PaddedCache) -> tuple[int, jax.Array]:
-    """Rows of a piece, and how many pieces all rows fill, without padding."""
+    """Return the rows per piece, and the number of pieces that all rows fill."""
     count, width = cached.eta.shape
     rows = int(np.clip(typical * count // PIECES, SHORTEST, LONGEST))
     rows = 8 * ceil(min(rows, count * width) / 8)
@@ -97,7 +97,7 @@ def _predictors(
     eta = (cached.eta + e)[piece.group, piece.place]
     for a in range(model.effects):
         eta = eta + z[:, a] * piece.spread(effects[a])
-    return jax.lax.optimization_barrier(eta), z, rows  # made once, not in every sum
+    return jax.lax.optimization_barrier(eta), z, rows  # computed once, not in every sum
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -121,7 +121,7 @@ def _log_terms(
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
         piece = _Piece.of(k, rows, cached)
         eta, _, seen = _predictors(model, piece, moving, nodes, cached)
-        f = jax.vmap(lambda eta: model.of_row(eta, moving[2], seen))(eta)
+        f = jax.vmap(lambda eta: model.row_values(eta, moving[2], seen))(eta)
         return sums + piece.total(f, count)
 
     zero = jnp.zeros(nodes.log_weight.shape[::-1])
@@ -158,7 +158,7 @@ def _scores(
 ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
     """Derivatives of l_j in the predictor of each row, given the nodes' probabilities (nodes, j).
 
-    And at each node those of sum_i f in the effects (effects, nodes, groups), and in each extra.
+    Also, at each node, of sum_i f in the effects (effects, nodes, groups) and in each extra.
     """
     rows, number = _pieces(typical, cached)
     count, width = cached.eta.shape
@@ -168,7 +168,7 @@ def _scores(
         by_row, scores, *by_extra = sums
         piece = _Piece.of(k, rows, cached)
         eta, z, seen = _predictors(model, piece, moving, nodes, cached)
-        f1 = jax.vmap(lambda eta: model.slope_of_row(eta, extras, seen))(eta)
+        f1 = jax.vmap(lambda eta: model.row_slopes(eta, extras, seen))(eta)
         along = jnp.sum(piece.spread(p) * f1, axis=0)
         by_row = jax.lax.dynamic_update_slice_in_dim(by_row, along, k * rows, 0)
         added = [piece.total(f1 * z[:, a], count) for a in range(model.effects)]
@@ -176,7 +176,7 @@ def _scores(
 
             def at_extra(x: jax.Array, i: int = i) -> jax.Array:
                 others = (*extras[:i], x, *extras[i + 1 :])
-                return jax.vmap(lambda eta: model.of_row(eta, others, seen))(eta)
+                return jax.vmap(lambda eta: model.row_values(eta, others, seen))(eta)
 
             slope = jax.jvp(at_extra, (extras[i],), (jnp.ones_like(extras[i]),))[1]
             by_extra[i] = by_extra[i] + piece.total(slope, count)

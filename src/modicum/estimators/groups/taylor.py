@@ -1,10 +1,10 @@
 """Control variates of groups whose effects are integrated out.
 
-They are expanded in the coordinates phi of `coordinates`. Two forms of the same residual: a chain
-keeps gradient and Hessian of each of its few groups, padded to the largest there is (`padded`). A
-pass sees every group once: it expands along phi - phi* instead, where, with p the nodes'
-probabilities at the anchor and h_k the sum over a group's rows, dl = E_p h' and
-d2l = E_p h'' + Var_p h', and no Hessian is formed.
+They are expanded in the coordinates phi of `coordinates`. The residual has two forms. A chain keeps
+the gradient and Hessian of each of its few groups, padded to the size of the largest (`padded`). A
+pass sees every group once and expands along phi - phi* instead: with p the nodes' probabilities at
+the anchor and h_k the sum over a group's rows, dl = E_p h' and d2l = E_p h'' + Var_p h', and no
+Hessian is formed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from modicum.estimators.groups.padded import PaddedCache, group_likelihoods
 from modicum.kernels.base import Proxy, scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
-from modicum.models.groups.batches import BESIDE, FlatGroups, NumPyGroups, PaddedGroup
+from modicum.models.groups.batches import GROUP_FIELDS, FlatGroups, NumPyGroups, PaddedGroup
 from modicum.models.groups.covariance import entries_of, factor_of_entries
 from modicum.models.groups.integrals import Integrands, Nodes
 from modicum.passes.groups import covariance_places, curvature_sum
@@ -47,7 +47,7 @@ class FlatCache(NamedTuple):
     nodes: Nodes
     value: jax.Array  # l_j
     p: jax.Array  # probabilities of nodes
-    slopes: tuple[jax.Array, jax.Array] | None  # f' and f'' (rows, nodes); None: there are extras
+    slopes: tuple[jax.Array, jax.Array] | None  # f' and f'' (rows, nodes); None if with extras
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class GroupTaylor:
     order
         0, 1 or 2.
     typical
-        Rows that a group usually has: how many are evaluated at once.
+        Typical number of rows of a group, which sets how many rows are evaluated at once.
     """
 
     target: Target
@@ -73,7 +73,7 @@ class GroupTaylor:
 
     @classmethod
     def fitting(cls, target: Target, order: int, precision: str) -> GroupTaylor | None:
-        """For models of this kind; None for others."""
+        """Return the control variate of a model with integrated effects; None for others."""
         del precision  # float64: residuals are differences of log-likelihoods of groups
         if not isinstance(target.model, IntegratedEffects):
             return None
@@ -88,16 +88,18 @@ class GroupTaylor:
 
     @property
     def fresh_cost(self) -> float:
-        """Derivatives of a fresh group take some evaluations of it."""
+        """Cost of a fresh group's derivatives, in evaluations of a cached group."""
         return 4.0
 
     def cache(self, batch: Batch, proxy: Proxy) -> FlatCache | PaddedCache:
-        """Find integrands and predictors at the anchor."""
+        """Compute integrands and predictors at the anchor."""
         centre = jnp.asarray(batch["group_centre"])
         scale = 1.0 / jnp.asarray(batch["probability"])
         if "group_of_row" in batch:
             return self.flat_cache(FlatGroups.of(batch), centre, scale, proxy)
-        rows = {name: jnp.asarray(field) for name, field in batch.items() if name not in BESIDE}
+        rows = {
+            name: jnp.asarray(field) for name, field in batch.items() if name not in GROUP_FIELDS
+        }
         if "weight" in rows:
             rows["row_weight"] = rows.pop("weight")
         size = jnp.asarray(batch["group_rows"])
@@ -109,7 +111,7 @@ class GroupTaylor:
     def flat_cache(
         self, flat: FlatGroups | NumPyGroups, centre: jax.Array, scale: jax.Array, proxy: Proxy
     ) -> FlatCache:
-        """Find the same for flat groups, by JAX or by NumPy."""
+        """Cache flat groups, with JAX or NumPy."""
         model, theta = self.model, self.target.unravel(proxy.point)
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
         near = model.integrands(theta, centre, flat)
@@ -119,9 +121,9 @@ class GroupTaylor:
         at_nodes = eta[:, None] + model.along_effects(flat.rows, effects)
         slopes = None
         if model.family.extras:
-            f = model.of_row(at_nodes, extras, flat.rows)
+            f = model.row_values(at_nodes, extras, flat.rows)
         else:
-            f, *slopes_of_f, _ = model.derivatives_of_row(at_nodes, flat.rows)
+            f, *slopes_of_f, _ = model.row_derivatives(at_nodes, flat.rows)
             slopes = (slopes_of_f[0], slopes_of_f[1])
         terms = nodes.log_weight + flat.sum(f)
         value = log_sum_exp(terms)
@@ -130,7 +132,7 @@ class GroupTaylor:
         return FlatCache(flat._replace(rows=rows), eta, near, scale, nodes, value, p, slopes)
 
     def values(self, cached: FlatCache | PaddedCache, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """l_j less its expansion, over the group's probability."""
+        """l_j minus its expansion, over the group's probability."""
         if isinstance(cached, FlatCache):
             away = scaled(proxy.factor, z)
             return self.along(cached, away, proxy, self.factor_path(proxy, proxy.point + away))
@@ -152,7 +154,7 @@ class GroupTaylor:
         return cached.scale * (exact - expansion)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
-        """The quadratic in phi - phi*, and the prior."""
+        """Return the quadratic in phi - phi* plus the log-prior."""
         t = proxy.point + scaled(proxy.factor, z)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         away = phi(t) - phi(proxy.point)
@@ -162,7 +164,7 @@ class GroupTaylor:
     def _expansion(
         self, proxy: Proxy, rows: Batch, size: jax.Array, centre: jax.Array
     ) -> tuple[Integrands, jax.Array, jax.Array, jax.Array]:
-        """One group at the anchor: its integrand, and l_j with its derivatives in phi."""
+        """Expand one group at the anchor: its integrand, and l_j with derivatives in phi."""
         model, theta = self.model, self.target.unravel(proxy.point)
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
@@ -178,10 +180,10 @@ class GroupTaylor:
     def along(
         self, cached: FlatCache, away: jax.Array, proxy: Proxy, T: tuple[jax.Array, ...]
     ) -> jax.Array:
-        """The residuals of flat groups, expanded along phi - phi*.
+        """Residuals of flat groups, expanded along phi - phi*.
 
-        T is the factor of the effects' covariance at the anchor, and its two derivatives along
-        phi - phi*.
+        T holds the factor of the effects' covariance at the anchor and its first two derivatives
+        along phi - phi*.
         """
         model, target, flat = self.model, self.target, cached.flat
         theta, xp = target.unravel(proxy.point + away), namespace(away)
@@ -193,7 +195,7 @@ class GroupTaylor:
         e = model.linear(target.unravel(away), flat.rows)
         T_moved, extras = model.covariance.factor(theta), model.extras_of(theta)
         moved = model.nodes_near(cached.near, T_moved, model.shift(cached.near, e, flat))
-        f = model.of_row(eta + e[:, None] + shift(T_moved, moved), extras, flat.rows)
+        f = model.row_values(eta + e[:, None] + shift(T_moved, moved), extras, flat.rows)
         exact = log_sum_exp(moved.log_weight + flat.sum(f))
         first, second = e[:, None] + shift(T[1], cached.nodes), shift(T[2], cached.nodes)
         if cached.slopes is not None:
@@ -204,7 +206,7 @@ class GroupTaylor:
 
             def line(s: jax.Array) -> jax.Array:
                 others = tuple(old + s * (new - old) for new, old in zip(extras, x, strict=True))
-                return model.of_row(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
+                return model.row_values(eta + at + s * first + s**2 / 2 * second, others, flat.rows)
 
             _, f1, f2 = _derivatives(line)
         expansion, slope = cached.value, flat.sum(f1)
@@ -217,10 +219,10 @@ class GroupTaylor:
         return cached.scale * (exact - expansion)
 
     def path_of_variances(self, proxy: Proxy, away: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The same for independent effects, by NumPy.
+        """`factor_path` for independent effects, in NumPy.
 
-        With s a variance and c its unit, phi = c log(1 + s / c), of which ds = (1 + s / c) dphi and
-        d2s = (1 + s / c) dphi^2 / c; and T has the roots of the variances.
+        With s a variance and c its unit, phi = c log(1 + s / c), so ds = (1 + s / c) dphi and
+        d2s = (1 + s / c) dphi^2 / c; the diagonal of T holds the square roots of the variances.
         """
         own = covariance_places(self.target)
         point = np.asarray(proxy.point)
@@ -236,7 +238,7 @@ class GroupTaylor:
         return np.diag(sd), np.diag(slope), np.diag((second / 2 - slope**2) / sd)
 
     def factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
-        """T and its two derivatives along the straight line in the coordinates of S, at t*."""
+        """T and its first two derivatives along a straight line in the coordinates of S, at t*."""
         covariance, unravel = self.model.covariance, self.target.unravel
 
         def coordinates(t: jax.Array) -> jax.Array:
@@ -254,14 +256,14 @@ class GroupTaylor:
 
 
 def _linear(model: IntegratedEffects, theta: Params, rows: Batch) -> jax.Array:
-    """The common predictor of padded rows, (groups, width): one product for all."""
+    """Common predictor of padded rows, (groups, width), by one product for all groups."""
     count, width = rows["y"].shape[:2]
     flat = {name: field.reshape(count * width, *field.shape[2:]) for name, field in rows.items()}
     return model.family.linear(theta, flat).reshape(count, width).astype(jnp.float64)
 
 
 def _derivatives(path: Callable[[jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A function of one number at 0, and its first two derivatives there."""
+    """Value and first two derivatives at 0 of a function of a scalar."""
     one, zero = jnp.ones(()), jnp.zeros(())
     (value, first), (_, second) = jax.jvp(lambda s: jax.jvp(path, (s,), (one,)), (zero,), (one,))
     return value, first, second

@@ -1,4 +1,4 @@
-"""Effects of a factor with more levels than dense matrices can hold."""
+"""Arrow matrices, for effects of a factor with too many levels for dense matrices."""
 
 from modicum.models.arrow.layout import (
     MOST_BORDER,

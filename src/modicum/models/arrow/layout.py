@@ -1,7 +1,7 @@
-"""Which parameters are effects of the factor with the most levels, and which are the border.
+"""Layout of an arrow matrix: the effects of the factor with the most levels, and the border.
 
-A model with too many parameters for dense matrices can still be held if nearly all of them are
-effects of one factor: their precision is then an arrow matrix (`matrices`).
+A model may have too many parameters for dense matrices if nearly all of them are effects of one
+factor: their precision is then an arrow matrix (`matrices`).
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from modicum.runtime import Array
 
 __all__ = ["MOST_BORDER", "MOST_NUMBERS", "ArrowLayout", "arrow_fits", "arrow_layout"]
 
-MOST_BORDER = 2_000  # parameters beside the big factor's effects: their block is dense
-MOST_NUMBERS = 50_000_000  # in the border of one matrix: 400 MB
+MOST_BORDER = 2_000  # most parameters besides the big factor's effects, whose block is dense
+MOST_NUMBERS = 50_000_000  # most entries between effects and border, 400 MB per matrix
 
 
 @dataclass(frozen=True)
 class ArrowLayout:
-    """Which entries of the flat vector are effects of the big factor, and what the others are.
+    """The split of the flat vector into effects of the big factor and the border.
 
     Parameters
     ----------
     field
         The field of the rows that holds the codes of the factor.
     levels
-        How many levels it has.
+        Number of its levels.
     firsts
-        Flat place of the first level of each of its effects; the other levels follow.
+        Flat index of the first level of each of its effects; the other levels follow.
     scales
-        The column of x that each effect multiplies; None: a one.
+        The column of x that each effect multiplies; None for an intercept.
     coding
         The columns of the border alone, numbered from zero.
     size
-        Entries of the flat vector.
+        Length of the flat vector.
     """
 
     field: str
@@ -52,18 +52,18 @@ class ArrowLayout:
 
     @cached_property
     def big(self) -> np.ndarray:
-        """Flat places of the effects, (levels, effects)."""
+        """Flat indices of the effects, (levels, effects)."""
         return np.arange(self.levels)[:, None] + np.array(self.firsts)
 
     @cached_property
     def border(self) -> np.ndarray:
-        """Flat places of everything else, in order."""
+        """Flat indices of all other parameters, in order."""
         inside = np.zeros(self.size, bool)
         inside[self.big] = True
         return np.flatnonzero(~inside)
 
     def border_matrix(self, batch: dict[str, Array]) -> ModelMatrix:
-        """The columns of some rows that are not effects of the factor."""
+        """Return the model matrix of some rows without the columns of the factor's effects."""
         if self.coding.terms:
             return model_matrix(self.coding, batch)
         if not self.coding.dense:
@@ -72,23 +72,23 @@ class ArrowLayout:
         return DenseMatrix(jnp.asarray(batch["x"])[..., np.argsort(self.coding.dense)])
 
     def own_columns(self, batch: dict[str, Array]) -> jax.Array:
-        """What some rows multiply the effects of their level with, (rows, effects)."""
+        """Return the values that multiply the effects of each row's level, (rows, effects)."""
         ones = jnp.ones(jnp.shape(batch[self.field]))
         columns = [ones if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
         return jnp.stack(columns, axis=-1)
 
 
 def arrow_layout(coding: Coding, common: int, size: int) -> ArrowLayout | None:
-    """The layout with the factor of the most levels as the big one; None if its border is too big.
+    """Return the layout for the factor with the most levels; None if the border is too large.
 
     Parameters
     ----------
     coding
-        What the codes of rows mean: common columns, then one per effect and level.
+        The coding of the model matrix: common columns, then one per effect and level.
     common
-        How many columns are common.
+        Number of common columns.
     size
-        Entries of the flat vector: columns, and what else there is.
+        Length of the flat vector: columns and all other parameters.
     """
     effects = [term for term in coding.terms if term.first >= common]
     largest = max(effects, key=lambda term: term.width)
@@ -110,6 +110,6 @@ def arrow_layout(coding: Coding, common: int, size: int) -> ArrowLayout | None:
 
 
 def arrow_fits(levels: int, effects: int, size: int) -> bool:
-    """Whether so many parameters can be held as those of one big factor and a border."""
+    """Whether `size` parameters fit as effects of one big factor and a border."""
     border = size - levels * effects
     return border <= MOST_BORDER and levels * effects * border <= MOST_NUMBERS

@@ -1,7 +1,7 @@
-"""Arrow matrices: one big block-diagonal corner, and a dense border beside it.
+"""Arrow matrices: one big block-diagonal corner with a dense border.
 
-Where a factor has many levels, a row has the effects of one level only: in them the Hessian is
-diagonal, or has a small block per level. All other parameters, b of them, are a dense border:
+Each row involves the effects of a single level of a factor, so that in these effects the Hessian is
+diagonal, or has a small block per level. All other parameters, b of them, form a dense border:
 
     P = [ D   C' ]      D: L blocks of c x c;  C: b x L c;  E: b x b
         [ C   E  ]
@@ -11,8 +11,8 @@ With D = K K' and the Schur complement E - C D^-1 C' = R R', the Cholesky factor
     [ K         0 ]
     [ C K^-T    R ]
 
-so that factoring takes O(L c b^2 + b^3) operations and O(L c b) numbers: linear in the levels.
-What whitens, F with F F' = P^-1, is the transposed inverse of that factor:
+so that factoring takes O(L c b^2 + b^3) operations and O(L c b) memory: linear in the levels.
+The whitening factor F, with F F' = P^-1, is the transposed inverse of that factor:
 
     F = [ K^-T   -G    ]      with G = D^-1 C' R^-T
         [ 0       R^-T ]
@@ -47,18 +47,18 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Arrow:
-    """The parts of a matrix of that form, in arrays of NumPy or of JAX.
+    """The parts of an arrow matrix, as NumPy or JAX arrays.
 
     Attributes
     ----------
     big, border
-        Flat places of the effects, (levels, effects), and of the border.
+        Flat indices of the effects, (levels, effects), and of the border.
     blocks
-        One per level, (levels, effects, effects).
+        One block per level, (levels, effects, effects).
     cross
-        Between the levels and the border, (levels, effects, border).
+        Entries between the levels and the border, (levels, effects, border).
     corner
-        Of the border, (border, border).
+        The block of the border, (border, border).
     """
 
     big: Array
@@ -69,7 +69,7 @@ class Arrow:
     ndim: ClassVar[int] = 2
 
     def flat(self, own: Array, rest: Array) -> Array:
-        """A flat vector from its parts: those of the levels, and of the border."""
+        """Assemble a flat vector from its parts for the levels (`own`) and the border (`rest`)."""
         return flat_vector(self.big, self.border, own, rest)
 
 
@@ -80,9 +80,9 @@ class ArrowMatrix(Arrow):
 
     @classmethod
     def zeros(cls, big: np.ndarray, border: np.ndarray) -> ArrowMatrix:
-        """A matrix of zeros, of which blocks and corner can be written to."""
+        """Return a matrix of zeros whose blocks and corner are writable."""
         levels, effects = big.shape
-        # A prior has nothing across: its zeros take no memory.
+        # A prior has no entries across, so broadcast zeros do, and take no memory.
         cross = np.broadcast_to(0.0, (levels, effects, len(border)))
         blocks = np.zeros((levels, effects, effects))
         return cls(big, border, blocks, cross, np.zeros((len(border), len(border))))
@@ -111,19 +111,19 @@ class ArrowMatrix(Arrow):
         return ArrowMatrix(self.big, self.border, *parts)
 
     def __matmul__(self, vector: Array) -> Array:
-        """The product with a flat vector."""
+        """Multiply by a flat vector."""
         own, rest = vector[self.big], vector[self.border]
-        cross = _lines(self.cross)
+        cross = _as_matrix(self.cross)
         above = (self.blocks @ own[..., None])[..., 0] + (cross @ rest).reshape(own.shape)
         return self.flat(above, own.reshape(-1) @ cross + self.corner @ rest)
 
     def diagonal(self) -> np.ndarray:
-        """Its diagonal, in the order of the flat vector."""
+        """Return the diagonal, in the order of the flat vector."""
         own = np.diagonal(np.asarray(self.blocks), axis1=1, axis2=2)
         return np.asarray(self.flat(own, np.diag(np.asarray(self.corner))))
 
     def leading(self, count: int) -> ArrowMatrix:
-        """Without the entries of the border from the flat place `count` on."""
+        """Drop the border entries with flat index `count` and above."""
         width = int(np.searchsorted(np.asarray(self.border), count))
         return replace(
             self,
@@ -133,7 +133,7 @@ class ArrowMatrix(Arrow):
         )
 
     def with_entry(self, place: int, value: float) -> ArrowMatrix:
-        """The same with another number on the diagonal, in the border."""
+        """Return a copy with one diagonal entry of the border replaced."""
         corner = np.array(self.corner)
         at = int(np.flatnonzero(np.asarray(self.border) == place)[0])
         corner[at, at] = value
@@ -142,8 +142,8 @@ class ArrowMatrix(Arrow):
     def add_normal(self, where: np.ndarray, precision: np.ndarray) -> None:
         """Add, in place, the precision of a normal prior of some entries.
 
-        `where` is flat, and `precision` its diagonal or a matrix; or one line of places per effect,
-        and the precision of the effects of any one level.
+        Either `where` is flat and `precision` is a diagonal or a matrix; or `where` has one row of
+        indices per effect, and `precision` is the precision of the effects of any one level.
         """
         blocks, corner = np.asarray(self.blocks), np.asarray(self.corner)
         lines = np.atleast_2d(where)
@@ -161,7 +161,7 @@ class ArrowMatrix(Arrow):
         corner[np.ix_(at, at)] += np.diag(precision) if precision.ndim == 1 else precision
 
     def densely(self) -> np.ndarray:
-        """The dense matrix, if it is a small one."""
+        """Form the dense matrix, for small matrices."""
         out = np.zeros((self.size, self.size))
         for line, block, beside in zip(self.big, self.blocks, self.cross, strict=True):
             out[np.ix_(line, line)] = block
@@ -171,16 +171,16 @@ class ArrowMatrix(Arrow):
         return out
 
     def border_alone(self) -> np.ndarray:
-        """The Schur complement E - C D^-1 C': the border's precision, with the effects unknown."""
+        """Schur complement E - C D^-1 C', the marginal precision of the border."""
         cross = np.asarray(self.cross)
         solved = np.linalg.solve(np.asarray(self.blocks), cross)
-        return np.asarray(self.corner - _lines(cross).T @ _lines(solved))
+        return np.asarray(self.corner - _as_matrix(cross).T @ _as_matrix(solved))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class ArrowFactor(Arrow):
-    """F = [K^-T, -G; 0, R^-T], which whitens: F F' is the inverse of an arrow matrix.
+    """The whitening factor F = [K^-T, -G; 0, R^-T]: F F' is the inverse of an arrow matrix.
 
     `blocks` are K^-T, `cross` is G and `corner` is R^-T.
     """
@@ -188,33 +188,33 @@ class ArrowFactor(Arrow):
     def __matmul__(self, z: Array) -> Array:
         """F z."""
         own, rest = z[self.big], z[self.border]
-        cross = _lines(self.cross)
+        cross = _as_matrix(self.cross)
         above = (self.blocks @ own[..., None])[..., 0] - (cross @ rest).reshape(own.shape)
         return self.flat(above, self.corner @ rest)
 
     @property
     def T(self) -> TransposedFactor:  # noqa: N802 - as arrays call it
-        """F', which maps a gradient to whitened coordinates."""
+        """F', which maps gradients to whitened coordinates."""
         return TransposedFactor(self)
 
     def times(self, z: np.ndarray) -> np.ndarray:
-        """F z of each line of z, (lines, size)."""
+        """F z of each row of z, (rows, size)."""
         own, rest = z[:, self.big], z[:, self.border]
         blocks, cross = np.asarray(self.blocks), np.asarray(self.cross)
         above = np.einsum("lij,klj->kli", blocks, own)
-        above -= (rest @ _lines(cross).T).reshape(own.shape)
+        above -= (rest @ _as_matrix(cross).T).reshape(own.shape)
         out = np.empty_like(z)
         out[:, self.big], out[:, self.border] = above, rest @ np.asarray(self.corner).T
         return out
 
     def whitened(self, away: Array) -> Array:
-        """F^-1 of a flat vector."""
+        """F^-1 times a flat vector."""
         own, right = away[self.big], away[self.border]
         if isinstance(away, np.ndarray):
             rest = solve_triangular(self.corner, right)
         else:
             rest = jax.scipy.linalg.solve_triangular(self.corner, right)
-        cross = _lines(self.cross)
+        cross = _as_matrix(self.cross)
         above = own + (cross @ rest).reshape(own.shape)
         if self.blocks.shape[-1] == 1:
             return self.flat(above / self.blocks[..., 0], rest)
@@ -223,7 +223,7 @@ class ArrowFactor(Arrow):
 
     @cached_property
     def covariance(self) -> ArrowCovariance:
-        """Blocks of F F'."""
+        """The blocks of F F'."""
         blocks, cross, corner = (np.asarray(p) for p in (self.blocks, self.cross, self.corner))
         of_levels = blocks @ blocks.swapaxes(1, 2) + cross @ cross.swapaxes(1, 2)
         return ArrowCovariance(
@@ -232,7 +232,7 @@ class ArrowFactor(Arrow):
 
     @property
     def sd(self) -> np.ndarray:
-        """Root of the diagonal of F F'."""
+        """Square root of the diagonal of F F'."""
         return np.asarray(np.sqrt(self.covariance.diagonal()))
 
 
@@ -246,7 +246,7 @@ class TransposedFactor:
         factor = self.factor
         own, rest = gradient[factor.big], gradient[factor.border]
         above = (factor.blocks.swapaxes(1, 2) @ own[..., None])[..., 0]
-        cross = _lines(factor.cross)
+        cross = _as_matrix(factor.cross)
         return factor.flat(above, factor.corner.T @ rest - own.reshape(-1) @ cross)
 
 
@@ -261,7 +261,7 @@ class ArrowCovariance:
 
     @classmethod
     def of_variances(cls, variance: np.ndarray, big: np.ndarray, border: np.ndarray) -> Covariance:
-        """A diagonal covariance matrix."""
+        """Return a diagonal covariance matrix."""
         blocks = variance[big][..., None] * np.eye(big.shape[1])
         return cls(big, border, blocks, np.diag(variance[border]))
 
@@ -271,7 +271,7 @@ class ArrowCovariance:
         return np.asarray(flat_vector(self.big, self.border, own, np.diag(self.corner)))
 
     def extended(self, border: np.ndarray, variance: np.ndarray) -> ArrowCovariance:
-        """With further entries at the end of the border, of these variances."""
+        """Append uncorrelated entries with these variances to the border."""
         size = len(self.border)
         corner = np.diag(np.concatenate([np.zeros(size), variance]))
         corner[:size, :size] = self.corner
@@ -293,12 +293,12 @@ Covariance: TypeAlias = np.ndarray | ArrowCovariance
 
 
 def diagonal(matrix: Symmetric | Covariance) -> np.ndarray:
-    """The diagonal of a matrix of any of these forms."""
+    """Return the diagonal of a dense or arrow matrix."""
     return np.diag(matrix) if isinstance(matrix, np.ndarray) else matrix.diagonal()
 
 
 def all_finite(matrix: Symmetric) -> bool:
-    """Whether all entries are finite numbers."""
+    """Whether all entries are finite."""
     if isinstance(matrix, ArrowMatrix):
         parts = [np.asarray(part) for part in (matrix.blocks, matrix.cross, matrix.corner)]
     else:
@@ -334,18 +334,18 @@ class ArrowCholesky:
 
     @classmethod
     def of(cls, matrix: ArrowMatrix) -> ArrowCholesky:
-        """Factor; raises LinAlgError where the matrix is not positive definite."""
+        """Factor `matrix`; raise LinAlgError if it is not positive definite."""
         if not np.all(np.isfinite(matrix.blocks)):
             raise np.linalg.LinAlgError("the matrix is not finite")
         inverse = np.linalg.inv(np.linalg.cholesky(np.asarray(matrix.blocks)))
         half = inverse @ matrix.cross
-        flat = _lines(half)
+        flat = _as_matrix(half)
         lower = cholesky(matrix.corner - flat.T @ flat, lower=True)
         return cls(np.asarray(matrix.big), np.asarray(matrix.border), inverse, half, lower)
 
     @classmethod
     def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
-        """Factor what has the absolute curvature where the matrix is not positive definite."""
+        """Factor `matrix`, or its absolute value (|eigenvalues|) if not positive definite."""
         try:
             return cls.of(matrix)
         except np.linalg.LinAlgError:
@@ -353,7 +353,7 @@ class ArrowCholesky:
             blocks = (vectors * _raised(values, least)[:, None, :]) @ vectors.swapaxes(1, 2)
             inverse = np.linalg.inv(np.linalg.cholesky(blocks))
             half = inverse @ matrix.cross
-            flat = _lines(half)
+            flat = _as_matrix(half)
             values, vectors = eigh(matrix.corner - flat.T @ flat)
             lower = cholesky((vectors * _raised(values, least)) @ vectors.T, lower=True)
             places = (np.asarray(matrix.big), np.asarray(matrix.border))
@@ -366,22 +366,22 @@ class ArrowCholesky:
         return float(of_blocks + np.log(np.diag(self.lower)).sum())
 
     def half_solve(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The inverse of the factor times a flat vector: parts of the levels, and of the border."""
+        """Inverse of the factor times a flat vector, as the parts of the levels and the border."""
         own = (self.inverse @ vector[self.big][..., None])[..., 0]
-        across = own.reshape(-1) @ _lines(self.half)
+        across = own.reshape(-1) @ _as_matrix(self.half)
         return own, solve_triangular(self.lower, vector[self.border] - across, lower=True)
 
     def solve(self, vector: np.ndarray) -> np.ndarray:
         """P^-1 times a flat vector."""
         own, rest = self.half_solve(vector)
         rest = solve_triangular(self.lower, rest, lower=True, trans=1)
-        across = (_lines(self.half) @ rest).reshape(own.shape)
+        across = (_as_matrix(self.half) @ rest).reshape(own.shape)
         above = (self.inverse.swapaxes(1, 2) @ (own - across)[..., None])[..., 0]
         return np.asarray(flat_vector(self.big, self.border, above, rest))
 
     def factor(self) -> ArrowFactor:
-        """The factor F that whitens."""
-        flat = _lines(self.half)
+        """Return the whitening factor F."""
+        flat = _as_matrix(self.half)
         between = solve_triangular(self.lower, flat.T, lower=True).T.reshape(self.half.shape)
         blocks = self.inverse.swapaxes(1, 2)
         corner = solve_triangular(self.lower, np.eye(len(self.lower)), lower=True).T
@@ -389,7 +389,7 @@ class ArrowCholesky:
 
 
 def _raised(values: np.ndarray, least: float) -> np.ndarray:
-    """Absolute eigenvalues, none of which is nearly zero."""
+    """Absolute eigenvalues, bounded away from zero."""
     size = np.abs(values)
     return np.asarray(np.maximum(size, max(least, 1e-8 * float(size.max()))))
 
@@ -398,7 +398,7 @@ def _raised(values: np.ndarray, least: float) -> np.ndarray:
 
 
 def flat_vector(big: Array, border: Array, own: Array, rest: Array) -> Array:
-    """A flat vector with `own` at the places `big`, and `rest` at the places `border`."""
+    """Assemble a flat vector with `own` at the indices `big` and `rest` at `border`."""
     size = own.size + rest.size
     if isinstance(own, np.ndarray) and isinstance(rest, np.ndarray):
         out = np.empty(size)
@@ -408,21 +408,21 @@ def flat_vector(big: Array, border: Array, own: Array, rest: Array) -> Array:
     return zeros.at[big].set(own).at[border].set(rest)
 
 
-def _lines(cross: Array) -> Array:
-    """What lies between levels and border as a matrix, one line per level and effect."""
+def _as_matrix(cross: Array) -> Array:
+    """Reshape `cross` to a matrix with one row per level and effect."""
     return cross.reshape(-1, cross.shape[-1])
 
 
-def _takes_no_memory(cross: Array) -> bool:
-    """Whether this is one zero, broadcast."""
+def _is_broadcast_zero(cross: Array) -> bool:
+    """Whether `cross` is a single broadcast zero, as `ArrowMatrix.zeros` makes it."""
     return isinstance(cross, np.ndarray) and not any(cross.strides) and cross.size > 1
 
 
 def _sum(first: Array, second: Array) -> Array:
-    if _takes_no_memory(second):
+    if _is_broadcast_zero(second):
         return first
-    return second if _takes_no_memory(first) else first + second
+    return second if _is_broadcast_zero(first) else first + second
 
 
 def _times(number: float, cross: Array) -> Array:
-    return cross if _takes_no_memory(cross) else number * cross
+    return cross if _is_broadcast_zero(cross) else number * cross

@@ -26,7 +26,7 @@ Derivatives = tuple[jax.Array, ...]
 
 @dataclass(frozen=True, repr=False)
 class _Binary(LinearPredictorModel):
-    """A family of outcomes that are 0 or 1; it says what the chance of a one is."""
+    """A family of outcomes that are 0 or 1, defined by the probability of a 1."""
 
     link: ClassVar[Link]
     on_numpy: ClassVar[bool] = True
@@ -36,25 +36,25 @@ class _Binary(LinearPredictorModel):
         return 1 / max(data.y_mean * (1 - data.y_mean), 1 / (data.weight + 1))
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
-        """One where its chance is above a half."""
+        """Predict 1 where its probability is above a half."""
         return np.asarray(expected > 0.5)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw ones with their probability, and zeros."""
+        """Draw Bernoulli outcomes."""
         del batch
         return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Whether columns give the outcome away, ones against zeros."""
+        """Look for columns that separate ones from zeros."""
         intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
         beta = np.asarray(theta["beta"])[None]
         separation, passes = find_separation(rows, beta, intercept, reversed=True)
         return None if separation is None else separation.warning(), passes
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only 0 and 1."""
+        """Allow only 0 and 1."""
         return (y != 0) & (y != 1), (
-            "outcomes that are 0 or 1 (of other codes, say which value is the event, as in "
+            "outcomes that are 0 or 1 (for other codes, say which value is the event, as in "
             "'y == 2 ~ x')"
         )
 
@@ -98,7 +98,7 @@ class Logistic(_Binary):
 
 @dataclass(frozen=True, repr=False)
 class _Linked(_Binary):
-    """The same by another link than the logit."""
+    """A binary family with a link other than the logit."""
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """log p where y is 1, log(1 - p) where it is 0."""
@@ -106,13 +106,13 @@ class _Linked(_Binary):
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """f to f''' in eta."""
-        return self._upto(3, eta, y)
+        return self._derivatives_up_to(3, eta, y)
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Derivatives 4, 5 and 6."""
-        return self._upto(6, eta, y)[4:]
+        return self._derivatives_up_to(6, eta, y)[4:]
 
-    def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def _derivatives_up_to(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
         pairs = zip(self.link.success(eta, order), self.link.failure(eta, order), strict=True)
         return tuple(y * one + (1 - y) * zero for one, zero in pairs)
 
@@ -123,7 +123,7 @@ class _Linked(_Binary):
 
 @dataclass(frozen=True, repr=False)
 class Probit(_Linked):
-    """Probit regression: y in {0, 1}, the chance of a one is Phi(eta), the normal distribution's.
+    """Probit regression: y in {0, 1}, the probability of a 1 is the normal cdf Phi(eta).
 
     Examples
     --------
@@ -139,7 +139,7 @@ class Probit(_Linked):
 class Cloglog(_Linked):
     """Complementary log-log regression: y in {0, 1}, 1 where an event of log-rate eta happened.
 
-    The chance of a one is 1 - exp(-e^eta); the time that was watched enters as offset=log(time).
+    The probability of a 1 is 1 - exp(-e^eta); exposure time enters as offset=log(time).
 
     Examples
     --------

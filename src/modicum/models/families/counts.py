@@ -24,7 +24,7 @@ Derivatives = tuple[jax.Array, ...]
 
 
 def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Mask of outcomes that are not counts, and what counts are."""
+    """Return a mask of outcomes that are not counts, and the support in words."""
     return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
 
 
@@ -54,41 +54,41 @@ class Poisson(LogLink):
     def rise(
         self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Without log y!, which cancels."""
+        """f(eta + e) - f(eta) and f'(eta + e), without log y!, which cancels."""
         del before
         rate = jnp.exp(eta)
         return y * e - rate * jnp.expm1(e), y - jnp.exp(eta + e)
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Minus the rate, again and again."""
+        """Each derivative is minus the rate."""
         rate = namespace(eta).exp(eta)
         return -rate, -rate, -rate
 
     def variance(self, eta: jax.Array) -> jax.Array:
-        """That of Poisson counts is their mean."""
+        """Equal to the mean."""
         return self.mean(eta)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Poisson counts."""
+        """Draw Poisson counts."""
         del batch
         return draw_counts(rng, bounded_exp(eta[..., 0]))
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Whether counts are 0 along some column, or everywhere."""
+        """Look for columns along which all counts are 0."""
         del theta
         return find_silent_counts(rows, self.intercept)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only whole numbers from 0."""
+        """Allow only whole numbers from 0."""
         return count_fault(y)
 
 
 @dataclass(frozen=True, repr=False)
 class PoissonRates(Poisson):
-    """Poisson regression of counts over exposures, weighted by these, as scikit-learn has it."""
+    """Poisson regression of counts over exposures with exposures as weights, as in scikit-learn."""
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Numbers from 0: with weights, y log(mu) - mu is the likelihood of the counts w y."""
+        """Allow numbers from 0: weighted, y log(mu) - mu is the likelihood of the counts w y."""
         return y < 0, "counts, or counts over exposures: numbers from 0"
 
 
@@ -111,7 +111,7 @@ class NegativeBinomial(ExtraParameter, LogLink):
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """With a = overdispersion: gamma(y + 1/a) / gamma(1/a) y!, (a mu)^y, (1 + a mu)^(-y - 1/a).
 
-        It goes to Poisson's as a goes to 0, without cancellation.
+        As a goes to 0 it tends to the Poisson density, without cancellation.
         """
         size = jnp.exp(-extra)
         odds = eta + extra  # log of a mu
@@ -124,17 +124,17 @@ class NegativeBinomial(ExtraParameter, LogLink):
         return mu + jnp.exp(eta[1]) * mu**2
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Poisson counts of a gamma rate."""
+        """Draw Poisson counts with gamma-distributed rates."""
         del batch
         size = bounded_exp(-eta[..., 1])
         rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
         return draw_counts(rng, rate)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Whether counts are 0 along some column, or everywhere."""
+        """Look for columns along which all counts are 0."""
         del theta
         return find_silent_counts(rows, self.intercept)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only whole numbers from 0."""
+        """Allow only whole numbers from 0."""
         return count_fault(y)

@@ -1,7 +1,7 @@
-"""Random outcomes: what families share where they draw them.
+"""Helpers with which families draw random outcomes.
 
-Outcomes are drawn on the host, by NumPy: its generators are exact at any rate and shape, and there
-is nothing to compile. Exponentials of predictors are held within e^200, so that none overflows.
+Outcomes are drawn on the host, by NumPy: its generators are exact at any rate and shape, and need
+no compilation. Exponentials of predictors are clipped to e^200, so that none overflows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from modicum.runtime import in_double_precision
 __all__ = ["bounded_exp", "chances", "draw_counts", "draw_counts_above_zero", "draw_log_gammas"]
 
 Numbers: TypeAlias = np.ndarray  # of float64
-LARGEST_LOG = 200.0  # of which the exponential is a number, and its cube
-MANY = 1e12  # counts that are normal to every digit that a float64 has left
+LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite
+MANY = 1e12  # larger counts are normal to the precision of float64
 
 
 @in_double_precision
 def chances(link: Link, eta: Numbers) -> Numbers:
-    """The chance of a success at each linear predictor."""
+    """Probability of a success at each linear predictor."""
     return np.asarray(link.chance(jnp.asarray(eta)))
 
 
 def bounded_exp(log: Numbers) -> Numbers:
-    """e^log, neither 0 nor infinite."""
+    """Return e^log, clipped to be neither 0 nor infinite."""
     return np.asarray(np.exp(np.clip(log, -LARGEST_LOG, LARGEST_LOG)))
 
 
 def draw_counts(rng: np.random.Generator, rate: Numbers) -> Numbers:
-    """Poisson counts, as floating numbers: of rates too large for integers too."""
+    """Draw Poisson counts as floats, also at rates too large for integers."""
     small = rng.poisson(np.minimum(rate, MANY)).astype(float)
     if not np.any(rate > MANY):
         return small
@@ -42,17 +42,17 @@ def draw_counts(rng: np.random.Generator, rate: Numbers) -> Numbers:
 
 
 def draw_counts_above_zero(rng: np.random.Generator, rate: Numbers) -> Numbers:
-    """Poisson counts given that they are not 0.
+    """Draw Poisson counts given that they are not 0.
 
-    The first event of the unit of time happens at t, exponential given t < 1; what follows is
-    Poisson of rate (1 - t) again.
+    The first event in a unit of time happens at t, exponential given t < 1; the number of later
+    events is Poisson with mean rate (1 - t).
     """
     rest = rate + np.log1p(rng.random(rate.shape) * np.expm1(-rate))  # rate (1 - t)
     return 1 + draw_counts(rng, np.clip(rest, 0.0, rate))
 
 
 def draw_log_gammas(rng: np.random.Generator, shape: Numbers) -> Numbers:
-    """Logarithms of gamma variables, which are numbers also where the variables are as good as 0.
+    """Draw logarithms of gamma variables, which are finite even where the variables underflow.
 
     gamma(a) = gamma(a + 1) u^(1 / a), with u uniform (Marsaglia and Tsang 2000).
     """

@@ -1,7 +1,7 @@
-"""Families with one parameter beside the coefficients: a dispersion, a shape, a chance.
+"""Families with one parameter besides the coefficients: a dispersion, a shape, a probability.
 
-It is sampled on a coordinate without bounds, and reported as itself. Such families are
-differentiated automatically, in the linear predictor and that coordinate together.
+The parameter is sampled on an unbounded coordinate and reported on its natural scale. Such families
+are differentiated automatically, jointly in the linear predictor and that coordinate.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from modicum.runtime import Array
 
 __all__ = ["LOG", "LOGIT", "Coordinate", "ExtraParameter", "LogLink", "positive_fault"]
 
-LARGEST_OFFSET = 700.0  # of which the exponential is still a number
+LARGEST_OFFSET = 700.0  # its exponential is still finite
 
 
 @dataclass(frozen=True)
 class Coordinate:
-    """A coordinate without bounds of a parameter that has some.
+    """An unbounded coordinate of a bounded parameter.
 
     Attributes
     ----------
     prefix
-        Of its name.
+        Prefix of its name.
     sd
-        Of its default prior.
+        Standard deviation of its default prior.
     natural, free
-        From the coordinate to the parameter itself, and back.
+        Maps from the coordinate to the parameter, and back.
     """
 
     prefix: str
@@ -55,10 +55,10 @@ LOGIT = Coordinate("logit_", 2.5, jax.nn.sigmoid, logit)  # from 0.0006 to 0.999
 
 @dataclass(frozen=True, repr=False)
 class ExtraParameter(LinearPredictorModel):
-    """A family with one parameter beside the coefficients.
+    """A family with one parameter besides the coefficients.
 
-    `extra` is its name, which must come after "intercept" in the alphabet, as parameters are laid
-    out in that order. Its default prior is normal on the coordinate: about 0, with a standard
+    `extra` is its name, which must sort after "intercept", as parameters are laid out in
+    alphabetical order. Its default prior is normal on the coordinate: mean 0, and a standard
     deviation of 5 for a logarithm and 2.5 for a logit.
     """
 
@@ -67,16 +67,16 @@ class ExtraParameter(LinearPredictorModel):
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The parameter, on its coordinate."""
+        """Name of the parameter on its coordinate."""
         return (self.coordinate.prefix + self.extra,)
 
     def extra_scale(self, name: str) -> float | None:
-        """None: the default prior."""
+        """Return None, for the default prior."""
         del name
         return None
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Wide, about 0."""
+        """Return a wide prior about 0."""
         del name, data
         return Normal(0.0, self.coordinate.sd)
 
@@ -87,7 +87,7 @@ class ExtraParameter(LinearPredictorModel):
         return named
 
     def restore(self, named: Mapping[str, Array]) -> Params:
-        """Go back to the coordinate."""
+        """Undo `report`, back to the coordinate."""
         theta = super().restore(named)
         if self.extra in theta:
             theta[self.extras[0]] = self.coordinate.free(theta.pop(self.extra))
@@ -102,14 +102,14 @@ class ExtraParameter(LinearPredictorModel):
         return self.density(eta[0], eta[1], y)
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Of all rows at once: what depends on the extra parameter alone is computed once."""
+        """Evaluate all rows at once, so terms in the extra parameter alone are computed once."""
         return self.density(self.linear(theta, batch), theta[self.extras[0]], self.outcome(batch))
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Unavailable: such a family is differentiated automatically."""
         raise SettingError(
-            f"{type(self).__name__} has the parameter {self.extra} beside its linear predictor, "
-            "and no derivatives in that predictor alone."
+            f"{type(self).__name__} has the parameter {self.extra} besides its linear predictor, "
+            "so it has no derivatives in that predictor alone."
         )
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
@@ -126,19 +126,19 @@ class LogLink(LinearPredictorModel):
         return jnp.exp(eta[0])
 
     def pseudo_variance(self, data: Moments) -> float:
-        """One over the mean, as of a count."""
+        """Return one over the mean, as for a count."""
         return 1 / max(data.y_mean, 1 / (data.weight + 1))
 
     def intercept_prior(self, data: Moments) -> Normal:
-        """Return a wide prior about the logarithm of outcomes over exposures.
+        """Return a wide prior about the log of total outcome over total exposure.
 
-        Where all outcomes are 0, half a count stands for them.
+        If all outcomes are 0, the total counts as one half.
         """
         none = np.log(0.5) - data.log_exposure
         return Normal(float(data.log_rate if np.isfinite(data.log_rate) else none), 10.0)
 
     def check_offset(self, rows: Rows) -> None:
-        """Refuse, besides offsets of the wrong shape, those that overflow as exposures."""
+        """Refuse offsets of the wrong shape, and those that overflow as exposures."""
         super().check_offset(rows)
         start = 0
         for chunk in rows.chunks(CHUNK) if "offset" in rows.fields else ():
@@ -146,13 +146,13 @@ class LogLink(LinearPredictorModel):
             if offset.max() > LARGEST_OFFSET:
                 first = int(np.argmax(offset > LARGEST_OFFSET))
                 raise DataError(
-                    f"the offset is {offset[first]:g} in row {start + first}, and the exposure it "
-                    f"stands for, exp({offset[first]:g}), is more than a number can hold; an "
-                    "offset is the logarithm of the exposure: give np.log(exposure)."
+                    f"the offset is {offset[first]:g} in row {start + first}, so the exposure "
+                    f"exp({offset[first]:g}) overflows; an offset is the logarithm of the "
+                    "exposure: give np.log(exposure)."
                 )
             start += len(offset)
 
 
 def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Mask of outcomes that are not above 0, and what they should be."""
+    """Return a mask of outcomes that are not above 0, and the support in words."""
     return ~(y > 0), "positive numbers"

@@ -1,9 +1,9 @@
-"""Links of a chance: logit, probit and complementary log-log.
+"""Link functions of a probability p: logit, probit and complementary log-log.
 
-What a family needs of a link is log p and log(1 - p) as functions of the linear predictor, with six
-derivatives, each to *relative* precision as far out as numbers go. Derivatives come from the
-differential equation that the first one solves, as a recurrence of Taylor coefficients; where that
-recurrence cancels, from a series or a continued fraction.
+A link provides log p and log(1 - p) as functions of the linear predictor, with six derivatives,
+each to full *relative* precision in both tails. The first derivative solves a differential
+equation, which gives a recurrence of Taylor coefficients; where that recurrence cancels, a series
+or a continued fraction replaces it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from modicum.models.families.special import softplus
 
 __all__ = ["LINKS", "Cloglog", "Link", "Logit", "Probit"]
 
-Series = tuple[jax.Array, ...]  # derivatives of rising order, or Taylor coefficients
+Series = tuple[jax.Array, ...]  # derivatives of increasing order, or Taylor coefficients
 
 
 class Link(ABC):
-    """From a linear predictor to a chance p."""
+    """Map from a linear predictor to a probability p."""
 
     name: ClassVar[str]
 
@@ -66,11 +66,11 @@ class Logit(Link):
         return -softplus(eta)
 
     def success(self, eta: jax.Array, order: int) -> Series:
-        """The first is 1 - p."""
+        """log p, whose first derivative is 1 - p, and its derivatives."""
         return (-softplus(-eta), sigmoid(-eta), *self._curves(eta))[: order + 1]
 
     def failure(self, eta: jax.Array, order: int) -> Series:
-        """The first is -p; the others are those of log p."""
+        """log(1 - p), with first derivative -p; the higher ones are those of log p."""
         return (-softplus(eta), -sigmoid(eta), *self._curves(eta))[: order + 1]
 
     def _curves(self, eta: jax.Array) -> Series:
@@ -89,7 +89,7 @@ class Logit(Link):
 # Probit -----------------------------------------------------------------------------------
 
 TAIL = 5.0  # below -TAIL the recurrence would cancel
-DEPTH = 20  # of the continued fraction
+DEPTH = 20  # depth of the continued fraction
 
 
 def _hazard(x: jax.Array, terms: int) -> Series:
@@ -131,7 +131,7 @@ def _hazard_tail(x: jax.Array, terms: int) -> Series:
     if is_numpy(x):
         for level in levels:
             excess, _ = deeper(excess, level)
-    else:  # a loop: unrolled, it compiles for long
+    else:  # unrolled, the loop would take long to compile
         excess, _ = jax.lax.scan(deeper, excess, levels)
     signed = [e if j % 2 == 0 else -e for j, e in enumerate(excess)]  # d/dx = -d/dt
     signed[0] = signed[0] + t
@@ -140,7 +140,7 @@ def _hazard_tail(x: jax.Array, terms: int) -> Series:
 
 @differentiable(slope=lambda x: _hazard(x, 1)[0])
 def log_normal_cdf(x: jax.Array) -> jax.Array:
-    """log Phi(x): its derivative, and those of that, are accurate in both tails."""
+    """log Phi(x), with derivatives of all orders accurate in both tails."""
     xp = namespace(x)
     body, right = xp.clip(x, -TAIL, 0.0), xp.maximum(x, 0.0)
     far = xp.minimum(x, -TAIL)
@@ -172,7 +172,7 @@ class Probit(Link):
         return (log_normal_cdf(eta), *(factorial(j) * c for j, c in enumerate(hazard)))
 
     def failure(self, eta: jax.Array, order: int) -> Series:
-        """By symmetry."""
+        """log(1 - p) and its derivatives, by symmetry."""
         mirrored = self.success(-eta, order)
         return tuple(-d if k % 2 else d for k, d in enumerate(mirrored))
 
@@ -193,7 +193,7 @@ BERNOULLI = {
     14: 1 / 74724249600,
     16: -3617 / 10670622842880000,
 }
-VANISHED = 800.0  # rate from which w is 0 in double precision
+VANISHED = 800.0  # above this rate, w is 0 in double precision
 
 
 def _log_slope(eta: jax.Array, terms: int) -> Series:
@@ -223,7 +223,7 @@ def _log_slope(eta: jax.Array, terms: int) -> Series:
 
 @differentiable(slope=lambda eta: _log_slope(eta, 1)[0])
 def log_some(eta: jax.Array) -> jax.Array:
-    """log(1 - exp(-e^eta)), the log-chance that a Poisson count of log-rate eta is not 0."""
+    """log(1 - exp(-e^eta)), the log-probability that a Poisson count of log-rate eta is not 0."""
     xp = namespace(eta)
     r = xp.exp(eta)
     near, far = xp.clip(r, 1e-14, 1.0), xp.maximum(r, 0.5)
@@ -232,7 +232,7 @@ def log_some(eta: jax.Array) -> jax.Array:
 
 
 class Cloglog(Link):
-    """p = 1 - exp(-e^eta), the chance of an event whose log-rate is eta."""
+    """p = 1 - exp(-e^eta), the probability of an event whose log-rate is eta."""
 
     name: ClassVar[str] = "cloglog"
 
@@ -255,7 +255,7 @@ class Cloglog(Link):
         return (log_some(eta), *(factorial(j) * c for j, c in enumerate(slopes)))
 
     def failure(self, eta: jax.Array, order: int) -> Series:
-        """Minus the rate, again and again."""
+        """log(1 - p) and all its derivatives are minus the rate."""
         return (-namespace(eta).exp(eta),) * (order + 1)
 
 

@@ -24,7 +24,7 @@ from modicum.runtime import Array
 
 __all__ = ["Ordinal"]
 
-GAP_SD = 5.0  # of the log of the distance between two cutpoints
+GAP_SD = 5.0  # prior sd of the log of the distance between two cutpoints
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,10 +32,10 @@ class Ordinal(LinearPredictorModel):
     """Ordered classes 0, 1, ..., K - 1: P(y <= k) is the sigmoid of cutpoint_k - x @ beta.
 
     A positive coefficient makes higher classes more likely. `classes` may be left out: it is then
-    one more than the largest outcome, and every class has to occur. Draws are called `beta` and
-    `cutpoint` (K - 1 of them, rising). The cutpoints are the intercepts: sampled are minus the
-    first one, which has the prior of an intercept, and the logarithms of the distances between
-    them, each N(0, 5^2) by default.
+    one more than the largest outcome, and every class must occur. Draws are called `beta` and
+    `cutpoint` (K - 1 of them, increasing). The cutpoints replace the intercept: the sampled
+    parameters are minus the first cutpoint, which has an intercept's prior, and the logarithms of
+    the distances between cutpoints, each N(0, 5^2) by default.
 
     Examples
     --------
@@ -53,46 +53,46 @@ class Ordinal(LinearPredictorModel):
             whole_number("classes", self.classes, 3)
         if not self.intercept:
             raise SettingError(
-                "Ordinal has cutpoints in place of an intercept, and none can be left out: leave "
-                "intercept as it is."
+                "Ordinal has cutpoints in place of an intercept, which cannot be left out: remove "
+                "intercept=False."
             )
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Logarithms of the distances between cutpoints, in alphabetic order as they are laid out.
+        """Names of the logarithms of the distances between cutpoints, in alphabetical order.
 
-        None are known before the classes are: see `resolved`.
+        Empty until the classes are known, see `resolved`.
         """
         count = 0 if self.classes is None else self.classes - 2
         return tuple(f"log_gap_{k:04d}" for k in range(1, count + 1))
 
     def extra_scale(self, name: str) -> float | None:
-        """None: the default prior."""
+        """Return None, for the default prior."""
         del name
         return None
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Wide, about a distance of 1 in log-odds."""
+        """Return a wide prior about a distance of 1 in log-odds."""
         del name, data
         return Normal(0.0, GAP_SD)
 
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
-        """Return the model with its classes counted, and its priors in numbers."""
+        """Return the model with its classes counted and all priors fixed."""
         counted = self if self.classes is not None else replace(self, classes=count_classes(rows))
         return super(Ordinal, counted).resolved(rows, data)
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """With a, b the cutpoints of class y less eta: log(sigmoid(a) - sigmoid(b)).
+        """log(sigmoid(a) - sigmoid(b)), with a, b the cutpoints of class y minus eta.
 
         That is log sigmoid(a) + log sigmoid(-b) + log(1 - e^(b - a)), which does not cancel.
         """
         cuts, apart = _cutpoints(eta[1:])
-        steps = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # products scatter nothing
+        steps = jnp.asarray(y)[..., None] - jnp.arange(len(cuts))  # (no scatters)
         above, below, between = (steps == 0) @ cuts, (steps == 1) @ cuts, (steps == 0) @ apart
         return _log_chance(eta[0], y, len(cuts), above, below, between)
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Of all rows at once: cutpoints that rows share are looked up by the class."""
+        """Evaluate all rows at once, looking up the shared cutpoints by class."""
         cuts, apart = _cutpoints(jnp.stack([jnp.asarray(theta[name]) for name in self.extras]))
         y = self.outcome(batch)
         tables = jnp.pad(cuts, (0, 1)), jnp.pad(cuts, (1, 0)), jnp.pad(apart, (0, 1))
@@ -103,7 +103,7 @@ class Ordinal(LinearPredictorModel):
     def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
         """Unavailable: the family is differentiated automatically."""
         raise SettingError(
-            "Ordinal has cutpoints beside its linear predictor, and no derivatives in that "
+            "Ordinal has cutpoints besides its linear predictor, so it has no derivatives in that "
             "predictor alone."
         )
 
@@ -112,12 +112,12 @@ class Ordinal(LinearPredictorModel):
         return self.derivatives(eta, y)
 
     def mean(self, eta: jax.Array) -> jax.Array:
-        """Chance of each class."""
+        """Probability of each class."""
         classes = jnp.arange(len(eta) + 1)
         return jnp.exp(jax.vmap(lambda k: self.log_density(eta, k))(classes))
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
-        """The most probable class."""
+        """Predict the most probable class."""
         return np.argmax(expected, axis=-1)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -137,40 +137,40 @@ class Ordinal(LinearPredictorModel):
         return super().restore(rest) | {"intercept": -cutpoint[0], **dict(names)}
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Whether columns put the classes in their order without overlap."""
+        """Look for columns that separate the ordered classes."""
         cutpoints = np.asarray(self.report(theta)["cutpoint"])
         separation, passes = find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
         return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """A logistic variable about eta falls between two cutpoints."""
+        """Draw classes by where a logistic variable about eta falls among the cutpoints."""
         del batch
         cuts = np.cumsum(bounded_exp(eta[..., 1:]), axis=-1)  # from the first one, which is at 0
         latent = eta[..., 0] + rng.logistic(size=eta.shape[:-1])
         return (latent > 0) + 1.0 * np.sum(latent[..., None] > cuts, axis=-1)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Whole numbers from 0 to K - 1."""
+        """Allow only whole numbers from 0 to K - 1."""
         return class_fault(y, self.classes)
 
     def check_outcome(self, rows: Rows) -> None:
-        """Refuse, besides outcomes out of support, fewer than three classes."""
+        """Refuse outcomes out of support, and fewer than three classes."""
         super().check_outcome(rows)
         if self.classes is None and count_classes(rows) < 3:
             raise DataError(
-                "the outcome has fewer than three classes, in which there is no order; use "
+                "the outcome has fewer than three classes, so there is no order to model; use "
                 "Logistic, or give classes= if there are more."
             )
 
     def labels(self, rows: Rows) -> Labels:
-        """Columns, and the classes on either side of each cutpoint."""
+        """Label coefficients by columns, and cutpoints by the classes on either side."""
         count = self.classes or count_classes(rows)
         between = tuple(f"{a}|{b}" for a, b in pairwise(class_names(rows, count)))
         return super().labels(rows) | {"cutpoint": (between,)}
 
 
 def _cutpoints(log_gaps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cutpoints less the first, and log(1 - e^-gap) of class k = 1, 2, ... from its neighbours."""
+    """Cutpoints minus the first, and log(1 - e^-gap) of each class k = 1, 2, ..."""
     gaps = jnp.exp(log_gaps)
     cuts = jnp.concatenate([jnp.zeros(1, gaps.dtype), jnp.cumsum(gaps)])
     return cuts, jnp.pad(log1m_exp(gaps), (1, 0))
@@ -179,7 +179,7 @@ def _cutpoints(log_gaps: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _log_chance(
     eta: jax.Array, y: jax.Array, last: int, above: jax.Array, below: jax.Array, between: jax.Array
 ) -> jax.Array:
-    """Of class y, between two cutpoints; the first and the last class have one."""
+    """Log-probability of class y between two cutpoints; the first and last class have only one."""
     return (
         jnp.where(y < last, -softplus(eta - above), 0.0)
         + jnp.where(y > 0, -softplus(below - eta), 0.0)

@@ -22,7 +22,7 @@ __all__ = ["Gamma", "InverseGaussian"]
 
 @dataclass(frozen=True, repr=False)
 class Gamma(ExtraParameter, LogLink):
-    """Gamma regression with log link: positive outcomes whose sd is in proportion to their mean.
+    """Gamma regression with log link: positive outcomes whose sd is proportional to their mean.
 
     The variance is mu^2 / shape (statsmodels' scale is one over the shape).
 
@@ -36,7 +36,7 @@ class Gamma(ExtraParameter, LogLink):
     extra: ClassVar[str] = "shape"
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """With s = log(y / mu): k (s - e^s + 1) + log(k) / 2 - log y, and what Stirling leaves."""
+        """k (s - e^s + 1) + log(k) / 2 - log y, s = log(y / mu), minus Stirling's remainder."""
         y = jnp.asarray(y, eta.dtype)
         k, s = jnp.exp(extra), jnp.log(y) - eta
         constant = 0.5 * extra - HALF_LOG_2PI - stirling_rest(k)
@@ -47,7 +47,7 @@ class Gamma(ExtraParameter, LogLink):
         return jnp.exp(2 * eta[0] - eta[1])
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Gamma variables of mean e^eta."""
+        """Draw gamma variables with mean e^eta."""
         del batch
         shape = bounded_exp(eta[..., 1])
         return bounded_exp(eta[..., 0] + draw_log_gammas(rng, shape) - eta[..., 1])
@@ -58,7 +58,7 @@ class Gamma(ExtraParameter, LogLink):
             refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only numbers above 0."""
+        """Allow only numbers above 0."""
         return positive_fault(y)
 
 
@@ -86,7 +86,7 @@ class InverseGaussian(ExtraParameter, LogLink):
         return 0.5 * (extra - 3 * log_y) - HALF_LOG_2PI - 0.5 * jnp.exp(extra) * apart
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
-        """In the unit of the outcome."""
+        """Return a wide prior in the unit of the outcome."""
         return Normal(self.intercept_prior(data).mean, super().extra_prior(name, data).sd)
 
     def variance(self, eta: jax.Array) -> jax.Array:
@@ -94,14 +94,14 @@ class InverseGaussian(ExtraParameter, LogLink):
         return jnp.exp(3 * eta[0] - eta[1])
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """The smaller or the larger root of a chi-square (Michael, Schucany and Haas 1976).
+        """Draw one of the two roots for a chi-square (Michael, Schucany and Haas 1976).
 
         NumPy's `wald` cancels where the mean is much larger than the shape.
         """
         del batch
         mu, shape = bounded_exp(eta[..., 0]), bounded_exp(eta[..., 1])
         w = mu / (2 * shape) * rng.standard_normal(mu.shape) ** 2
-        ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # of the larger root to the mean
+        ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # larger root over the mean
         return np.where(rng.random(mu.shape) * (1 + 1 / ratio) < 1, mu / ratio, mu * ratio)
 
     def check_variation(self, rows: Rows) -> None:
@@ -110,5 +110,5 @@ class InverseGaussian(ExtraParameter, LogLink):
             refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only numbers above 0."""
+        """Allow only numbers above 0."""
         return positive_fault(y)

@@ -1,4 +1,4 @@
-"""Shares: binomial regression of successes among trials, beta regression of a measured share."""
+"""Proportions: binomial regression of successes in trials, beta regression of a measured share."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from modicum.rows import Rows
 __all__ = ["Beta", "Binomial"]
 
 Derivatives = tuple[jax.Array, ...]
-OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # the ends, of which no share is one
+OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # smallest and largest share
 
 
 @dataclass(frozen=True, repr=False)
 class Binomial(LinearPredictorModel):
-    """Binomial regression: y successes among `trials`, a field of the rows.
+    """Binomial regression: y successes in `trials`, a field of the rows.
 
-    Outcomes are given as brms and bambi take them, successes and trials, not as a share. The rows'
-    `weight` counts rows, as everywhere. Expected outcomes are chances of a success, so that
+    Outcomes are given as in brms and bambi, by successes and trials, not as a share. As everywhere,
+    the field `weight` counts rows. Expected outcomes are probabilities of a success, so that
     prediction needs no trials.
 
     Parameters
     ----------
     link
-        "logit", "probit" or "cloglog": how the chance of a success depends on the linear predictor.
+        "logit", "probit" or "cloglog": link between success probability and linear predictor.
 
     Examples
     --------
@@ -64,48 +64,48 @@ class Binomial(LinearPredictorModel):
             )
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """y log p + (trials - y) log(1 - p) + log of trials over y."""
+        """y log p + (trials - y) log(1 - p) + log of the binomial coefficient."""
         link, (successes, trials) = LINKS[self.link], y
         part = successes * link.log_success(eta[0])
-        return part + (trials - successes) * link.log_failure(eta[0]) + _ways(y, eta)
+        return part + (trials - successes) * link.log_failure(eta[0]) + _log_binomial(y, eta)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """f to f''' in eta."""
-        f, *others = self._upto(3, eta, y)
-        return (f + _ways(y, eta), *others)
+        f, *others = self._derivatives_up_to(3, eta, y)
+        return (f + _log_binomial(y, eta), *others)
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Derivatives 4, 5 and 6."""
-        return self._upto(6, eta, y)[4:]
+        return self._derivatives_up_to(6, eta, y)[4:]
 
-    def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def _derivatives_up_to(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
         link, successes, failures = LINKS[self.link], y[..., 0], y[..., 1] - y[..., 0]
         pairs = zip(link.success(eta, order), link.failure(eta, order), strict=True)
         return tuple(successes * success + failures * failure for success, failure in pairs)
 
     def mean(self, eta: jax.Array) -> jax.Array:
-        """Chance of a success."""
+        """Probability of a success."""
         return LINKS[self.link].chance(eta[0])
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Whether columns give away which trials succeed."""
+        """Look for columns that separate successes from failures."""
         intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
         beta = np.asarray(theta["beta"])[None]
         separation, passes = find_separation(rows, beta, intercept, reversed=True, trials=True)
         return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Successes among the trials of each row."""
+        """Draw the number of successes in each row's trials."""
         if "trials" not in batch:
             raise DataError(
-                "outcomes of Binomial are successes among the trials of each row, and the rows do "
-                "not say how many these are; give the field 'trials'."
+                "outcomes of Binomial are successes in the trials of each row, but the rows do "
+                "not say how many trials there are; give the field 'trials'."
             )
         trials = np.asarray(batch["trials"]).astype(np.int64)
         return rng.binomial(trials, chances(LINKS[self.link], eta[..., 0])).astype(float)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only whole numbers from 0."""
+        """Allow only whole numbers from 0."""
         return count_fault(y)
 
     def check_fields(self, chunk: Batch, first: int) -> None:
@@ -115,12 +115,12 @@ class Binomial(LinearPredictorModel):
         if bad.any():
             at = int(np.argmax(bad))
             raise DataError(
-                f"row {first + at} has {y[at]:g} successes among {trials[at]:g} trials; 'y' must "
+                f"row {first + at} has {y[at]:g} successes in {trials[at]:g} trials; 'y' must "
                 "count the successes and 'trials' all trials of a row."
             )
 
 
-def _ways(y: jax.Array, eta: jax.Array) -> jax.Array:
+def _log_binomial(y: jax.Array, eta: jax.Array) -> jax.Array:
     """Log of the binomial coefficient."""
     successes, trials = y[..., 0], y[..., 1]
     part = log_factorial(successes, eta) + log_factorial(trials - successes, eta)
@@ -131,7 +131,7 @@ def _ways(y: jax.Array, eta: jax.Array) -> jax.Array:
 class Beta(ExtraParameter):
     """Beta regression: y strictly between 0 and 1, the log-odds of its mean linear in x.
 
-    y ~ Beta(mu precision, (1 - mu) precision), of variance mu (1 - mu) / (1 + precision).
+    y ~ Beta(mu precision, (1 - mu) precision), with variance mu (1 - mu) / (1 + precision).
 
     Examples
     --------
@@ -143,7 +143,7 @@ class Beta(ExtraParameter):
     extra: ClassVar[str] = "precision"
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """Gammas of a and b are taken one further, so that neither overflows as it goes to 0."""
+        """Beta log-density; gamma(a) = gamma(a + 1) / a avoids overflow as a or b goes to 0."""
         y = jnp.asarray(y, eta.dtype)
         log_a, log_b = extra - softplus(-eta), extra - softplus(eta)
         a, b = jnp.exp(log_a), jnp.exp(log_b)
@@ -160,7 +160,7 @@ class Beta(ExtraParameter):
         return spread / (1 + jnp.exp(eta[1]))
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Beta variables: the share that one gamma variable has of two."""
+        """Draw beta variables, as the share of one gamma variable in the sum of two."""
         del batch
         mean, log_precision = eta[..., 0], eta[..., 1]
         a, b = (bounded_exp(log_precision - np.logaddexp(0.0, e)) for e in (-mean, mean))
@@ -173,7 +173,7 @@ class Beta(ExtraParameter):
             refuse_constant(self, rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Strictly between 0 and 1."""
+        """Allow only numbers strictly between 0 and 1."""
         return ~((y > 0) & (y < 1)), (
             "shares strictly between 0 and 1 (percentages divided by 100)"
         )

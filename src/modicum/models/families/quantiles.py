@@ -21,16 +21,16 @@ from modicum.models.families.special import softplus
 __all__ = ["AsymmetricLaplace"]
 
 Derivatives = tuple[jax.Array, ...]
-BLUNT = 0.5  # scales over which the curvature of a kink is spread
+BLUNT = 0.5  # width, in scales, over which the curvature of the kink is spread
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _check(u: jax.Array, tau: float) -> jax.Array:
-    """The check function u (tau - 1[u < 0]), with a second derivative that does not vanish.
+    """The check function u (tau - 1[u < 0]), with a surrogate second derivative.
 
-    Its own is 0 wherever it has one, and says nothing of how a sum over rows curves. That of a
-    rounded kink stands in for it, which serves to whiten, and as a control variate: the difference
-    estimator holds for any quadratic.
+    The true second derivative is 0 almost everywhere, and says nothing about the curvature of a sum
+    over rows. It is replaced by that of a rounded kink, for whitening and control variates: the
+    difference estimator is unbiased for any quadratic.
     """
     return u * (tau - (u < 0))
 
@@ -63,19 +63,19 @@ class AsymmetricLaplace(ScaleFamily):
     """Quantile regression: eta is the `quantile` of the outcome (Yu and Moyeed 2001).
 
     The log-likelihood is minus the check function of the residual over the scale, and has a kink
-    where a residual is 0: no Taylor proxy holds there, so that by default NUTS runs on all rows.
-    With `smoothing` the kink is rounded off, and a few rows per step will do: the density is then
-    the extended log-F of Fasiolo, Wood, Zaffran, Nedellec and Goude (2021), whose eta is the
-    quantile up to an error that falls with the square of `smoothing`. The likelihood is a working
-    one: intervals are those of the outcome's true distribution only where that is of this kind.
-    Expected outcomes are quantiles, not means.
+    where a residual is 0. No Taylor proxy is valid there, so by default NUTS runs on all rows. With
+    `smoothing` the kink is rounded off, and a few rows per step are enough: the density is then the
+    extended log-F of Fasiolo, Wood, Zaffran, Nedellec and Goude (2021), whose eta is the quantile
+    up to an error that falls with the square of `smoothing`. The likelihood is a working one:
+    intervals are calibrated only if the outcomes really have this distribution. Expected outcomes
+    are quantiles, not means.
 
     Parameters
     ----------
     quantile
-        Which one, between 0 and 1; 0.5 is the median.
+        The quantile, between 0 and 1; 0.5 is the median.
     smoothing
-        Width over which the kink is rounded off, in units of the scale; 0: not at all.
+        Width over which the kink is rounded off, in units of the scale; 0 keeps the kink.
 
     Examples
     --------
@@ -92,15 +92,15 @@ class AsymmetricLaplace(ScaleFamily):
         if not isinstance(self.quantile, Real) or not 0 < self.quantile < 1:
             raise SettingError("quantile must lie between 0 and 1; 0.5 is the median.")
         if not isinstance(self.smoothing, Real) or not 0 <= self.smoothing < inf:
-            raise SettingError("smoothing must be 0, or a positive number: 0.2, say.")
+            raise SettingError("smoothing must be 0 or a positive number, such as 0.2.")
 
     @property
     def has_mode(self) -> bool:  # type: ignore[override]
-        """Whether Newton's method can find it: not on a kink."""
+        """Whether Newton's method can find the mode, which may lie on a kink."""
         return self.smoothing > 0
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """log tau (1 - tau) / s - check(u), u = (y - eta) / s; or with a smooth check function."""
+        """log(tau (1 - tau) / s) - check(u), u = (y - eta) / s, or its smoothed version."""
         s = self.spread(eta)
         u = (y - eta[0]) / s
         if not self.smoothing:
@@ -119,13 +119,13 @@ class AsymmetricLaplace(ScaleFamily):
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """f to f''' in eta at a known scale."""
-        return self._upto(3, eta, y)
+        return self._derivatives_up_to(3, eta, y)
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Derivatives 4, 5 and 6."""
-        return self._upto(6, eta, y)[4:]
+        return self._derivatives_up_to(6, eta, y)[4:]
 
-    def _upto(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def _derivatives_up_to(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
         s, tau, width = self.known_scale(), self.quantile, self.smoothing
         u = (y - eta) / s
         constant = self.log_constant() - log(s)
@@ -142,14 +142,14 @@ class AsymmetricLaplace(ScaleFamily):
         s, tau, width = self.spread(eta), self.quantile, self.smoothing
         if not width:
             centre, square = 1 / tau - 1 / (1 - tau), 1 / tau**2 + 1 / (1 - tau) ** 2
-        else:  # of the logarithm of a gamma variable, digamma and trigamma of its shape
+        else:  # moments of a log-gamma variable: digamma and trigamma of its shape
             above, below = (1 - tau) * width, tau * width
             centre = width * float(psi(above) - psi(below))
             square = width**2 * float(polygamma(1, above) + polygamma(1, below))
         return eta[0] + centre * s, jnp.asarray(square * s**2)
 
     def variance(self, eta: jax.Array) -> jax.Array:
-        """The second of the moments."""
+        """Variance of the outcome, from `moments`."""
         return self.moments(eta)[1]
 
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -164,5 +164,5 @@ class AsymmetricLaplace(ScaleFamily):
         return width * (above - below)
 
     def series_radius(self) -> float:
-        """To the poles of the smooth check function; nothing of a kink is in its series."""
+        """Distance to the poles of the smoothed check function; 0 with a kink."""
         return pi * self.known_scale() * self.smoothing

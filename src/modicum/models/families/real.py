@@ -31,7 +31,7 @@ Derivatives = tuple[jax.Array, ...]
 
 @dataclass(frozen=True, repr=False)
 class ScaleFamily(LinearPredictorModel):
-    """A family of a real outcome with a scale: known, or estimated on its logarithm.
+    """A family for real outcomes with a scale that is known, or estimated on the log scale.
 
     An estimated scale has a log-normal prior. By default log(scale) has mean log sd(y) and standard
     deviation 2.5; with `scale_prior` given, log(scale) ~ N(0, scale_prior^2) in the units of y.
@@ -62,16 +62,16 @@ class ScaleFamily(LinearPredictorModel):
         return self.scale_prior
 
     def outcome_unit(self, data: Moments) -> float:
-        """Return sd(y); of an outcome that never varies its size, or 1."""
+        """Return sd(y); for a constant outcome its size, or 1."""
         size = data.y_sd if self.intercept else float(np.hypot(data.y_sd, data.y_mean))
         return size or abs(data.y_mean) or 1.0
 
     def intercept_prior(self, data: Moments) -> Normal:
-        """Return mean(y) and 2.5 units of y."""
+        """Return N(mean(y), (2.5 units of y)^2)."""
         return Normal(data.y_mean, 2.5 * self.outcome_unit(data))
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Return that of log(scale): about the logarithm of the outcome's unit."""
+        """Return the prior of log(scale), about the logarithm of the outcome's unit."""
         del name
         return Normal(float(np.log(self.outcome_unit(data))), 2.5)
 
@@ -108,23 +108,26 @@ class ScaleFamily(LinearPredictorModel):
         return eta[0]
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Draw the centre and noise of the scale."""
+        """Add scaled noise to the centre."""
         del batch
         log_scale = eta[..., 1] if self.scale is None else np.full(eta.shape[:-1], log(self.scale))
         return eta[..., 0] + bounded_exp(log_scale) * self.draw_noise(rng, eta.shape[:-1])
 
     @abstractmethod
     def draw_noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw noise of a scale of one."""
+        """Draw noise with a scale of one."""
 
     def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome of last digits alone, or, where its noise is to be told, of none."""
+        """Refuse an outcome that varies only in its last digits, or not at all.
+
+        A constant outcome is refused only where the scale of its noise is to be estimated.
+        """
         if self.scale is None and self.intercept:
             refuse_constant(self, rows)
         refuse_remote(rows)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Any real number will do."""
+        """Allow any real number."""
         return np.zeros(y.shape, dtype=bool), "real numbers"
 
 
@@ -162,7 +165,7 @@ class Gaussian(ScaleFamily):
         return rng.standard_normal(shape)
 
     def series_radius(self) -> float:
-        """Infinite: the series ends by itself."""
+        """Infinite: the series is finite."""
         return inf
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
@@ -224,7 +227,7 @@ class StudentT(ScaleFamily):
         return rng.standard_t(self.df, shape)
 
     def series_radius(self) -> float:
-        """To the poles at r = +- i s sqrt(nu), for the row with the smallest residual."""
+        """Distance to the poles at r = +- i s sqrt(nu), for a row with residual 0."""
         return self.known_scale() * sqrt(self.df)
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:

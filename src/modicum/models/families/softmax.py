@@ -21,7 +21,7 @@ Derivatives = tuple[jax.Array, ...]
 
 
 def with_reference(eta: jax.Array) -> jax.Array:
-    """Predictors (..., K - 1) followed by that of the reference class, which is 0."""
+    """Append the predictor of the reference class, 0, to the predictors (..., K - 1)."""
     return jnp.concatenate([eta, jnp.zeros_like(eta[..., :1])], axis=-1)
 
 
@@ -29,8 +29,8 @@ def with_reference(eta: jax.Array) -> jax.Array:
 class Softmax(LinearPredictorModel):
     """Multinomial logistic regression: classes 0, 1, ..., K - 1, the last one the reference.
 
-    `classes` may be left out: it is then one more than the largest outcome, and every class has
-    to occur. Draws are called `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
+    `classes` may be left out: it is then one more than the largest outcome, and every class must
+    occur. Draws are called `beta` (K - 1 classes by columns) and `intercept` (K - 1 classes).
 
     Examples
     --------
@@ -48,7 +48,7 @@ class Softmax(LinearPredictorModel):
             whole_number("classes", self.classes, 2)
 
     def predictors(self, rows: Rows) -> int:
-        """One per class but the reference."""
+        """Return one predictor per class but the reference."""
         if self.classes is not None:
             return self.classes - 1
         return count_classes(rows) - 1
@@ -79,38 +79,38 @@ class Softmax(LinearPredictorModel):
         raise SettingError("Softmax has several predictors; its expansion stops at order 3.")
 
     def mean(self, eta: jax.Array) -> jax.Array:
-        """Chance of each class, the reference last."""
+        """Probability of each class, the reference last."""
         return jax.nn.softmax(jnp.append(eta, 0.0))
 
     def decide(self, expected: np.ndarray) -> np.ndarray:
-        """The most probable class."""
+        """Predict the most probable class."""
         return np.argmax(expected, axis=-1)
 
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Whether columns give the class away, each against the others."""
+        """Look for columns that separate the classes."""
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
         beta = np.asarray(theta["beta"])
         separation, passes = find_separation(rows, beta, intercept, reversed=False)
         return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """The largest of the predictors with Gumbel noise."""
+        """Draw classes by the Gumbel-max trick."""
         del batch
         padded = np.concatenate([eta, np.zeros_like(eta[..., :1])], axis=-1)
         return 1.0 * np.argmax(padded + rng.gumbel(size=padded.shape), axis=-1)
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Whole numbers from 0 to K - 1."""
+        """Allow only whole numbers from 0 to K - 1."""
         return class_fault(y, self.classes)
 
     def check_outcome(self, rows: Rows) -> None:
-        """Refuse, besides outcomes out of support, an outcome of one class only."""
+        """Refuse outcomes out of support, and an outcome with a single class."""
         super().check_outcome(rows)
         if self.predictors(rows) < 1:
             raise SettingError("the outcome has a single class; Softmax needs two or more.")
 
     def labels(self, rows: Rows) -> Labels:
-        """Classes, then columns."""
+        """Label the axes of beta by classes and columns."""
         classes = class_names(rows, self.predictors(rows), "class ")
         named: Labels = {"beta": (classes, tuple(rows.columns))} if rows.columns else {}
         return named | {"intercept": (classes,)}

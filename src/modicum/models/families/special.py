@@ -1,7 +1,7 @@
-"""Functions of one number that stay accurate in their tails, and that JAX can differentiate.
+"""Special functions that are accurate in their tails and cheap for JAX to differentiate.
 
-JAX's own log-gamma has derivatives by the digamma and zeta functions, which cost a hundred times as
-much; here log-gamma is Stirling's series, whose derivatives are those of logarithms.
+JAX differentiates its own log-gamma by the digamma and zeta functions, which cost a hundred times
+as much; here log-gamma is Stirling's series, whose derivatives are those of logarithms.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from modicum.arrays import differentiable, log_gamma_of, namespace, sigmoid
 __all__ = ["log1m_exp", "log_factorial", "log_gamma", "log_rising", "softplus", "stirling_rest"]
 
 HALF_LOG_2PI = 0.5 * log(2 * pi)
-FAR = 10.0  # from where seven terms of Stirling's series are exact in double precision
+FAR = 10.0  # above this, seven terms of Stirling's series are exact in double precision
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 
 @differentiable(slope=sigmoid)
 def softplus(x: jax.Array) -> jax.Array:
-    """log(1 + e^x), half the cost of `jax.nn.softplus` together with its derivative."""
+    """log(1 + e^x); with its derivative, half the cost of `jax.nn.softplus`."""
     xp = namespace(x)
     return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
 
@@ -48,7 +48,7 @@ def _series(x: jax.Array) -> jax.Array:
 
 
 def stirling_rest(x: jax.Array) -> jax.Array:
-    """log-gamma less Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
+    """log-gamma minus Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
     x = jnp.asarray(x)
     near, far = jnp.minimum(x, FAR), jnp.maximum(x, FAR)
     steps = jnp.arange(FAR, dtype=near.dtype)
@@ -69,5 +69,5 @@ def log_rising(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
-    """log y! in the precision of eta: counts in float32 would lose whole units of it."""
+    """log y! in the precision of eta: in float32 it could be off by whole units."""
     return log_gamma_of(namespace(eta).asarray(y, eta.dtype) + 1.0)

@@ -1,8 +1,8 @@
-"""Times to an event, some of them censored on the right: exponential and Weibull regression.
+"""Times to an event, some of them right-censored: exponential and Weibull regression.
 
 Both are accelerated failure-time models: eta is the logarithm of a typical time, and a coefficient
-of 0.1 makes times a tenth longer. Hazards are in proportion too; their log-ratio is -beta (times
-the shape, for Weibull).
+of 0.1 makes times a tenth longer. They are also proportional-hazards models, with log hazard ratio
+-beta (times the shape, for Weibull).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Derivatives = tuple[jax.Array, ...]
 
 @dataclass(frozen=True, repr=False)
 class _Survival(LogLink):
-    """y is a time, and the field `event` says whether it ended: 1 seen, 0 censored."""
+    """y is a time; the field `event` is 1 if the event was observed then, and 0 if censored."""
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "event")
     field_meaning: ClassVar[dict[str, str]] = {
-        "event": "COLUMN is 1 for times at which the event was seen and 0 for those cut short "
-        "(censored); if none was, give a column of ones"
+        "event": "COLUMN is 1 for times at which the event was observed and 0 for censored times; "
+        "if none was censored, give a column of ones"
     }
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only numbers above 0."""
+        """Allow only numbers above 0."""
         return positive_fault(y)[0], "positive times"
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Times to the event, none censored."""
+        """Draw times to the event, without censoring."""
         del batch
         shape = self.shape_of(eta)
         return bounded_exp(eta[..., 0] + np.log(rng.standard_exponential(eta.shape[:-1])) / shape)
 
     def shape_of(self, eta: np.ndarray) -> np.ndarray:
-        """Return the shape of the times; 1: they are exponential."""
+        """Return the Weibull shape; 1 for exponential times."""
         return np.ones(eta.shape[:-1])
 
     def check_fields(self, chunk: Batch, first: int) -> None:
@@ -58,7 +58,7 @@ class _Survival(LogLink):
             at = int(np.argmax(bad))
             raise DataError(
                 f"the field 'event' is {event[at]:g} in row {first + at}; it must be 1 where the "
-                "event was seen at the time y, and 0 where the row was still waiting then "
+                "event was observed at the time y, and 0 where it had not happened by then "
                 "(censored)."
             )
 
@@ -77,7 +77,7 @@ class Exponential(_Survival):
     on_numpy: ClassVar[bool] = True
 
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
-        """Of an event -eta - y e^-eta, of a censored time the chance to last longer, -y e^-eta."""
+        """-eta - y e^-eta for an event; the log survival probability -y e^-eta if censored."""
         time, event = y
         return -event * eta[0] - time * jnp.exp(-eta[0])
 
@@ -87,16 +87,16 @@ class Exponential(_Survival):
         return -event * eta - r, r - event, -r, r
 
     def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Their signs alternate."""
+        """Derivatives 4, 5 and 6, with alternating signs."""
         r = y[..., 0] * namespace(eta).exp(-eta)
         return -r, r, -r
 
 
 @dataclass(frozen=True, repr=False)
 class Weibull(ExtraParameter, _Survival):
-    """Weibull times: the log of the time by which 63% are over is linear in x.
+    """Weibull times: the log of the time by which 63% of events have happened is linear in x.
 
-    The chance to last longer than y is exp(-(y / e^eta)^shape); hazards rise for a shape above 1.
+    The survival probability at y is exp(-(y / e^eta)^shape); hazards rise for a shape above 1.
     Expected outcomes are mean times, e^eta gamma(1 + 1 / shape).
 
     Examples
@@ -109,14 +109,14 @@ class Weibull(ExtraParameter, _Survival):
     extra: ClassVar[str] = "shape"
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """With z = shape (log y - eta): log(shape / y) + z - e^z of an event, -e^z if censored."""
+        """log(shape / y) + z - e^z for an event, -e^z if censored; z = shape (log y - eta)."""
         time, event = y[..., 0], y[..., 1]
         log_time = jnp.log(jnp.asarray(time, eta.dtype))
         z = jnp.exp(extra) * (log_time - eta)
         return event * (extra - log_time + z) - jnp.exp(z)
 
     def shape_of(self, eta: np.ndarray) -> np.ndarray:
-        """Return the second predictor's exponential."""
+        """Return the exponential of the second predictor."""
         return bounded_exp(eta[..., 1])
 
     def mean(self, eta: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Counts with a share of zeros of their own: zero-inflated and hurdle Poisson regression."""
+"""Counts with a separate source of zeros: zero-inflated and hurdle Poisson regression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Zeros(ExtraParameter, LogLink):
     coordinate: ClassVar[Coordinate] = LOGIT
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
-        """Zeros with their chance, else counts."""
+        """Draw the extra zeros with their probability, and counts otherwise."""
         del batch
         zero = rng.random(eta.shape[:-1]) < chances(LINKS["logit"], eta[..., 1])
         counts = self.draw_others(rng, bounded_exp(eta[..., 0]))
@@ -38,18 +38,18 @@ class _Zeros(ExtraParameter, LogLink):
 
     @abstractmethod
     def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
-        """Draw the counts that are not zeros of their own."""
+        """Draw the counts of rows without an extra zero."""
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Only whole numbers from 0."""
+        """Allow only whole numbers from 0."""
         return count_fault(y)
 
 
 @dataclass(frozen=True, repr=False)
 class ZeroInflatedPoisson(_Zeros):
-    """Counts that are 0 with chance `zero_inflation`, and else Poisson with log-rate eta.
+    """Counts that are 0 with probability `zero_inflation`, and otherwise Poisson with log-rate eta.
 
-    A zero may come from either. The chance is the same for all rows.
+    A zero may come from either source. The probability is the same for all rows.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class ZeroInflatedPoisson(_Zeros):
         return draw_counts(rng, rate)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """log(pi + (1 - pi) e^-mu) of a zero, log(1 - pi) and Poisson's of any other count."""
+        """log(pi + (1 - pi) e^-mu) for a zero, log(1 - pi) plus the Poisson's for other counts."""
         mu = jnp.exp(eta)
         zero = jnp.logaddexp(extra, -mu)
         log_count = y * eta - mu - log_factorial(y, eta)
@@ -82,9 +82,9 @@ class ZeroInflatedPoisson(_Zeros):
 
 @dataclass(frozen=True, repr=False)
 class HurdlePoisson(_Zeros):
-    """Counts that are 0 with chance `zero_chance`, and else Poisson given that they are not 0.
+    """Counts that are 0 with probability `zero_chance`, and otherwise Poisson given not 0.
 
-    All zeros come from the hurdle. The chance is the same for all rows.
+    All zeros come from the hurdle. The probability is the same for all rows.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class HurdlePoisson(_Zeros):
         return draw_counts_above_zero(rng, rate)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
-        """log pi of a zero; of others log(1 - pi) and Poisson's less log(1 - e^-mu)."""
+        """log pi for a zero; for others log(1 - pi) plus the Poisson's minus log(1 - e^-mu)."""
         mu = jnp.exp(eta)
         log_count = y * eta - mu - log_factorial(y, eta) - log_some(eta)
         return jnp.where(y == 0, extra, log_count) - softplus(extra)

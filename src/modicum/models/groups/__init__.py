@@ -1,4 +1,5 @@
-"""Models whose coefficients vary by group: terms, effects held explicitly, effects integrated out.
+"""Models whose coefficients vary by group: terms, explicit effects, effects integrated out.
 
-Nothing is imported here: `models.linear` needs `terms`, and `integrated` needs `models.linear`.
+Nothing is imported here, to avoid a cycle: `models.linear` imports `terms`, and `integrated`
+imports `models.linear`.
 """

@@ -1,4 +1,4 @@
-"""Rows of groups as arrays: several groups end to end, or a padded one."""
+"""Rows of groups as arrays: several groups end to end, or one padded group."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from modicum.rows.groups import GroupedRows
 
 __all__ = ["FlatGroups", "Groups", "NumPyGroups", "PaddedGroup"]
 
-BLOCK = 4096  # rows of a few groups that are handled at once at all nodes, near a core's cache
-BESIDE = {*GroupedRows.RESERVED[:-1], "probability"}  # fields of groups, not of rows
+BLOCK = 4096  # rows evaluated together at all nodes, which about fit in a core's cache
+GROUP_FIELDS = {*GroupedRows.RESERVED[:-1], "probability"}  # fields of groups, not of rows
 
 
 class FlatGroups(NamedTuple):
-    """Rows of several groups one after the other, and how to add up over a group."""
+    """Rows of several groups one after the other, and sums over each group."""
 
     rows: Batch  # fields of the rows, (rows, ...)
-    group: jax.Array  # of each row; padding has a number beyond the last
+    group: jax.Array  # group of each row; padding has a number beyond the last
     groups: int
 
     @classmethod
     def of(cls, batch: Batch) -> FlatGroups:
-        """A flat batch as `GroupedRows` makes them."""
-        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in BESIDE}
+        """Convert a flat batch as `GroupedRows` makes them."""
+        rows = {k: jnp.asarray(v) for k, v in batch.items() if k not in GROUP_FIELDS}
         return cls(rows, jnp.asarray(batch["group_of_row"]), len(batch["group_rows"]))
 
     @property
@@ -42,31 +42,31 @@ class FlatGroups(NamedTuple):
         return jax.ops.segment_sum(values, self.group, self.groups, indices_are_sorted=True)
 
     def spread(self, values: jax.Array) -> jax.Array:
-        """The value of its group for each row."""
+        """Return for each row the value of its group."""
         return values[jnp.minimum(self.group, self.groups - 1)]
 
     def spread_where_present(self, values: jax.Array) -> jax.Array:
-        """The same, and zero for padding."""
-        return _or_zero(self.present, self.spread(values))
+        """Return for each row the value of its group, and zero for padding."""
+        return _zero_padding(self.present, self.spread(values))
 
 
 class NumPyGroups(NamedTuple):
     """`FlatGroups` for NumPy, without padding.
 
-    Arrays of rows have the rows along their fastest axis: NumPy's loops are then long ones.
+    Arrays have the rows along their fastest axis, which makes NumPy's inner loops long.
     """
 
     rows: Batch
-    group: np.ndarray  # of each row
-    start: np.ndarray  # the first row of each group
+    group: np.ndarray  # group of each row
+    start: np.ndarray  # first row of each group
 
     @classmethod
     def of(cls, batch: Batch) -> NumPyGroups:
-        """A flat batch as `GroupedRows` makes them."""
+        """Convert a flat batch as `GroupedRows` makes them."""
         size = np.asarray(batch["group_rows"])
         size = size[size > 0]
         count = int(size.sum())
-        rows = {k: np.asarray(v)[:count] for k, v in batch.items() if k not in BESIDE}
+        rows = {k: np.asarray(v)[:count] for k, v in batch.items() if k not in GROUP_FIELDS}
         return cls(rows, np.repeat(np.arange(len(size)), size), np.cumsum(size) - size)
 
     @property
@@ -84,15 +84,15 @@ class NumPyGroups(NamedTuple):
         return as_either(np.add.reduceat(np.asarray(values), self.start, axis=0))
 
     def spread(self, values: jax.Array) -> jax.Array:
-        """The value of its group for each row."""
+        """Return for each row the value of its group."""
         return as_either(np.take(np.asarray(values).T, self.group, axis=-1).T)
 
     def spread_where_present(self, values: jax.Array) -> jax.Array:
-        """The same: there is no padding."""
+        """Return for each row the value of its group; there is no padding."""
         return self.spread(values)
 
     def in_blocks(self) -> Iterator[tuple[slice, NumPyGroups]]:
-        """Some groups at a time, with the places of these."""
+        """Yield a few groups at a time, with their slice of all groups."""
         ends = np.r_[self.start[1:], len(self.group)]
         first = 0
         while first < len(ends):
@@ -106,7 +106,7 @@ class NumPyGroups(NamedTuple):
 
 
 class PaddedGroup(NamedTuple):
-    """`FlatGroups` of a single group, of which rows beyond the first `size` are padding."""
+    """`FlatGroups` for a single group, whose rows beyond the first `size` are padding."""
 
     rows: Batch
     size: jax.Array
@@ -123,16 +123,16 @@ class PaddedGroup(NamedTuple):
         return jnp.sum(jnp.where(present, values, 0.0), axis=0, keepdims=True)
 
     def spread(self, values: jax.Array) -> jax.Array:
-        """The value of the group for each row."""
+        """Return the group's value for each row."""
         rows = len(next(iter(self.rows.values())))
         return jnp.broadcast_to(values[0], (rows, *values.shape[1:]))
 
     def spread_where_present(self, values: jax.Array) -> jax.Array:
-        """The same, and zero for padding."""
-        return _or_zero(self.present, self.spread(values))
+        """Return for each row the value of its group, and zero for padding."""
+        return _zero_padding(self.present, self.spread(values))
 
 
-def _or_zero(present: jax.Array, values: jax.Array) -> jax.Array:
+def _zero_padding(present: jax.Array, values: jax.Array) -> jax.Array:
     return jnp.where(present.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
 
 

@@ -1,8 +1,8 @@
-"""The covariance of a group's effects: unconstrained numbers, priors, and a factor T with T T' = S.
+"""The covariance S of a group's effects: parametrization, priors, and a factor T with T T' = S.
 
-Standard deviations are sampled on their logarithm, correlations as the inverse hyperbolic tangents
-of canonical partial correlations (Lewandowski, Kurowicka and Joe, 2009). One to three effects: the
-matrices are small, and written out they are differentiated and vectorised at no cost.
+Standard deviations are sampled on the log scale, correlations as inverse hyperbolic tangents of
+canonical partial correlations (Lewandowski, Kurowicka and Joe, 2009). With one to three effects the
+matrices are small, and explicit formulas are cheap to differentiate and vectorize.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.arrays import namespace
+from modicum.models.groups.small_matrices import lower_factor
 
 __all__ = ["Covariance", "entries_of", "factor_of_entries"]
 
@@ -27,7 +28,7 @@ class Covariance:
     size
         Effects per group.
     correlated
-        Whether they may be correlated; else S is diagonal.
+        Whether they may be correlated; otherwise S is diagonal.
     """
 
     size: int
@@ -39,7 +40,7 @@ class Covariance:
         return self.size * (self.size - 1) // 2 if self.correlated else 0
 
     def correlation_factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
-        """The Cholesky factor of the correlation matrix."""
+        """Return the Cholesky factor of the correlation matrix."""
         xp = namespace(theta["group_log_sd"])
         if not self.pairs:
             identity: jax.Array = xp.eye(self.size)
@@ -47,7 +48,7 @@ class Covariance:
         partial = xp.tanh(xp.asarray(theta["group_partial"]))
         rows, k = [], 0
         for i in range(self.size):
-            remaining, row = xp.ones(()), []  # of the row's length, which is 1
+            remaining, row = xp.ones(()), []  # squared length left, out of 1
             for _ in range(i):
                 entry = partial[k] * xp.sqrt(remaining)
                 remaining, k = remaining - entry**2, k + 1
@@ -58,7 +59,7 @@ class Covariance:
         return factor
 
     def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
-        """T, lower triangular: effects are T v with v ~ N(0, I)."""
+        """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
         xp = namespace(theta["group_log_sd"])
         sd: jax.Array = xp.exp(xp.asarray(theta["group_log_sd"]))
         return sd[:, None] * self.correlation_factor(theta)
@@ -66,7 +67,7 @@ class Covariance:
     def log_prior(
         self, theta: Mapping[str, jax.Array], scales: tuple[float, ...], concentration: float
     ) -> jax.Array:
-        """Half-normal standard deviations and an LKJ correlation matrix, with their Jacobians."""
+        """Log-density of half-normal sds and an LKJ correlation matrix, with Jacobians."""
         log_sd = jnp.asarray(theta["group_log_sd"])
         ratio = jnp.exp(log_sd) / jnp.asarray(scales)
         total = jnp.sum(-0.5 * ratio**2 + jnp.log(ratio) + 0.5 * jnp.log(2 / jnp.pi))
@@ -81,7 +82,7 @@ class Covariance:
         return total + jnp.sum(jnp.asarray(alpha) * log_complement)
 
     def report(self, theta: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Standard deviations and correlations."""
+        """Return standard deviations and correlations."""
         named = {"group_sd": jnp.exp(jnp.asarray(theta["group_log_sd"]))}
         if self.pairs:
             L = self.correlation_factor(theta)
@@ -99,44 +100,29 @@ class Covariance:
             for i in range(self.size):
                 for j in range(i):
                     R, k = R.at[i, j].set(correlation[k]), k + 1
-            L = _cholesky(R)
+            L = lower_factor(R)
             partial = []
             for i in range(self.size):
                 remaining = jnp.ones(())
                 for j in range(i):
-                    partial.append(L[i][j] / jnp.sqrt(remaining))
-                    remaining = remaining - L[i][j] ** 2
+                    partial.append(L[i, j] / jnp.sqrt(remaining))
+                    remaining = remaining - L[i, j] ** 2
             theta["group_partial"] = jnp.arctanh(jnp.stack(partial))
         return theta
 
 
 def entries_of(factor: jax.Array, correlated: bool) -> jax.Array:
-    """The entries of S = T T' that may differ from 0: the lower triangle, or the diagonal."""
+    """Return the free entries of S = T T': the lower triangle, or the diagonal."""
     S = factor @ factor.T
     size = len(S)
     return jnp.stack([S[i, j] for i in range(size) for j in range(i + 1) if correlated or i == j])
 
 
 def factor_of_entries(entries: jax.Array, size: int, correlated: bool) -> jax.Array:
-    """Undo `entries_of`: the Cholesky factor."""
+    """Undo `entries_of`: return the Cholesky factor."""
     S, k = jnp.zeros((size, size)), 0
     for i in range(size):
         for j in range(i + 1):
             if correlated or i == j:
                 S, k = S.at[i, j].set(entries[k]), k + 1
-    zero = jnp.zeros(())
-    rows = [[*row, *[zero] * (size - len(row))] for row in _cholesky(S)]
-    return jnp.stack([jnp.stack(row) for row in rows])
-
-
-def _cholesky(S: jax.Array) -> list[list[jax.Array]]:
-    """Rows of the Cholesky factor, from the lower triangle of S, without a library call."""
-    L: list[list[jax.Array]] = []
-    for i in range(len(S)):
-        row: list[jax.Array] = []
-        for j in range(i + 1):
-            inner = sum((row[k] * (L[j] if j < i else row)[k] for k in range(j)), jnp.zeros(()))
-            entry = S[i, j] - inner
-            row.append(jnp.sqrt(entry) if i == j else entry / L[j][j])
-        L.append(row)
-    return L
+    return lower_factor(S)

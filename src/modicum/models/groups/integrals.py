@@ -7,18 +7,18 @@ log w_jk = log w_k + log|spread_j| + xi_k'xi_k/2 - v_jk'v_jk/2, and
 
     l_j(theta) = log sum_k exp(log w_jk + sum_{i in j} f(y_i, x_i'beta + z_i'T v_jk)).
 
-Nodes go where the integrand is. Its mode is found once per group, at the anchor; there the group's
-log-likelihood in its effects u = T v is kept as a quadratic, b_j'u - u'Lambda_j u/2, so that
+Nodes follow the integrand. Its mode is found once per group, at the anchor; there the group's
+log-likelihood is expanded to a quadratic in its effects u = T v, b_j'u - u'Lambda_j u/2, so that
 
     K_j = I + T'Lambda_j T,   centre_j = K_j^-1 T'(b_j - C_j (beta - beta*)),   spread_j = K_j^-1/2
 
-at any other parameters, with C_j = sum_i w_i z_i x_i' and w_i = -f'' of a row at the anchor. Nodes
-that stayed where they were would do where the posterior is narrow against the width of a group's
-integrand; with few large groups it is not: an intercept known to tau / sqrt(groups) moves every
-group's effect by that, and the effect is known to 1 / sqrt(rows in it).
+at any other parameters, with C_j = sum_i w_i z_i x_i' and w_i = -f'' of a row at the anchor. Fixed
+nodes would do if the posterior were narrow compared with a group's integrand. With few large groups
+it is not: an intercept known to tau / sqrt(groups) moves every group's effect by that much, while
+the effect itself is known to 1 / sqrt(rows in the group).
 
-The units of such a model are the groups (`modicum.rows.groups`): a batch without `group_centre` is
-evaluated with nodes found at the parameters themselves, held fixed under differentiation.
+The units of such a model are the groups (`modicum.rows.groups`). A batch without `group_centre` is
+evaluated with nodes found at the current parameters, and held fixed under differentiation.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from modicum.rows.groups import NodePlaces
 
 __all__ = ["GroupIntegrals", "Integrands", "Nodes"]
 
-NODES = {1: 9, 2: 7, 3: 5}  # per effect, by the number of effects
-NEWTON_STEPS = 10  # to the centre of a group's integrand, at most
-SETTLED = 1e-5  # the longest of the last steps: what is left then is its square
-LONGEST_STEP = 2.0  # of them, in prior standard deviations of an effect
+NODES = {1: 9, 2: 7, 3: 5}  # nodes per effect, by the number of effects
+NEWTON_STEPS = 10  # most Newton steps to the centre of a group's integrand
+SETTLED = 1e-5  # longest last step of a converged group; the remaining error is its square
+LONGEST_STEP = 2.0  # longest Newton step, in prior standard deviations of an effect
 
 
 class Nodes(NamedTuple):
@@ -61,20 +61,20 @@ class Integrands(NamedTuple):
 
     pull: jax.Array  # b, (groups, effects)
     information: jax.Array  # Lambda, (groups, effects, effects)
-    weighted: jax.Array  # w_i z_i, (rows, effects): what a larger predictor takes from the pull
+    weighted: jax.Array  # w_i z_i, (rows, effects): decrease of the pull per unit of predictor
 
 
 class GroupIntegrals(BaseModel):
-    """A family and what varies by group, as far as the likelihood goes.
+    """The likelihood of a family whose coefficients vary by group.
 
     Attributes
     ----------
     family
         The distribution of a row given its predictor.
     slopes, intercept, correlated, nodes
-        See `IntegratedEffects`, whose parameters they are.
+        Settings, see `IntegratedEffects`.
     columns
-        Where in x the columns are whose coefficient varies by group.
+        Positions in x of the columns whose coefficient varies by group.
     """
 
     family: LinearPredictorModel
@@ -88,7 +88,7 @@ class GroupIntegrals(BaseModel):
 
     @property
     def effects(self) -> int:
-        """Effects per group, r."""
+        """Number of effects per group, r."""
         return len(self.slopes) + self.intercept
 
     @property
@@ -121,7 +121,7 @@ class GroupIntegrals(BaseModel):
         return z
 
     def linear(self, theta: Params, rows: Batch) -> jax.Array:
-        """The predictor of each row without the effects of its group, in float64."""
+        """Predictor of each row without the effects of its group, in float64."""
         if not (is_numpy(theta["beta"]) and is_numpy(rows["y"])):
             return self.family.linear(theta, rows).astype(jnp.float64)
         eta = self.family.matrix(rows) @ as_either(theta["beta"])
@@ -137,10 +137,10 @@ class GroupIntegrals(BaseModel):
             z[:, 0][axes] * effects[..., 0],
         )
 
-    def of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+    def row_values(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
         """f of each row (and node: trailing axes of eta), times its frequency weight."""
         if not self.family.extras:
-            return self.derivatives_of_row(eta, rows)[0]
+            return self.row_derivatives(eta, rows)[0]
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
         shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
@@ -151,32 +151,32 @@ class GroupIntegrals(BaseModel):
         f = density(jnp.stack([eta, *shared], axis=-1), y)
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
 
-    def slope_of_row(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
-        """f' of each row in its predictor, with axes as in `of_row`."""
+    def row_slopes(self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch) -> jax.Array:
+        """f' of each row in its predictor, with axes as in `row_values`."""
         if self.family.extras:
             ones = jnp.ones_like(eta)
-            return jax.jvp(lambda e: self.of_row(e, extras, rows), (eta,), (ones,))[1]
-        return self.derivatives_of_row(eta, rows)[1]
+            return jax.jvp(lambda e: self.row_values(e, extras, rows), (eta,), (ones,))[1]
+        return self.row_derivatives(eta, rows)[1]
 
     def bends(
         self, eta: jax.Array, extras: Sequence[jax.Array], rows: Batch
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """f of each row, its gradient and its Hessian in the predictor and the extras."""
         if not self.family.extras:
-            f, f1, f2, *_ = self.derivatives_of_row(eta, rows)
+            f, f1, f2, *_ = self.row_derivatives(eta, rows)
             return f, f1[:, None], f2[:, None, None]
         seen = {k: rows[k] for k in (*self.family.outcome_fields, "row_weight") if k in rows}
         w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
 
         def of(w: jax.Array, row: Batch) -> jax.Array:
             batch = jax.tree.map(lambda field: field[None], row)
-            return self.of_row(w[:1], list(w[1:]), batch)[0]
+            return self.row_values(w[:1], list(w[1:]), batch)[0]
 
         f, first = jax.vmap(jax.value_and_grad(of))(w, seen)
         return f, first, jax.vmap(jax.hessian(of))(w, seen)
 
-    def derivatives_of_row(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
-        """f and its derivatives in eta, of a family without other parameters."""
+    def row_derivatives(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
+        """f and its derivatives in eta, for a family without extra parameters."""
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(np.float64)[axes]
         every = self.family.derivatives(eta, y)
@@ -186,7 +186,7 @@ class GroupIntegrals(BaseModel):
         return tuple(weight * part for part in every)
 
     def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
-        """The family's other parameters."""
+        """Return the family's extra parameters."""
         return tuple(jnp.asarray(theta[name]) for name in self.family.extras)
 
     # Groups -------------------------------------------------------------------------------
@@ -201,40 +201,40 @@ class GroupIntegrals(BaseModel):
         return self.group_likelihoods(theta, flat, NodePlaces.in_batch(batch))
 
     def group_likelihoods(self, theta: Params, flat: Groups, known: NodePlaces | None) -> jax.Array:
-        """l_j of each group, with nodes that are `known` at an anchor or else found at theta.
+        """l_j of each group, log sum_k exp(log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk)).
 
-        log sum_k of log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk).
+        The nodes follow from `known` places at an anchor, or else are found at theta.
         """
         nodes = self.nodes_of(theta, flat, known)
         effects = flat.spread(nodes.v @ self.covariance.factor(theta).T)
         eta = self.linear(theta, flat.rows)[:, None] + self.along_effects(flat.rows, effects)
-        f = self.of_row(eta, self.extras_of(theta), flat.rows)
+        f = self.row_values(eta, self.extras_of(theta), flat.rows)
         return log_sum_exp(nodes.log_weight + flat.sum(f))
 
     def nodes_of(self, theta: Params, flat: Groups, known: NodePlaces | None) -> Nodes:
-        """The nodes of each group at theta.
+        """Return the nodes of each group at theta.
 
-        Where places were found at the anchor they move with theta; else they are found at theta,
-        and fixed under differentiation.
+        Places `known` at the anchor move with theta; otherwise nodes are found at theta, and fixed
+        under differentiation.
         """
         if known is None:
             theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
             near = self.integrands(theta, self.places(theta, flat), flat)
             return self.nodes_near(near, self.covariance.factor(theta), 0.0)
         read = {name: leaf for name, leaf in theta.items() if name != OWN}
-        anchor = _laid_out(read, as_either(known.point))
+        anchor = _unflatten(read, as_either(known.point))
         near = self.integrands(anchor, as_either(known.centre), flat)
         e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
         return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
 
     def shift(self, near: Integrands, e: jax.Array, flat: Groups) -> jax.Array:
-        """C_j (beta - beta*): what predictors that are larger by e take from the groups' pull."""
+        """C_j (beta - beta*): decrease of the groups' pull when predictors increase by e."""
         return flat.sum(e[:, None] * near.weighted)
 
     def nodes_near(self, near: Integrands, T: jax.Array, shift: jax.Array | float) -> Nodes:
-        """Nodes for effects T v, of predictors that took `shift` from the groups' pull.
+        """Return nodes for effects T v, where the groups' pull has decreased by `shift`.
 
-        Their weights make up for the prior and the Gaussian.
+        Their weights include the ratio of the prior to the Gaussian of the rule.
         """
         centre, spread = self.widths(near, T, shift)
         xp, (xi, log_w) = namespace(centre), self.rule
@@ -246,14 +246,14 @@ class GroupIntegrals(BaseModel):
     def widths(
         self, near: Integrands, T: jax.Array, shift: jax.Array | float
     ) -> tuple[jax.Array, jax.Array]:
-        """Centre in v of each integrand, and a factor of its covariance, by its quadratic."""
+        """Return the centre in v of each integrand's Gaussian, and a factor of its covariance."""
         xp = namespace(near.pull)
         covariance = inverse(T.T @ near.information @ T + np.eye(self.effects))
         centre = xp.einsum("jab,jb->ja", covariance, (near.pull - shift) @ T)
         return centre, lower_factor(covariance)
 
     def integrands(self, theta: Params, centre: jax.Array, flat: Groups) -> Integrands:
-        """Groups' log-likelihoods as quadratics in their effects, about v = centre at theta."""
+        """Expand the groups' log-likelihoods to quadratics in their effects, about v = centre."""
         z, T = self.effect_columns(flat.rows), self.covariance.factor(theta)
         xp = namespace(z)
         u = xp.asarray(centre, np.float64) @ T.T
@@ -271,19 +271,19 @@ class GroupIntegrals(BaseModel):
     ) -> tuple[jax.Array, jax.Array]:
         """f' of each row, and -f'' where that is positive."""
         if not self.family.extras:
-            _, f1, f2, *_ = self.derivatives_of_row(eta, flat.rows)
+            _, f1, f2, *_ = self.row_derivatives(eta, flat.rows)
             return f1, namespace(f2).maximum(-f2, 0.0)
         extras, ones = self.extras_of(theta), jnp.ones_like(eta)
-        f1, f2 = jax.jvp(lambda e: self.slope_of_row(e, extras, flat.rows), (eta,), (ones,))
+        f1, f2 = jax.jvp(lambda e: self.row_slopes(e, extras, flat.rows), (eta,), (ones,))
         return f1, jnp.maximum(-f2, 0.0)
 
     def places(self, theta: Params, flat: Groups) -> jax.Array:
-        """Where the integrand of each group has its mode, (groups, effects), in v.
+        """Find the mode in v of each group's integrand, (groups, effects).
 
-        Rounded to float32, in which it is kept beside the groups: passes that find it and chains
-        that are given it then evaluate the same function.
+        It is rounded to float32, in which it is stored with the groups: passes that find it and
+        chains that read it then evaluate the same function.
         """
-        z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # of v, not of effects
+        z = self.effect_columns(flat.rows) @ self.covariance.factor(theta)  # multiplies v
         eta, xp = self.linear(theta, flat.rows), namespace(z)
 
         def step(state: tuple[int, jax.Array, float]) -> tuple[int, jax.Array, float]:
@@ -311,8 +311,8 @@ class GroupIntegrals(BaseModel):
         return state[1].astype(np.float32).astype(np.float64)
 
 
-def _laid_out(theta: Params, flat: jax.Array) -> Params:
-    """A flat vector as parameters in the layout of theta."""
+def _unflatten(theta: Params, flat: jax.Array) -> Params:
+    """Convert a flat vector to parameters in the layout of theta."""
     leaves, structure = jax.tree.flatten(theta)
     ends = np.cumsum([leaf.size for leaf in leaves])
     parts = [

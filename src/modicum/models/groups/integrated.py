@@ -1,7 +1,7 @@
-"""Multilevel models in which the effects of groups are integrated out.
+"""Multilevel models in which group effects are integrated out.
 
 The units of such a model are the groups (`modicum.rows.groups`), each with one log-likelihood
-(`integrals`). This is the rest of the model: its settings, priors, and the names of its parameters.
+(`integrals`). This module has the model's settings, its priors and its parameter names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from modicum.runtime import Array
 
 __all__ = ["IntegratedEffects"]
 
-FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes are not those of the integral
+FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes differ from those of the integral
 MOST_NODES = 99
-PER_COMMON = 8  # the first guess of a group's sd is its prior's scale over this
+PER_COMMON = 8  # a group's sd starts at its prior scale divided by this
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class IntegratedEffects(GroupIntegrals):
     Parameters
     ----------
     family
-        The distribution of a row given its predictor: `mo.models.Logistic()` ... Its own `groups`
-        are held explicitly, beside the one that is integrated out.
+        The distribution of a row given its predictor, such as `mo.models.Logistic()`. Effects of
+        the family's own `groups` stay explicit parameters.
     group
         The field of the rows that says which group a row is in.
     slopes
@@ -53,11 +53,11 @@ class IntegratedEffects(GroupIntegrals):
         Scale of the half-normal prior of the effects' standard deviations: one number, or one per
         effect (the intercept's first). None: 2.5 in the units of the outcome over the column's sd.
     concentration
-        Of the LKJ prior of the effects' correlations; 1 is uniform, and 2 the default.
+        Concentration of the LKJ prior of the effects' correlations; 1 is uniform, the default 2.
     nodes
         Quadrature nodes per effect; None: 9, 7 or 5 for one, two or three effects.
     columns, scales, nodes_at
-        What `resolved` and a run find out; not for users to give.
+        Set by `resolved` and during a run, not by users.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class IntegratedEffects(GroupIntegrals):
     nodes: int | None = None
     columns: tuple[int, ...] | None = None
     scales: tuple[float, ...] | None = None
-    # Not compared: nothing that is compiled reads it, and runs share what is compiled.
+    # Not compared: compiled functions do not read it, and runs share them.
     nodes_at: tuple[float, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,8 +98,8 @@ class IntegratedEffects(GroupIntegrals):
         object.__setattr__(self, "slopes", tuple(slopes))
         if not 1 <= self.effects <= 3:
             raise SettingError(
-                f"a group can have one to three effects that are integrated out, not {self.effects}"
-                "; hold them explicitly, or let fewer columns vary by group."
+                f"one to three effects per group can be integrated out, not {self.effects}; keep "
+                "them as explicit parameters (groups=), or let fewer columns vary by group."
             )
         if self.group_sd is not None:
             scales = np.atleast_1d(np.asarray(self.group_sd, object))
@@ -111,39 +111,39 @@ class IntegratedEffects(GroupIntegrals):
             raise SettingError("concentration must be a positive number.")
         if self.nodes is not None and whole_number("nodes", self.nodes, FEWEST_NODES) > MOST_NODES:
             raise SettingError(
-                f"nodes must be at most {MOST_NODES} per effect, not {self.nodes}: integrals that "
-                "need more are better served by effects that are held explicitly."
+                f"nodes must be at most {MOST_NODES} per effect, not {self.nodes}: where integrals "
+                "need more, keep the effects as explicit parameters (groups=)."
             )
 
     # Units --------------------------------------------------------------------------------
 
     def units(self, rows: Rows) -> GroupedRows:
-        """Return the rows as groups; refuse those that cannot be groups."""
+        """Return the rows as groups; refuse groups whose effects cannot be estimated."""
         if isinstance(rows, GroupedRows):
             return rows
         if rows.coding is not None and any(
             term.field == self.group and term.scale is None for term in rows.coding.terms
         ):
             raise DataError(
-                f"the levels of '{self.group}' are columns of the rows, and cannot be groups as "
-                f"well; give them as numbers, mo.Rows(x=..., y=..., {self.group}=numbers), or "
+                f"the levels of '{self.group}' are columns of the rows, so they cannot also be "
+                f"groups; give them as numbers, mo.Rows(x=..., y=..., {self.group}=numbers), or "
                 "use mo.fit with a group term."
             )
         groups = GroupedRows(rows, GroupIndex.of(rows, self.group))
         if len(groups) < 2:
             raise DataError(
-                f"all rows have the same '{self.group}', so that nothing can be said of how groups "
-                "differ; leave the group out."
+                f"all rows have the same '{self.group}', so how groups differ cannot be estimated; "
+                "leave the group out."
             )
         if len(groups) == len(rows) and self.family.extras:
             raise DataError(
-                f"every row is a group of its own by '{self.group}', so that the groups' effects "
-                "cannot be told from the noise of a row; leave the group out."
+                f"every row has its own '{self.group}', so the groups' effects cannot be told from "
+                "the noise of a row; leave the group out."
             )
         if groups.largest == 1 and isinstance(self.family, Logistic | Probit | Cloglog):
             raise DataError(
-                f"every row is a group of its own by '{self.group}', and one outcome of 0 or 1 "
-                "says nothing of its group's effect; leave the group out."
+                f"every row has its own '{self.group}', and a single outcome of 0 or 1 says "
+                "nothing about its group's effect; leave the group out."
             )
         for name in self.slopes:
             column = _column_of_x(rows, name)
@@ -154,38 +154,38 @@ class IntegratedEffects(GroupIntegrals):
     # Priors -------------------------------------------------------------------------------
 
     def log_prior(self, theta: Params) -> jax.Array:
-        """That of the family, and of the effects' covariance."""
+        """Sum the log-priors of the family and of the effects' covariance."""
         if self.scales is None:
             raise SettingError(
-                "the default prior of group_sd is in the units of the data, and known only with "
-                "rows: use model.resolved(rows), or give group_sd."
+                "the default prior of group_sd is in the units of the data, so it needs rows: "
+                "use model.resolved(rows), or give group_sd."
             )
-        return self.family.log_prior(theta) + self._log_prior_of_covariance(theta)
+        return self.family.log_prior(theta) + self._covariance_log_prior(theta)
 
-    def _log_prior_of_covariance(self, theta: Params) -> jax.Array:
+    def _covariance_log_prior(self, theta: Params) -> jax.Array:
         assert self.scales is not None
         return self.covariance.log_prior(theta, self.scales, self.concentration)
 
     def log_folded_prior(self, theta: Params) -> jax.Array | None:
-        """The quadratic part, without the priors of explicit effects; None if there are none."""
+        """Return all but the prior of the family's explicit effects; None if there are none."""
         if not self.family.groups:
             return None
-        return self.family.log_folded_prior(theta) + self._log_prior_of_covariance(theta)
+        return self.family.log_folded_prior(theta) + self._covariance_log_prior(theta)
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """That of the family's explicit effects, whose joint density has no mode."""
+        """Return the prior of the family's explicit effects, whose joint density has no mode."""
         return self.family.exact_prior(theta) if self.family.groups else None
 
     def shrunk(self, theta: Params) -> Params:
-        """What the family's priors shrink, which is not the groups' standard deviations."""
+        """Mark what the family's priors shrink, which excludes the groups' sds."""
         return self.family.shrunk(theta)
 
     def likelihood_layout(self, theta: Params) -> Params:
-        """All but the standard deviations of explicit effects."""
+        """Return all parameters but the standard deviations of explicit effects."""
         return self.family.likelihood_layout(theta)
 
     def resolved(self, rows: Rows) -> IntegratedEffects:
-        """Return the model with its priors in numbers, and the columns that vary by place."""
+        """Return the model with all priors fixed, and the positions of the varying columns."""
         if self.scales is not None:
             return self
         members = members_of(rows)
@@ -218,7 +218,7 @@ class IntegratedEffects(GroupIntegrals):
         )
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
-        """Those of the family, and half-normal and LKJ ones."""
+        """Describe the family's priors, and the half-normal and LKJ priors of the effects."""
         text = dict(self.family.describe_priors(rows))
         for name, scale in zip(self.effect_names, self.scales or (), strict=False):
             text[f"group_sd[{name}]"] = f"half-normal({scale:.4g})"
@@ -230,24 +230,24 @@ class IntegratedEffects(GroupIntegrals):
 
     @property
     def term(self) -> GroupTerm:
-        """The same as a group term, which knows what draws call its parts."""
+        """The effects as a group term, which names them in draws."""
         effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
         return GroupTerm(self.group, effects, self.correlated)
 
     @property
     def effect_names(self) -> tuple[str, ...]:
-        """The group for its intercept, "group:column" for a slope."""
+        """Names of the effects: "group" for its intercept, "group:column" for a slope."""
         return self.term.sd_names
 
     def start(self, rows: Rows) -> Params:
-        """That of the family, small standard deviations and no correlation."""
+        """Start where the family does, with small standard deviations and no correlation."""
         members = members_of(rows)
         assert self.scales is not None
         theta = dict(self.family.start(members))
         if OWN in theta and not self.family.groups:
             raise SettingError(
-                "a horseshoe prior cannot stand beside effects that are integrated out; hold them "
-                "explicitly, or give the coefficients another prior."
+                "a horseshoe prior cannot be combined with effects that are integrated out; make "
+                "the effects explicit (groups=), or give the coefficients another prior."
             )
         theta["group_log_sd"] = np.log(np.asarray(self.scales) / PER_COMMON)
         if self.covariance.pairs:
@@ -259,7 +259,7 @@ class IntegratedEffects(GroupIntegrals):
         own = {"group_log_sd", "group_partial"}
         common = {name: value for name, value in theta.items() if name not in own}
         of_family, of_groups = self.family.report(common), self.covariance.report(theta)
-        for name in set(of_family) & set(of_groups):  # explicit effects have theirs, after these
+        for name in set(of_family) & set(of_groups):  # entries of explicit effects come last
             of_groups[name] = jnp.concatenate([of_groups[name], of_family[name]])
         return of_family | of_groups
 
@@ -274,7 +274,7 @@ class IntegratedEffects(GroupIntegrals):
         return self.family.restore(common) | self.covariance.restore(of_groups)
 
     def labels(self, rows: Rows) -> Labels:
-        """Columns of x, and effects."""
+        """Label coefficients by columns of x, and sds and correlations by effects."""
         labels = dict(self.family.labels(rows))
         for name, mine in (("group_sd", self.effect_names), ("group_cor", self.term.cor_names)):
             theirs = labels.pop(name, ((),))[0]
@@ -282,7 +282,7 @@ class IntegratedEffects(GroupIntegrals):
         return labels
 
     def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
-        """Names of the entries of the flat vector, whose order is that of their keys."""
+        """Name the entries of the flat vector, which are in the order of their sorted keys."""
         assert rows is not None
         labels, terms = self.family.labels(rows), self.family.group_terms
         beta = [f"beta[{column}]" for column in labels.get("beta", ((),))[0]]
@@ -300,29 +300,28 @@ class IntegratedEffects(GroupIntegrals):
         return tuple(name for key in sorted(self.start(rows)) for name in known.get(key, [key]))
 
     def check_variation(self, rows: Rows) -> None:
-        """As the family does."""
+        """Refuse rows that vary too little for the family."""
         self.family.check_variation(rows)
 
     def check(self, rows: Rows) -> None:
-        """Refuse what the family refuses; `units` has looked at the groups."""
+        """Refuse what the family refuses; `units` has checked the groups."""
         self.family.check(members_of(rows))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row, over all groups there may be.
+        """Mean outcome of each row, averaged over the population of groups.
 
-        This is the prediction for a group of which nothing is known, and the population's average.
-        What effects of new groups add to a predictor is normal, however many they are.
+        This is the prediction for a new group. The effects of new groups add a normal variable to
+        the predictor, however many they are.
         """
         predictors = self.family.predictor_vector(theta, batch)
         return self.family.mean_over(predictors, self.spread_of_new_groups(theta, batch))
 
     def spread_of_new_groups(self, theta: Params, batch: Batch) -> jax.Array:
-        """Standard deviation, in each row, of what effects of new groups add to its predictor.
+        """Standard deviation of the contribution of new groups' effects to each row's predictor.
 
-        Those of the group that is integrated out, and of other factors that the batch does not
-        have.
+        New are the group that is integrated out, and other factors that the batch does not have.
         """
-        along = self._columns_of(batch) @ self.covariance.factor(theta)
+        along = self._effect_columns(batch) @ self.covariance.factor(theta)
         variance = jnp.sum(along**2, axis=1)
         absent = self.family.absent_groups(batch)
         if absent:
@@ -331,12 +330,12 @@ class IntegratedEffects(GroupIntegrals):
         return jnp.sqrt(variance)
 
     def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
-        """Mean of the outcome of each row given the effects of its group, (rows, effects).
+        """Mean outcome of each row given the effects of its group, (rows, effects).
 
-        Averaged over all groups there may be of other factors that the batch does not have.
+        It is averaged over the levels of other factors that the batch does not have.
         """
         predictors = self.family.predictor_vector(theta, batch)
-        shift = jnp.sum(self._columns_of(batch) * effects, axis=1)
+        shift = jnp.sum(self._effect_columns(batch) * effects, axis=1)
         predictors = predictors.at[:, 0].add(shift)
         absent = self.family.absent_groups(batch)
         if not absent:
@@ -344,20 +343,20 @@ class IntegratedEffects(GroupIntegrals):
         sd = self.family.spread_of_new_groups(theta, batch, absent)
         return self.family.mean_over(predictors, sd)
 
-    def _columns_of(self, batch: Batch) -> jax.Array:
-        """z of each row of a batch that need not have outcomes."""
+    def _effect_columns(self, batch: Batch) -> jax.Array:
+        """`effect_columns` for a batch that need not have outcomes."""
         return self.effect_columns(dict(batch) | {"y": next(iter(batch.values()))})
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
-        """As the family does."""
+        """Return the class that the family predicts."""
         return self.family.decide(expected)
 
 
 def _column_of_x(rows: Rows, name: str) -> int:
-    """Where in the field x a column is; the columns of codes are not there."""
+    """Position of a column in the field x, which excludes columns held as codes."""
     if name not in rows.columns:
         raise SettingError(
-            f"'{name}' is to vary by group, and x has no column of that name; it has "
+            f"'{name}' is to vary by group, but x has no column of that name; it has "
             f"{', '.join(rows.columns[:8])}."
         )
     place = rows.columns.index(name)
@@ -365,8 +364,8 @@ def _column_of_x(rows: Rows, name: str) -> int:
         return place
     if place not in rows.coding.dense:
         raise SettingError(
-            f"'{name}' is a level of a categorical column, and only numbers can vary by group as "
-            "an effect that is integrated out."
+            f"'{name}' is a level of a categorical column, but only effects of numeric columns can "
+            "be integrated out."
         )
     return rows.coding.dense.index(place)
 

@@ -1,4 +1,4 @@
-"""The effect of each level that fits its own rows best, by Newton's method for all at once."""
+"""The maximum-likelihood effect of each level, by Newton's method for all levels at once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from modicum.runtime import Array, jit
 
 __all__ = ["level_modes"]
 
-STEPS = 40  # of Newton's method
-LONGEST = 5.0  # step, in standard deviations of the effects or of what the rows say of one
-SETTLED = 1e-3  # the last step of a level that has an estimate, in the same unit
+STEPS = 40  # Newton steps
+LONGEST = 5.0  # longest step, in sds of the effects or standard errors of one, whichever is larger
+SETTLED = 1e-3  # longest last step of a converged level, in the smaller of these units
 
 
 @jit(static=0)
@@ -26,20 +26,20 @@ def level_modes(
     start: Array,
     sd: float,
 ) -> jax.Array:
-    """Maximise the log-likelihood of each level's rows in its effect; infinite if there is none.
+    """Maximize the log-likelihood of each level's rows in its effect; infinite without a maximum.
 
     Parameters
     ----------
     family
         The family, for its log-density.
     predictors, y
-        Of the rows, without the effect.
+        Predictors (without the effect) and outcomes of the rows.
     z, frequency, which
-        What the effect is multiplied by, how often a row counts, and the number of its level.
+        Multiplier of the effect, frequency weight and level of each row.
     start
-        Of each level.
+        Starting effect of each level.
     sd
-        Standard deviation of the effects in the population, the unit of steps.
+        Standard deviation of the effects in the population.
     """
 
     def density(shift: jax.Array, predictors: jax.Array, y: jax.Array) -> jax.Array:

@@ -1,10 +1,10 @@
-"""How the effects of groups are held: as parameters of their own, or integrated out.
+"""The choice between explicit group effects and effects that are integrated out.
 
-Explicit effects (`groups=` of a family) are right for crossed factors of up to a few thousand
-levels, and for one factor of more (`models.arrow`). The rows that a step needs then grow like
-d^3 / n with the number of parameters d: rows of thin groups are far from quadratic in their group's
-effect. Effects of one factor, that of the most levels, can be integrated out instead
-(`IntegratedEffects`), whatever their number; those of other factors are held explicitly beside it.
+Explicit effects (`groups=` of a family) suit crossed factors of up to a few thousand levels, and
+one factor with more (`models.arrow`). The rows that a step needs then grow like d^3 / n with the
+number of parameters d: rows of thin groups are far from quadratic in their group's effect. Effects
+of one factor, the one with the most levels, can instead be integrated out (`IntegratedEffects`),
+however many they are; the effects of other factors stay explicit.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ __all__ = ["HoldEffects", "Multilevel", "multilevel"]
 
 HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 
-MOST_EFFECTS = 3  # per group that quadrature serves
-MOST_BESIDE = 1_000  # parameters beside them: every group of a step has its Hessian in these
-# Rows per step that explicit effects may need: d^3 / n times this is what logistic rows of the
-# flights needed, 60 for 137 parameters and about 15,000 for 4,042.
+MOST_EFFECTS = 3  # most effects per group for quadrature
+MOST_BESIDE = 1_000  # most other parameters: every group of a step has a Hessian in these
+# Rows per step that explicit effects need, over d^3 / n: fitted to logistic rows of the flights
+# data, which needed 60 for 137 parameters and about 15,000 for 4,042.
 ROWS_NEEDED = 0.08
 MOST_ROWS = 2_000
-GROUPS_NEEDED, NODES = 40, 9  # groups per step, and nodes per effect, where effects are integrated
+GROUPS_NEEDED, NODES = 40, 9  # groups per step and nodes per effect, if effects are integrated out
 FRESH = 1 / 80  # share of a step's rows that are whitened per gradient: a block of 20 in four
-MANY = 500  # parameters from which whitening a row, d^2 operations, may decide
+MANY = 500  # parameters above which whitening a row (d^2 operations) may tip the choice
 
 
 class Multilevel(NamedTuple):
-    """A model with group terms, how it holds their effects, and why."""
+    """A model with group terms, how it treats their effects, and why."""
 
     model: BaseModel
     how: HoldEffects
@@ -53,19 +53,19 @@ def multilevel(
     rows: Rows,
     how: HoldEffects | None = None,
 ) -> Multilevel:
-    """Return a family with group terms, whose effects are held the cheaper way.
+    """Return a family with group terms whose effects are treated the cheaper way.
 
     Parameters
     ----------
     family
-        The family, with priors of its coefficients; "group_sd", the name of a group and
-        "group_cor" among them are those of the effects.
+        The family, with priors of its coefficients, and of the effects under the keys "group_sd",
+        the name of a group and "group_cor".
     terms
         The group terms.
     rows
         The rows, which hold the codes of the groups.
     how
-        "explicit" or "integrate"; None: by what each would cost.
+        "explicit" or "integrate"; None chooses by estimated cost.
 
     Examples
     --------
@@ -79,8 +79,8 @@ def multilevel(
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     if isinstance(family, Softmax):
         raise SettingError(
-            "groups are for families of one linear predictor, and Softmax has one per class; "
-            "leave the group terms out, or compare two classes by family='logistic'."
+            "groups need a family with one linear predictor, but Softmax has one per class; "
+            "leave the group terms out, or compare two classes with family='logistic'."
         )
     terms = tidy_groups(terms)  # refuses an effect that occurs twice
     sizes = _sizes(terms, rows)
@@ -95,7 +95,7 @@ def multilevel(
         why = (
             "set by hand"
             if how
-            else f"holding {sizes.all:,} parameters explicitly would take about "
+            else f"{sizes.all:,} explicit parameters would take about "
             f"{_rounded(sizes.needed)} rows per step and sums over all levels; tens of groups per "
             "step are enough"
         )
@@ -115,16 +115,16 @@ def multilevel(
 
 
 class _Sizes(NamedTuple):
-    """How many coefficients there would be, and which of them could be integrated out."""
+    """Numbers of coefficients, and which of them could be integrated out."""
 
     common: int  # coefficients of common columns
     all: int  # common coefficients, and effects of all levels
-    needed: float  # rows per step, were all held explicitly
-    largest: str  # the factor of the most levels
-    inner: list[GroupTerm]  # its terms, and those of the other factors
-    outer: list[GroupTerm]
-    levels: int  # of the largest factor
-    beside: int  # all but its effects
+    needed: float  # rows per step if all effects are explicit
+    largest: str  # the factor with the most levels
+    inner: list[GroupTerm]  # terms of the largest factor
+    outer: list[GroupTerm]  # terms of the other factors
+    levels: int  # levels of the largest factor
+    beside: int  # coefficients other than the largest factor's effects
 
 
 def _sizes(terms: Sequence[GroupTerm], rows: Rows) -> _Sizes:
@@ -143,17 +143,17 @@ def _too_many_parameters(sizes: _Sizes, obstacle: str | None) -> SettingError:
     reason = "" if obstacle is None else f", and {obstacle}"
     remedy = f"integrate effects out by {argument('groups', 'integrate')}"
     if obstacle is not None:
-        remedy = "leave the group of the most levels out, or merge levels"
+        remedy = "leave out the group with the most levels, or merge levels"
     return SettingError(
-        f"the model would hold {sizes.all:,} parameters explicitly, {sizes.beside:,} of them "
-        f"beside the effects of {sizes.largest!r}, which is possible up to {DENSE_LIMIT:,} "
-        f"parameters, or up to {MOST_BORDER:,} beside the effects of one factor (and "
-        f"{MOST_NUMBERS:,} products of the two){reason}; {remedy}."
+        f"the model would have {sizes.all:,} explicit parameters, {sizes.beside:,} of them "
+        f"besides the effects of {sizes.largest!r}; the limit is {DENSE_LIMIT:,}, or "
+        f"{MOST_BORDER:,} besides the effects of one factor (and {MOST_NUMBERS:,} products of "
+        f"the two){reason}; {remedy}."
     )
 
 
 def _is_arrow(family: LinearPredictorModel, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:
-    """Whether all effects can be held explicitly though they are many: most are of one factor."""
+    """Whether arrow matrices can hold all effects explicitly: most belong to one factor."""
     own = sum(len(term.effects) + len(term.cor_names) for term in terms)
     parameters = sizes.all + own + family.intercept + len(family.extras)
     effects = sum(len(term.effects) for term in sizes.inner)
@@ -161,34 +161,34 @@ def _is_arrow(family: LinearPredictorModel, terms: Sequence[GroupTerm], sizes: _
 
 
 def _rounded(number: float) -> str:
-    """A number to two digits, and thousands apart: 16,000."""
+    """Format a number to two digits with thousands separators: 16,000."""
     return f"{float(f'{number:.2g}'):,.0f}"
 
 
 def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:
-    """Compare operations per gradient of the two ways.
+    """Compare operations per gradient of explicit and integrated effects.
 
-    Explicit: the rows a step needs, whitened and with all parameters; or of more effects than a
-    dense matrix holds, their few columns and four products of the border with all levels.
-    Integrated: the rows of some groups at all nodes, and the Hessian of each group in all that is
-    beside.
+    Explicit effects cost the rows that a step needs times all parameters, plus whitening; or, where
+    a dense matrix is too large, the nonzero columns of these rows and four products of the border
+    with all levels. Integrated effects cost the rows of some groups at all nodes, and the Hessian
+    of each group in all other parameters.
     """
     effects = sum(len(term.effects) for term in sizes.inner)
-    of_row = sizes.common + sum(len(term.effects) for term in terms)
+    row_columns = sizes.common + sum(len(term.effects) for term in terms)
     explicit = sizes.needed * (sizes.all + FRESH * sizes.all**2)
     if sizes.all > DENSE_LIMIT:
-        explicit = sizes.needed * of_row + 4 * sizes.levels * effects * sizes.beside
+        explicit = sizes.needed * row_columns + 4 * sizes.levels * effects * sizes.beside
     rows_per_group = len(rows) / sizes.levels
-    integrated = GROUPS_NEEDED * (rows_per_group * NODES**effects * of_row + sizes.beside**2)
+    integrated = GROUPS_NEEDED * (rows_per_group * NODES**effects * row_columns + sizes.beside**2)
     return integrated < explicit
 
 
 def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: int) -> str | None:
-    """Why effects of one factor cannot be integrated out beside so many parameters, or None."""
+    """Say why effects of one factor cannot be integrated out; None if they can."""
     if beside > MOST_BESIDE:
         return (
-            f"beside effects that are integrated out up to {MOST_BESIDE} parameters can be held, "
-            f"and there would be {beside:,}"
+            f"effects can be integrated out of a model with up to {MOST_BESIDE} other parameters, "
+            f"but there would be {beside:,}"
         )
     effects = [effect for term in terms for effect in term.effects]
     if len(effects) > MOST_EFFECTS:
@@ -197,7 +197,7 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
         return "correlated and uncorrelated effects of one group cannot be integrated out together"
     by_key = dict(family.prior_table)
     if any(isinstance(prior, Horseshoe) for prior in by_key.values()):
-        return "a horseshoe prior cannot stand beside effects that are integrated out"
+        return "a horseshoe prior cannot be combined with effects that are integrated out"
     own = {key: by_key[key] for key in ("group_sd", terms[0].field) if key in by_key}
     for key, prior in own.items():
         require_support(key, prior, "positive")

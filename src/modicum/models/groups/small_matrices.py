@@ -1,6 +1,6 @@
-"""Inverses and Cholesky factors of many matrices of up to three rows, written out.
+"""Explicit formulas for inverses and Cholesky factors of many matrices of up to three rows.
 
-A library call per matrix costs more than the arithmetic, and does not fuse with what is around it.
+A library call per matrix costs more than the arithmetic, and does not fuse with its surroundings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["inverse", "lower_factor"]
 
 
 def inverse(S: jax.Array) -> jax.Array:
-    """Inverses of positive definite matrices (..., r, r) for r up to 3, without a library call."""
+    """Inverses of positive definite matrices (..., r, r) for r up to 3."""
     xp, size = namespace(S), S.shape[-1]
     if size == 1:
         return 1 / S
@@ -29,7 +29,7 @@ def inverse(S: jax.Array) -> jax.Array:
 
 
 def lower_factor(S: jax.Array) -> jax.Array:
-    """Cholesky factors of positive definite matrices (..., r, r)."""
+    """Cholesky factors of positive definite matrices (..., r, r), from their lower triangles."""
     xp, size = namespace(S), S.shape[-1]
     zero = xp.zeros(S.shape[:-2])
     L: list[list[jax.Array]] = []

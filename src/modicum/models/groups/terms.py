@@ -1,8 +1,7 @@
-"""Group terms: effects of the levels of a factor, with a standard deviation of their own.
+"""Group terms: effects of the levels of a factor, with an estimated standard deviation.
 
-Effects held explicitly are coefficients like any other: columns of the model matrix,
-one per level, by the codes of the rows. What makes them effects is their prior, N(0, sd^2) with an
-sd that is sampled.
+Explicit effects are coefficients like any other: the model matrix has a column for each level, held
+as codes. What makes them group effects is their prior, N(0, sd^2) with an sd that is sampled.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ __all__ = [
     "tidy_groups",
 ]
 
-INTERCEPT = "1"  # how a formula writes an effect on the predictor itself
-TOGETHER = 65_536
+INTERCEPT = "1"  # a formula's symbol for an effect on the predictor itself
+CHUNK = 65_536
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class GroupTerm:
     field
         The field of the rows that holds the codes of the factor.
     effects
-        "1" for an effect on the predictor itself, and names of columns of x for their slopes.
+        "1" for an effect on the predictor itself, and names of columns of x for slopes.
     correlated
         Whether the effects of a level are correlated, where there are several.
 
@@ -64,7 +63,7 @@ class GroupTerm:
             )
         object.__setattr__(self, "effects", tuple(effects))
         if not isinstance(self.field, str) or not all(isinstance(e, str) for e in effects):
-            raise SettingError("a group and its effects are given by their names.")
+            raise SettingError("a group and its effects must be given by name.")
         if not isinstance(self.correlated, bool):
             raise SettingError(f"correlated must be True or False, not {self.correlated!r}.")
         if len(set(effects)) < len(effects):
@@ -72,12 +71,12 @@ class GroupTerm:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What draws call the effects."""
+        """Names of the effects in draws."""
         return tuple(f"{effect}|{self.field}" for effect in self.effects)
 
     @property
     def sd_names(self) -> tuple[str, ...]:
-        """What draws call their standard deviations, as entries of `group_sd`."""
+        """Labels of their standard deviations in the draws of `group_sd`."""
         return tuple(self.field if e == INTERCEPT else f"{self.field}:{e}" for e in self.effects)
 
     @property
@@ -87,12 +86,12 @@ class GroupTerm:
 
     @property
     def has_correlations(self) -> bool:
-        """Whether there are correlations to speak of."""
+        """Whether correlations between effects are estimated."""
         return self.correlated and len(self.effects) > 1
 
     @property
     def cor_names(self) -> tuple[str, ...]:
-        """What draws call their correlations, row by row below the diagonal."""
+        """Labels of their correlations in draws, row by row below the diagonal."""
         if not self.has_correlations:
             return ()
         pairs = [(a, b) for i, a in enumerate(self.effects) for b in self.effects[:i]]
@@ -100,7 +99,7 @@ class GroupTerm:
 
 
 def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
-    """Return group terms as a tuple; a name alone is that of a group with an intercept."""
+    """Return group terms as a tuple; a plain name means a group with an intercept."""
     if groups is None:
         return ()
     entries = (groups,) if isinstance(groups, str | GroupTerm | Mapping) else groups
@@ -128,7 +127,7 @@ def tidy_groups(groups: object) -> tuple[GroupTerm, ...]:
 
 
 def common_columns(groups: Sequence[GroupTerm], rows: Rows) -> tuple[int, ...]:
-    """Places among `rows.columns` of those that are common: not contrasts of a group's factor."""
+    """Positions in `rows.columns` of the common columns: all but contrasts of a group's factor."""
     if not groups or rows.coding is None:
         return tuple(range(len(rows.columns)))
     fields = {term.field for term in groups}
@@ -138,9 +137,9 @@ def common_columns(groups: Sequence[GroupTerm], rows: Rows) -> tuple[int, ...]:
 
 
 def group_coding(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
-    """What the codes of the rows mean: common columns, and after them one per effect and level.
+    """Return the coding of the model matrix: common columns, then one per effect and level.
 
-    A factor of the rows that is a group has no treatment contrasts.
+    A factor that is a group has no treatment contrasts.
     """
     if not groups:
         return rows.coding
@@ -163,67 +162,67 @@ def group_coding(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
 
 
 def effect_columns(term: GroupTerm, rows: Rows, x: np.ndarray) -> np.ndarray:
-    """What some rows, of which `x` is the field, multiply the effects of their level with."""
+    """Return the values that multiply the effects of each row's level, for rows with field `x`."""
     places = [_scale_of(effect, rows) for effect in term.effects]
     return np.column_stack([np.ones(len(x)) if k is None else x[:, k] for k in places])
 
 
 def _scale_of(effect: str, rows: Rows) -> int | None:
-    """Column of x that an effect multiplies; None: a one."""
+    """Column of x that an effect multiplies; None for the intercept."""
     return None if effect == INTERCEPT else _numeric(rows).index(effect)
 
 
 def _numeric(rows: Rows) -> list[str]:
-    """Names of the leading columns of x."""
+    """Names of the numeric columns, in the order of x."""
     if rows.coding is None:
         return list(rows.columns)
     return [rows.columns[j] for j in rows.coding.dense]
 
 
 def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
-    """Refuse groups that the rows do not have, or that no scale can be learned from."""
+    """Refuse groups that the rows do not have, or whose scale cannot be estimated."""
     for group in groups:
         _check_field(group.field, rows)
         refuse_fractions(group.field, rows.levels[group.field])
         levels = len(rows.levels[group.field])
         if levels < 2:
             raise DataError(
-                f"the group {group.field!r} has a single level, so that nothing can be said of how "
-                "its effects vary; leave it out."
+                f"the group {group.field!r} has a single level, so how its effects vary cannot be "
+                "estimated; leave it out."
             )
         if levels >= len(rows):
             raise DataError(
-                f"the group {group.field!r} has as many levels as there are rows, so that each of "
-                "its effects would be known from one row alone; leave it out, or group by "
+                f"the group {group.field!r} has as many levels as there are rows, so each of its "
+                "effects would be estimated from one row alone; leave it out, or group by "
                 "something coarser."
             )
         slopes = [effect for effect in group.effects if effect != INTERCEPT]
         for effect in slopes:
             if effect not in _numeric(rows):
                 raise DataError(
-                    f"the slope {effect!r} of the group {group.field!r} is no column of x"
-                    f"{suggestion(effect, _numeric(rows))}; there is "
+                    f"the slope {effect!r} of the group {group.field!r} is not a numeric column"
+                    f"{suggestion(effect, _numeric(rows))}; the columns are "
                     f"{', '.join(_numeric(rows)[:12]) or 'none'}."
                 )
         _check_slopes(group, slopes, levels, rows)
 
 
 def _check_field(field: str, rows: Rows) -> None:
-    """Refuse the name of a group of which the rows hold no codes."""
+    """Refuse a group that the rows hold no codes for."""
     if field in rows.levels and field in rows.fields:
         return
     if "|" in field:
         raise SettingError(
-            f"{field!r} is a group term of a formula, and a model of rows takes the name of the "
+            f"{field!r} is a group term of a formula, but a model of rows takes the name of the "
             "group: groups=['ward'], or mo.models.GroupTerm('ward', ('1', 'dose')); formulas are "
             "for mo.fit."
         )
     factors = [name for name in rows.levels if name in rows.fields]
     reason = f"they hold the codes of {', '.join(factors)}" if factors else "they hold no codes"
     if field in rows.fields:
-        reason = f"it is a field of theirs, and {reason}"
+        reason = f"it is a plain field, and {reason}"
     raise DataError(
-        f"{field!r} is no group of the rows{suggestion(field, factors)}, since {reason}: give "
+        f"{field!r} is not a group of the rows{suggestion(field, factors)}, since {reason}: give "
         f"the groups as mo.Rows(..., codes={{{field!r}: levels}})."
     )
 
@@ -235,7 +234,7 @@ def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) 
     columns = [_numeric(rows).index(effect) for effect in slopes]
     low, high = np.full((levels, len(slopes)), np.inf), np.full((levels, len(slopes)), -np.inf)
     varies = np.zeros(len(slopes), bool)
-    for chunk in rows.chunks(TOGETHER):
+    for chunk in rows.chunks(CHUNK):
         x, codes = np.asarray(chunk["x"])[:, columns], np.asarray(chunk[group.field])
         np.minimum.at(low, codes, x)
         np.maximum.at(high, codes, x)
@@ -247,8 +246,8 @@ def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) 
 
 
 def constant_slope(effect: str, field: str) -> str:
-    """The sentence about a slope beside an intercept whose column is constant within groups."""
+    """Return the error for a slope beside an intercept whose column is constant within groups."""
     return (
-        f"the column {effect!r} does not vary within any level of {field!r}, so that its "
-        f"slopes cannot be told from the levels' own effects; leave {effect!r} out of the group."
+        f"the column {effect!r} does not vary within any level of {field!r}, so its slopes "
+        f"cannot be told from the levels' intercepts; leave {effect!r} out of the group."
     )

@@ -1,4 +1,4 @@
-"""Bayesian neural networks: layered ones, and those of the user's own."""
+"""Bayesian neural networks: built-in layered ones, and user-defined ones."""
 
 from modicum.models.networks.base import NeuralModel
 from modicum.models.networks.layered import CNN, MLP

@@ -1,4 +1,4 @@
-"""What all networks share: a normal prior on every weight, and a likelihood for the outputs."""
+"""The base of all networks: a normal prior on every weight, and a likelihood for the outputs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LIKELIHOODS = ("categorical", "gaussian")
 
 
 class NeuralModel(BaseModel):
-    """A network's outputs as logits of classes, or as the mean of a normal outcome.
+    """A network whose outputs are logits of classes, or the mean of a normal outcome.
 
-    Subclasses have the settings below as attributes and say what `outputs` are.
+    Subclasses have the settings below as attributes, and define `outputs`.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class NeuralModel(BaseModel):
     prior_scale
         Standard deviation of the normal prior on every weight and bias.
     scale
-        What pixels are multiplied by; None: 1/255 for rows held as bytes, else 1.
+        Factor that multiplies x; None means 1/255 for rows held as bytes, and 1 otherwise.
     """
 
     has_mode: ClassVar[bool] = False
@@ -61,28 +61,28 @@ class NeuralModel(BaseModel):
         """Log-probability of each row's class, or log-density of its outcome."""
         outputs = self.outputs(theta, self._inputs(theta, batch))
         if self.likelihood == "categorical":
-            # a sum over a mask: its derivative needs no scatter
+            # a masked sum, whose derivative needs no scatter
             is_class = jnp.arange(outputs.shape[-1]) == jnp.asarray(batch["y"])[:, None]
             return jnp.sum(jnp.where(is_class, outputs, 0), -1) - jax.nn.logsumexp(outputs, axis=-1)
         gap = jnp.asarray(batch["y"], outputs.dtype) - _only(outputs)
         return -0.5 * (gap / self.noise_scale) ** 2 - log(self.noise_scale) - 0.5 * log(2 * pi)
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Chance of each class, or the mean of the outcome."""
+        """Probability of each class, or the mean of the outcome."""
         outputs = self.outputs(theta, self._inputs(theta, batch))
         return jax.nn.softmax(outputs) if self.likelihood == "categorical" else _only(outputs)
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
-        """The most probable class."""
+        """Predict the most probable class."""
         return np.argmax(expected, axis=-1) if self.likelihood == "categorical" else None
 
     @property
     def simulates(self) -> bool:
-        """Whether outcomes are numbers; classes are drawn by their chances."""
+        """Whether outcomes are numbers; classes are drawn from their probabilities instead."""
         return self.likelihood == "gaussian"
 
     def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
-        """The mean of the outcome, and noise."""
+        """Draw an outcome: its mean plus noise."""
         (mean,) = self.expected(theta, {name: jnp.asarray(x)[None] for name, x in row.items()})
         return mean + self.noise_scale * jax.random.normal(key)
 
@@ -99,7 +99,7 @@ class NeuralModel(BaseModel):
     # Checks -------------------------------------------------------------------------------
 
     def check_settings(self) -> None:
-        """Refuse settings that make no model."""
+        """Refuse settings that do not define a model."""
         if self.likelihood not in LIKELIHOODS:
             raise SettingError(
                 f"likelihood must be 'categorical' or 'gaussian', not {self.likelihood!r}"
@@ -115,8 +115,8 @@ class NeuralModel(BaseModel):
         """Refuse rows without x and y, with an offset, or with outcomes out of support."""
         if rows.coding is not None:
             raise DataError(
-                "networks read columns of numbers and no codes; give them each level as a column "
-                "of zeros and ones, as Rows.from_table(..., dense=True) makes it."
+                "networks read columns of numbers, not codes; give each level as a column of zeros "
+                "and ones, as Rows.from_table(..., dense=True) makes it."
             )
         self.require(rows, "x", "y")
         if "offset" in rows.fields:
@@ -130,11 +130,11 @@ class NeuralModel(BaseModel):
                 raise SettingError("the outcome has a single class; a classifier needs two.")
 
     def known_classes(self) -> int | None:
-        """The number of classes where it is a setting."""
+        """Number of classes, where it is a setting."""
         return None
 
     def output_size(self, rows: Rows) -> int:
-        """Outputs of the network: one per class, or one."""
+        """Number of outputs of the network: one per class, or one."""
         if self.likelihood == "gaussian":
             return 1
         return self.known_classes() or count_classes(rows)
@@ -146,6 +146,6 @@ def _only(outputs: jax.Array) -> jax.Array:
 
 
 def whole_numbers(name: str, value: object) -> tuple[int, ...]:
-    """Return a setting that must be whole numbers from 1, as a hashable tuple; one is enough."""
+    """Return a setting of one or more whole numbers from 1 as a hashable tuple."""
     entries = value if isinstance(value, tuple | list) else (value,)
     return tuple(whole_number(f"each entry of {name}", entry) for entry in entries)

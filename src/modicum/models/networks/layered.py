@@ -1,8 +1,8 @@
 """Bayesian neural networks: a multilayer perceptron and a convolutional network.
 
-Convolutions are written as matrix products over patches rather than with XLA's convolution: with
-a set of weights per chain, as when chains are a vmapped axis, XLA's becomes a grouped convolution,
-which took twice as long on a CPU and on an H200 alike.
+Convolutions are matrix products over patches rather than XLA convolutions: where chains are a
+vmapped axis, each with its own weights, XLA's becomes a grouped convolution, which took twice as
+long on a CPU and on an H200 alike.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softplus": jax.nn.softplus,
 }
 
-# Variance of a layer's output over that of its input is kept at one by weights of variance
-# gain / fan-in: 2 where half of the units are cut off (He et al. 2015), else 1 (Glorot).
+# Weights of variance gain / fan-in keep the variance from layer to layer, with gain 2 where half of
+# the units are cut off (He et al. 2015), and 1 otherwise (Glorot).
 HALF_CUT = ("relu", "gelu", "silu")
 
 
@@ -76,9 +76,9 @@ def _both_sides(size: int) -> tuple[int, int]:
 
 
 def max_pool(h: jax.Array, size: int) -> jax.Array:
-    """Largest of each `size` by `size` square of an image; what is left at the edge is dropped.
+    """Maximum of each `size` by `size` square of an image; incomplete squares are dropped.
 
-    A maximum over reshaped axes, whose derivative costs less than that of `reduce_window`.
+    The maximum over reshaped axes has a cheaper derivative than `reduce_window`.
     """
     rows, height, width, channels = h.shape
     high, wide = height // size, width // size
@@ -87,14 +87,14 @@ def max_pool(h: jax.Array, size: int) -> jax.Array:
 
 
 def start_layers(normals: Array, shapes: Shapes, activation: str) -> dict[str, Layer]:
-    """Weights of layers with kernels of these `shapes`, scaled to their inputs; no biases.
+    """Return starting weights of layers, scaled by their number of inputs; biases are 0.
 
     Parameters
     ----------
     normals
-        A standard normal number for each entry of the kernels, in one vector (NumPy's or JAX's).
+        Standard normal numbers for all entries of the kernels, in one NumPy or JAX vector.
     shapes
-        From the name of a layer to the shape of its kernel.
+        Shape of each layer's kernel, by name.
     """
     gain = 2.0 if activation in HALF_CUT else 1.0
     layers, first = {}, 0
@@ -148,7 +148,7 @@ class _Layered(NeuralModel):
         """Shapes of the kernels, by layer."""
 
     def known_classes(self) -> int | None:
-        """The number of classes, where it is set."""
+        """Number of classes, where it is set."""
         return self.classes
 
     def dense_layers(self, width: int, rows: Rows) -> Shapes:
@@ -157,24 +157,24 @@ class _Layered(NeuralModel):
         return {f"dense_{i}": pair for i, pair in enumerate(pairwise(sizes))}
 
     def through_dense(self, theta: Params, h: jax.Array) -> jax.Array:
-        """Dense layers, the last without an activation."""
+        """Apply the dense layers, the last without an activation."""
         rectify = activation_named(self.activation)
         for i in range(len(self.hidden)):
             h = rectify(dense(theta[f"dense_{i}"], h))
         return dense(theta[f"dense_{len(self.hidden)}"], h)
 
     def start(self, rows: Rows) -> Params:
-        """Random weights by He's rule, the same for the same `start_seed`."""
+        """Draw weights by He's rule with the key of `start_seed`."""
         normals = _normals(jax.random.key(self.start_seed, impl=IMPL), shapes := self.layers(rows))
         return start_layers(np.asarray(normals, np.float64), shapes, self.activation)
 
     def random_start(self, rows: Rows, key: jax.Array) -> Params:
-        """Random weights by He's rule: another start for each key."""
+        """Draw weights by He's rule with `key`."""
         shapes = self.layers(rows)
         return start_layers(_normals(key, shapes), shapes, self.activation)
 
     def restore(self, named: Mapping[str, Array]) -> Params:
-        """From "dense_0.kernel" back to layers of kernel and bias."""
+        """Undo `report`: nest "dense_0.kernel" into layers of kernel and bias."""
         theta: dict[str, Layer] = {}
         for name, value in named.items():
             layer, part = name.split(".")
@@ -183,7 +183,7 @@ class _Layered(NeuralModel):
 
 
 def _normals(key: jax.Array, shapes: Shapes) -> jax.Array:
-    # in float32 whatever the precision in force, so that a key means the same start
+    # always in float32, so that a key gives the same start in either precision
     return jax.random.normal(key, (sum(prod(shape) for shape in shapes.values()),), np.float32)
 
 
@@ -191,10 +191,10 @@ def _normals(key: jax.Array, shapes: Shapes) -> jax.Array:
 class MLP(_Layered):
     """Multilayer perceptron: dense layers, and classes by softmax or a Gaussian outcome.
 
-    By default the one of the EWSG paper (section 5.3): one hidden layer of 100 units and a
+    The defaults are those of the EWSG paper (section 5.3): one hidden layer of 100 units and a
     standard normal prior on all weights and biases. Draws are called ``dense_0.kernel``,
-    ``dense_0.bias``, ``dense_1.kernel`` and so on; a kernel is (inputs, outputs). Fields `x` of
-    more than one axis, such as images, are flattened.
+    ``dense_0.bias``, ``dense_1.kernel`` and so on; a kernel is (inputs, outputs). A field `x` with
+    more than one axis, such as images, is flattened.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ class MLP(_Layered):
     prior_scale
         Standard deviation of the normal prior on every weight and bias.
     scale
-        What x is multiplied by; None: 1/255 for rows held as bytes, else 1.
+        Factor that multiplies x; None means 1/255 for rows held as bytes, and 1 otherwise.
     start_seed
         Seed of the random weights a run starts from.
 
@@ -241,10 +241,10 @@ class MLP(_Layered):
 class CNN(_Layered):
     """Convolutional network: convolutions with max pooling, then dense layers.
 
-    By default the one of the EWSG paper (section 5.3): two 5 by 5 convolutions of 32 and 64
-    channels, each followed by 2 by 2 max pooling, and two dense layers of 200 units below the
+    The defaults are those of the EWSG paper (section 5.3): two 5 by 5 convolutions of 32 and 64
+    channels, each followed by 2 by 2 max pooling, and two dense layers of 200 units before the
     outputs, with a standard normal prior on all weights and biases. The paper does not say how
-    edges are treated; `padding` does.
+    edges are treated; here `padding` decides.
 
     Parameters
     ----------
@@ -320,7 +320,8 @@ class CNN(_Layered):
             if min(high, wide) < 1:
                 raise SettingError(
                     f"nothing is left of images of shape {rows.fields['x']} after {i + 1} "
-                    "convolutions; use a smaller kernel, fewer channels or padding='SAME'."
+                    "convolutions; use a smaller kernel, fewer convolutions (entries of channels) "
+                    "or padding='SAME'."
                 )
         return shapes | self.dense_layers(high * wide * depth, rows)
 
@@ -334,6 +335,6 @@ class CNN(_Layered):
         return self.through_dense(theta, h.reshape(h.shape[0], -1))
 
     def check(self, rows: Rows) -> None:
-        """Refuse, besides what every network refuses, rows that are not images."""
+        """Refuse what every network refuses, and rows that are not images."""
         super().check(rows)
         self.layers(rows)

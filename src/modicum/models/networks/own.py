@@ -1,4 +1,4 @@
-"""A network of the user's own, by its apply function: of Flax, of Equinox, or written by hand."""
+"""User-defined networks, given by an apply function: from Flax, Equinox or written by hand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Network(NeuralModel):
         or (rows, 1) means. It must be a plain function of its arguments: no dropout, no batch
         statistics.
     params
-        Weights to start from: any pytree of floating arrays. It fixes the names of the draws:
+        Starting weights: any pytree of floating-point arrays. It fixes the names of the draws:
         ``{"Dense_0": {"kernel": ...}}`` gives ``Dense_0.kernel``.
     likelihood
         "categorical" for classes 0, 1, ..., K - 1, or "gaussian" for a real outcome.
@@ -39,14 +39,14 @@ class Network(NeuralModel):
     prior_scale
         Standard deviation of the normal prior on every weight.
     scale
-        What x is multiplied by; None: 1/255 for rows held as bytes, else 1.
+        Factor that multiplies x; None means 1/255 for rows held as bytes, and 1 otherwise.
     init
-        Optional `init(key)`: random weights in the structure of `params`, for chains that start
-        apart.
+        Optional `init(key)`: random weights in the structure of `params`, to start each chain
+        elsewhere.
 
     Examples
     --------
-    A network by hand; with Flax it would be ``Network(net.apply, net.init(key, x[:1]))``, and
+    A hand-written network; with Flax it would be ``Network(net.apply, net.init(key, x[:1]))``, and
     with Equinox ``params, static = eqx.partition(net, eqx.is_inexact_array)`` and
     ``Network(lambda p, x: jax.vmap(eqx.combine(p, static))(x), params)``.
 
@@ -85,7 +85,7 @@ class Network(NeuralModel):
         self._check_params()
 
     def outputs(self, theta: Params, x: jax.Array) -> jax.Array:
-        """What `apply` returns."""
+        """Return what `apply` returns."""
         return self.apply(theta, x)
 
     def start(self, rows: Rows) -> Params:
@@ -94,7 +94,7 @@ class Network(NeuralModel):
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.params)
 
     def random_start(self, rows: Rows, key: jax.Array) -> Params:
-        """Return what `init` makes of the key; without `init`, `params`."""
+        """Return `init(key)`; without `init`, `params`."""
         return self.start(rows) if self.init is None else self.init(key)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
@@ -110,7 +110,7 @@ class Network(NeuralModel):
         return jax.tree.unflatten(jax.tree.structure(self.params), leaves)
 
     def identity(self) -> str:
-        """Name weights and settings; what `apply` computes of them, `trace` says."""
+        """Name weights and settings; `trace` identifies what `apply` computes."""
         shapes = {name: np.shape(leaf) for name, leaf in self.report(self.params).items()}
         settings = (self.likelihood, self.noise_scale, self.prior_scale, self.scale)
         return f"Network({shapes}, {settings})"
@@ -132,7 +132,7 @@ class Network(NeuralModel):
         self._check_outputs(outputs, count, rows)
 
     def output_size(self, rows: Rows) -> int:
-        """Classes that occur; that there are outputs for them is checked."""
+        """Number of outputs that the outcomes need at least."""
         return 1 if self.likelihood == "gaussian" else max(2, 1 + largest_class(rows))
 
     def _check_outputs(self, shape: tuple[int, ...], count: int, rows: Rows) -> None:
@@ -150,15 +150,15 @@ class Network(NeuralModel):
             )
         elif shape[1] < size:
             raise DataError(
-                f"the outcome has {size} classes and the network {shape[1]} outputs; give it one "
-                "output per class."
+                f"the outcome has {size} classes, but the network has {shape[1]} outputs; give it "
+                "one output per class."
             )
 
     def _check_params(self) -> None:
         leaves = jax.tree.leaves(self.params)
         if not leaves or not all(_is_floating(leaf) for leaf in leaves):
             raise SettingError(
-                "params must be a pytree of floating arrays only; separate the weights from the "
+                "params must be a pytree of floating-point arrays; separate the weights from the "
                 "rest first (Equinox: eqx.partition(net, eqx.is_inexact_array); Flax NNX: "
                 "nnx.split(net, nnx.Param, ...))."
             )

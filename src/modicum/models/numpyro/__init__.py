@@ -1,4 +1,4 @@
-"""A NumPyro model as a model of rows."""
+"""Conversion of NumPyro models to models of rows."""
 
 from modicum.models.numpyro.wrapping import from_numpyro
 

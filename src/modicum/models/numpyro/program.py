@@ -1,4 +1,4 @@
-"""A NumPyro model function, run on a batch of rows: the densities and values of its sites."""
+"""Run a NumPyro model function on a batch of rows, and read densities and values of its sites."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from modicum.models.base import Batch, Params
 
 __all__ = ["Program", "Site", "Sites", "frames", "is_factor", "is_observed"]
 
-Site: TypeAlias = dict[str, Any]  # of a NumPyro trace
+Site: TypeAlias = dict[str, Any]  # an entry of a NumPyro trace
 Sites: TypeAlias = dict[str, Site]
 
 
 @dataclass(frozen=True)
 class Program:
-    """The function, and how it is run on a batch of rows.
+    """A NumPyro model function, and how to run it on a batch of rows.
 
-    `plate` is the name of the plate over the rows, once it is known; `sample_rows` stand for any
-    rows where only parameters matter.
+    `plate` is the name of the plate over the rows, once it is known; `sample_rows` are a few rows
+    to run on where only parameters matter.
     """
 
     function: Callable[..., Any]  # its return value is ignored
     fields: tuple[str, ...]
-    arguments: Mapping[str, Any]  # as the function takes them
+    arguments: Mapping[str, Any]  # other arguments of the function
     rows: int
     plate: str = ""
     parameters: tuple[str, ...] = ()
@@ -40,9 +40,9 @@ class Program:
     def run(
         self, batch: Batch, theta: Params | None, choose: Any = None, as_all: bool = False
     ) -> Sites:
-        """All sites of the function on `batch`: with the parameters `theta`, or chosen ones.
+        """Return all sites on `batch`, with the parameters `theta` or values from `choose`.
 
-        While the plate over the rows is not known, it may be `as_all` rows are many.
+        While the plate over the rows is unknown, `as_all` takes it to be one as long as all rows.
         """
         from numpyro import handlers
 
@@ -59,11 +59,11 @@ class Program:
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Log-density of the parameters."""
-        sites = self.run(self._rows_at_hand, theta)
+        sites = self.run(self._sample_rows, theta)
         return sum((_log_density(sites[name]).sum() for name in self.parameters), jnp.zeros(()))
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Log-density of what each row observes."""
+        """Log-density of the observed sites of each row."""
         sites = self.run(batch, theta)
         count = len(batch[self.fields[0]])
         total = jnp.zeros(count)
@@ -73,14 +73,14 @@ class Program:
         return total
 
     def _per_row(self, site: Site, count: int, sites: Sites) -> jax.Array:
-        """Sums over all axes but that of the rows, of which a plate of all rows has only some."""
+        """Sum over all axes but the rows', undoing the scale of a plate as long as all rows."""
         density = _log_density(site) * (count / sites[self.plate]["args"][0])
         axis = frames(site)[self.plate]
         return jnp.moveaxis(density, axis, 0).reshape(count, -1).sum(axis=1)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Values of the deterministic sites that do not depend on the rows."""
-        sites = self.run(self._rows_at_hand, theta)
+        """Return values of the deterministic sites that do not depend on the rows."""
+        sites = self.run(self._sample_rows, theta)
         return {name: sites[name]["value"] for name in self.reported}
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
@@ -94,7 +94,7 @@ class Program:
             ) from None
 
     def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
-        """An outcome of the observed site, for one row."""
+        """Draw an outcome of the observed site, for one row."""
         batch = {name: jnp.asarray(value)[None] for name, value in row.items()}
         site, axis = self._outcome(theta, batch or {self.fields[0]: self._zeros(1)[self.fields[0]]})
         try:
@@ -102,50 +102,50 @@ class Program:
         except NotImplementedError:
             raise SettingError(
                 f"NumPyro cannot draw from the distribution of the observed site '{site['name']}', "
-                "so that there are no predictive draws."
+                "so there are no predictive draws."
             ) from None
         return jnp.moveaxis(drawn, axis, 0)[0]
 
     def _outcome(self, theta: Params, batch: Batch) -> tuple[Site, int]:
-        """The observed site, and the rows' axis of what it draws.
+        """Return the observed site, and the axis of the rows in its draws.
 
-        What new rows do not hold, such as outcomes, is zeros.
+        Fields that new rows lack, such as outcomes, are filled with zeros.
         """
         sites = self.run({**self._zeros(len(next(iter(batch.values())))), **batch}, theta)
         observed = [site for site in sites.values() if is_observed(site)]
         if len(observed) != 1 or is_factor(observed[0]):
             number = "a factor" if len(observed) == 1 else f"{len(observed)} sites"
             raise SettingError(
-                f"the model observes {number}, so that what it predicts is not clear; compute it "
-                "from the draws."
+                f"the model observes {number}, so it is not clear what to predict; compute "
+                "predictions from the draws."
             )
         return observed[0], frames(observed[0])[self.plate] - observed[0]["fn"].event_dim
 
     def _zeros(self, count: int) -> Batch:
-        """As many rows of zeros."""
-        like = self._rows_at_hand
+        """Return `count` rows of zeros."""
+        like = self._sample_rows
         return {k: jnp.zeros((count, *like[k].shape[1:]), like[k].dtype) for k in like}
 
     def simulate_prior(self, key: jax.Array) -> Params:
-        """Parameters drawn from their distributions."""
+        """Draw parameters from their distributions."""
         from numpyro import handlers
 
         try:
             seeded = replace(self, function=handlers.seed(self.function, key))
-            sites = seeded.run(self._rows_at_hand, {})
+            sites = seeded.run(self._sample_rows, {})
         except NotImplementedError:
             raise SettingError(
-                "a parameter of the model has an improper distribution, from which nothing can be "
-                "drawn; give it a proper one."
+                "a parameter of the model has an improper distribution, which cannot be drawn "
+                "from; give it a proper one."
             ) from None
         return {name: sites[name]["value"] for name in self.parameters}
 
     def outcome_field(self, theta: Params) -> str:
-        """The field whose values are those of the observed site; empty if there is none.
+        """Name of the field that the observed site takes its values from; empty if there is none.
 
-        Each is changed in turn, to see whether the site's value is the field's before and after.
+        A field qualifies if the site's values equal the field's, also after the field is changed.
         """
-        batch = self._rows_at_hand
+        batch = self._sample_rows
         for name in self.fields:
             changed = ~batch[name] if batch[name].dtype == bool else batch[name] + 1
             batches = [batch, {**batch, name: changed}]
@@ -158,15 +158,15 @@ class Program:
         return ""
 
     @property
-    def _rows_at_hand(self) -> Mapping[str, np.ndarray]:
-        assert self.sample_rows is not None, "known once the function was studied"
+    def _sample_rows(self) -> Mapping[str, np.ndarray]:
+        assert self.sample_rows is not None, "set once the function has been studied"
         return self.sample_rows
 
 
-def _all_rows(plate: str, count: int, rows: int | None) -> Any:  # a handler of NumPyro's
-    """A handler under which plates hold the rows of a batch, all of them and in order.
+def _all_rows(plate: str, count: int, rows: int | None) -> Any:  # a NumPyro handler
+    """Return a handler that makes plates hold all rows of a batch, in order.
 
-    The plate over the rows is called `plate`, or it is one of the size `rows`.
+    The plate over the rows is the one called `plate`, or any of size `rows`.
     """
     from numpyro.primitives import Messenger
 
@@ -176,14 +176,14 @@ def _all_rows(plate: str, count: int, rows: int | None) -> Any:  # a handler of 
                 size = msg["args"][0]
                 length = count if msg["name"] == plate or size == rows else size
                 msg["value"], msg["args"] = jnp.arange(length), (size, length)
-            if msg["type"] == "subsample":  # which would take what all rows are already
+            if msg["type"] == "subsample":  # keep all rows of the batch
                 msg["kwargs"] = {**msg["kwargs"], "event_dim": None}
 
     return AllRows()
 
 
 def frames(site: Site) -> dict[str, int]:
-    """The plates a site is in, and the axis of each."""
+    """Return the plates that a site is in, and the axis of each."""
     return {frame.name: frame.dim for frame in site.get("cond_indep_stack", ())}
 
 
@@ -193,7 +193,7 @@ def is_observed(site: Site) -> bool:
 
 
 def is_factor(site: Site) -> bool:
-    """Whether a site adds a number to the log-density, and draws nothing."""
+    """Whether a site is a `numpyro.factor`, which only adds to the log-density."""
     return type(site["fn"]).__name__ == "Unit"
 
 

@@ -25,7 +25,7 @@ __all__ = ["as_constraint"]
 
 
 def as_constraint(support: Any) -> Constraint:  # NumPyro has no types
-    """NumPyro's constraint as one of Modicum's; its own bijection where there is no such."""
+    """Convert a NumPyro constraint; wrap NumPyro's bijection where Modicum has no equivalent."""
     from numpyro.distributions import constraints as supports
 
     base = support
@@ -50,9 +50,9 @@ def as_constraint(support: Any) -> Constraint:  # NumPyro has no types
 
 @dataclass(frozen=True)
 class Bijected(Constraint):
-    """A support of NumPyro's, with the bijection NumPyro has for it."""
+    """A NumPyro support with NumPyro's bijection to it."""
 
-    transform: Any  # a pytree, as all of NumPyro's are
+    transform: Any  # a NumPyro transform, which is a pytree
     within: Any
     support: str
 

@@ -1,10 +1,10 @@
-"""A NumPyro model as a model of rows: what it says of a row, and what of the parameters.
+"""Conversion of a NumPyro model to a model of rows, with a prior and a log-likelihood per row.
 
-A NumPyro model is a function that draws. Run with the parameters substituted, on a batch of rows,
-its sites are distributions and values: those of the parameters make the log-prior, the observed
-ones in the plate over the rows make one log-likelihood per row, whatever `subsample_size` says.
-Nothing is known of such a function but what it does, so that it is tried on a few rows first: what
-Modicum could not sample soundly is refused, in a sentence.
+A NumPyro model is a function that draws. Run on a batch of rows with parameters substituted, it
+yields sites with distributions and values: the sites of the parameters give the log-prior, and the
+observed sites in the plate over the rows give one log-likelihood per row, whatever the
+`subsample_size`. The function is a black box, so it is first tried on a few rows: a model that
+Modicum cannot sample correctly is refused with an explanation.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ from modicum.models.base import Batch, Params
 from modicum.models.constraints import Constraint, real
 from modicum.models.numpyro.program import Program, Site, Sites, frames, is_factor, is_observed
 from modicum.models.numpyro.supports import as_constraint
-from modicum.models.own import Model, as_handed_over
+from modicum.models.own import Model, with_given_types
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
 __all__ = ["from_numpyro"]
 
-STARTS = 4  # points to start from: the middle, and some about it
-RADIUS = 2.0  # of the others, in free numbers, as in Stan and NumPyro
+STARTS = 4  # starting points: the middle, and some around it
+RADIUS = 2.0  # radius of the others in unconstrained space, as in Stan and NumPyro
 
 
 def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Model:
-    """Make a model of a NumPyro model function with one plate over the rows.
+    """Convert a NumPyro model function with one plate over the rows to a model.
 
     Parameters
     ----------
     model
         The function. Its arguments are fields of the rows, by name, and `arguments`. Sites outside
-        the plate are parameters; observed sites in it are the rows' likelihood; deterministic sites
-        that do not depend on the rows are reported.
+        the plate are parameters; observed sites in the plate form the likelihood; deterministic
+        sites that do not depend on the rows are reported.
     rows
         The data: `mo.Rows(data=X, obs=y)` for a model of `data` and `obs`.
     **arguments
-        All other arguments of the function. A `subsample_size` may stay what it is: Modicum draws
-        rows by itself.
+        All other arguments of the function. A `subsample_size` is ignored: Modicum draws rows
+        itself.
 
     Returns
     -------
     Model
-        For `mo.sample(model, rows)`. Predictions are means of the observed site, where it is alone
-        and has one; predictive draws are draws of it, and prior draws those of all other sites.
+        A model for `mo.sample(model, rows)`. Predictions are means of the observed site, if there
+        is a single one with a mean; predictive draws are draws of that site, and prior draws are
+        draws of all other sites.
 
     Examples
     --------
-    NumPyro's own example of HMCECS, unchanged:
+    NumPyro's HMCECS example, unchanged:
 
     >>> import jax.numpy as jnp, numpy as np, modicum as mo
     >>> import numpyro, numpyro.distributions as dist
@@ -76,7 +77,7 @@ def from_numpyro(model: Callable[..., Any], rows: Rows, **arguments: Any) -> Mod
     array([ 1., -0.])
     """
     if not callable(model):
-        raise SettingError(f"a NumPyro model is a function, not {type(model).__name__}.")
+        raise SettingError(f"a NumPyro model must be a function, not {type(model).__name__}.")
     if not isinstance(rows, Rows):
         raise SettingError(
             "the second argument must be mo.Rows whose fields are arguments of the model, such as "
@@ -99,12 +100,12 @@ def _require_numpyro() -> None:
 def _row_arguments(
     model: Callable[..., Any], rows: Rows, arguments: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Fields of the rows that the function takes; all others must be `arguments`."""
+    """Return the fields of the rows that the function takes; check its other arguments."""
     takes = inspect.signature(model).parameters
     if "weight" in rows.fields and "weight" in takes:
         raise SettingError(
-            "the field 'weight' is Modicum's: every row's log-likelihood is multiplied by it; give "
-            "the model's argument, and the field, another name."
+            "the field 'weight' is reserved: Modicum multiplies every row's log-likelihood by it; "
+            "give the model's argument and the field another name."
         )
     fields = tuple(name for name in rows.fields if name != "weight")
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
@@ -112,11 +113,11 @@ def _row_arguments(
     for name in fields:
         if name not in takes and not open_ended:
             raise SettingError(
-                f"the rows hold the field {name!r}, which is no argument of the model ({listed}); "
-                "name the fields of mo.Rows as the model names its arguments."
+                f"the rows hold the field {name!r}, which is not an argument of the model "
+                f"({listed}); name the fields of mo.Rows like the model's arguments."
             )
         if name in arguments:
-            raise SettingError(f"{name!r} is a field of the rows and an argument too: give one.")
+            raise SettingError(f"{name!r} is both a field of the rows and an argument: give one.")
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for name, parameter in takes.items():
         needed = parameter.kind in named and parameter.default is inspect.Parameter.empty
@@ -130,26 +131,26 @@ def _row_arguments(
 
 
 class _NumpyroModel(Model):
-    """A model whose functions are NumPyro's."""
+    """A model whose functions run a NumPyro model."""
 
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
-        """Try nothing: chains draw no outcomes, and whoever does is told why it fails."""
+        """Skip the check: chains draw no outcomes, and drawing them reports its own errors."""
 
 
 class _Study:
-    """What a function is found to do on a few rows, before it becomes a model."""
+    """A trial of a NumPyro function on a few rows, before it becomes a model."""
 
     def __init__(self, program: Program, rows: Rows) -> None:
         n = len(rows)
         # Two batches that share their first row and nothing else, and differ in length.
         batch_ids = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
-        batches = [as_handed_over(rows.take(ids), rows.kinds) for ids in batch_ids]
+        batches = [with_given_types(rows.take(ids), rows.kinds) for ids in batch_ids]
         self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
         self.rows, self.program = rows, program
 
     @in_double_precision
     def model(self) -> Model:
-        """The model; a function that cannot be one is refused."""
+        """Return the model; refuse a function that cannot be sampled correctly."""
         sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
         plate = self._plate(sites, other_sites)
         self._refuse(sites, plate)
@@ -164,7 +165,7 @@ class _Study:
         )
         points = [_values(self._run(self.batch, radius), free) for radius in _radii()]
         constraints = {name: self._constraint(name, sites, points[1]) for name in free}
-        self._depends_on_rows(points[1])
+        self._refuse_dependence_on_rows(points[1])
         model = _NumpyroModel(
             self.program.log_prior,
             self.program.log_likelihood,
@@ -179,14 +180,14 @@ class _Study:
         return model.with_points(tuple(points), self.rows.kinds)
 
     def _run(self, batch: Batch, radius: float) -> Sites:
-        """All sites, with parameters drawn uniformly within `radius` in free numbers."""
+        """Return all sites, with parameters drawn uniformly within `radius`, unconstrained."""
         from numpyro.infer.initialization import init_to_uniform
 
         choose = init_to_uniform(radius=radius)
         try:
             return self.program.run(batch, None, choose)
         except Exception as fault:
-            with suppress(Exception):  # a plate as long as all rows are
+            with suppress(Exception):  # the plate may be as long as all rows
                 return self.program.run(batch, None, choose, as_all=True)
             raise SettingError(
                 f"the NumPyro model fails on a few rows ({fault_text(fault)}); everything that has "
@@ -195,7 +196,7 @@ class _Study:
             ) from fault
 
     def _plate(self, sites: Sites, other_sites: Sites) -> str:
-        """The plate over the rows: it is as long as the batch, or as all rows."""
+        """Return the plate over the rows, which is as long as the batch or as all rows."""
         sizes = {
             name: (site["args"][0], other_sites[name]["args"][0] if name in other_sites else None)
             for name, site in sites.items()
@@ -213,13 +214,13 @@ class _Study:
             )
         if len(over) > 1:
             raise SettingError(
-                f"the model has {len(over)} plates over the rows ({', '.join(over)}): observe all "
-                "that a row holds within one plate."
+                f"the model has {len(over)} plates over the rows ({', '.join(over)}): put all "
+                "observed sites of a row into one plate."
             )
         return over[0]
 
     def _refuse(self, sites: Sites, plate: str) -> None:
-        """Refuse sites that are neither part of a prior nor of a row's likelihood."""
+        """Refuse sites that belong neither to the prior nor to the likelihood of a row."""
         observes = False
         for name, site in sites.items():
             if site["type"] == "param":
@@ -234,7 +235,7 @@ class _Study:
             if within and not is_observed(site):
                 raise SettingError(
                     f"the plate over the rows holds the latent site '{name}', one value per row, "
-                    "so that rows cannot be left out: integrate it out of the likelihood (a "
+                    "so rows cannot be left out: integrate it out of the likelihood (a "
                     "mixture, a Student-t, a negative binomial), or, for effects that rows share, "
                     "use mo.fit with a term such as (1 | group)."
                 )
@@ -242,13 +243,13 @@ class _Study:
                 kind = "factor" if is_factor(site) else "observed"
                 raise SettingError(
                     f"the {kind} site '{name}' lies outside the plate over the rows ('{plate}'), "
-                    "so that it belongs to no row: move it into the plate, or make it part of the "
+                    "so it belongs to no row: move it into the plate, or make it part of the "
                     "distribution of a parameter."
                 )
             if not within and site["fn"].support.is_discrete:
                 raise SettingError(
-                    f"'{name}' is discrete, and chains move along gradients: sum over its values "
-                    "in the likelihood (numpyro.distributions.MixtureGeneral)."
+                    f"'{name}' is discrete, but chains need gradients: sum over its values in the "
+                    "likelihood (numpyro.distributions.MixtureGeneral)."
                 )
         if not observes:
             raise SettingError(
@@ -256,7 +257,7 @@ class _Study:
             )
 
     def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
-        """How a parameter is kept within its support, which must not depend on others."""
+        """Return a parameter's constraint; refuse a support that depends on other parameters."""
         supports = [s[name]["fn"].support for s in (sites, self.program.run(self.batch, elsewhere))]
         constraints = [as_constraint(support) for support in supports]
         if constraints[0] != constraints[1]:
@@ -266,14 +267,14 @@ class _Study:
             )
         return constraints[0]
 
-    def _depends_on_rows(self, theta: Params) -> None:
-        """Refuse priors that change with the rows in a batch, and likelihoods with the others."""
+    def _refuse_dependence_on_rows(self, theta: Params) -> None:
+        """Refuse a prior that depends on the batch, or a row's likelihood that does on others."""
         batches = (self.batch, self.other_batch)
         priors = [jax.jit(replace(self.program, sample_rows=b).log_prior)(theta) for b in batches]
         if not _agree(*priors):
             raise SettingError(
                 "the prior changes with the rows of a batch (a distribution outside the plate has "
-                "an argument that is computed from them, or from their number): compute it from "
+                "an argument that is computed from the rows or their number): compute it from "
                 "all rows beforehand, and pass it as an argument."
             )
         likelihoods = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
@@ -290,7 +291,7 @@ def _agree(first: jax.Array, second: jax.Array) -> bool:
 
 
 def _radii() -> list[float]:
-    """Of the points to start from: the middle first. They are drawn with one seed each radius."""
+    """Radii of the starting points, 0 first; one point is drawn per radius, with a fixed seed."""
     return [0.0, *(RADIUS * share for share in np.linspace(1.0, 0.5, STARTS - 1))]
 
 
@@ -303,7 +304,7 @@ def _values(sites: Sites, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def _reported(sites: Sites, other_sites: Sites, plate: str) -> list[str]:
-    """Deterministic sites that are the same whatever the rows."""
+    """Names of the deterministic sites that do not depend on the rows."""
     names = [name for name, site in sites.items() if site["type"] == "deterministic"]
     return [
         name

@@ -1,5 +1,5 @@
-"""A model of one's own: any JAX functions over named parameters, within bounds or not."""
+"""User-defined models: any JAX functions of named parameters, with or without constraints."""
 
-from modicum.models.own.model import Model, as_handed_over
+from modicum.models.own.model import Model, with_given_types
 
-__all__ = ["Model", "as_handed_over"]
+__all__ = ["Model", "with_given_types"]

@@ -1,4 +1,4 @@
-"""A model of one's own: any JAX functions over named parameters, within bounds or not."""
+"""User-defined models: any JAX functions of named parameters, with or without constraints."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["Model", "as_handed_over"]
+__all__ = ["Model", "with_given_types"]
 
-DISPERSED = 10  # starts for a model of which nothing is known
-FEW = 8  # rows on which functions are tried
+DISPERSED = 10  # starting points for a model about which nothing is known
+FEW = 8  # rows on which the user's functions are tried
 
 
 class Model(BaseModel):
@@ -44,45 +44,44 @@ class Model(BaseModel):
     log_likelihood
         `log_likelihood(theta, batch)`: one value per row; `batch` maps the field names of the rows
         to arrays. Rows with a `weight` field are weighted by Modicum, not by this function. Fields
-        that were given as whole numbers or truth values arrive as such.
+        that were given as integers or booleans arrive as such.
     init
-        Parameters to start from: a pytree (a dict, say) of numbers and arrays. It fixes the names
-        and shapes that draws and summaries show. A list of several such points, alike in names and
-        shapes, starts the search for modes from each; a list that `log_prior` itself accepts is a
-        pytree, so that for a flat prior several points are given as `mo.sample(starts=[...])`. Or
-        a function of a JAX key that draws such a point, from the prior, say. Without it parameters
-        are what the functions look up in `theta`, numbers unless `shapes` says otherwise, and
-        start in the middle of what their constraints allow, 0 without one.
+        Starting values: a pytree (such as a dict) of numbers and arrays, which fixes the names and
+        shapes that draws and summaries show. A list of several such points, with the same names
+        and shapes, starts the mode search from each; a list that `log_prior` itself accepts counts
+        as a single pytree, so with a flat prior give several points as `mo.sample(starts=[...])`.
+        Or a function of a JAX key that draws a point, for example from the prior. Without `init`,
+        the parameters are the keys that the functions look up in `theta`; they are scalars unless
+        `shapes` says otherwise, and start in the middle of their constraint, or at 0 without one.
     predict
         Optional `predict(theta, batch)`: the expected outcome of each row, for
         `Posterior.predict`.
     simulate
-        Optional `simulate(theta, row, key)`: an outcome of one row, drawn by a JAX key, for
+        Optional `simulate(theta, row, key)`: an outcome of one row, drawn with a JAX key, for
         `Posterior.predictive`, `ppc`, the report and ArviZ. `row` maps the field names of the rows
-        to what the row holds, but for its outcome.
+        to the row's values, without its outcome.
     simulate_prior
-        Optional `simulate_prior(key)`: parameters drawn from the prior by a JAX key, with the names
-        and shapes of `init`, for prior predictive draws.
+        Optional `simulate_prior(key)`: parameters drawn from the prior with a JAX key, with the
+        names and shapes of `init`, for prior predictive draws.
     outcome
-        The field of the rows that holds what `predict` expects and `simulate` draws.
+        The field of the rows that `predict` predicts and `simulate` draws.
     constraints
-        Which values parameters may have, by name: `mo.positive`, `mo.interval(low, high)`,
-        `mo.ordered`, `mo.simplex`, `mo.cholesky_corr`. All functions, `init` and the draws have
-        the values; what is sampled are free numbers in their place, with the logarithm of the
-        derivative as part of the prior.
+        Constraints of parameters, by name: `mo.positive`, `mo.interval(low, high)`, `mo.ordered`,
+        `mo.simplex`, `mo.cholesky_corr`. All functions, `init` and the draws use constrained
+        values; chains move in unconstrained ones, and the log-Jacobian is added to the prior.
     report
-        Optional `report(theta)`: a dict of quantities that follow from the parameters, for draws
-        and summaries.
+        Optional `report(theta)`: a dict of quantities derived from the parameters, for draws and
+        summaries.
     shapes
-        Shapes of parameters that are no single numbers, by name, where there is no `init`.
+        Shapes of parameters that are not scalars, by name, where there is no `init`.
     expand
-        What the control variates of HMC-ECS are expanded in, for parameters that are sampled on a
-        logarithm: "log", "identity", "square", "reciprocal" or "reciprocal square" of what it is
-        the logarithm of. By default its pilot study chooses for all positive parameters.
+        Coordinates in which HMC-ECS expands its control variates, for parameters that are sampled
+        on the log scale: "log", "identity", "square", "reciprocal" or "reciprocal square" of the
+        parameter. By default the pilot study chooses for all positive parameters.
 
     Examples
     --------
-    Exponential decay, with noise of a size that is not known:
+    Exponential decay with an unknown noise scale:
 
     >>> import jax, jax.numpy as jnp, numpy as np, modicum as mo
     >>> decay = mo.Model(
@@ -124,7 +123,7 @@ class Model(BaseModel):
         shapes: Mapping[str, int | Shape] | None = None,
         expand: Mapping[str, str] | None = None,
     ) -> None:
-        # Any: of the user's functions, `report` returns a mapping and `simulate_prior` a pytree
+        # Any, because `report` returns a mapping and `simulate_prior` a pytree
         arguments: dict[str, Callable[..., Any] | None] = {
             "log_prior": log_prior,
             "log_likelihood": log_likelihood,
@@ -155,20 +154,20 @@ class Model(BaseModel):
 
     @property
     def init(self) -> Params | None:
-        """The first point to start from; None where it is not known before the rows are."""
+        """The first starting point; None where it depends on the rows."""
         return self.points[0] if self.points else None
 
-    # What is seen of the rows --------------------------------------------------------------
+    # What depends on the rows --------------------------------------------------------------
 
     def resolved(self, rows: Rows) -> Model:
-        """Return the model with its parameters' names, where the functions say them."""
+        """Return the model with its parameters known, from `init` or by probing the functions."""
         return self.with_points(self._points_for(rows), rows.kinds)
 
     def _points_for(self, rows: Rows) -> tuple[Params, ...]:
-        return self.points or (self._looked_up(rows),)
+        return self.points or (self._probed_point(rows),)
 
     def with_points(self, points: tuple[Params, ...], kinds: Mapping[str, str]) -> Model:
-        """Return the model with other points to start from, for fields of these kinds."""
+        """Return the model with other starting points, for fields of these kinds."""
         if points is self.points and kinds == self._kinds:
             return self
         model = copy(self)
@@ -176,9 +175,9 @@ class Model(BaseModel):
         model._layout = ParameterLayout.of(points[0], self._constraints)
         return model
 
-    def _looked_up(self, rows: Rows) -> Params:
-        """The middle of what is allowed of every parameter that the functions look up."""
-        batch = as_handed_over(rows.slice(0, min(len(rows), FEW)), rows.kinds)
+    def _probed_point(self, rows: Rows) -> Params:
+        """Return the middle of the allowed range of every parameter that the functions look up."""
+        batch = with_given_types(rows.slice(0, min(len(rows), FEW)), rows.kinds)
         probed = ProbedParameters(self._shapes, self._constraints)
 
         def probe() -> jax.Array:
@@ -196,13 +195,13 @@ class Model(BaseModel):
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
                 f"({', '.join(f'{n}: {s}' for n, s in probed.shapes.items()) or 'none is known'}), "
-                f"and the model's functions fail on that ({fault_text(fault)}); give "
-                'shapes={"beta": 3}, or values to start from as `init`.'
+                f"but the model's functions fail on that ({fault_text(fault)}); give "
+                'shapes={"beta": 3}, or starting values as `init`.'
             ) from fault
         if not probed.shapes:
             raise SettingError(
-                "the model's functions look up no parameter in theta; give `init`, the values to "
-                "start from."
+                "the model's functions look up no parameter in theta; give starting values as "
+                "`init`."
             )
         return probed.middle()
 
@@ -211,43 +210,43 @@ class Model(BaseModel):
         """Names, shapes and constraints of the parameters."""
         if self._layout is None:
             raise SettingError(
-                "the names of this model's parameters are known once it has met its rows; give "
-                "`init`, the values to start from."
+                "without rows, the names of this model's parameters are not known; give starting "
+                "values as `init`."
             )
         return self._layout
 
     # The functions -------------------------------------------------------------------------
 
     def log_prior(self, theta: Params) -> jax.Array:
-        """Return the log-prior the user gave, and the logarithm of what the constraints stretch."""
+        """Return the user's log-prior plus the log-Jacobian of the constraints."""
         value = _floating(self._functions["log_prior"](self.layout.constrain(theta)))
         return value + self.layout.log_jacobian(theta) if self.layout.bounded else value
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
-        """Return the log-likelihoods the user gave, one per row."""
+        """Return the user's log-likelihoods, one per row."""
         values = self.layout.constrain(theta)
-        fields = as_handed_over(batch, self._kinds)
+        fields = with_given_types(batch, self._kinds)
         return _floating(self._functions["log_likelihood"](values, fields))
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
-        """Return what `predict` says of each row."""
+        """Return what `predict` returns for each row."""
         predict = self._functions.get("predict")
         if predict is None:
             return super().expected(theta, batch)
-        fields = as_handed_over(batch, self._kinds)
+        fields = with_given_types(batch, self._kinds)
         return _floating(predict(self.layout.constrain(theta), fields))
 
     @property
     def simulates(self) -> bool:
-        """Whether the user says how outcomes are drawn."""
+        """Whether the user gave `simulate`."""
         return "simulate" in self._functions
 
     def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
-        """Draw an outcome of one row, by what the user gave."""
+        """Draw an outcome of one row with the user's `simulate`."""
         draw = self._functions.get("simulate")
         if draw is None:
             return super().simulate(theta, row, key)
-        fields = as_handed_over(row, self._kinds)
+        fields = with_given_types(row, self._kinds)
         try:
             return _floating(draw(self.layout.constrain(theta), fields, key))
         except SettingError:
@@ -267,11 +266,11 @@ class Model(BaseModel):
 
     @property
     def simulates_prior(self) -> bool:
-        """Whether the user says how to draw from the prior."""
+        """Whether the user gave `simulate_prior`."""
         return "simulate_prior" in self._functions
 
     def simulate_prior(self, key: jax.Array) -> Params:
-        """Draw from the prior, by what the user gave."""
+        """Draw from the prior with the user's `simulate_prior`."""
         draw = self._functions.get("simulate_prior")
         if draw is None:
             return super().simulate_prior(key)
@@ -289,12 +288,12 @@ class Model(BaseModel):
         if drawn != needed:
             raise SettingError(
                 "`simulate_prior` must return the names and shapes of the model's parameters, "
-                f"{needed}, and returned {drawn}."
+                f"{needed}, but returned {drawn}."
             )
         return self.layout.free(values)
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the parameters within their bounds, and what the user derives from them."""
+        """Name the constrained parameters, and the quantities the user derives from them."""
         values = self.layout.constrain(theta)
         named = named_leaves(values)
         derive = self._functions.get("report")
@@ -305,47 +304,48 @@ class Model(BaseModel):
         )
 
     def restore(self, named: Mapping[str, Array]) -> Params:
-        """Put named draws back into the structure of `init`, as free numbers."""
+        """Put named draws back into the structure of `init`, as free values."""
         leaves = [named[name] for name in self.layout.names]
         return self.layout.free(jax.tree.unflatten(self.layout.structure, leaves))
 
     # Where to start ------------------------------------------------------------------------
 
     def start(self, rows: Rows) -> Params:
-        """Return the free numbers of `init`."""
+        """Return the free values of `init`."""
         return self.free_point(self._points_for(rows)[0], rows)
 
     def other_starts(self, rows: Rows) -> list[Params]:
-        """Return those of the points of `init` after the first."""
+        """Return the free values of the points of `init` after the first."""
         return [self.free_point(point, rows) for point in self.points[1:]]
 
     def free_point(self, theta: Params, rows: Rows) -> Params:
-        """Return the free numbers of a point that the user gave."""
+        """Map a point given by the user to free values."""
         layout = self._layout or self.resolved(rows).layout
-        return layout.free_point(theta, "`init`" if theta is self.init else "a point to start from")
+        return layout.free_point(theta, "`init`" if theta is self.init else "a starting point")
 
     def flat_names(self, rows: Rows | None = None) -> tuple[str, ...]:
-        """Name the free numbers."""
+        """Name the free values."""
         return self.layout.flat_names()
 
     def expansions(self) -> dict[str, str | None]:
-        """Positive parameters, which are sampled on a logarithm, and those the user named."""
+        """Return positive parameters, which are sampled on the log scale, and those in `expand`."""
         pairs = zip(self.layout.names, self.layout.constraints, strict=True)
         positive_names: dict[str, str | None] = {name: None for name, c in pairs if c == positive}
         for name in self._expand:
             if name not in self.layout.names:
                 raise SettingError(
-                    f"`expand` names {name!r}, which is no parameter"
+                    f"`expand` names {name!r}, which is not a parameter"
                     f"{suggestion(name, self.layout.names)}."
                 )
             place = self.layout.names.index(name)
             if self.layout.shapes[place] != self.layout.free_shapes()[place]:
                 raise SettingError(
-                    f"`expand` names {name!r}, whose constraint has no logarithm of each entry."
+                    f"`expand` names {name!r}, whose constraint does not map each entry to a "
+                    "logarithm; leave it out of `expand`."
                 )
         return positive_names | self._expand
 
-    # What it is ----------------------------------------------------------------------------
+    # Checks and identity -------------------------------------------------------------------
 
     def check(self, rows: Rows) -> None:
         """Try the functions on the first rows, so that mistakes surface before any long work."""
@@ -355,7 +355,7 @@ class Model(BaseModel):
         theta, batch = self.start(rows), rows.slice(0, min(len(rows), FEW))
         count = len(next(iter(batch.values())))
         try:
-            # Wrapped anew: JAX remembers what it has traced of a function.
+            # In fresh lambdas, because JAX caches the traces of functions it has seen.
             prior = jax.eval_shape(lambda t: self.log_prior(t), theta).shape
             likelihood = jax.eval_shape(lambda t, b: self.log_likelihood(t, b), theta, batch).shape
         except KeyError as missing:
@@ -366,7 +366,7 @@ class Model(BaseModel):
             raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
         if likelihood != (count,):
             raise SettingError(
-                "log_likelihood must return one value per row: for 8 rows or fewer it returned "
+                f"log_likelihood must return one value per row: for {count} rows it returned "
                 f"shape {likelihood} where {(count,)} was expected; "
                 + ("flatten it." if likelihood == (count, 1) else "do not sum over rows.")
             )
@@ -374,14 +374,14 @@ class Model(BaseModel):
         self.check_simulate(theta, batch, rows)
 
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
-        """Try what draws outcomes and parameters, on the first row."""
+        """Try `simulate` and `simulate_prior` on the first row."""
         key = jax.random.key(0, impl=IMPL)
         if self.simulates_prior:
             jax.eval_shape(lambda: self.simulate_prior(key))
         field = self.outcome_field
         if field != "y" and self.simulates and field and field not in rows.fields:
             raise SettingError(
-                f"the outcome is to be the field {field!r}, which the rows do not hold (they hold "
+                f"the outcome is the field {field!r}, which the rows do not hold (they hold "
                 f"{', '.join(sorted(rows.fields))})."
             )
         if not self.simulates:
@@ -390,9 +390,9 @@ class Model(BaseModel):
         drawn = jax.eval_shape(lambda t, r: self.simulate(t, r, key), theta, row).shape
         if field in rows.fields and drawn != tuple(rows.fields[field]):
             raise SettingError(
-                f"`simulate` must return the outcome of one row, of the shape "
-                f"{tuple(rows.fields[field])} that the field {field!r} has per row, and returned "
-                f"{drawn}."
+                f"`simulate` must return the outcome of one row, with the shape "
+                f"{tuple(rows.fields[field])} that the field {field!r} has per row, but returned "
+                f"shape {drawn}."
             )
 
     def _check_report(self, theta: Params) -> None:
@@ -413,15 +413,15 @@ class Model(BaseModel):
                     f"`report` returns {name!r}, which is a parameter: give it another name."
                 )
             if not hasattr(quantity, "shape"):
-                raise SettingError(f"`report` must return arrays or numbers, and {name!r} is none.")
+                raise SettingError(f"`report` must return arrays or numbers, but {name!r} is not.")
 
     def identity(self) -> str:
-        """Name the parameters; what is computed of them, `trace` says."""
+        """Name the parameters; `trace` identifies what is computed from them."""
         shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         return f"Model({shapes})"
 
     def of_draws(self, drawn: Mapping[str, Shape], kinds: Mapping[str, str]) -> Model:
-        """Return the model for draws of these names and shapes, or say why they are of another."""
+        """Return the model for draws with these names and shapes; refuse draws of another model."""
         points = self.points
         if not points:
             zeros = {name: np.zeros(shape) for name, shape in drawn.items()}
@@ -432,25 +432,25 @@ class Model(BaseModel):
         needed |= model._derived(model.init)
         if needed != drawn:
             raise SettingError(
-                f"the posterior is of another model: its parameters are {dict(drawn)}, those of "
-                f"this model {needed}."
+                f"the posterior belongs to another model: its parameters are {dict(drawn)}, but "
+                f"those of this model are {needed}."
             )
         return model
 
     def _derived(self, values: Params) -> dict[str, Shape]:
-        """Names and shapes of what `report` makes of parameters within their bounds."""
+        """Names and shapes of what `report` returns for constrained parameters."""
         derive = self._functions.get("report")
         if derive is None:
             return {}
         try:
             reported = jax.eval_shape(lambda v: derive(v), values)
-        except Exception:  # of other parameters than it knows
+        except Exception:  # a user's function may fail on parameters it does not know
             return {}
         return {name: tuple(quantity.shape) for name, quantity in reported.items()}
 
 
-def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
-    """The fields as they were handed over: whole numbers and truth values as such, and codes."""
+def with_given_types(batch: Batch, kinds: Mapping[str, str]) -> Batch:
+    """Convert fields back to the types the user gave them in: integers, booleans and codes."""
     changed = {}
     for name, values in batch.items():
         kind = kinds.get(name)
@@ -464,13 +464,13 @@ def as_handed_over(batch: Batch, kinds: Mapping[str, str]) -> Batch:
 
 
 def _floating(value: ArrayLike) -> jax.Array:
-    """As a floating array: a flat prior may well be written as the integer 0."""
+    """Convert to a floating-point array: a flat prior may be written as the integer 0."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
 
 
 def _require_both(log_prior: object, log_likelihood: object) -> None:
-    """Refuse functions that are missing, swapped, or of another number of arguments."""
+    """Refuse functions that are missing, swapped, or take the wrong number of arguments."""
     for name, function, takes, given in (
         ("log_prior", log_prior, 1, "the parameters"),
         ("log_likelihood", log_likelihood, 2, "the parameters and a batch of rows"),
@@ -483,20 +483,20 @@ def _require_both(log_prior: object, log_likelihood: object) -> None:
         if not _accepts(function, takes):
             swapped = _accepts(log_prior, 2) and _accepts(log_likelihood, 1)
             raise SettingError(
-                f"{name} must be a function of {given}, and this one does not take "
+                f"{name} must be a function of {given}, but this one does not take "
                 + ("one argument" if takes == 1 else "two arguments")
                 + ("; log_prior comes first, log_likelihood after it." if swapped else ".")
             )
 
 
 def _accepts(function: object, count: int) -> bool:
-    """Whether a function can be called with so many arguments, as far as can be told."""
+    """Whether a function can be called with `count` arguments, as far as its signature shows."""
     assert callable(function)
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # of what has no signature, such as some built-in functions
+    except ValueError:  # no signature, as for some built-in functions
         return True
     return True
 
@@ -510,9 +510,9 @@ def _missing(name: KeyError, rows: Rows) -> str:
 
 def _why_failed(fault: Exception, init: Params) -> str:
     """Say why the functions failed on the first rows."""
-    if isinstance(fault, jax.errors.JAXTypeError):  # of Python on what is traced
+    if isinstance(fault, jax.errors.JAXTypeError):  # Python control flow on traced values
         remedy = (
-            "they are traced by JAX, so that `if`, `while`, float() and NumPy cannot be used on "
+            "they are traced by JAX, so `if`, `while`, float() and NumPy cannot be used on "
             "parameters or rows: use jnp.where and jax.numpy"
         )
     else:

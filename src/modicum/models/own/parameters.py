@@ -1,4 +1,4 @@
-"""Parameters of a model of one's own: checked, started from, or found by looking them up."""
+"""Parameters of a user-defined model: checks, starting points, and probing the functions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
     "points_of",
 ]
 
-DRAWN_STARTS = 4  # points to start from, where `init` is a function that draws them
+DRAWN_STARTS = 4  # starting points, where `init` is a function that draws them
 
 
 def checked_constraints(constraints: object) -> dict[str, Constraint]:
-    """Constraints by parameter; anything else is refused."""
+    """Return constraints by parameter; refuse anything else."""
     if constraints is None:
         return {}
     if not isinstance(constraints, Mapping):
@@ -46,11 +46,11 @@ def checked_constraints(constraints: object) -> dict[str, Constraint]:
 
 
 def checked_shapes(shapes: object, init: Params | None) -> dict[str, Shape]:
-    """Shapes by parameter, as tuples; anything else is refused."""
+    """Return shapes by parameter, as tuples; refuse anything else."""
     if shapes is None:
         return {}
     if init is not None:
-        raise SettingError("`init` says the shapes of all parameters: leave `shapes` out.")
+        raise SettingError("`init` fixes the shapes of all parameters: leave `shapes` out.")
     if not isinstance(shapes, Mapping):
         raise SettingError('shapes must map names of parameters to shapes, such as {"beta": 3}.')
     tidy = {}
@@ -63,7 +63,7 @@ def checked_shapes(shapes: object, init: Params | None) -> dict[str, Shape]:
 
 
 def checked_expand(expand: object) -> dict[str, str]:
-    """Coordinates by parameter; anything else is refused."""
+    """Return coordinates by parameter; refuse anything else."""
     if expand is None:
         return {}
     if not isinstance(expand, Mapping) or not all(isinstance(w, str) for w in expand.values()):
@@ -74,10 +74,10 @@ def checked_expand(expand: object) -> dict[str, str]:
 
 
 def points_of(init: Params, log_prior: Callable[[Params], ArrayLike]) -> tuple[Params, ...]:
-    """The points that `init` holds: several, where it is a list of what `log_prior` accepts.
+    """Return the starting points in `init`: several, if it is a list of what `log_prior` accepts.
 
-    A list may as well be the parameters themselves (layers of a network), which `log_prior` then
-    accepts as a whole.
+    A list may also be the parameters themselves (layers of a network); `log_prior` then accepts it
+    as a whole.
     """
     if callable(init):
         keys = [jax.random.key(number, impl=IMPL) for number in range(DRAWN_STARTS)]
@@ -85,12 +85,12 @@ def points_of(init: Params, log_prior: Callable[[Params], ArrayLike]) -> tuple[P
             init = [jax.tree.map(np.asarray, in_double_precision(init)(key)) for key in keys]
         except Exception as fault:
             raise SettingError(
-                f"`init` is a function that fails on a JAX key ({fault_text(fault)}); it must "
-                "return parameters to start from."
+                f"the function `init` fails on a JAX key ({fault_text(fault)}); it must return "
+                "starting values of the parameters."
             ) from fault
         return tuple(init)
     if not jax.tree.leaves(init):
-        raise SettingError("`init` holds no parameters; give the values to start from.")
+        raise SettingError("`init` holds no parameters; give their starting values.")
     if not isinstance(init, list) or not init or not _alike(init) or _accepts(log_prior, init):
         return (init,)
     return tuple(init) if _accepts(log_prior, init[0]) else (init,)
@@ -110,13 +110,13 @@ def _alike(points: list[Params]) -> bool:
 def _accepts(function: Callable[[Params], ArrayLike], theta: Params) -> bool:
     try:
         jax.eval_shape(lambda t: jnp.asarray(function(t)), theta)
-    except Exception:  # whatever a function raises for arguments it does not take
+    except Exception:  # a user's function may raise anything
         return False
     return True
 
 
 class ProbedParameters(dict[str, jax.Array]):
-    """Parameters that come into being when a function looks them up."""
+    """A dict that creates a parameter when a function looks it up."""
 
     def __init__(self, shapes: Mapping[str, Shape], constraints: Mapping[str, Constraint]) -> None:
         super().__init__()
@@ -138,11 +138,11 @@ class ProbedParameters(dict[str, jax.Array]):
             point = {name: np.empty(self.shapes[name])}
             (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
             free = np.zeros(shape)
-            # One program, ready before it is called: functions may be being traced meanwhile.
+            # Compiled ahead of the call, because a trace of the user's functions may be under way.
             constrain = jit(options=FASTEST_COMPILE)(constraint.constrain).lower(free).compile()
             self._middles[name] = np.asarray(constrain(free))
         return self._middles[name]
 
     def middle(self) -> dict[str, np.ndarray]:
-        """The middle of what is allowed of each."""
+        """Return the middle of each parameter's allowed range."""
         return {name: self._middle(name) for name in sorted(self.shapes)}

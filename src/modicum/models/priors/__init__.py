@@ -1,4 +1,4 @@
-"""Priors of linear-predictor models: distributions, the units of the data, all in numbers."""
+"""Priors of linear-predictor models: distributions, scaling by the data, log-densities."""
 
 from modicum.models.priors.distributions import (
     LKJ,

@@ -1,13 +1,12 @@
 """The distributions that a user may choose as priors; hashable, and saved with a posterior.
 
-A distribution is a frozen dataclass of plain numbers. Its log-density is a function of arrays
-(`density`), so that the numbers of many columns travel as one array and nothing is compiled anew
-for other numbers.
+A distribution is a frozen dataclass of plain numbers. Its log-density takes arrays (`density`), so
+that the arguments for many columns are passed as one array, and changing them compiles nothing.
 
-All distributions on the real line but the flat one are scale mixtures of normals. About a
-coefficient with posterior second moment r^2, such a prior is approximated by the normal of
-precision w(r) = -(log p)'(r) / r (`precision`). This is the E step of EM; the anchor uses it where
-a prior has a kink or no useful mode.
+All distributions on the real line but the flat one are scale mixtures of normals. For a coefficient
+with posterior second moment r^2, such a prior is approximated by the normal with precision
+w(r) = -(log p)'(r) / r (`precision`). This is the E step of EM; the anchor uses it where a prior
+has a kink or no useful mode.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ class Prior(ABC):
     positive: ClassVar[tuple[str, ...]] = ()  # arguments that must be above zero
 
     def __post_init__(self) -> None:
-        stands_in = self.support == "real" and not self.quadratic
-        if stands_in and type(self).precision is Prior.precision:
+        approximated = self.support == "real" and not self.quadratic
+        if approximated and type(self).precision is Prior.precision:
             raise SettingError(
-                f"{type(self).__name__} is a prior of coefficients and not quadratic, so that it "
+                f"{type(self).__name__} is a prior of coefficients that is not quadratic, so it "
                 "needs a method `precision`: w(r) = -(log p)'(r) / r at r^2 = square, the "
-                "precision of the normal that stands for it about the mode."
+                "precision of the normal that approximates it near the mode."
             )
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -87,7 +86,7 @@ class Prior(ABC):
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The arguments, in their order."""
+        """The arguments, in order."""
         return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
 
     @staticmethod
@@ -108,14 +107,14 @@ class Prior(ABC):
     def width(self) -> float:
         """A third of the distance from the centre beyond which 0.27 % of the mass lies.
 
-        That is the standard deviation of a normal. Infinite if no value is unexpected.
+        For a normal this is the standard deviation. It is infinite if no value is unexpected.
         """
         return float("inf")
 
     @staticmethod
     def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
         """w(r) at r^2 = `square`, the second moment about the centre."""
-        raise AssertionError("a prior that needs this and lacks it is refused when it is made")
+        raise AssertionError("`__post_init__` refuses a prior that needs this and lacks it")
 
     def to_dict(self) -> dict[str, str | float]:
         """Return plain JSON values: the distribution's name and its arguments."""
@@ -149,7 +148,7 @@ class Normal(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """-((value - mean) / sd)^2 / 2, less its constant."""
+        """-((value - mean) / sd)^2 / 2, plus its constant."""
         mean, sd = numbers
         z = (value - mean) / sd
         return -0.5 * z**2 - jnp.log(sd) - HALF_LOG_2PI
@@ -183,7 +182,7 @@ class StudentT(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """-(df + 1)/2 log(1 + z^2 / df), less its constant."""
+        """-(df + 1)/2 log(1 + z^2 / df), plus its constant."""
         df, mean, scale = numbers
         z = (value - mean) / scale
         constant = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * jnp.log(df * jnp.pi)
@@ -225,7 +224,7 @@ class Laplace(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """-|value - mean| / scale, less its constant."""
+        """-|value - mean| / scale, plus its constant."""
         mean, scale = numbers
         return -jnp.abs(value - mean) / scale - jnp.log(2 * scale)
 
@@ -246,8 +245,8 @@ class Laplace(Prior):
         return np.asarray(1 / (scale * np.sqrt(square)))
 
 
-# Nodes in the logarithm of the local scale: the trapezoidal rule of an integrand that is analytic
-# within pi / 4 of the real line errs by about exp(-2 pi (pi / 4) / step), 4e-6 here.
+# Nodes in the logarithm of the local scale. For an integrand that is analytic within pi / 4 of the
+# real line, the trapezoidal rule has an error of about exp(-2 pi (pi / 4) / step), 4e-6 here.
 STEP, REACH = 0.4, 10.0
 _NODES = np.arange(-REACH, REACH + STEP / 2, STEP)
 _LOG_WEIGHTS = -np.logaddexp(_NODES, -_NODES)
@@ -258,10 +257,11 @@ _LOG_WEIGHTS -= np.logaddexp.reduce(_LOG_WEIGHTS)  # half-Cauchy in the logarith
 class Horseshoe(Prior):
     """The regularised horseshoe (Piironen and Vehtari 2017): most coefficients near 0, some free.
 
-    beta_j / unit_j ~ N(0, (tau lambda~_j)^2) with half-Cauchy scales: lambda_j of each coefficient,
-    tau of all that have the same prior, and lambda~^2 = c^2 lambda^2 / (c^2 + tau^2 lambda^2): a
-    coefficient that escapes has a normal prior of sd c, the slab. The local scales are integrated
-    out, by quadrature to about five digits; tau is sampled, and reported as `horseshoe_scale`.
+    beta_j / unit_j ~ N(0, (tau lambda~_j)^2) with half-Cauchy scales: a local lambda_j for each
+    coefficient and a global tau for all with the same prior. lambda~^2 = c^2 lambda^2 / (c^2 +
+    tau^2 lambda^2), so a coefficient that escapes shrinkage has a normal prior of sd c, the slab.
+    The local scales are integrated out, by quadrature to about five digits; tau is sampled, and
+    reported as `horseshoe_scale`.
 
     Parameters
     ----------
@@ -274,9 +274,9 @@ class Horseshoe(Prior):
         Unit of `scale` and `slab` for a column; by default (None) the unit of the outcome over the
         column's standard deviation, so that columns may have different units.
     resolution
-        In the same unit. The density has a pole at 0, which Hamiltonian dynamics cannot cross, so
-        it is convolved with a normal of this standard deviation. By default (None) about a tenth
-        of a coefficient's standard error.
+        Standard deviation, in the same unit, of a normal that the density is convolved with: it
+        has a pole at 0, which Hamiltonian dynamics cannot cross. By default (None) about a tenth of
+        a coefficient's standard error.
 
     Examples
     --------
@@ -328,7 +328,7 @@ class Horseshoe(Prior):
 
 
 def _mixed_sd(xp: ModuleType, slab: Array, resolution: Array, tau: Array) -> jax.Array:
-    """Standard deviation of each component of the mixture: of tau lambda~ and the resolution."""
+    """Standard deviation of each mixture component, from tau lambda~ and the resolution."""
     free = xp.asarray(tau)[..., None] * np.exp(_NODES)
     bound, least = xp.asarray(slab)[..., None], xp.asarray(resolution)[..., None]
     return xp.sqrt((bound * free) ** 2 / (bound**2 + free**2) + least**2)
@@ -376,7 +376,7 @@ class LogNormal(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """Log-density of the logarithm, less the logarithm."""
+        """Log-density of the logarithm, minus the logarithm."""
         return Normal.density(jnp.log(value), *numbers) - jnp.log(value)
 
 
@@ -419,7 +419,7 @@ class HalfCauchy(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """-log(1 + (value / scale)^2), less its constant."""
+        """-log(1 + (value / scale)^2), plus its constant."""
         (scale,) = numbers
         return -jnp.log1p((value / scale) ** 2) - jnp.log(scale) + np.log(2 / np.pi)
 
@@ -464,7 +464,7 @@ class Gamma(Prior):
 
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        """(shape - 1) log value - rate value, less its constant."""
+        """(shape - 1) log value - rate value, plus its constant."""
         shape, rate = numbers
         constant = shape * jnp.log(rate) - gammaln(shape)
         return constant + (shape - 1) * jnp.log(value) - rate * value

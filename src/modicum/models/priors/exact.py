@@ -1,12 +1,12 @@
-"""Priors that are not quadratic: evaluated exactly in each step, beside the likelihood's quadratic.
+"""Priors that are not quadratic, which every step evaluates exactly.
 
 A term is the prior of some entries of the flat vector t, and of its hyperparameters where it has
-them (the horseshoe's global scale). The term is static; its numbers travel as arrays.
+them (the horseshoe's global scale). The term is static; its constants are passed as arrays.
 
 The anchor is the mode of the posterior with each term replaced by a normal of precision w(r), where
-r^2 is the posterior second moment of the entry (see `distributions`). Hyperparameters are at the
-mode of their marginal posterior, by the same EM. Both follow from a point and a covariance, without
-a pass over the rows.
+r^2 is the posterior second moment of the entry (see `distributions`). Hyperparameters are set to
+the mode of their marginal posterior, by the same EM. Both need only a point and a covariance, and
+no pass over the rows.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class NormalApproximation(NamedTuple):
     """A normal prior of some entries of t that replaces one that is not normal."""
 
     where: np.ndarray  # positions in t; (effects, levels) where levels have the same precision
-    mean: np.ndarray  # of each position
-    precision: np.ndarray  # a matrix, or a vector where it is diagonal; of the effects of a level
+    mean: np.ndarray  # mean at each position
+    precision: np.ndarray  # a matrix, or its diagonal; for a 2-d `where`, that of one level
 
 
 class NonCentred(NamedTuple):
-    """Entries that are sampled relative to a scale, less so the more informative the data are."""
+    """Entries that are sampled relative to a scale, the less so the more the data inform them."""
 
     where: np.ndarray  # positions in t
     scale: np.ndarray  # position of the log scale of each
@@ -65,7 +65,7 @@ class ExactTerm(Protocol):
     def normal_approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
-        """Return normals that approximate the term about t, of `hyperparameters` too or not."""
+        """Return normals that approximate the term about t, with or without hyperparameters."""
         ...
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
@@ -112,8 +112,8 @@ class ExactPrior:
     ) -> tuple[np.ndarray, Symmetric]:
         """Mean and precision (d, d) of the normal that approximates all terms about t.
 
-        Optionally without the precision of the hyperparameters. The precision has the form of the
-        covariance.
+        `hyperparameters` includes their precision. The precision is dense or an arrow matrix, like
+        the covariance.
         """
         mean = t.copy()
         parts = self._approximations(t, covariance, numbers, hyperparameters)
@@ -135,7 +135,7 @@ class ExactPrior:
     def _approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
     ) -> list[NormalApproximation]:
-        """Normal approximations of all terms."""
+        """Return the normal approximations of all terms."""
         pairs = zip(self.terms, numbers, strict=True)
         return [
             part
@@ -173,7 +173,7 @@ class Independent:
         self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """EM's normal; for logarithms the tangent quadratic, with a minimum curvature."""
-        del hyperparameters  # it has none
+        del hyperparameters  # there are none
         where = np.array(self.where)
         if self.logged:
             return [self._tangent(t, where, numbers)]
@@ -219,10 +219,12 @@ class SharedScale:
         return np.asarray(t[where] ** 2 + diagonal(covariance)[where])
 
     def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """The most probable tau if each squared coefficient were its second moment."""
+        """Set tau to its most probable value, with squared coefficients at their second moments."""
         arguments = [np.asarray(number) for number in numbers]
         grid = np.log(arguments[0]) + GRID
-        logs = np.asarray(_of_tau(jnp.asarray(grid), self._squares(t, covariance), *arguments))
+        logs = np.asarray(
+            _log_density_of_tau(jnp.asarray(grid), self._squares(t, covariance), *arguments)
+        )
         settled = t.copy()
         settled[self.tau] = grid[np.argmax(logs)]
         return settled
@@ -238,7 +240,7 @@ class SharedScale:
         if not hyperparameters:
             return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
-        left, at, right = np.asarray(_of_tau(jnp.asarray(near), square, *arguments))
+        left, at, right = np.asarray(_log_density_of_tau(jnp.asarray(near), square, *arguments))
         curvature = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
         return [coefficients, NormalApproximation(place, t[place], np.array([curvature]))]
@@ -247,10 +249,10 @@ class SharedScale:
         """None: local scales are integrated out."""
 
 
-GRID = np.linspace(-12.0, 3.0, 151)  # log tau less the logarithm of its prior's scale
+GRID = np.linspace(-12.0, 3.0, 151)  # log(tau / scale of its prior)
 
 
-def _of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.ndarray) -> jax.Array:
+def _log_density_of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.ndarray) -> jax.Array:
     """Joint log-density of each log tau and of coefficients with these squares."""
     value, arguments = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
 

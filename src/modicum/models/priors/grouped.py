@@ -1,8 +1,8 @@
 """The prior of group effects: u_l ~ N(0, Sigma), with standard deviations and correlations.
 
-Sampled are the logarithms of the standard deviations, and the inverse hyperbolic tangents of
-canonical partial correlations, of which the LKJ distribution is a product (Lewandowski, Kurowicka
-and Joe 2009).
+The sampled parameters are the logarithms of the standard deviations and the inverse hyperbolic
+tangents of canonical partial correlations, which are independent under the LKJ distribution
+(Lewandowski, Kurowicka and Joe 2009).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from modicum.runtime import FASTEST_COMPILE, Array, jit
 __all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
 
 NEWTON_STEPS = 30
-LEAST_PRECISION = 1.0  # of a sampled log scale: its posterior is never taken to be wider
+LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled log scale
 LEAST_SHARE = 0.05  # least share of the information that observed effects would give
 
 
@@ -85,7 +85,7 @@ class Effects:
         return u @ u.T, V
 
     def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """The mode of E log p(u, Sigma): of tau alone, tau^2 = S / (L - 1) for a flat prior."""
+        """Set Sigma to the mode of E log p(u, Sigma); tau^2 = S / (L - 1) with a flat prior."""
         uu, V = self._second_moments(t, covariance)
         settled = t.copy()
         where = self.hyperparameters
@@ -97,7 +97,7 @@ class Effects:
     def normal_approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
-        """Normal effects given Sigma; for Sigma, the information left when u is integrated out."""
+        """Normal effects given Sigma; for Sigma, the information with u integrated out."""
         places, where = self.hyperparameters, np.array(self.where)
         if self.partials:
             lower = np.asarray(_covariance_factor(t[places], self.count))
@@ -119,7 +119,7 @@ class Effects:
         return [effects, NormalApproximation(places, t[places], precisions)]
 
     def informed(self, t: np.ndarray, covariance: Covariance) -> np.ndarray:
-        """lambda of each effect: the share of its information that is the data's, in [0, 1]."""
+        """lambda of each effect: the share of its information that comes from data, in [0, 1]."""
         variance = diagonal(covariance)[np.array(self.where)].reshape(self.count, self.levels)
         prior = np.exp(2 * t[np.array(self.sds)])[:, None]
         return np.asarray(np.clip(1 - variance / prior, 0.0, 1.0))
@@ -157,7 +157,7 @@ def _cholesky(partials: jax.Array, count: int) -> jax.Array:
 
 
 def correlations(sampled: jax.Array, count: int) -> jax.Array:
-    """Correlations below the diagonal, row by row, from the sampled numbers."""
+    """Correlations below the diagonal, row by row, from the sampled parameters."""
     factor = _cholesky(jnp.tanh(sampled), count)
     return (factor @ factor.T)[np.tril_indices(count, -1)]
 
@@ -205,7 +205,7 @@ def _hyper_mode(
     numbers: Numbers,
     steps: Array | int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Maximise E log p(u, Sigma) given the effects' second moments; minus its Hessian there."""
+    """Maximize E log p(u, Sigma) given second moments; return the mode and minus the Hessian."""
 
     def expected(hyper: jax.Array) -> jax.Array:
         lower = covariance_factor(hyper, count)

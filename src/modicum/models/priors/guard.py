@@ -1,4 +1,4 @@
-"""Warns where the data pull a parameter further from its prior than the prior expects."""
+"""A warning for parameters that the data pull further from their prior than it expects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def prior_warnings(
 ) -> list[ModicumWarning]:
     """Warn where the data pull a parameter further from its prior than the prior expects.
 
-    Under the prior, a posterior mean varies with variance tau^2 - v (prior variance less posterior
+    Under the prior, a posterior mean has variance tau^2 - v (prior variance minus posterior
     variance). A mean many such standard deviations from the prior's centre shows that prior and
     data disagree, even where a tight prior keeps the mean close to its centre.
 
@@ -28,14 +28,14 @@ def prior_warnings(
     names
         Names of the parameters.
     distance
-        Posterior means less prior means, in prior standard deviations.
+        Posterior means minus prior means, in prior standard deviations.
     posterior_sd
         Posterior standard deviations, in prior standard deviations.
     normal
-        Which priors are normal; None: all. For the others `distance` is in widths, see
+        Which priors are normal; None means all. For the others `distance` is in widths, see
         `Prior.width`.
     """
-    variance = np.maximum(1.0 - posterior_sd**2, 1e-6)  # of the mean, under the prior
+    variance = np.maximum(1.0 - posterior_sd**2, 1e-6)  # of the posterior mean, under the prior
     if normal is not None:
         variance = np.where(normal, variance, 1.0)  # heavy tails do not hold the mean back
     score = np.abs(distance) / np.sqrt(variance)
@@ -50,7 +50,7 @@ def prior_warnings(
             "prior-far",
             f"the prior of {label} and the data disagree: the posterior mean lies "
             f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, "
-            f"{score[worst]:.2g} times the distance that this prior makes typical, so the "
+            f"{score[worst]:.2g} times the distance that is typical under this prior, so the "
             "prior holds the estimate back from what the data say",
             "widen that prior (prior_scale, intercept_scale, scale_prior or priors; None puts it "
             "in the units of the data)",

@@ -1,11 +1,11 @@
-"""The priors of a linear-predictor model, with all numbers filled in.
+"""The priors of a linear-predictor model, with all scales fixed.
 
-A default that is the same number for every table is wrong for some tables: N(0, 2.5) may rule out
-the slope of a column that is measured in kilometres rather than metres, and N(0, 10) on an
-intercept is about the predictor in the year 0. So by default coefficient j has the scale
-2.5 / sd(x_j) times the unit of the outcome, and the intercept's prior is that of
-a = intercept + mean(x) . beta, the predictor at the mean of the columns. That is what centring the
-columns would give, as in rstanarm, brms and bambi. The posterior then does not depend on units.
+A fixed default scale is wrong for some tables: N(0, 2.5) may rule out the slope of a column that is
+measured in kilometres rather than metres, and N(0, 10) on an intercept concerns the predictor in
+the year 0. So by default coefficient j has the scale 2.5 / sd(x_j) times the unit of the outcome,
+and the intercept's prior applies to a = intercept + mean(x) . beta, the predictor at the mean of
+the columns. This is the prior that centring the columns would give, as in rstanarm, brms and bambi.
+The posterior then does not depend on units.
 
 Normal and flat priors are part of the likelihood's quadratic wherever there is one (`log_folded`);
 all others are evaluated exactly (`exact`).
@@ -181,7 +181,7 @@ class ModelPriors:
         return total
 
     def log_folded(self, theta: Theta) -> jax.Array:
-        """The part that is quadratic in the parameters."""
+        """Return the part that is quadratic in the parameters."""
         beta = jnp.asarray(theta["beta"])
         total = jnp.zeros(())
         normal = [j for j, prior in enumerate(self.coefficients) if isinstance(prior, Normal)]
@@ -210,7 +210,7 @@ class ModelPriors:
     def exact(
         self, shapes: Mapping[str, tuple[int, ...]]
     ) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
-        """The part that is not quadratic, for leaves of these shapes in the flat vector's order."""
+        """Return the part that is not quadratic, for leaves of these shapes in flat order."""
         places = _places(shapes)
         terms: list[tuple[ExactTerm, Numbers]] = []
         columns = places["beta"].reshape(shapes["beta"])
@@ -235,7 +235,7 @@ class ModelPriors:
         return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
 
     def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[Effects, Numbers]]:
-        """The terms of groups, in their order in beta and among the hyperparameters."""
+        """Return the terms of groups, in the order of their effects and hyperparameters."""
         terms: list[tuple[Effects, Numbers]] = []
         first, sd, partial = len(self.coefficients), 0, 0
         for group in self.groups:
@@ -268,7 +268,7 @@ class ModelPriors:
 
     @property
     def horseshoes(self) -> tuple[Horseshoe, ...]:
-        """Horseshoes that differ by more than the unit of a column: each has a global scale."""
+        """The distinct horseshoes, ignoring columns' units: each has its own global scale."""
         like: list[Horseshoe] = []
         for prior in self.coefficients:
             if isinstance(prior, Horseshoe) and not any(_alike(prior, h) for h in like):
@@ -276,7 +276,7 @@ class ModelPriors:
         return tuple(like)
 
     def start(self) -> dict[str, Pytree]:
-        """Start values of the hyperparameters."""
+        """Return starting values of the hyperparameters."""
         own: dict[str, Pytree] = {}
         if self.horseshoes:
             own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
@@ -351,7 +351,7 @@ class ModelPriors:
         centre = np.array([p.centre for p in self.coefficients])
         width = np.array([p.width for p in self.coefficients])
         beta, effects = np.split(beta, [len(self.coefficients)], axis=-1)
-        zero = np.zeros_like(effects)  # no effect is too far: their scale is sampled
+        zero = np.zeros_like(effects)  # no effect is too far from 0: the scale is sampled
         away: dict[str, Pytree] = {"beta": np.concatenate([(beta - centre) / width, zero], axis=-1)}
         if self.intercept is not None:
             centred = np.asarray(theta["intercept"])
@@ -381,7 +381,7 @@ class ModelPriors:
         return marks
 
     def shrunk(self, theta: Theta) -> dict[str, Pytree]:
-        """Which parameters have a prior that is meant to dominate where data say little."""
+        """Which parameters have a shrinkage prior, meant to win where data say little."""
         marks = {
             name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
         }
@@ -399,7 +399,7 @@ class ModelPriors:
         return any(isinstance(prior, Flat) for prior in priors)
 
     def describe(self, columns: tuple[str, ...]) -> dict[str, str]:
-        """Print each prior; one line for all coefficients where they share it."""
+        """Describe each prior; one entry for all coefficients where they share it."""
         texts = [str(prior) for prior in self.coefficients]
         if len(set(texts)) == 1:
             described = {"beta": texts[0]}

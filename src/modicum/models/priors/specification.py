@@ -1,4 +1,4 @@
-"""The argument ``priors={"common": ..., "age": ...}``: its check, and what its keys refer to."""
+"""The argument ``priors={"common": ..., "age": ...}``: its checks, and what its keys refer to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its
 def tidy_priors(priors: object) -> PriorTable:
     """Return priors by key as hashable pairs; refuse anything else.
 
-    In files, priors are plain dictionaries.
+    Priors read from a file are plain dictionaries.
     """
     if priors is None:
         return ()
@@ -41,7 +41,7 @@ def tidy_priors(priors: object) -> PriorTable:
 
 
 def require_support(key: str, prior: Prior, support: Support) -> None:
-    """Refuse a prior of the wrong support, such as one of positive numbers for a coefficient."""
+    """Refuse a prior with the wrong support, such as positive numbers for a coefficient."""
     if prior.support == support:
         return
     needed, examples = {
@@ -50,7 +50,7 @@ def require_support(key: str, prior: Prior, support: Support) -> None:
         "correlation": ("a correlation matrix", "LKJ"),
     }[support]
     raise SettingError(
-        f"the prior of {key!r} cannot be {prior}: it is {needed}; use {examples}, say."
+        f"the prior of {key!r} cannot be {prior}: it is {needed}; use for example {examples}."
     )
 
 
@@ -69,11 +69,11 @@ def columns_of(key: str, rows: Rows) -> list[int]:
 
 
 def require_known(key: str, others: Sequence[str], rows: Rows) -> None:
-    """Refuse an unknown key, and name those there are."""
+    """Refuse an unknown key, and list the known ones."""
     terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
     keys = list(dict.fromkeys([*others, *terms, *rows.levels, *rows.columns]))
     listed = ", ".join(keys[:12]) + (" ..." if len(keys) > 12 else "")
     raise SettingError(
-        f"there is nothing called {key!r} to give a prior to{suggestion(key, keys)}; there is "
+        f"nothing called {key!r} can have a prior{suggestion(key, keys)}; the possible keys are "
         f"{listed}."
     )

@@ -17,26 +17,26 @@ from modicum.runtime import one_blas_thread
 
 __all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
 
-CHUNK_ROWS = 16_384  # rows whose moments are formed at once: they fit a cache
-FEW_CHUNKS = 4  # not worth a thread
-CONSTANT = 1e-12  # standard deviation, as a share of the mean, below which a column is constant
-CONSTANT_OUTCOME = 1e-14  # the same for an outcome, which nothing has to be told from
-REMOTE = 1e-7  # that share, below which a slope and an intercept share all digits of float64
-TINY = 1e-150  # numbers whose squares are no longer numbers of full precision
+CHUNK_ROWS = 16_384  # rows per chunk, which fit in cache
+FEW_CHUNKS = 4  # up to this many chunks, threads do not pay
+CONSTANT = 1e-12  # a column with sd / |mean| below this counts as constant
+CONSTANT_OUTCOME = 1e-14  # the limit for an outcome, which need not differ from an intercept
+REMOTE = 1e-7  # sd / |mean| below which slope and intercept are indistinguishable in float64
+TINY = 1e-150  # numbers below this have squares without full precision
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Means and standard deviations over all rows, frequency weights counted.
+    """Means and standard deviations over all rows, with frequency weights.
 
     Attributes
     ----------
     x_mean, x_sd
-        Of each column; the standard deviation of a constant column is 0.
+        Moments of each column; the standard deviation of a constant column is 0.
     y_mean, y_sd
-        Of the outcome less the offset, if the outcome is one number per row.
+        Moments of the outcome minus the offset, if the outcome is one number per row.
     log_rate
-        Logarithm of outcomes over exposures e^offset; minus infinity where all outcomes are 0.
+        Log of total outcome over total exposure e^offset; minus infinity if all outcomes are 0.
     log_exposure
         Logarithm of the total exposure.
     weight
@@ -53,27 +53,27 @@ class Moments:
 
     @property
     def remote(self) -> np.ndarray:
-        """Which columns vary too little about too large a mean to stand beside an intercept.
+        """Which columns vary too little about too large a mean to be told from an intercept.
 
-        The curvature in slope and intercept is then singular but for (sd / mean)^2, which float64
-        does not resolve.
+        The Hessian in slope and intercept is then singular up to (sd / mean)^2, which float64 does
+        not resolve.
         """
         return (self.x_sd > 0) & (self.x_sd < REMOTE * np.abs(self.x_mean))
 
 
 @dataclass(frozen=True)
 class MomentSums:
-    """Sums from which moments follow; those of two data sets can be added and subtracted.
+    """Sums that determine moments; sums of two data sets can be added and subtracted.
 
     Attributes
     ----------
     weight
         Sum of the frequency weights.
     mean, squares
-        Of each column and, last, of the outcome less the offset: the mean, and the sum of squared
-        deviations from it.
+        Mean and sum of squared deviations from it, of each column and, last, of the outcome minus
+        the offset.
     counts
-        The sum of outcomes.
+        Sum of the outcomes.
     log_exposure
         Logarithm of the total exposure e^offset.
     """
@@ -96,7 +96,7 @@ class MomentSums:
         )
 
     def __sub__(self, other: MomentSums) -> MomentSums:
-        """Sums of the rows that remain when those of `other` are removed."""
+        """Return the sums of the rows that remain when the rows of `other` are removed."""
         weight = self.weight - other.weight
         mean = (self.weight * self.mean - other.weight * other.mean) / weight
         shift = other.mean - mean
@@ -109,7 +109,7 @@ class MomentSums:
         )
 
     def moments(self) -> Moments:
-        """Means and standard deviations."""
+        """Return means and standard deviations."""
         mean, sd = self.mean, _sd(self.mean, self.squares, self.weight)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_rate = float(np.log(self.counts) - self.log_exposure)
@@ -125,12 +125,12 @@ class MomentSums:
 
 
 def moments(rows: Rows) -> Moments:
-    """One streaming pass over the fields x, y, offset and weight."""
+    """Compute moments by one streaming pass over the fields x, y, offset and weight."""
     return moment_sums(rows).moments()
 
 
 def moment_sums(rows: Rows) -> MomentSums:
-    """One streaming pass over the fields x, y, offset and weight."""
+    """Compute sums by one streaming pass over the fields x, y, offset and weight."""
     width = len(rows.columns)
     merged = _Merged(np.zeros(width + 1), np.zeros(width + 1), 0.0)
     counts, log_exposure = 0.0, -np.inf
@@ -146,13 +146,13 @@ def _parts(rows: Rows) -> Iterator[MomentSums]:
     """Yield the sums of each chunk, in order; only a few chunks are in memory at a time."""
     chunks, buffer = rows.chunks(CHUNK_ROWS), _Buffer()
     if len(rows) <= FEW_CHUNKS * CHUNK_ROWS:
-        yield from (_of_chunk(rows, chunk, buffer) for chunk in chunks)
+        yield from (_chunk_sums(rows, chunk, buffer) for chunk in chunks)
         return
     threads = os.cpu_count() or 1
     waiting: deque[Future[MomentSums]] = deque()
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         for chunk in chunks:
-            waiting.append(pool.submit(_of_chunk, rows, chunk, buffer))
+            waiting.append(pool.submit(_chunk_sums, rows, chunk, buffer))
             if len(waiting) >= 2 * threads:
                 yield waiting.popleft().result()
         while waiting:
@@ -160,7 +160,7 @@ def _parts(rows: Rows) -> Iterator[MomentSums]:
 
 
 class _Buffer(threading.local):
-    """One buffer per thread, used again: fresh pages per chunk would double the time."""
+    """One reusable buffer per thread: fresh memory pages per chunk would double the time."""
 
     def __init__(self) -> None:
         self._array = np.empty((0, 0))
@@ -172,19 +172,19 @@ class _Buffer(threading.local):
         return self._array[: shape[0]]
 
 
-def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> MomentSums:
+def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> MomentSums:
     y = np.asarray(chunk["y"], np.float64)
     scalar_offset = rows.fields.get("offset") == ()
     offset = np.asarray(chunk["offset"], np.float64) if scalar_offset else np.zeros(len(y))
     weight = np.asarray(chunk.get("weight", np.ones(len(y))), np.float64)
     if rows.coding is not None and rows.coding.apart:
-        moments = _of_codes(rows.coding, chunk, y - offset, weight)
+        moments = _coded_moments(rows.coding, chunk, y - offset, weight)
     else:
         width = len(rows.columns)
         together = buffer.of((len(y), width + 1))
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
-        moments = _of_columns(together, weight)
+        moments = _dense_moments(together, weight)
     top = offset.max()
     with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
         log_exposure = float(top + np.log(weight @ np.exp(offset - top)))
@@ -192,7 +192,7 @@ def _of_chunk(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) -> M
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
-    """Standard deviations, the outcome's last; 0 where there is nothing but rounding error."""
+    """Standard deviations, the outcome's last; 0 where only rounding error varies."""
     sd = np.sqrt(squares / max(weight, np.finfo(float).tiny))
     share = np.r_[np.full(len(sd) - 1, CONSTANT), CONSTANT_OUTCOME]
     return np.where(sd <= share * np.abs(mean), 0.0, sd)
@@ -217,8 +217,11 @@ class _Merged:
         self.weight = weight
 
 
-def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Means of the columns, squared deviations from them, and the weight of the rows."""
+def _dense_moments(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return means of the columns, sums of squared deviations, and the weight of the rows.
+
+    `values` is overwritten.
+    """
     total = float(weight.sum())
     if total == 0:
         return np.zeros(values.shape[1]), np.zeros(values.shape[1]), total
@@ -228,12 +231,12 @@ def _of_columns(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.
         return mean, weight @ np.square(values, out=values), total
 
 
-def _of_codes(
+def _coded_moments(
     coding: Coding, chunk: Mapping[str, np.ndarray], y: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Means of all columns and of y, squared deviations from them, and the weight of the rows.
+    """Return means of all columns and of y, sums of squared deviations, and the rows' weight.
 
-    A column of a term is zero in all rows but those of its level, which are counted.
+    A term's column is zero except in the rows of its level, so only these are summed.
     """
     total = float(weight.sum())
     mean, squares = np.zeros(coding.size + 1), np.zeros(coding.size + 1)
@@ -245,24 +248,24 @@ def _of_codes(
     with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
         mean[dense] = weight @ values / total
         squares[dense] = weight @ np.square(values - mean[dense])
-        inside = np.zeros(coding.size)  # weight of the rows that have a number in a column
+        inside = np.zeros(coding.size)  # weight of the rows of each column's level
         parts = []
         for term in coding.terms:
             value = 1.0 if term.scale is None else np.asarray(chunk["x"][:, term.scale], float)
             parts.append((term, chunk[term.field], value))
-            mean[term.columns] += _by_level(term, chunk[term.field], weight * value) / total
-            inside[term.columns] += _by_level(term, chunk[term.field], weight)
+            mean[term.columns] += _sum_by_level(term, chunk[term.field], weight * value) / total
+            inside[term.columns] += _sum_by_level(term, chunk[term.field], weight)
         for term, codes, value in parts:
             centre = np.r_[np.zeros(int(term.reference)), mean[term.columns]][codes]
-            squares[term.columns] += _by_level(term, codes, weight * (value - centre) ** 2)
+            squares[term.columns] += _sum_by_level(term, codes, weight * (value - centre) ** 2)
         coded = np.setdiff1d(np.arange(coding.size), coding.dense)
         outside = np.maximum(total - inside[coded], 0.0)
         squares[coded] += outside * mean[coded] ** 2
     return mean, squares, total
 
 
-def _by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Sums of numbers by level, one per column of the term."""
+def _sum_by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Sum `numbers` by level, one sum per column of the term."""
     return np.bincount(codes, numbers, minlength=term.levels)[int(term.reference) :]
 
 
