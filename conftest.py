@@ -34,7 +34,7 @@ from helpers import patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
 WORTH_KEEPING = 0.2  # seconds of compiling; to write what takes less costs more than it saves
-MEMORY_KEPT = 1.2 * (1 << 30)  # bytes; with more, a worker frees compiled code after a file
+LEAST_KEPT, MOST_KEPT = 1.2 * (1 << 30), 3 * (1 << 30)  # bytes; see `_memory_kept`
 PEAKS = []  # memory of each worker, in KiB
 
 
@@ -125,8 +125,17 @@ def let_compiled_code_go():
     yield
     from modicum import runtime
 
-    if _memory() > MEMORY_KEPT or runtime.share_of_maps() > 0.3:
+    if _memory() > _memory_kept() or runtime.share_of_maps() > 0.3:
         runtime.let_compiled_code_go()
+
+
+def _memory_kept():
+    """Bytes with more of which a worker frees compiled code after a file: by what there is."""
+    try:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # no POSIX
+        return LEAST_KEPT
+    return min(max(LEAST_KEPT, whole / 8), MOST_KEPT)  # there are four workers at most
 
 
 def _memory():
