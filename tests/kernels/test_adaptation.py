@@ -7,7 +7,7 @@ import pytest
 from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 
-from modicum.kernels.adaptation import adapt, schedule, start_adaptation
+from modicum.kernels.adaptation import DualAveraging, adapt, schedule, start_adaptation
 
 SIZE, TUNE, TARGET = 8, 600, 0.8
 FLAGS = schedule(TUNE, 0, adapt_mass=True)
@@ -34,8 +34,7 @@ def run(learn, seed):
 def restarting(state, flags, at, rate, target):
     """Learn the step size afresh with every new mass, as Stan's warm-up does."""
     learned = adapt(state, flags, at, rate, target)
-    restart, _, average = dual_averaging_adaptation(target)
-    fresh = restart(average(learned.averaging))
+    fresh = DualAveraging.start(jnp.exp(learned.averaging.log_average))
     return jax.lax.cond(
         flags.window_end,
         lambda: learned._replace(averaging=fresh, step_size=jnp.exp(fresh.log_step_size)),
@@ -62,6 +61,16 @@ def test_the_step_size_gives_the_acceptance_asked_for():
     np.testing.assert_allclose(inverse_mass, 1.0, atol=0.35)
     # fifty iterations after a restart the average is still that of wide swings: too short
     assert after_warmup(restarting)[0] > TARGET + 0.05
+
+
+def test_dual_averaging_is_that_of_blackjax():
+    rates = np.random.default_rng(1).uniform(0, 1, 50)
+    begin, follow, average = dual_averaging_adaptation(TARGET)
+    ours, theirs = DualAveraging.start(jnp.asarray(0.3)), begin(jnp.asarray(0.3))
+    for rate in rates:
+        ours, theirs = ours.updated(TARGET - rate), follow(theirs, rate)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert float(jnp.exp(ours.log_average)) == pytest.approx(float(average(theirs)), rel=1e-5)
 
 
 def test_a_mass_matrix_is_learned_whatever_the_unit():

@@ -24,8 +24,9 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.errors import NoModeError
-from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode
+from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, mode
 from modicum.passes.anchor import whitening_factor
+from modicum.passes.curvature import curvature
 from modicum.passes.mode import TOLERANCE, _is_idle
 from modicum.passes.prior import prior_slope
 
@@ -383,6 +384,51 @@ def test_near_the_mode_takes_fewer_passes_and_says_how_near():
     # the norm that is told is the distance, in posterior standard deviations
     away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
     assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)
+
+
+def rare_rows(n):
+    """One column is 1 in six rows only, of which a subset has none or one."""
+    x, y = (logistic_rows(n, 5).take(np.arange(n))[name] for name in ("x", "y"))
+    rare = np.zeros(n)
+    rare[:: n // 6] = 1
+    return mo.Rows(x=np.c_[x, rare], y=y)
+
+
+@pytest.mark.parametrize("rows", [lambda: logistic_rows(300_000, 5), lambda: rare_rows(300_000)])
+def test_gradients_lead_from_a_subset_to_where_one_hessian_is_enough(rows, monkeypatch):
+    sums, start = sums_of(M.Logistic(), rows())
+    hessians = []
+
+    def counted(these, t, purpose, *prior):
+        hessians.append(len(these.rows))
+        return curvature(these, t, purpose, *prior)
+
+    monkeypatch.setattr(mode, "curvature", counted)
+    close, record = find_mode(sums, start, within=NEAR)
+    monkeypatch.setattr(mode, "_approach", lambda sums, subset, at, *_: at.point)
+    before = hessians.count(len(sums.rows))
+    at, newton = find_mode(sums, start)
+    assert before < hessians.count(len(sums.rows)) - before
+    away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
+    assert np.linalg.norm(away) < NEAR
+    assert record.passes <= newton.passes + 1
+
+
+def test_levels_without_events_in_a_subset_come_back_within_a_few_passes(monkeypatch):
+    """There the curvature is next to nothing, and a Newton step back goes far past the mode."""
+    rng = np.random.default_rng(5)
+    level = rng.integers(0, 80, 60_000)
+    level[rng.random(60_000) > 0.04] = 80  # 30 rows in each of the others
+    number = rng.standard_normal(60_000) + 0.1 * level
+    x = np.c_[np.eye(81)[level][:, :80], number]
+    y = rng.random(60_000) < 0.15
+    sums, start = sums_of(M.Logistic(prior_scale=30.0), mo.Rows(x=x, y=y))
+    at, record = find_mode(sums, start)
+    assert record.passes <= 12
+    monkeypatch.setattr(mode, "_held_back", lambda *_: None)
+    again, damped = find_mode(sums, start)
+    np.testing.assert_allclose(at.point, again.point, atol=1e-6)
+    assert damped.passes > 16  # by damping alone: the control
 
 
 def own_quantile(rows):

@@ -81,6 +81,9 @@ def test_hessians_agree(case):
         np.testing.assert_allclose(mine, yours, rtol=rtol, atol=1e-11 * np.abs(yours).max())
     other = compiled_hessian(sums, t + 1e-3 * np.abs(t).mean())
     assert not np.allclose(ours[2], other[2], rtol=rtol)  # the negative control
+    value, gradient = sums.gradient(t, "test")
+    assert value == pytest.approx(ours[0], rel=1e-14)
+    np.testing.assert_allclose(gradient, ours[1], rtol=1e-14)
 
 
 @in_double_precision

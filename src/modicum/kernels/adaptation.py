@@ -1,4 +1,4 @@
-"""Warm-up of Hamiltonian moves: BlackJAX's dual averaging and mass, one step at a time.
+"""Warm-up of Hamiltonian moves: dual averaging of the step size, and BlackJAX's mass matrix.
 
 The schedule travels as per-iteration flags, so that warm-up and sampling are one compiled step
 and a run can stop and resume anywhere in either.
@@ -19,6 +19,8 @@ __all__ = ["Adaptation", "AdaptationFlags", "adapt", "schedule", "start_adaptati
 
 
 BlackJAXState: TypeAlias = Any  # BlackJAX has no types
+# Hoffman and Gelman (2014), section 3.2.1, and the values they recommend.
+DELAY, GAMMA, KAPPA = 10, 0.05, 0.75
 
 
 class AdaptationFlags(NamedTuple):
@@ -30,12 +32,42 @@ class AdaptationFlags(NamedTuple):
     last: Array  # the averaged step size is fixed for good
 
 
+class DualAveraging(NamedTuple):
+    """Nesterov's dual averaging of the step size, as in NUTS.
+
+    Written out here because importing BlackJAX takes longer than the whole warm-up of HMC-ECS.
+    """
+
+    log_step_size: jax.Array
+    log_average: jax.Array  # of step sizes, later ones weighted more
+    iteration: jax.Array
+    error: jax.Array  # average of target less acceptance rate
+    pull: jax.Array  # log step size that early iterations are drawn towards
+
+    @classmethod
+    def start(cls, step_size: jax.Array) -> DualAveraging:
+        """Begin at `step_size`, and favour steps ten times as long: short ones cost more."""
+        return cls(
+            jnp.log(step_size), jnp.zeros(()), jnp.ones((), int), jnp.zeros(()),
+            jnp.log(10 * step_size),
+        )  # fmt: skip
+
+    def updated(self, error: jax.Array) -> DualAveraging:
+        """Learn from one iteration; `error` is the target less its acceptance rate."""
+        k, late = self.iteration, self.iteration + DELAY
+        average_error = (1 - 1 / late) * self.error + error / late
+        log_step_size = self.pull - jnp.sqrt(k) / GAMMA * average_error
+        weight = k ** (-KAPPA)
+        log_average = weight * self.log_step_size + (1 - weight) * self.log_average
+        return DualAveraging(log_step_size, log_average, k + 1, average_error, self.pull)
+
+
 class Adaptation(NamedTuple):
     """What warm-up has learned, and what it still needs to learn from."""
 
     step_size: jax.Array
     inverse_mass: jax.Array
-    averaging: BlackJAXState
+    averaging: DualAveraging
     mass: BlackJAXState | None  # None where the mass is not adapted
 
 
@@ -43,12 +75,13 @@ def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -
     """Flags of `tune` warm-up iterations in Stan's windows, then `draws` without any."""
     if not adapt_step:
         return AdaptationFlags(*(np.zeros(tune + draws, bool) for _ in AdaptationFlags._fields))
-    windows = blackjax.windows.build_schedule(tune) if tune else np.zeros((0, 2))
-    stage = np.asarray(windows, dtype=np.int64).reshape(-1, 2)
+    stage = np.zeros((tune, 2), bool)
+    if tune and adapt_mass:
+        stage = np.asarray(blackjax.windows.build_schedule(tune), bool)
     warm = AdaptationFlags(
         adapting=np.ones(tune, bool),
-        slow=(stage[:, 0] == 1) & adapt_mass,
-        window_end=(stage[:, 1] == 1) & adapt_mass,
+        slow=stage[:, 0],
+        window_end=stage[:, 1],
         last=np.arange(tune) == tune - 1,
     )
     return AdaptationFlags(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
@@ -64,7 +97,7 @@ def start_adaptation(
     """
     # The optimal step of a standard normal shrinks like this.
     step_size = size**-0.25 if step_size is None else step_size
-    averaging = blackjax.step_size.dual_averaging_adaptation(0.8)[0](jnp.asarray(step_size))
+    averaging = DualAveraging.start(jnp.asarray(step_size))
     mass = blackjax.mass_matrix.mass_matrix_adaptation(not dense)[0](size) if adapt_mass else None
     unit = jnp.eye(size) if dense else jnp.ones(size)
     return Adaptation(jnp.asarray(step_size), unit, averaging, mass)
@@ -94,8 +127,7 @@ def _learn(
     target_accept: float,
     longest: float | None,
 ) -> Adaptation:
-    _, follow, average = blackjax.step_size.dual_averaging_adaptation(target_accept)
-    averaging, mass = follow(state.averaging, acceptance_rate), state.mass
+    averaging, mass = state.averaging.updated(target_accept - acceptance_rate), state.mass
     inverse_mass = state.inverse_mass
     if longest is not None:  # what is averaged must not make up for steps that were too long
         log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
@@ -109,7 +141,9 @@ def _learn(
         new = renew if inverse_mass.ndim == 1 else _renewed
         mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
         inverse_mass = mass.inverse_mass_matrix
-    settled = jnp.where(flags.last, average(averaging), jnp.exp(averaging.log_step_size))
+    settled = jnp.where(
+        flags.last, jnp.exp(averaging.log_average), jnp.exp(averaging.log_step_size)
+    )
     return Adaptation(settled, inverse_mass, averaging, mass)
 
 

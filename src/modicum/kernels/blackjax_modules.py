@@ -9,7 +9,7 @@ import threading
 from importlib import import_module
 from typing import Any
 
-__all__ = ["import_ahead", "mala", "mass_matrix", "nuts", "random_walk", "step_size", "windows"]
+__all__ = ["import_ahead", "mala", "mass_matrix", "nuts", "random_walk", "windows"]
 
 
 class _Module:
@@ -29,7 +29,6 @@ mala = _Module("blackjax.mcmc.mala")
 nuts = _Module("blackjax.mcmc.nuts")
 random_walk = _Module("blackjax.mcmc.random_walk")
 mass_matrix = _Module("blackjax.adaptation.mass_matrix")
-step_size = _Module("blackjax.adaptation.step_size")
 windows = _Module("blackjax.adaptation.window_adaptation")
 
 

@@ -12,7 +12,7 @@ from modicum.models.arrow import ArrowCholesky, ArrowMatrix, Factor, Symmetric, 
 from modicum.passes.prior import StandInPrior, plus, prior_hessian, prior_slope
 from modicum.passes.sums import Sums
 
-__all__ = ["Curvature", "curvature", "whitening", "whitening_factor"]
+__all__ = ["Curvature", "curvature", "solve_uphill", "whitening", "whitening_factor"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Curvature:
         """
         ridge = self._prior_unit * damping if damping else None
         precision = self.precision if ridge is None else plus(self.precision, ridge)
-        return _solve_uphill(precision, self.gradient)
+        return solve_uphill(precision, self.gradient)
 
     @cached_property
     def _prior_unit(self) -> Symmetric:
@@ -94,7 +94,8 @@ def curvature(
     return Curvature(t, *sums.hessian(t, purpose), *exact)
 
 
-def _solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
+def solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
+    """Newton's step; by absolute curvatures where the precision is not positive definite."""
     if isinstance(precision, ArrowMatrix):
         return ArrowCholesky.mending(precision).solve(gradient)
     try:

@@ -23,7 +23,7 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes.engine import of_numpy
 from modicum.rows import CodedTerm
 
-__all__ = ["hessian_by_numpy", "map_by_numpy"]
+__all__ = ["gradient_by_numpy", "hessian_by_numpy", "map_by_numpy"]
 
 # Numbers of a block, beside which stands its weighted copy, and its fewest and most rows.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
@@ -39,6 +39,25 @@ def map_by_numpy(
 
 
 @of_numpy
+def gradient_by_numpy(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-likelihood and gradient at `t` of the rows of a chunk that are present."""
+    model = target.model
+    assert isinstance(model, LinearPredictorModel)
+    with np.errstate(all="ignore"):
+        if target.coding is None:
+            value, gradient = 0.0, np.zeros(len(t))
+            for _, f, slope, _ in _first_order(model, t, batch, present):
+                value += f
+                gradient += slope
+            return np.asarray(value), gradient
+        (all_present,) = _blocks(batch, present, len(present))
+        coded = _CodedRows(model, t, all_present)
+        return np.asarray(coded.value), coded.gradient()
+
+
+@of_numpy
 def hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -49,7 +68,8 @@ def hessian_by_numpy(
         if target.coding is None:
             return _of_columns(model, t, batch, present)
         (all_present,) = _blocks(batch, present, len(present))
-        return _of_codes(model, t, all_present)
+        coded = _CodedRows(model, t, all_present)
+        return np.asarray(coded.value), coded.gradient(), coded.hessian()
 
 
 def _blocks(
@@ -88,20 +108,30 @@ def _derivatives(
 def _of_columns(
     model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-likelihood, gradient and Hessian of rows of numbers."""
     columns = np.shape(batch["x"])[1]
     value, gradient, hessian = 0.0, np.zeros(len(t)), np.zeros((len(t), len(t)))
     room = np.empty((0, columns))
+    for x, f, slope, f2 in _first_order(model, t, batch, present):
+        room = room if len(room) else np.empty_like(x)  # the first block is the largest
+        value += f
+        gradient += slope
+        hessian += _weighted(x, f2, len(t) - columns, room)
+    return np.asarray(value), gradient, hessian
+
+
+def _first_order(
+    model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> Iterator[tuple[np.ndarray, float, np.ndarray, np.ndarray]]:
+    """Columns of each block, its log-likelihood and gradient, and f'' of its rows."""
+    columns = np.shape(batch["x"])[1]
     for block in _blocks(batch, present):
         x = block["x"]
-        room = room if len(room) else np.empty_like(x)  # the first block is the largest
         wide = x.astype(np.float64, copy=False)  # once, for both products
         eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)
         f, (f1, f2) = _derivatives(model, eta, block)
-        value += f
-        gradient[:columns] += f1 @ wide
-        gradient[columns:] += np.sum(f1)
-        hessian += _weighted(x, f2, len(t) - columns, room)
-    return np.asarray(value), gradient, hessian
+        slope = f1 @ wide
+        yield x, f, np.append(slope, np.sum(f1)) if model.intercept else slope, f2
 
 
 def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:
@@ -136,30 +166,42 @@ def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.n
 # Codes ------------------------------------------------------------------------------------
 
 
-def _of_codes(
-    model: LinearPredictorModel, t: np.ndarray, batch: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    matrix = model.matrix(batch)
-    assert isinstance(matrix, CodedMatrix)
-    matrix = matrix.in_double()
-    matrix = matrix.with_ones() if model.intercept else matrix
-    value, (f1, f2) = _derivatives(model, np.asarray(matrix @ t), batch)
-    numbers, places = np.asarray(matrix.numbers()), matrix.dense_places()
-    terms = [_Levels(matrix, term) for term in matrix.coding.terms]
-    gradient, half = np.zeros(len(t)), np.zeros((len(t), len(t)))
-    gradient[places] += f1 @ numbers
-    weighted = numbers * f2[:, None]
-    half[np.ix_(places, places)] += weighted.T @ numbers / 2
-    for j, term in enumerate(terms):
-        gradient[term.columns] += term.sums(f1)
-        for column, place in zip(weighted.T, places, strict=True):
-            half[term.columns, place] += term.sums(column)
-        own = np.arange(term.columns.start, term.columns.stop)
-        half[own, own] += term.sums(term.scaled(f2)) / 2  # a row has no other level
-        for other in terms[:j]:
-            half[term.columns, other.columns] += term.pair_sums(other, f2)
-    # Every pair of parts of a row was met once, a part with itself by half.
-    return np.asarray(value), gradient, half + half.T
+class _CodedRows:
+    """A chunk of rows with codes, and its derivatives at one point."""
+
+    def __init__(
+        self, model: LinearPredictorModel, t: np.ndarray, batch: Mapping[str, np.ndarray]
+    ) -> None:
+        matrix = model.matrix(batch)
+        assert isinstance(matrix, CodedMatrix)
+        matrix = matrix.in_double()
+        matrix = matrix.with_ones() if model.intercept else matrix
+        self.value, (self._f1, self._f2) = _derivatives(model, np.asarray(matrix @ t), batch)
+        self._size = len(t)
+        self._numbers, self._places = np.asarray(matrix.numbers()), matrix.dense_places()
+        self._terms = [_Levels(matrix, term) for term in matrix.coding.terms]
+
+    def gradient(self) -> np.ndarray:
+        """Sums of f' by number and by level."""
+        gradient = np.zeros(self._size)
+        gradient[self._places] += self._f1 @ self._numbers
+        for term in self._terms:
+            gradient[term.columns] += term.sums(self._f1)
+        return gradient
+
+    def hessian(self) -> np.ndarray:
+        """Sums of f'' by pairs of numbers and levels."""
+        half = np.zeros((self._size, self._size))
+        weighted = self._numbers * self._f2[:, None]
+        half[np.ix_(self._places, self._places)] += weighted.T @ self._numbers / 2
+        for j, term in enumerate(self._terms):
+            for column, place in zip(weighted.T, self._places, strict=True):
+                half[term.columns, place] += term.sums(column)
+            own = np.arange(term.columns.start, term.columns.stop)
+            half[own, own] += term.sums(term.scaled(self._f2)) / 2  # a row has no other level
+            for other in self._terms[:j]:
+                half[term.columns, other.columns] += term.pair_sums(other, self._f2)
+        return half + half.T  # each pair was met once, a column with itself by half
 
 
 class _Levels:

@@ -21,7 +21,7 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_by_numpy, group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
-from modicum.passes.on_numpy import hessian_by_numpy
+from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -105,7 +105,9 @@ class Sums:
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
-        value, gradient = self._sweep(chunk_gradient, t, purpose, "gradient")
+        linear = isinstance(self.target.model, LinearPredictorModel)
+        chunk_sum: TargetSum = gradient_by_numpy if linear and self.by_numpy else chunk_gradient
+        value, gradient = self._sweep(chunk_sum, t, purpose, "gradient")
         return float(value) + float(self._rest_values(t)), self._padded(
             gradient + self._rest_slopes(t)
         )

@@ -93,12 +93,24 @@ def keep(
         return
     _traced.add(key)
     lowered = function.lower(*arguments)  # a look-up, and so is to compile it
-    digest = hashlib.blake2b(lowered.as_text().encode(), digest_size=20)
-    digest.update(repr((_settings(), _surroundings())).encode())
-    name = f"code-{digest.hexdigest()}"
+    made_for = repr((_settings(), _surroundings()))
+    what = (folder, key, lowered, lowered.compile(), made_for, fresh)
+    threading.Thread(target=_name_and_write, args=what).start()  # while chains run
+
+
+def _name_and_write(
+    folder: Path,
+    key: str,
+    lowered: jax.stages.Lowered,
+    compiled: jax.stages.Compiled,
+    made_for: str,
+    fresh: bool,
+) -> None:
+    """Name the code by what the compiler was given, and write it if that can be done."""
+    text = lowered.as_text() + made_for
+    name = f"code-{hashlib.blake2b(text.encode(), digest_size=20).hexdigest()}"
     if fresh or (folder / name).exists():
-        write = threading.Thread(target=_write, args=(folder, key, name, lowered.compile()))
-        write.start()
+        _write(folder, key, name, compiled)
 
 
 def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> None:

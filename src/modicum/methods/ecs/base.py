@@ -165,7 +165,8 @@ class EnergyConserving(Method):
 
     def find_anchor(self, task: Task) -> Anchor:
         """Return the anchor at the mode, at the mean, or at the user's point."""
-        import_ahead()
+        if self.inner != "hmc" or self.at_mean:
+            import_ahead()
         if self.at_mode:
             return task.anchor_at_mode()
         if self.at_mean:
