@@ -219,25 +219,29 @@ def in_child(code):
     return result.stdout.strip()
 
 
-def loaded_by(code):
-    """Return the packages that only some runs need and that `code` loads."""
-    printed = in_child(
-        f"{code}\nimport sys\nprint(*(m for m in {ONLY_SOME_RUNS} if m in sys.modules))"
-    )
-    return printed.splitlines()[-1].split() if printed else []
+def loaded_by(*stages):
+    """Return which of the packages that only some runs need each stage has loaded, in one child."""
+    said = f"\nimport sys\nprint('loaded', *(m for m in {ONLY_SOME_RUNS} if m in sys.modules))\n"
+    lines = in_child("".join(code + said for code in stages)).splitlines()
+    return [line.split()[1:] for line in lines if line.startswith("loaded")]
 
 
-def test_import_leaves_out_what_only_some_runs_need_and_changes_no_setting_of_jax():
-    code = "import modicum, jax\nassert jax.config.jax_enable_x64 is False"
-    assert loaded_by(code) == []
+@pytest.fixture(scope="module")
+def loaded():
+    """What is loaded after the import, and after the command's help."""
+    alone = "import modicum, jax\nassert jax.config.jax_enable_x64 is False"
+    ask = "from typer.testing import CliRunner\nfrom modicum.cli import app\n"
+    return loaded_by(alone, ask + "assert CliRunner().invoke(app, ['--help']).exit_code == 0")
+
+
+def test_import_leaves_out_what_only_some_runs_need_and_changes_no_setting_of_jax(loaded):
+    assert loaded[0] == []
 
 
 def test_a_needless_import_is_caught():
-    assert "rich" in loaded_by("import rich.console")
+    assert "rich" in loaded_by("import rich.console")[0]
 
 
-def test_help_does_not_import_the_laboratory():
-    ask = "from typer.testing import CliRunner\nfrom modicum.cli import app\n"
-    told = loaded_by(ask + "assert CliRunner().invoke(app, ['--help']).exit_code == 0")
-    assert "typer" in told
-    assert {"modicum_lab", "matplotlib", "pyarrow"}.isdisjoint(told)
+def test_help_does_not_import_the_laboratory(loaded):
+    assert "typer" in loaded[1]
+    assert {"modicum_lab", "matplotlib", "pyarrow"}.isdisjoint(loaded[1])

@@ -10,6 +10,8 @@ PAGE = ROOT / "docs" / "warnings.md"
 
 def codes_in(source):
     """Return the first arguments of `ModicumWarning(...)` in Python source."""
+    if "ModicumWarning" not in source:  # most files; parsing is slow
+        return set()
     calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
     named = (call for call in calls if getattr(call.func, "id", "") == "ModicumWarning")
     return {ast.literal_eval(call.args[0]) for call in named}

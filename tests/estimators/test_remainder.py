@@ -120,13 +120,25 @@ def test_the_reference_itself_agrees_with_a_longer_float(family):
 def test_higher_derivatives_match_f(family, x64):
     model, _, y = FAMILIES[family]
     eta, outcome = jnp.asarray(ETA), jnp.full(len(ETA), y)
-    nth = lambda t, y: model.log_density(t[None], y)  # noqa: E731
-    for _ in range(3):
-        nth = jax.grad(nth)
-    for found in model.higher_derivatives(eta, outcome):
-        nth = jax.grad(nth)
-        right = jax.jit(jax.vmap(nth))(eta, outcome)
+
+    @jax.jit
+    def both(eta, y):
+        nth, right = (lambda t, y: model.log_density(t[None], y)), []
+        for _ in range(6):
+            nth = jax.grad(nth)
+            right.append(jax.vmap(nth)(eta, y))
+        return model.higher_derivatives(eta, y), right[3:]
+
+    for found, right in zip(*both(eta, outcome), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
+
+
+@partial(jax.jit, static_argnums=0)
+def in_single(model, e, eta, y):
+    """The remainder in float32, about coefficients that were computed in double precision."""
+    taylor = coefficients(model, eta, y).astype("float32")
+    single = [a.astype("float32") for a in (e, eta, y)]
+    return remainder(model, 2, *single, taylor)
 
 
 def small_steps(dtype):
@@ -145,15 +157,18 @@ def test_float32_keeps_relative_precision_where_a_plain_difference_has_none(x64)
     model = M.Logistic()
     e, eta, y, single = small_steps("float32")
     right = exact(logistic, 2, e[None], eta[None], y[None])[0][0]
-    taylor = coefficients(model, jnp.asarray(eta), jnp.asarray(y)).astype("float32")
-    found = jax.jit(partial(remainder, model, 2))(*single, taylor)
+    found = in_single(model, e, eta, y)
     assert found.dtype == np.float32
     assert relative_rms(found, right) < 1e-5
-    # negative control: f(eta + e) - f - f' e - f'' e^2 / 2 computed directly
-    f, f1, f2, _ = model.derivatives(single[1], single[2])
-    plain = model.derivatives(single[0] + single[1], single[2])[0] - (
-        f + f1 * single[0] + f2 * single[0] ** 2 / 2
-    )
+
+    @jax.jit
+    def directly(e, eta, y):
+        """Negative control: f(eta + e) - f - f' e - f'' e^2 / 2, computed directly."""
+        f, f1, f2, _ = model.derivatives(eta, y)
+        return model.derivatives(e + eta, y)[0] - (f + f1 * e + f2 * e**2 / 2)
+
+    plain = directly(*single)
+    assert plain.dtype == np.float32
     assert relative_rms(plain, right) > 0.05
 
 
@@ -161,10 +176,8 @@ def test_float32_is_as_good_where_steps_are_large(x64):
     model = M.Logistic()
     e, eta, y, _ = small_steps("float32")
     e = 40 * e  # both branches: below and above the switch
-    single = [jnp.asarray(a, "float32") for a in (e, eta, y)]
     right = exact(logistic, 2, e[None], eta[None], y[None])[0][0]
-    taylor = coefficients(model, jnp.asarray(eta), jnp.asarray(y)).astype("float32")
-    assert relative_rms(jax.jit(partial(remainder, model, 2))(*single, taylor), right) < 1e-4
+    assert relative_rms(in_single(model, e, eta, y), right) < 1e-4
 
 
 @pytest.mark.parametrize("scale", [0.01, 100.0])
@@ -190,9 +203,7 @@ def test_float32_goes_in_and_comes_out(family, x64):
     # NumPy constants inside a family must not turn either branch into float64
     model, derivative, y = FAMILIES[family]
     e, eta, outcome = grid(y)
-    taylor = coefficients(model, eta, outcome).astype("float32")
-    single = [a.astype("float32") for a in (e, eta, outcome)]
-    found = jax.jit(partial(remainder, model, 2))(*single, taylor)
+    found = in_single(model, e, eta, outcome)
     right, _ = exact(derivative, 2, *(np.asarray(a) for a in (e, eta, outcome)))
     assert found.dtype == np.float32
     # large steps are plain differences of numbers of order one, or of order e^2 f''

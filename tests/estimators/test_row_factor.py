@@ -71,7 +71,8 @@ def sampled(target, monkeypatch, broken=None):
     monkeypatch.setattr(anchored_proxy, "MANY", 2)
     if broken is not None:
         monkeypatch.setattr(anchored_proxy, "row_factor", broken)
-    method = mo.HMCECS(order=1, subsample=200, certainty=0)
+    # refreshes that are set, so that right and wrong rows are sampled by one program
+    method = mo.HMCECS(order=1, subsample=200, certainty=0, blocks=20, refreshes=6)
     return mo.sample(target.model, target.rows, method=method, **RUN)
 
 

@@ -37,6 +37,7 @@ def imports_of(source: str) -> list[Import]:
     """Return all imports of a module, at any level."""
     found: list[Import] = []
     functions = ast.FunctionDef | ast.AsyncFunctionDef
+    holding = ast.stmt | ast.excepthandler | ast.match_case  # statements, imports among them
 
     def visit(node: ast.AST, local: bool) -> None:
         if isinstance(node, ast.Import):
@@ -46,7 +47,8 @@ def imports_of(source: str) -> list[Import]:
             found.extend(Import(node.module or "", alias.name, local) for alias in node.names)
         inner = local or isinstance(node, functions) or _type_checking(node)
         for child in ast.iter_child_nodes(node):
-            visit(child, inner)
+            if isinstance(child, holding):
+                visit(child, inner)
 
     visit(ast.parse(source), False)
     return found

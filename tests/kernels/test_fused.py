@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -67,21 +68,49 @@ def fused_of(plan):
     )
 
 
+MARKS = {"slope": 2.0, "series": 4.0}  # added to the outcomes of rows, which are 0 or 1
+
+
+@dataclass(frozen=True)
+class Markable:
+    """The right residuals, but with one wrong term for rows whose outcome has a mark.
+
+    The slope is wrong by a hundredth, or the series lacks its sixth derivative. Right and wrong
+    residuals are thus of one program, which is compiled once.
+    """
+
+    right: object
+
+    def residual(self, e, eta, y, taylor):
+        slope_is_wrong, series_is_wrong = (y > 1.5) & (y < 3.5), y > 3.5
+        mark = jnp.where(slope_is_wrong, 2, 0) + jnp.where(series_is_wrong, 4, 0)
+        taylor = (*taylor[:6], jnp.where(series_is_wrong, 0, taylor[6]))
+        value, slope = self.right.residual(e, eta, y - mark.astype(y.dtype), taylor)
+        return value, jnp.where(slope_is_wrong, 1.01 * slope, slope)
+
+
+def markable(plan, **settings):
+    settled = fused_of(plan)
+    return replace(settled, residuals=Markable(settled.residuals), **settings)
+
+
+@pytest.fixture(scope="module")
 def begun(plan):
-    keys = chain_keys(3, CHAINS)
-    state = compiled.begin_together(plan.kernel, plan.context, plan.rows, None, keys)
-    return state, keys
+    """Where all chains begin, whatever moves them and whether or not some rows are certain."""
+    with jax.enable_x64(True):
+        keys = chain_keys(3, CHAINS)
+        return compiled.begin_together(plan.kernel, plan.context, plan.rows, None, keys), keys
 
 
-def run_plain(plan, length=LENGTH):
-    state, keys = begun(plan)
+def run_plain(plan, begun, length=LENGTH):
+    state, keys = begun
     span, extent = (np.int64(0), np.int64(length)), compiled.Extent(LENGTH, LENGTH)
     fixed = (plan.kernel, extent, plan.context, plan.rows, plan.flags)
     return compiled.advance_together(*fixed, span, None, state, keys)
 
 
-def run_fused(plan, settled, length=LENGTH):
-    state, keys = begun(plan)
+def run_fused(plan, settled, begun, length=LENGTH):
+    state, keys = begun
     span = (np.int64(0), np.int64(length))
     fixed = (settled, LENGTH, plan.context, plan.rows)
     return compiled.advance_settled(*fixed, span, None, state, keys)
@@ -103,15 +132,15 @@ def furthest(plain, settled):
 
 
 @pytest.fixture(scope="module")
-def truth(plan):
+def truth(plan, begun):
     with jax.enable_x64(True):
-        return run_plain(plan)
+        return run_plain(plan, begun)
 
 
 @pytest.fixture(scope="module")
-def in_one_program(plan):
+def in_one_program(plan, begun):
     with jax.enable_x64(True):
-        return run_fused(plan, fused_of(plan))
+        return run_fused(plan, markable(plan), begun)
 
 
 @pytest.mark.parametrize(
@@ -119,15 +148,17 @@ def in_one_program(plan):
     [{}, PHASED, PHASED | {"warps": 4}, TILES],
     ids=["registers", "phases", "many threads", "tiles"],
 )
-def test_it_draws_what_the_plain_kernel_draws(plan, truth, in_one_program, settings, x64):
+def test_it_draws_what_the_plain_kernel_draws(plan, begun, truth, in_one_program, settings, x64):
     settled = replace(fused_of(plan), **settings)
+    if settings == PHASED:
+        settled = markable(plan, **PHASED)
     shape = settled.shape(plan.context.proxy.a.shape[0])
     if "held" in settings or not settings:
         assert shape.tiles == (3 if settings else 1)
     else:
         assert isinstance(shape, PhasedShape)
     state, record = truth
-    settled_state, settled_record = run_fused(plan, settled) if settings else in_one_program
+    settled_state, settled_record = run_fused(plan, settled, begun) if settings else in_one_program
     off = furthest(record, settled_record)
     assert off.pop("acceptance_rate_u") == 0  # the same blocks
     assert 0 < off.pop("position") < 1e-5
@@ -142,12 +173,12 @@ def test_it_draws_what_the_plain_kernel_draws(plan, truth, in_one_program, setti
     assert all(jax.tree.leaves(types))
 
 
-def test_a_split_integrator_draws_the_same(split, in_one_program, x64):
+def test_a_split_integrator_draws_the_same(split, begun, in_one_program, x64):
     assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
-    _, record = run_plain(split)
+    _, record = run_plain(split, begun)
     for settings in ({}, PHASED):
         settled = replace(fused_of(split), **settings)
-        off = furthest(record, run_fused(split, settled)[1])
+        off = furthest(record, run_fused(split, settled, begun)[1])
         assert 0 < off.pop("position") < 1e-5
         assert max(off.values()) < 1e-4
     assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1
@@ -157,34 +188,26 @@ def test_a_split_integrator_draws_the_same(split, in_one_program, x64):
     assert furthest(record, in_one_program[1])["position"] > 1e-3  # unlike leapfrog
 
 
-def test_no_row_need_be_certain(bare, x64):
-    _, record = run_plain(bare)
-    off = furthest(record, run_fused(bare, replace(fused_of(bare), **PHASED))[1])
+def test_no_row_need_be_certain(bare, begun, x64):
+    _, record = run_plain(bare, begun)
+    off = furthest(record, run_fused(bare, replace(fused_of(bare), **PHASED), begun)[1])
     assert 0 < off.pop("position") < 1e-5
     assert max(off.values()) < 1e-4
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A mistake: residuals with a wrong slope, or without the last term of the series."""
-
-    right: object
-    term: str
-
-    def residual(self, e, eta, y, taylor):
-        if self.term == "series":  # the sixth derivative left out
-            taylor = (*taylor[:6], 0 * taylor[6])
-        value, slope = self.right.residual(e, eta, y, taylor)
-        return value, slope * (1.01 if self.term == "slope" else 1.0)
-
-
 @pytest.mark.parametrize("term", ["slope", pytest.param("series", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("registers", [2**11, 1], ids=["registers", "phases"])
-def test_one_wrong_term_is_noticed(plan, truth, term, registers, x64):
-    right = replace(fused_of(plan), registers=registers)
-    wrong = replace(right, residuals=Wrong(plan.kernel.control_variate, term))
-    off = furthest(truth[1], run_fused(plan, wrong)[1])
-    assert off["position"] > 1e-5
+def test_one_wrong_term_is_noticed(plan, begun, truth, term, registers, x64):
+    (progress, keys), mark = begun, MARKS[term]
+
+    def marked(rows):
+        return rows._replace(y=rows.y + mark)
+
+    wrong = replace(plan, context=plan.context._replace(certain=marked(plan.context.certain)))
+    state = progress.state._replace(subsample=marked(progress.state.subsample))
+    settled = markable(plan, registers=registers)
+    _, record = run_fused(wrong, settled, (progress._replace(state=state), keys))
+    assert furthest(truth[1], record)["position"] > 1e-5
 
 
 def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
@@ -245,18 +268,18 @@ def test_the_front_door_takes_it(monkeypatch):
 
 
 @pytest.mark.parametrize("registers", [2**11, 1], ids=["registers", "phases"])
-def test_iterations_beyond_the_count_are_left_out(plan, truth, registers, x64):
-    settled = replace(fused_of(plan), registers=registers)
-    state, _ = run_fused(plan, settled, length=2)
+def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, registers, x64):
+    settled = markable(plan, registers=registers)
+    state, _ = run_fused(plan, settled, begun, length=2)
     assert np.allclose(state.state.z, truth[1][POSITION][:, 1], atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{}, PHASED], ids=["registers", "phases"])
 @pytest.mark.parametrize("kind", ["plan", "bare"])
-def test_it_is_lowered_for_a_gpu(kind, settings, request, x64):
+def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64):
     plan = request.getfixturevalue(kind)
     settled = replace(fused_of(plan), interpret=False, **settings)
-    state, keys = begun(plan)
+    state, keys = begun
     span = (np.int64(0), np.int64(LENGTH))
 
     def advance(*arguments):

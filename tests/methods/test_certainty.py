@@ -339,13 +339,11 @@ def fitted(small):
     return quick(*small, **ECS)
 
 
-def test_they_are_counted_and_explained(fitted):
+def test_they_are_counted_and_explained(small, fitted):
     steps, touched = fitted.stats["n_steps"], fitted.stats["rows_touched"]
     np.testing.assert_array_equal(touched, 8 + (40 + 40) * (steps + 1))
     assert fitted.tuning["certainty"] == {"value": 40, "why": "set by hand"}
-    without = quick(
-        M.Logistic(), logistic_rows(600, dtype="float32"), method="hmc-ecs", tune=20, draws=5
-    )
+    without, _ = planned(*small, mo.HMCECS())
     assert without.tuning["certainty"]["value"] == 0
     assert "would not save a tenth" in without.tuning["certainty"]["why"]
 

@@ -186,6 +186,17 @@ def test_draws_do_not_depend_on_where_rows_live(in_memory, tmp_path):
         np.testing.assert_array_equal(ahead.stats[name], values)
 
 
+def test_rows_of_the_coreset_are_counted(in_memory):
+    post, batch = in_memory[1], 10
+    count = post.tuning["coreset"]["value"]
+    assert count > 0
+    assert post.tuning["certainty"]["value"] == 0  # else these would be counted, too
+    stats = post.stats
+    rest = stats["rows_touched"] - (stats["factors"] * batch + count) * (stats["n_steps"] + 1)
+    assert np.all((rest - 2 * count) % batch == 0)
+    assert np.all(rest >= 2 * count)
+
+
 @pytest.mark.parametrize(
     ("setting", "told"),
     [

@@ -355,13 +355,13 @@ def test_gradient_noise_beyond_the_dynamics_is_warned_of():
     target = location()
     with pytest.warns(mo.ModicumWarning, match="times too large"):
         post = mo.sample(
-            target.model, target.rows, method=mo.SGLD(step_size=0.02, batch=1, whiten=False),
+            target.model, target.rows, method=mo.SGLD(**RAW | {"step_size": 0.04}),
             draws=10, tune=0, random_seed=1, progressbar=False,
         )  # fmt: skip
     ratio = post.tuning["gradient_noise"]["value"]
     worst = 20**2 * target.c.var(axis=0).max()
-    assert ratio == pytest.approx(0.02 / 4 * worst, rel=0.5)
-    calm = sample(mo.SGLD(step_size=0.0005, batch=4, whiten=False), draws=10)
+    assert ratio == pytest.approx(0.04 / 4 * worst / RAW["batch"], rel=0.5)
+    calm = sample(mo.SGLD(**RAW | {"step_size": 0.00025}), draws=10)
     assert not any("stochastic gradient" in text for text in map(str, calm.warnings))
 
 

@@ -109,7 +109,7 @@ def faults(model):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)  # the prior decides, as intended
         post = mo.sample(
-            model, rows, method="nuts", draws=1500, tune=500, random_seed=2, progressbar=False,
+            model, rows, method="hmc", draws=1500, tune=500, random_seed=2, progressbar=False,
             starts=1,
         )  # fmt: skip
     assert np.all(np.diff(post["cut"], axis=-1) > 0)

@@ -308,7 +308,7 @@ def test_effects_drawn_afterwards(fitted):
         # 400 draws with four Metropolis steps each are worth some 250
         assert abs(table.loc[level, "mean"] - mean.mean()) < 4 * sd / np.sqrt(250)
         assert abs(np.log(table.loc[level, "sd"] / sd)) < 4 / np.sqrt(2 * 250)
-    covered = post.effects("g")
+    covered = post.effects("g", draws=400)
     inside = (covered["5%"] < effect) & (effect < covered["95%"])
     assert abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(effect))
     assert covered["rows"].sum() == len(rows)
@@ -319,7 +319,7 @@ def test_effects_drawn_afterwards(fitted):
 def test_what_the_rows_of_a_group_say_by_themselves(fitted):
     post, rows, _, _ = fitted
     levels = [5, 2, 8]
-    pooled = post.effects("g", levels=levels)["mean"].to_numpy()[:, None]
+    pooled = post.effects("g", levels=levels, draws=400)["mean"].to_numpy()[:, None]
     raw = unpooled_effects(post, post.fit(), rows, "g", "g", levels, pooled, 1.0)
     batch, m = rows.slice(0, len(rows)), post.summary()["mean"]
     for level, mine in zip(levels, raw, strict=True):
@@ -341,9 +341,10 @@ def test_prediction_for_new_and_known_groups(fitted):
     xi, w = np.polynomial.hermite_e.hermegauss(40)
     average = np.sum(w / w.sum() / (1 + np.exp(-(intercept + tau * xi))))
     assert abs(new.mean[0] - average) < 0.01
-    table = post.effects("g")["mean"]
+    table = post.effects("g", draws=400)["mean"]
     best, worst = table.idxmax(), table.idxmin()
-    known = post.predict({"x": x, "g": np.array([best, worst], float)}, groups="known")
+    both = {"x": x, "g": np.array([best, worst], float)}
+    known = post.predict(both, draws=400, groups="known")
     assert known.mean[0] > new.mean[0] > known.mean[1]
     expected = 1 / (1 + np.exp(-(intercept + table[best])))
     assert abs(known.mean[0] - expected) < 0.05

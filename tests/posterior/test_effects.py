@@ -33,7 +33,7 @@ def post(table):
     return mo.fit(
         "well ~ dose + (1 + dose || ward)",
         table[0],
-        method="nuts",
+        method="hmc",
         draws=300,
         tune=300,
         chains=2,

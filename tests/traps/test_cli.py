@@ -21,6 +21,7 @@ from modicum.rows import ingest
 from modicum.rows.reading import read_formula
 
 SHORT = ["--draws", "20", "--tune", "20", "--chains", "1", "--seed", "1", "--method", "hmc"]
+DRAWN = [*SHORT, "--method", "laplace", "--tune", "0"]  # no chains: nothing is compiled
 GOOD = "dose,ward,well\n" + "".join(
     f"{value:.3f},{'ABC'[i % 3]},{i % 2}\n"
     for i, value in enumerate(np.random.default_rng(1).normal(size=60))
@@ -174,7 +175,7 @@ def test_names_that_are_not_text_are_refused(csv, tmp_path):
         (tmp_path / name).mkdir()
     except OSError:
         pytest.skip("this file system has no such names")
-    usual = ["--outcome", "well", "--predictors", "dose", *SHORT, "--quiet"]
+    usual = ["--outcome", "well", "--predictors", "dose", *DRAWN, "--quiet"]
     result = run("fit", csv, *usual, "--out", tmp_path / name)
     assert result.exit_code == 0, result.output
     assert (tmp_path / name / "posterior").is_file()
@@ -185,7 +186,7 @@ def test_names_that_are_not_text_are_refused(csv, tmp_path):
 
 def test_a_finished_fit_is_not_replaced_unasked(csv, tmp_path):
     out = tmp_path / "run"
-    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
     assert run(*command).exit_code == 0
     before = (out / "posterior").read_bytes()
     assert "--overwrite" in refused(*command, "--seed", "2")
@@ -196,7 +197,7 @@ def test_a_finished_fit_is_not_replaced_unasked(csv, tmp_path):
 
 def test_a_store_of_the_users_own_is_not_replaced_unasked(csv, tmp_path):
     mine = ingest({"x": np.eye(3), "y": [0, 1, 1]}, tmp_path / "run" / "rows", progressbar=False)
-    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *SHORT]
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *DRAWN]
     assert "--overwrite" in refused("fit", csv, *usual)
     assert len(mo.Rows.open(tmp_path / "run" / "rows")) == len(mine)
     assert run("fit", csv, *usual, "--overwrite").exit_code == 0
@@ -205,7 +206,7 @@ def test_a_store_of_the_users_own_is_not_replaced_unasked(csv, tmp_path):
 
 def test_a_store_put_in_the_place_of_ours_is_not_replaced_unasked(csv, tmp_path):
     out = tmp_path / "run"
-    usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
     assert run("fit", csv, *usual).exit_code == 0
     (out / "posterior").unlink()
     (out / "summary.csv").unlink()
@@ -224,7 +225,7 @@ def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
         real(*arguments, **settings)
         raise Killed
 
-    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *SHORT]
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run", *DRAWN]
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "ingest_table", dies_after)
         with pytest.raises(Killed):
@@ -235,7 +236,7 @@ def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])
 def test_a_damaged_note_is_ignored(csv, tmp_path, content):
     out = tmp_path / "run"
-    usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    usual = ["--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
     out.mkdir()
     (out / "rows-source.json").write_text(content)
     assert run("fit", csv, *usual).exit_code == 0
@@ -316,7 +317,7 @@ def test_too_little_address_space_is_named_before_anything_aborts(csv, tmp_path)
 
 def test_a_reader_that_leaves_is_not_an_error(csv, tmp_path):
     out = tmp_path / "run"
-    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *SHORT]
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
     process = subprocess.Popen(
         [sys.executable, "-m", "modicum_command", *map(str, command)],
         stdout=subprocess.PIPE,

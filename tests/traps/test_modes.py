@@ -11,7 +11,7 @@ from helpers.interrupted import planned
 from helpers.targets import quick, same_draws, sums_of
 from modicum.passes import NEAR, Modes, Starts, anchor_at_mode
 
-SHORT = {"method": "nuts", "draws": 100, "tune": 100, "chains": 4}
+SHORT = {"method": "hmc", "draws": 100, "tune": 100, "chains": 4}
 SEARCH = Starts(dispersed=10)
 
 
