@@ -93,11 +93,11 @@ def sizes_and_values(sums, t):
     proxy = proxy_at(anchor_at(sums, t), sums.target, 2)
     centre = np.full((1, len(t)), 0.3)
     ours = weights.expected_residuals(sums, variate, proxy, centre)
-    posterior = weights._posterior_of_predictors(variate, proxy, centre[0])
+    posterior = weights._predictor_posterior(variate, proxy, centre[0])
     compiled = (
-        jax.tree_util.Partial(weights._from_leverage, variate)
+        jax.tree_util.Partial(weights._residuals_compiled, variate)
         if sums.target.coding is None
-        else jax.tree_util.Partial(weights._from_codes, variate)
+        else jax.tree_util.Partial(weights._coded_residuals_compiled, variate)
     )
     arguments = (proxy, centre[0]) if sums.target.coding is None else posterior
     theirs = sums.engine.map_rows(compiled, arguments, sums.rows)

@@ -1,4 +1,4 @@
-"""How large each row's residual is expected to be: what weighted rows are drawn by.
+"""The expected size of each row's residual, which weighted designs draw rows by.
 
 For a linear predictor one pass suffices: with h = x' S x the posterior variance of a row's eta, the
 residual is about f''' e^3 / 6 + f'''' e^4 / 24 with e ~ N(0, h). For other models the residual is
@@ -55,10 +55,10 @@ __all__ = [
 def design_tables(
     task: Task, design: Design[Tables], facts: RowFacts, stage: str = "design"
 ) -> Tables:
-    """The tables of a design; those that take a pass are remembered, by `stage`, for a resumed run.
+    """Return the tables of a design; those that take a pass are checkpointed under `stage`.
 
-    A study that weighs rows twice has two stages. Weights that workers keep are not remembered: a
-    resumed run makes the pass again.
+    A study that weighs rows twice has two stages. Weights that workers keep are not checkpointed: a
+    resumed run repeats the pass.
     """
     stays_there = design.needs == "expected" and task.sums.engine.keeps(task.rows)
     if design.needs == "nothing" or stays_there:
@@ -72,10 +72,10 @@ def design_tables(
 
 
 def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
-    """A design's tables as arrays that kernels read, for chains that get `rows_for_chains`.
+    """Return a design's tables as the arrays that kernels read, to go with `rows_for_chains`.
 
-    Chains whose rows are fetched draw places in the order of weighted rows, which stays with
-    whoever fetches them. Rows on the device have the order beside them.
+    If rows are fetched, chains draw places in the weighted order, and the fetcher translates them
+    to rows. If rows are on the device, so is the order.
     """
     if isinstance(tables, WeightTables) and isinstance(rows, Rows):
         tables = tables._replace(order=None)
@@ -85,7 +85,7 @@ def tables_for_chains(tables: Pytree, rows: Batch | Rows) -> Pytree:
 
 
 def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
-    """Rows by the numbers that chains draw from `tables_for_chains`: places, where these are."""
+    """Return rows in the order in which chains number them by `tables_for_chains`."""
     if not isinstance(tables, WeightTables) or not isinstance(rows, Rows):
         return rows
     assert tables.order is not None
@@ -95,7 +95,7 @@ def rows_for_chains(tables: Pytree, rows: Batch | Rows) -> Batch | Rows:
 
 @jit(static=0, options=FASTEST_COMPILE)
 def cached_rows(control_variate: ControlVariate[Pytree], batch: Batch, proxy: Proxy) -> Pytree:
-    """What a control variate keeps of the rows in `batch`, which have their `probability`."""
+    """Return what a control variate caches of the rows in `batch`, given their `probability`."""
     return control_variate.cache(batch, proxy)
 
 
@@ -106,16 +106,16 @@ def expected_residuals(
     pilot: np.ndarray,
     by_draws: bool = False,
 ) -> np.ndarray | KeptNumbers:
-    """Root mean square over the posterior of every row's residual, by one pass.
+    """Return the root mean square over the posterior of every row's residual, by one pass.
 
-    Workers of a cluster keep those of their rows.
+    Workers of a cluster keep the results for their own rows.
 
     Parameters
     ----------
     sums
         The rows, and what passes over them.
     control_variate, proxy
-        What the residuals are of.
+        The control variate whose residuals are wanted, and its expansion point.
     pilot
         Posterior draws in whitened coordinates, (draws, d); their mean is the posterior's centre.
         Where the proxy's factor is that of an arrow, they are t - t*.
@@ -125,16 +125,16 @@ def expected_residuals(
         predictor is that of these draws, not the proxy's.
     """
     if isinstance(control_variate, LinearTaylor):
-        chunk_map, arguments = _of_linear(sums, control_variate, proxy, pilot, by_draws)
+        chunk_map, arguments = _linear_pass(sums, control_variate, proxy, pilot, by_draws)
         if by_draws and not isinstance(proxy.factor, ArrowFactor):
             sums.enter("design", len(pilot), "density", passes=1)
         else:
             sums.enter("design", 1, "gradient", passes=1)
     else:
-        of_chunk: Callable[..., Array] = _from_pilot
+        of_chunk: Callable[..., Array] = _values_compiled
         if sums.target.scatters:
             by_numpy = sums.by_numpy and groups_need_no_compiler(control_variate)
-            of_chunk = _groups_by_numpy if by_numpy else _from_pilot_by_group
+            of_chunk = _group_values_by_numpy if by_numpy else _group_values_compiled
         chunk_map, arguments = partial(of_chunk, control_variate), (proxy, pilot)
         sums.enter("design", len(pilot), "density", passes=1)
     expected = sums.engine.keep_rows(chunk_map, arguments, sums.rows, "design")
@@ -144,28 +144,28 @@ def expected_residuals(
     return expected
 
 
-def _of_linear(
+def _linear_pass(
     sums: Sums, control_variate: LinearTaylor, proxy: Proxy, pilot: np.ndarray, by_draws: bool
 ) -> tuple[Callable[..., Array], Pytree]:
-    """What a pass maps over chunks of rows with a linear predictor, and its arguments."""
+    """Return the function a pass maps over chunks of linear-predictor rows, and its arguments."""
     target = control_variate.target
     if isinstance(proxy.factor, ArrowFactor):
         assert sums.target.arrow is not None
-        levels = partial(_from_levels, control_variate, sums.target.arrow, by_draws)
+        levels = partial(_residuals_of_levels, control_variate, sums.target.arrow, by_draws)
         return levels, (proxy, jnp.asarray(pilot))
     if by_draws:
-        at_draws = _predictors_by_numpy if target.on_numpy else _from_predictors
+        at_draws = _at_draws_by_numpy if target.on_numpy else _at_draws_compiled
         return partial(at_draws, control_variate), _predictor_draws(control_variate, proxy, pilot)
     centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
     if target.on_numpy or target.coding is not None:
-        of_predictors = _by_numpy if target.on_numpy else _from_codes
-        posterior = _posterior_of_predictors(control_variate, proxy, centre)
+        of_predictors = _residuals_by_numpy if target.on_numpy else _coded_residuals_compiled
+        posterior = _predictor_posterior(control_variate, proxy, centre)
         return partial(of_predictors, control_variate), posterior
-    return partial(_from_leverage, control_variate), (proxy, centre)
+    return partial(_residuals_compiled, control_variate), (proxy, centre)
 
 
 def ends_near_the_mode(row: str) -> str:
-    """Say that a row, as `describe_row` names it, has no log-likelihood where chains would go."""
+    """Explain that a row, named by `describe_row`, has no finite log-likelihood near the mode."""
     return (
         f"the log-likelihood {row} is not finite at points within a few posterior standard "
         "deviations of the mode, so that chains would meet them; write parameters that must be "
@@ -178,13 +178,13 @@ _EVEN_MOMENTS = {1: 1.0, 2: 3.0, 3: 15.0, 4: 105.0}
 
 
 @jit(static=0)
-def _from_leverage(
+def _residuals_compiled(
     control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    return map_in_blocks(partial(_of_block, control_variate, arguments), batch, present)
+    return map_in_blocks(partial(_residuals_of_block, control_variate, arguments), batch, present)
 
 
-def _of_block(
+def _residuals_of_block(
     control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     del present
@@ -198,7 +198,7 @@ def _of_block(
 
 
 def _residual_size(order: int, h: jax.Array, taylor: jax.Array) -> jax.Array:
-    """Root mean square of the two terms after `order`, with e ~ N(0, h)."""
+    """Return the root mean square of the two terms after `order`, with e ~ N(0, h)."""
     xp = namespace(h)
     total = xp.zeros_like(h)
     for j in (order + 1, order + 2):
@@ -207,7 +207,7 @@ def _residual_size(order: int, h: jax.Array, taylor: jax.Array) -> jax.Array:
 
 
 class PredictorPosterior(NamedTuple):
-    """Normal approximation to what predictors of rows are made of: coefficients, in raw units."""
+    """Normal approximation to the posterior of the coefficients, in raw units."""
 
     point: np.ndarray  # t*
     away: np.ndarray  # the posterior's centre, less t*
@@ -216,7 +216,7 @@ class PredictorPosterior(NamedTuple):
     row_factor: RowFactor | None  # L in blocks; None: L itself
 
 
-def _posterior_of_predictors(
+def _predictor_posterior(
     control_variate: LinearTaylor, proxy: Proxy, centre: np.ndarray
 ) -> PredictorPosterior:
     size = control_variate.target.size  # parameters of priors come after
@@ -226,15 +226,15 @@ def _posterior_of_predictors(
 
 
 @jit(static=0)
-def _from_codes(
+def _coded_residuals_compiled(
     control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    """The same for rows with codes, which are not whitened: that would take d numbers per row."""
+    """Like `_residuals_compiled`, for coded rows, which whitening would make dense."""
     del present
-    return _of_predictors(control_variate, posterior, batch)
+    return _residuals_from_predictors(control_variate, posterior, batch)
 
 
-def _of_predictors(
+def _residuals_from_predictors(
     control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch
 ) -> jax.Array:
     model = control_variate.target.model
@@ -249,7 +249,7 @@ def _of_predictors(
 
 
 def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
-    """Posterior variance of the predictor of each row."""
+    """Return the posterior variance of each row's linear predictor."""
     if isinstance(x, CodedMatrix):
         return x.quadratic(as_either(posterior.covariance))
     if posterior.row_factor is None:  # only NumPy arrays come here
@@ -257,11 +257,11 @@ def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
     return as_either(_sums_of_squares(np.asarray(whitened(x.densely(), posterior.row_factor))))
 
 
-PROBES, CLOSE = 16, 1e-3  # rows by which float32 is judged, and the error that it may make
+PROBES, CLOSE = 16, 1e-3  # rows that float32 is checked on, and its largest relative error
 
 
 def _squared_lengths(x: DenseMatrix, L: np.ndarray) -> np.ndarray:
-    """|x L|^2 of each row, in float32 as weights are, unless digits that matter cancel in it."""
+    """Return |x L|^2 of each row, in float32 unless too many digits cancel."""
     rows = np.asarray(x.x)
     slopes, shift = (L[:-1], L[-1]) if x.ones else (L, np.zeros(L.shape[1]))
     probes = slice(None, None, -(-len(rows) // PROBES))
@@ -279,27 +279,27 @@ def _squared_lengths(x: DenseMatrix, L: np.ndarray) -> np.ndarray:
 
 
 def _sums_of_squares(z: np.ndarray) -> np.ndarray:
-    """Of each row."""
+    """Return the sum of squares of each row."""
     return np.asarray(np.einsum("ij,ij->i", z, z))
 
 
 @of_numpy
-def _by_numpy(
+def _residuals_by_numpy(
     control_variate: LinearTaylor,
     posterior: PredictorPosterior,
     batch: Batch,
     present: np.ndarray,
 ) -> np.ndarray:
-    """Either of these without a compiler."""
+    """Expected residuals of dense or coded rows in NumPy."""
 
     def sizes(block: Batch) -> np.ndarray:
-        return np.asarray(_of_predictors(control_variate, posterior, block))
+        return np.asarray(_residuals_from_predictors(control_variate, posterior, block))
 
     return map_by_numpy(sizes, batch, present)
 
 
 class PredictorDraws(NamedTuple):
-    """Draws of what predictors of rows are made of: coefficients, in raw units."""
+    """Posterior draws of the coefficients, in raw units."""
 
     point: np.ndarray  # t*
     away: np.ndarray  # draws less t*, (draws, d)
@@ -313,8 +313,10 @@ def _predictor_draws(
     return PredictorDraws(np.asarray(proxy.point)[:size], pilot @ L.T)
 
 
-def _of_draws(control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch) -> jax.Array:
-    """Root mean square over the draws of each row's residual."""
+def _residuals_at_draws(
+    control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch
+) -> jax.Array:
+    """Return the root mean square of each row's residual over the draws."""
     model, order = control_variate.target.model, control_variate.order
     assert isinstance(model, LinearPredictorModel)
     xp = namespace(draws.point)
@@ -329,26 +331,26 @@ def _of_draws(control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch
 
 
 @jit(static=0)
-def _from_predictors(
+def _at_draws_compiled(
     control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    """Residuals at draws: where the posterior is far from normal, a variance does not say much."""
+    """Residuals at draws, for posteriors that are too far from normal for a variance to do."""
     del present
-    return _of_draws(control_variate, draws, batch)
+    return _residuals_at_draws(control_variate, draws, batch)
 
 
 @of_numpy
-def _predictors_by_numpy(
+def _at_draws_by_numpy(
     control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch, present: np.ndarray
 ) -> np.ndarray:
-    """The same without a compiler."""
+    """Like `_at_draws_compiled`, in NumPy."""
     return map_by_numpy(
-        lambda block: np.asarray(_of_draws(control_variate, draws, block)), batch, present
+        lambda block: np.asarray(_residuals_at_draws(control_variate, draws, block)), batch, present
     )
 
 
 @jit(static=(0, 1, 2), options=SCATTERS)
-def _from_levels(
+def _residuals_of_levels(
     control_variate: LinearTaylor,
     layout: ArrowLayout,
     by_draws: bool,
@@ -356,7 +358,7 @@ def _from_levels(
     batch: Batch,
     present: jax.Array,
 ) -> jax.Array:
-    """The same for rows that each have one level of a factor with many.
+    """Expected residuals of rows that each have one level of a factor with many.
 
     A whitened row is its columns in the border times R^-T, less its level's line of G, and a few
     numbers in the place of its level.
@@ -385,7 +387,7 @@ def _from_levels(
     return jnp.asarray(batch.get("weight", 1.0) * _residual_size(control_variate.order, h, taylor))
 
 
-def _at_draws(
+def _values_at_draws(
     control_variate: ControlVariate[Pytree], arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
     proxy, pilot = arguments
@@ -394,15 +396,15 @@ def _at_draws(
     return jnp.sqrt(jnp.mean(values**2, axis=0))
 
 
-_from_pilot = jit(static=0)(_at_draws)
-_from_pilot_by_group = jit(static=0, options=SCATTERS)(_at_draws)
+_values_compiled = jit(static=0)(_values_at_draws)
+_group_values_compiled = jit(static=0, options=SCATTERS)(_values_at_draws)
 
 
 @of_numpy
-def _groups_by_numpy(
+def _group_values_by_numpy(
     control_variate: GroupTaylor, arguments: Pytree, batch: Batch, present: np.ndarray
 ) -> np.ndarray:
-    """The same for groups, without a compiler."""
+    """Like `_values_at_draws`, for groups and in NumPy."""
     proxy, pilot = arguments
     held = dict(batch) | {"probability": np.ones(present.shape)}
     values = NumPyGroupValues(control_variate, held, proxy).values_in_turn(pilot)

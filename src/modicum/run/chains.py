@@ -42,11 +42,11 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
-Keys: TypeAlias = tuple[str | None, str | None]  # of the first call and of the loop, on disk
+Keys: TypeAlias = tuple[str | None, str | None]  # names on disk of the first call and the loop
 NOWHERE: Span = (np.int64(0), np.int64(0))  # no iterations
-WINDOWS = 8  # of a call, on an accelerator: while one is computed, others are copied
-SHARE_OF_TABLE = 0.25  # of the accelerator's free memory, which a table of all rows may take
-CHAINS_PER_CORE = 8  # more than these, and stacking them beats a thread each
+WINDOWS = 8  # per call on an accelerator: finished windows are copied while the next one runs
+SHARE_OF_TABLE = 0.25  # share of the accelerator's free memory that a table of all rows may use
+CHAINS_PER_CORE = 8  # beyond this, stacking chains beats one thread per chain
 
 
 class Lowered(Protocol):
@@ -75,26 +75,26 @@ class Chains:
     flags
         One entry per iteration, warm-up and sampling together.
     capacity
-        The most iterations of one call.
+        Most iterations per call.
     rows
         The rows the kernel requests: on the device (a dict of arrays), or a `Rows` to fetch from
         ahead of time, or None for a kernel that requests none.
     parallel
         "threads" (one thread per chain) or "stacked"; by default threads for a few chains on a CPU.
     thin
-        Record one iteration out of so many.
+        Keep every `thin`-th iteration.
     block
-        The most iterations whose rows are prepared together.
+        Most iterations whose rows are prepared together.
     units
-        What is requested, in a word for those who watch: "rows", "groups".
+        What the kernel requests, as a noun for the progress bar: "rows" or "groups".
     start_keys
-        The keys with which chains begin, where some begin together; by default `keys`.
+        Initial keys, if some chains start at the same point; by default `keys`.
     settled
-        What does many iterations at once after the last that has a flag, on an accelerator.
+        On an accelerator, runs many iterations per call once no more flags are set.
     settled_length
-        The most iterations it does in one call.
+        Most iterations per call of `settled`.
     group
-        Chains that are stacked as one; None: as many as make a group per core or accelerator.
+        Chains per stacked group; by default, one group per core or accelerator.
     """
 
     kernel: Kernel[Any, Any]
@@ -159,7 +159,7 @@ class Chains:
                 self.settled_length = self.capacity
 
     def _obstacle(self) -> str:
-        """Why iterations are done one by one, though many at once were asked for; "" if not."""
+        """Return why `settled` cannot be used, or "" if it can."""
         if not self._through_pinned_pages:
             return "chains are not stacked"
         if self.thin > 1:
@@ -175,7 +175,7 @@ class Chains:
         self._spread()
         batches = self._fetcher.at_start() if self._fetcher else None
         with uncollected():
-            # of one iteration, in the shapes of any call
+            # one iteration, in the shapes of any call
             fetched = self._fetcher.of(0, 1) if self._fetcher else None
             keys = self._keys_on_disk(batches, fetched)
             if not self._begin_from_disk(keys, batches, fetched):
@@ -203,14 +203,14 @@ class Chains:
     def _begin_from_disk(
         self, keys: Keys, batches: Batches | None, fetched: Batches | None
     ) -> bool:
-        """The same by code of an earlier process, if there is some."""
+        """Start with code compiled by an earlier process; False if there is none that runs."""
         programs = executables.stored(*keys)
         if programs is None:
             return False
         self._first_from_disk, self._loop_from_disk = programs
         try:
             self.state = self._started(batches)
-            # no iterations: only to see that it runs
+            # zero iterations, to check that the code runs
             jax.block_until_ready(self._run_loop(0, NOWHERE, fetched, self.state[0]))
         except Exception as error:  # what is raised depends on the version
             logger.info("compiled code of an earlier process does not run here: %s", error)
@@ -219,9 +219,9 @@ class Chains:
         return True
 
     def _keys_on_disk(self, batches: Batches | None, fetched: Batches | None) -> Keys:
-        """By what an earlier process may have kept the first call, and the loop.
+        """Return the names under which an earlier process stored the first call and the loop.
 
-        The first call makes the state, so that its key stands for the state's shapes.
+        The first call makes the state, so its key stands for the state's shapes.
         """
         if len(self._copies) > 1 or self.settled is not None:
             return None, None
@@ -233,7 +233,7 @@ class Chains:
         return begin, executables.key_of(self._loop, (kernel, extent, begin), tuple(others))
 
     def _spread(self) -> None:
-        """Have context and rows on every device that gets a group of chains."""
+        """Copy context and rows to every device that runs a group of chains."""
         places = devices()[: len(self._parts)]
         if len(places) > 1:
             self._copies = [jax.device_put(self._copies[0], device) for device in places]
@@ -244,7 +244,7 @@ class Chains:
             ]
 
     def _started(self, batches: Batches | None) -> list[compiled.Progress]:
-        """States of all groups at their start."""
+        """Return the initial states of all groups."""
         arguments = (self._first_arguments(g, batches) for g in range(len(self._parts)))
         if self._first_from_disk is not None:
             return [self._first_from_disk(*dynamic) for _, *dynamic in arguments]
@@ -255,19 +255,19 @@ class Chains:
         return compiled.begin_together if self._stacked else compiled.begin
 
     def _first_arguments(self, g: int, batches: Batches | None) -> tuple[Pytree, ...]:
-        """What the first call of group `g` is given."""
+        """Return the arguments of the first call for group `g`."""
         key = self._group_starts[g]
         return (self.kernel, *self._at_device(g), self._of_group(batches, g), key)
 
     def _blank_state(self, batches: Batches | None) -> compiled.Progress:
-        """A state of the right shapes, for a loop of no iterations."""
+        """Return a state of the right shapes, for compiling the loop."""
         kernel, *others = self._first_arguments(0, batches)
         shapes = jax.eval_shape(partial(self._first, kernel), *others)
         state: compiled.Progress = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
         return state
 
     def _tabulate(self, settled: Settled) -> list[jax.Array]:
-        """All rows prepared for what runs after warm-up, once per device; [] without the room."""
+        """Prepare all rows for `settled`, once per device; [] if memory is short."""
         tables = []
         for context, rows in self._copies:
             if rows is None:
@@ -281,7 +281,7 @@ class Chains:
     def _compile_settled(
         self, span: Span, batches: Batches | None, state: compiled.Progress
     ) -> None:
-        """Make ready what runs after warm-up; what a device cannot run is done without."""
+        """Compile `settled`; fall back to the plain loop if the device cannot run it."""
         assert self.settled is not None
         try:
             self._tables = self._tabulate(self.settled)
@@ -330,7 +330,7 @@ class Chains:
     def _in_windows(
         self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
     ) -> tuple[compiled.Progress, list[Record]]:
-        """The same on an accelerator: what is done is copied while the rest is computed."""
+        """Advance group `g` on an accelerator, copying finished windows while others run."""
         sent: list[tuple[Packed, int]] = []
         for start, size in self._windows(*map(int, span)):
             part = np.int64(start), np.int64(size)
@@ -343,18 +343,18 @@ class Chains:
         return state, [unpacked(self._pages.arrived(*record)) for record in sent]
 
     def _bytes_recorded(self, record: Packed) -> int:
-        """Of all iterations together, by the record of one call."""
+        """Return how many bytes all iterations record, given the record of one call."""
         slots = record["position",].shape[1]
         of_slot = sum(v.size * v.dtype.itemsize for v in record.values()) // slots
         return int(of_slot * len(jax.tree.leaves(self._flags)[0]) // self.thin)
 
     def _windows(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        """Where calls of the compiled loops begin, and how many iterations each does."""
+        """Yield the first iteration and the length of each call of the compiled loops."""
         start, end = first, first + count
         while start < end:
             most = self._extent.capacity
             if self.settled is not None and start >= self._quiet_from:
-                # windows of one size: no short one leaves pages half empty
+                # equal windows: a short one would leave pages half empty
                 most = -(-(end - start) // -(-(end - start) // self.settled_length))
             elif self.settled is not None and not self._fetcher:
                 most = min(most, self._quiet_from - start)
@@ -362,7 +362,7 @@ class Chains:
             start += min(most, end - start)
 
     def _ended(self, first: np.int64 | int, count: np.int64 | int) -> int:
-        """How many of these iterations are recorded."""
+        """Return how many of these iterations are recorded."""
         return int((first + count) // self.thin - first // self.thin)
 
     @property
@@ -386,7 +386,7 @@ class Chains:
     def _arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Pytree, ...]:
-        """What the loop is called with for group `g`."""
+        """Return the arguments of the loop for group `g`."""
         fixed = (self.kernel, self._extent, *self._at_device(g))
         flags = self._flags_of(int(span[0]))
         return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
@@ -394,14 +394,14 @@ class Chains:
     def _settled_arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Pytree, ...]:
-        """What the loop without flags is called with for group `g`."""
+        """Return the arguments of `settled` for group `g`."""
         context, rows = self._at_device(g)
         source = self._tables[g % len(self._tables)] if self._tables else rows
         fixed = (self.settled, self.settled_length, context, source)
         return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def _flags_of(self, first: int) -> Pytree:
-        """Flags of a call that begins at iteration `first`, as many as any call can use."""
+        """Return the flags from iteration `first` on, padded to the capacity of a call."""
         size = self._extent.capacity
         window = slice(first, first + size)
         return jax.tree.map(lambda all_: lengthened(all_[window], size), self._flags)
@@ -413,7 +413,7 @@ class Chains:
             self._fetcher.close()
 
     def _at_device(self, g: int) -> tuple[Pytree, Batch | None]:
-        """Context and rows where group `g` runs: groups take the devices in turn."""
+        """Return context and rows on the device of group `g`; groups cycle through the devices."""
         return self._copies[g % len(self._copies)]
 
     # Groups -------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class Chains:
     # Saving, restoring, renewing ----------------------------------------------------------
 
     def leaves(self) -> list[np.ndarray]:
-        """The state as plain arrays with a leading axis for chains."""
+        """Return the state as plain arrays with a leading chain axis."""
         each = [jax.tree.leaves(state) for state in self.state]
         return [
             np.concatenate([self._with_axis(leaf) for leaf in leaves])
@@ -442,7 +442,7 @@ class Chains:
 
     @in_double_precision
     def restore(self, leaves: Sequence[np.ndarray]) -> None:
-        """Take a state back from `leaves`; its structure is that of a freshly begun one."""
+        """Restore a state from `leaves`, with the structure of a newly started one."""
         if not self.state:
             self.begin()
         refuse_other_state(leaves, self.leaves())
@@ -470,9 +470,9 @@ class Chains:
 
 
 def refuse_other_state(saved: Sequence[np.ndarray], begun: Sequence[np.ndarray]) -> None:
-    """Refuse saved arrays that are not of the shapes and types of a state that has just begun."""
+    """Refuse saved arrays whose shapes or types differ from those of a newly started state."""
     if [(a.shape, a.dtype) for a in saved] != [(a.shape, a.dtype) for a in begun]:
-        raise DataError("the saved state is not that of such a run; start anew.")
+        raise DataError("the saved state belongs to a different run; start this one afresh.")
 
 
 def default_parallel(chains: int = 1) -> Parallel:
@@ -482,11 +482,11 @@ def default_parallel(chains: int = 1) -> Parallel:
 
 
 def _whole(capacity: int, block: int) -> int:
-    """Iterations of whole blocks, or of less than one."""
+    """Round down to whole blocks, unless there is less than one."""
     return capacity - capacity % block if capacity > block else capacity
 
 
 def _groups(chains: int) -> int:
-    """Groups of stacked chains, all of one size: as many as there are cores or accelerators."""
+    """Return how many equal groups to stack chains in: up to one per core or accelerator."""
     most = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else len(devices())
     return max(g for g in range(1, min(most, chains) + 1) if chains % g == 0)
