@@ -188,7 +188,7 @@ def test_predictions_are_a_frame_with_the_index_of_the_table(frame, post):
 
 def test_a_function_in_place_of_a_model_leads_to_what_takes_it(frame):
     rows = mo.Rows(x=frame[["x"]], y=frame["y"])
-    with pytest.raises(mo.SettingError, match=r"not function; a NumPyro model is taken by mo.from"):
+    with pytest.raises(mo.SettingError, match=r"not function; wrap a NumPyro model as mo.from"):
         mo.sample(lambda x: None, rows)
     with pytest.raises(mo.SettingError, match=r"not the class Logistic\.$"):
         mo.sample(mo.models.Logistic, rows)
@@ -277,6 +277,6 @@ def test_an_outcome_that_columns_give_away(frame):
 def test_a_misspelt_prior_of_groups_lists_theirs(frame, how):
     priors = {"gruop_sd": mo.priors.HalfNormal(1)}
     with pytest.raises(
-        mo.SettingError, match=r"did you mean 'group_sd'.* there is common, .*group_"
+        mo.SettingError, match=r"did you mean 'group_sd'.* possible keys are common, .*group_"
     ):
         mo.fit("y ~ x + (1 | g)", frame, groups=how, priors=priors, progressbar=False)

@@ -69,7 +69,7 @@ def test_counts_that_are_all_zero_leave_the_rate_to_the_prior():
     assert (doubt.code, passes) == ("separation", 1)
     assert doubt.sentence.startswith("every count is 0, so the rate is decided by the prior")
     doubt, _ = find_silent_counts(counts(1.0 - level, level), True)
-    assert "in rows in which ward differs from one value" in doubt.sentence
+    assert "in rows where ward differs from one value" in doubt.sentence
     assert find_silent_counts(counts(np.r_[1.0, 1.0, np.zeros(58)], level), True)[0] is None
     assert find_silent_counts(counts(np.ones(60), level), True)[0] is None
 
@@ -86,7 +86,7 @@ def test_a_reference_level_without_counts_is_named():
 
 def test_a_fit_of_silent_counts_warns():
     level = np.arange(60) % 2
-    with pytest.warns(mo.ModicumWarning, match="in rows in which ward differs"):
+    with pytest.warns(mo.ModicumWarning, match="in rows where ward differs"):
         post = mo.sample(mo.models.Poisson(), counts(2.0 * (1 - level), level), **CHOSEN)
     assert "separation" in [doubt.code for doubt in post.warnings]
 
