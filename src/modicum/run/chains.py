@@ -472,7 +472,7 @@ class Chains:
 def refuse_other_state(saved: Sequence[np.ndarray], begun: Sequence[np.ndarray]) -> None:
     """Refuse saved arrays whose shapes or types differ from those of a newly started state."""
     if [(a.shape, a.dtype) for a in saved] != [(a.shape, a.dtype) for a in begun]:
-        raise DataError("the saved state belongs to a different run; start this one afresh.")
+        raise DataError("the saved state belongs to a different run; start anew.")
 
 
 def default_parallel(chains: int = 1) -> Parallel:
