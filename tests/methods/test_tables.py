@@ -77,15 +77,21 @@ def test_hmc_ecs_is_right_at_its_defaults(name):
 
 
 # Tables with nearly normal posteriors. For the others, weights of normal draws have a Pareto k of
-# .55 or more, and weighted means are off by .1 posterior sd.
-NORMAL = {"claims": "laplace", "taxi": "laplace", "covertype": "hmc-ecs", "flights": "laplace"}
+# .55 or more, and weighted means are off by .1 posterior sd. On flights k is .38 to .41 by chance,
+# and the limit is .4: either method may be chosen, and must be right.
+CHOSEN = {
+    "claims": {"laplace"},
+    "taxi": {"laplace"},
+    "covertype": {"hmc-ecs"},
+    "flights": {"laplace", "hmc-ecs"},
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables.NAMES)
 def test_defaults_are_right(name):
     post, right = cached(name), reference(name)
-    assert post.settings["method"] == NORMAL[name]
+    assert post.settings["method"] in CHOSEN[name]
     off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
     assert off.max() < 0.1
     spread = side_by_side(post, "sd") / right.sd
