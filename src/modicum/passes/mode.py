@@ -124,12 +124,11 @@ def _approach(sums: Sums, subset: Sums, at: Curvature, purpose: str, goal: float
     A gradient takes a third of the time of a Hessian, and such a step leaves a few per cent of the
     distance. The steps end when only the Hessian of all rows, or one Newton step with it, remains.
     """
-    model, rows = sums.target.model, sums.rows
-    by_numpy = isinstance(model, LinearPredictorModel) and sums.by_numpy
     # A pass over a store is mostly reading; with stand-in priors, matrices may be arrows.
-    if not by_numpy or rows.is_store or flat_prior(sums.target) is not None:
+    too_slow = sums.rows.is_store or not sums.gradient_on_numpy
+    if too_slow or flat_prior(sums.target) is not None:
         return at.point
-    size, best, share = len(rows) / len(subset.rows), at, SLOW
+    size, best, share = len(sums.rows) / len(subset.rows), at, SLOW
     for k in range(MOST_APPROACHES):
         C, A = sums.gradient(at.point, purpose)
         at = replace(at, C=C, A=A, B=at.B * size)

@@ -105,8 +105,7 @@ class Sums:
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
-        linear = isinstance(self.target.model, LinearPredictorModel)
-        chunk_sum: TargetSum = gradient_by_numpy if linear and self.by_numpy else chunk_gradient
+        chunk_sum: TargetSum = gradient_by_numpy if self.gradient_on_numpy else chunk_gradient
         value, gradient = self._sweep(chunk_sum, t, purpose, "gradient")
         return float(value) + float(self._rest_values(t)), self._padded(
             gradient + self._rest_slopes(t)
@@ -156,6 +155,11 @@ class Sums:
         """
         few = not isinstance(self.rows, GroupedRows) or len(self.rows.members) <= FEW_ROWS
         return self.target.likelihood.on_numpy and few
+
+    @property
+    def gradient_on_numpy(self) -> bool:
+        """Whether a gradient takes no compiler: of a linear predictor, by NumPy formulas."""
+        return self.by_numpy and isinstance(self.target.model, LinearPredictorModel)
 
     def enter(self, purpose: str, times: int, kind: Kind, passes: int) -> None:
         """Enter in the ledger that every row was evaluated `times` times, in `passes` sweeps."""
