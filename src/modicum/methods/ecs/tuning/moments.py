@@ -6,13 +6,15 @@ log-likelihood estimate and the distance of the perturbed target from the poster
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-__all__ = ["Bias", "Pilot", "representatives", "weighted_quantile"]
+__all__ = ["Bias", "Pilot", "in_blocks", "representatives", "weighted_quantile"]
 
 SMALL = 0.1  # |y| below which the first terms of the series of e^(y - y^2/2) suffice
+IN_CACHE = 2**19  # bytes of temporary arrays that stay in the processor's cache
 SPLITS = (np.inf, 10.0, 3.0, 1.0, 0.3)  # thresholds of |e^b / E e^b - 1| below which b is small
 
 
@@ -105,10 +107,12 @@ class Bias:
 
     def __init__(self, pilot: Pilot, least: int) -> None:
         self.pilot = pilot
-        centred = pilot.values - pilot.mean[:, None]
-        self.draw, row = np.nonzero(np.abs(centred) > SMALL * least)
-        self.large = centred[self.draw, row]
-        self.weight = pilot.weight[row]
+        parts = []
+        for draws in in_blocks(pilot.values):
+            centred = pilot.values[draws] - pilot.mean[draws, None]
+            draw, row = np.nonzero(np.abs(centred) > SMALL * least)
+            parts.append((draws.start + draw, centred[draw, row], pilot.weight[row]))
+        self.draw, self.large, self.weight = map(np.concatenate, zip(*parts, strict=True))
 
     def log(self, m: int, ddof: int) -> np.ndarray:
         """Return b at each draw."""
@@ -140,6 +144,13 @@ class Bias:
                 far = float(np.sum((share * off * distance)[~near]))
                 bounds.append(float(np.sqrt(share[near] @ off[near] ** 2)) + far)
         return min(bounds)
+
+
+def in_blocks(values: np.ndarray) -> Iterator[slice]:
+    """Divide draws, (draws, rows), into blocks small enough for temporary arrays in the cache."""
+    together = max(1, IN_CACHE // max(1, values[:1].nbytes))
+    for first in range(0, len(values), together):
+        yield slice(first, first + together)
 
 
 def weighted_quantile(values: np.ndarray, share: np.ndarray, at: float) -> float:

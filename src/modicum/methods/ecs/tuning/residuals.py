@@ -17,7 +17,7 @@ from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
 from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
 from modicum.kernels.base import ControlVariate, Proxy
-from modicum.methods.ecs.tuning.moments import Pilot, representatives
+from modicum.methods.ecs.tuning.moments import Pilot, in_blocks, representatives
 from modicum.methods.ecs.tuning.slopes import (
     representative_rows,
     slopes_of_groups,
@@ -86,26 +86,22 @@ class Residuals:
     def pilot(self, probability: np.ndarray) -> Pilot:
         """Return moments under a design that draws rows with this `probability`, possibly zero."""
         factor, weight = reweighted(self.probability, probability)
-        drawn = weight > 0
+        drawn = slice(None) if np.all(weight > 0) else weight > 0
         slopes = self._slopes(weight, factor)
         values, weight = self.values[:, drawn] * factor[drawn], weight[drawn]
-        mean = values @ weight
-        centred = values - mean[:, None]
-        square = centred**2
-        second, third = square @ weight, (square * centred) @ weight
-        fourth = square**2 @ weight
+        mean, second, third, fourth = _moments(values, weight)
         # tails hardly differ between draws, and sorting is expensive
-        representative = centred[representatives(self.share, 2 * SLOPE_DRAWS)]
-        tails = np.median([_tail(np.abs(c), weight) for c in representative], axis=0)
+        some = representatives(self.share, 2 * SLOPE_DRAWS)
+        tails = np.median([_tail(np.abs(values[k] - mean[k]), weight) for k in some], axis=0)
         by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
     def _slopes(self, weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
         form, proxy = self.control_variate, self.proxy
-        draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
+        at_draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
         if self.few is not None:
             first = slice(len(self.few["probability"]))
-            return slopes_of_groups(form, self.few, proxy, draws, weight[first], factor[first])
+            return slopes_of_groups(form, self.few, proxy, at_draws, weight[first], factor[first])
         size = proxy.a.shape[0]
         # rows are not whitened if the factor is an arrow
         products = size if isinstance(proxy.factor, ArrowFactor) else size**2
@@ -113,10 +109,22 @@ class Residuals:
         if proxy.row_factor is not None:
             count = SLOPE_ROWS * size
         count = min(count, len(weight))
-        residual = factor * np.sqrt(self.share @ self.values**2)
+        squares = (self.share[draws] @ self.values[draws] ** 2 for draws in in_blocks(self.values))
+        residual = factor * np.sqrt(sum(squares))
         at, share = representative_rows(weight, count, residual)
         batch = {name: np.asarray(values)[at] for name, values in self.rows.items()}
-        return slopes_of_rows(form, batch, proxy, draws, share, factor[at])
+        return slopes_of_rows(form, batch, proxy, at_draws, share, factor[at])
+
+
+def _moments(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return mean and central moments two to four of the rows' values at each draw."""
+    moments = np.empty((4, len(values)))
+    for draws in in_blocks(values):
+        mean = values[draws] @ weight
+        centred = values[draws] - mean[:, None]
+        square = centred**2
+        moments[:, draws] = mean, square @ weight, (square * centred) @ weight, square**2 @ weight
+    return moments
 
 
 def reweighted(drawn_with: np.ndarray, studied: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
