@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -47,19 +46,6 @@ NOWHERE: Span = (np.int64(0), np.int64(0))  # no iterations
 WINDOWS = 8  # per call on an accelerator: finished windows are copied while the next one runs
 SHARE_OF_TABLE = 0.25  # share of the accelerator's free memory that a table of all rows may use
 CHAINS_PER_CORE = 8  # beyond this, stacking chains beats one thread per chain
-
-
-class Lowered(Protocol):
-    """A function that is ready to be compiled, as `jax.jit(...).lower(...)` returns it."""
-
-    @property
-    def out_info(self) -> Pytree:
-        """Shapes and types of what it returns."""
-        ...
-
-    def compile(self) -> object:
-        """Compile it."""
-        ...
 
 
 @dataclass
@@ -184,21 +170,22 @@ class Chains:
     def _begin_afresh(self, keys: Keys, batches: Batches | None, fetched: Batches | None) -> None:
         """Trace and compile what chains need, and keep it for later processes."""
         before = COMPILED.from_disk
-        blank = NOWHERE, fetched, self._blank_state(batches)
+        # Each function is compiled while the next one is traced, and before threads race to do so.
+        first = self._first.lower(*self._first_arguments(0, batches))
+        compiling = [self._pool.submit(first.compile)]
+        blank = NOWHERE, fetched, _zeros(first.out_info)
         arguments = [self._arguments(g, *blank) for g in range(len(self._copies))]
-        loops: list[Lowered] = [self._loop.lower(*each) for each in arguments]
-        # Loops are compiled meanwhile, and before threads race to do so.
-        compiling = [self._pool.submit(loop.compile) for loop in loops]
+        loops = [self._loop.lower(*each) for each in arguments]
+        compiling += [self._pool.submit(loop.compile) for loop in loops]
         if self._through_pinned_pages:
             self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
         if self.settled is not None:
             self._compile_settled(*blank)
         self.state = self._started(batches)
-        for one in compiling:
-            one.result()
+        programs = [one.result() for one in compiling]
         fresh = COMPILED.from_disk == before
-        executables.keep(keys[0], self._first, self._first_arguments(0, batches), fresh)
-        executables.keep(keys[1], self._loop, arguments[0], fresh)
+        for key, lowered, program in zip(keys, (first, loops[0]), programs, strict=False):
+            executables.keep(key, lowered, program, fresh)
 
     def _begin_from_disk(
         self, keys: Keys, batches: Batches | None, fetched: Batches | None
@@ -258,13 +245,6 @@ class Chains:
         """Return the arguments of the first call for group `g`."""
         key = self._group_starts[g]
         return (self.kernel, *self._at_device(g), self._of_group(batches, g), key)
-
-    def _blank_state(self, batches: Batches | None) -> compiled.Progress:
-        """Return a state of the right shapes, for compiling the loop."""
-        kernel, *others = self._first_arguments(0, batches)
-        shapes = jax.eval_shape(partial(self._first, kernel), *others)
-        state: compiled.Progress = jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
-        return state
 
     def _tabulate(self, settled: Settled) -> list[jax.Array]:
         """Prepare all rows for `settled`, once per device; [] if memory is short."""
@@ -467,6 +447,11 @@ class Chains:
             )
             for part in self._parts
         ]
+
+
+def _zeros(shapes: Pytree) -> Pytree:
+    """Return arrays of these shapes, for compiling a function that takes them."""
+    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
 
 
 def refuse_other_state(saved: Sequence[np.ndarray], begun: Sequence[np.ndarray]) -> None:

@@ -22,7 +22,7 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
@@ -33,9 +33,9 @@ from typing import Any, TypeAlias
 import jax
 
 from modicum.progress import logger
-from modicum.runtime import Compiled, Pytree, on_release
+from modicum.runtime import Compiled, Pytree, check_options, on_release
 
-__all__ = ["Executable", "keep", "key_of", "stored"]
+__all__ = ["Executable", "get_ready", "keep", "key_of", "stored"]
 
 Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
@@ -45,6 +45,18 @@ _loaded: dict[str, Executable] = {}
 _traced: set[str] = set()  # keys of the loops that this process has traced itself
 on_release(_loaded.clear)
 on_release(_traced.clear)
+
+
+def get_ready() -> None:
+    """Do in a thread what compiling needs and no shape changes, while the caller makes passes."""
+
+    def prepare() -> None:
+        check_options()
+        if _folder() is not None:
+            _surroundings()
+            _sources()
+
+    threading.Thread(target=prepare).start()
 
 
 def stored(*keys: str | None) -> list[Executable] | None:
@@ -77,9 +89,9 @@ def _read(folder: Path, key: str) -> Executable:
 
 
 def keep(
-    key: str | None, function: Compiled[..., Pytree], arguments: Sequence[Pytree], fresh: bool
+    key: str | None, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, fresh: bool
 ) -> None:
-    """Store the loop that this process has traced for these arguments, for later processes.
+    """Store a loop that this process has traced and compiled, for later processes.
 
     Parameters
     ----------
@@ -92,9 +104,8 @@ def keep(
     if key is None or folder is None or key in _traced:
         return
     _traced.add(key)
-    lowered = function.lower(*arguments)  # a look-up, and so is compiling it
     made_for = repr((_settings(), _surroundings()))
-    what = (folder, key, lowered, lowered.compile(), made_for, fresh)
+    what = (folder, key, lowered, compiled, made_for, fresh)
     threading.Thread(target=_name_and_write, args=what).start()  # while chains run
 
 

@@ -20,8 +20,8 @@ from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_cer
 from modicum.methods.mean_anchor import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
-from modicum.rows.groups import GroupedRows
-from modicum.run import History
+from modicum.rows.groups import GroupedRows, members_of
+from modicum.run import History, RowPlacement, executables
 
 __all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive", "check_tuning"]
 
@@ -163,10 +163,15 @@ class EnergyConserving(Method):
             )
         return cheapest_certainty(choose, self.certainty, steps, most)
 
+    def start_copying(self, task: Task) -> RowPlacement:
+        """Start copying the rows for the chains: in the background, which takes one core."""
+        return RowPlacement(members_of(task.rows), self.memory_limit)
+
     def find_anchor(self, task: Task) -> Anchor:
         """Return the anchor at the mode, at the mean, or at the user's point."""
         if self.inner != "hmc" or self.at_mean:
             import_ahead()
+        executables.get_ready()
         if self.at_mode:
             return task.anchor_at_mode()
         if self.at_mean:

@@ -46,7 +46,7 @@ from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
 from modicum.passes import Anchor
 from modicum.rows.groups import GroupedRows
-from modicum.run import History
+from modicum.run import History, RowPlacement
 from modicum.runtime import in_double_precision
 
 __all__ = ["HMCECS"]
@@ -195,7 +195,7 @@ class HMCECS(EnergyConserving):
             why, tuning = explain_burn_in(schedule, self._by_hand())
             chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
         else:
-            pilot = study or self.study(task, self.find_anchor(task))
+            pilot = study or self._study_at_own_anchor(task)
             if self.at_mean:
                 tuning["anchor"] = anchor_at_mean(task).text
             chosen = self.certainty_for(
@@ -210,9 +210,13 @@ class HMCECS(EnergyConserving):
         plan = parts.plan(pilot, _explain(chosen) | tuning, notes)
         return plan if self.exact is None else self._with_all_rows(plan, pilot)
 
-    def study(self, task: Task, anchor: Anchor) -> Study:
+    def study(self, task: Task, anchor: Anchor, placement: RowPlacement | None = None) -> Study:
         """Return the pilot study at an anchor."""
-        return Study(self, task, anchor, scheduled=self.tuning == "paper")
+        return Study(self, task, anchor, self.tuning == "paper", placement)
+
+    def _study_at_own_anchor(self, task: Task) -> Study:
+        placement = self.start_copying(task)  # while the anchor is sought
+        return self.study(task, self.find_anchor(task), placement)
 
     def _by_hand(self) -> dict[str, int]:
         own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}

@@ -64,7 +64,7 @@ from modicum.models.base import Batch
 from modicum.passes.faults import first_bad_row
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows, members_of
+from modicum.rows.groups import GroupedRows
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device
@@ -95,6 +95,7 @@ class Study(AnchoredProxy):
 
     # Whether it is part of the paper's schedule, whose anchor moves and whose chains are straight.
     scheduled: bool = False
+    placement: RowPlacement | None = None  # if copying the rows for chains has begun
     _pilots: dict[int, Pilot] = field(init=False, default_factory=dict)
     _coresets: dict[int, Coreset] = field(init=False, default_factory=dict)
     # Set when residuals are evaluated: the axes along which the posterior is too skewed for
@@ -186,7 +187,7 @@ class Study(AnchoredProxy):
     @cached_property
     def _residuals(self) -> Residuals:
         """Residuals of the pilot rows at the pilot draws."""
-        _ = self._placement  # start copying rows in the background: this takes one core
+        self.placement = self._placement  # if copying has not begun, it begins now
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
@@ -438,9 +439,9 @@ class Study(AnchoredProxy):
         """The rows, on the device or, if there are too many, on the host."""
         return self._placement.result()
 
-    @cached_property
+    @property
     def _placement(self) -> RowPlacement:
-        return RowPlacement(members_of(self.task.rows), self.method.memory_limit)
+        return self.placement or self.method.start_copying(self.task)
 
 
 def _expected_steps(trajectory: float, size: int) -> int:

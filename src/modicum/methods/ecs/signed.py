@@ -141,7 +141,8 @@ class SignedHMCECS(EnergyConserving):
 
     def _tuned_by_pilot(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
         """Choose settings by the pilot study at the anchor."""
-        study = Study(self, task, self.find_anchor(task))
+        placement = self.start_copying(task)  # while the anchor is sought
+        study = Study(self, task, self.find_anchor(task), placement=placement)
         certainty = self.certainty_for(
             task,
             lambda count: self._choose(study, count),
