@@ -11,11 +11,25 @@ from __future__ import annotations
 from enum import IntEnum, unique
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from modicum.errors import whole_number
 
-__all__ = ["IMPL", "Stream", "chain_keys", "fresh_seed", "generator", "key", "typed"]
+__all__ = [
+    "IMPL",
+    "Stream",
+    "chain_keys",
+    "fresh_seed",
+    "generator",
+    "key",
+    "log_uniform",
+    "normal",
+    "symmetric_uniforms",
+    "typed",
+    "unrelated_key",
+]
 
 IMPL = "threefry2x32"
 
@@ -95,6 +109,34 @@ def chain_keys(seed: int, chains: int, *stage: int) -> np.ndarray:
 def typed(words: jax.Array) -> jax.Array:
     """Turn words into typed JAX keys."""
     return jax.random.wrap_key_data(words, impl=IMPL)
+
+
+# Each call of the generator costs compile time, a tenth of a second. So a step of a chain calls it
+# once, for uniform numbers, which are then turned into what the step needs.
+
+
+def symmetric_uniforms(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Draw uniform numbers from (-1, 1), without its ends."""
+    above = jnp.nextafter(jnp.array(-1, dtype), jnp.array(0, dtype))
+    return jax.random.uniform(key, shape, dtype, above, 1)
+
+
+def normal(symmetric: jax.Array) -> jax.Array:
+    """Turn uniform numbers from (-1, 1) into standard normal ones, as `jax.random.normal` does."""
+    return jnp.sqrt(jnp.array(2, symmetric.dtype)) * jax.lax.erf_inv(symmetric)
+
+
+def log_uniform(symmetric: jax.Array) -> jax.Array:
+    """Turn uniform numbers from (-1, 1) into logarithms of uniform numbers from (0, 1)."""
+    return jnp.log((1 + symmetric) / 2)
+
+
+def unrelated_key(key: jax.Array, number: int = 0) -> jax.Array:
+    """Return a key that is independent of the numbers drawn from `key` itself.
+
+    The generator encrypts a counter, which starts at 0 for the numbers, and is far from it here.
+    """
+    return jax.random.fold_in(key, 2**32 - 1 - number)
 
 
 def fresh_seed() -> int:

@@ -49,12 +49,10 @@ def simulate(estimator, count, d, deviation, centre):
         present = estimator.present(present_key, estimator.blocks)
         noise = jax.random.normal(values_key, (estimator.rows,))
         values = d + deviation * np.sqrt(estimator.batch) * noise
-        told = estimator.describe(values, present, BlockPoissonTables(centre))
-        return (
-            estimator.combine(values, present, BlockPoissonTables(centre)).log,
-            told["sign"],
-            told,
-        )
+        given = (values, present, BlockPoissonTables(centre))
+        estimate = estimator.combine(*given)
+        told = estimator.describe(estimate, *given)
+        return estimate.log, told["sign"], told
 
     return jax.lax.map(one, jax.random.split(jax.random.key(1), count), batch_size=2000)
 
@@ -97,8 +95,9 @@ def test_combine_is_the_formula_packed_or_not(x64):
     right, sign = by_hand(values, np.asarray(present), 12, 3, centre)
     packed, filled = jax.jit(estimator.pack)(values, present)
     for D, there in ((values, present), (packed, filled)):
-        assert float(combine(estimator, D, there, tables).log) == pytest.approx(right, rel=1e-13)
-        described = describe(estimator, D, there, tables)
+        estimate = combine(estimator, D, there, tables)
+        assert float(estimate.log) == pytest.approx(right, rel=1e-13)
+        described = describe(estimator, estimate, D, there, tables)
         assert float(described["sign"]) == sign
         assert int(described["factors"]) == int(np.sum(present))
     assert packed.shape == (most_factors(1.25 * 12) * 3,)

@@ -94,7 +94,8 @@ def _simulate(kernel, steps, step_size, context, data, keys):
             fresh = (k % period == 0) if period else jnp.zeros((), bool)
             flags = StepFlags(jnp.asarray(step_size, float), fresh, jnp.zeros((), bool))
             ready = kernel.prepare(batch, context)
-            state, _ = kernel.step(step_key, state, flags, ready, context)
+            chances = kernel.chances(step_key, context)
+            state, _ = kernel.step(chances, state, flags, ready, context)
             late = k >= steps // 2
             away = state.integrator.z - start
             r = state.integrator.memory

@@ -105,17 +105,22 @@ def refresh_often(kernel, key, d, count, context, z):
     """Run refreshes at a fixed z; return acceptances and the subsample's values."""
     start, go = jax.random.split(key)
     state = begin(kernel, start, d, context)
-    state = state._replace(z=z, values=kernel.control_variate.values(state.subsample, z, None))
+
+    def holding(subsample, present):
+        values = kernel.control_variate.values(subsample, z, None)
+        log = kernel.estimator.combine(values, present, context.estimator).log
+        return state._replace(z=z, subsample=subsample, present=present, values=values, log=log)
 
     def one(state, key):
         rows_key, step_key = jax.random.split(key)
         batch = read(kernel, kernel.row_request(rows_key, context), d, context)
-        subsample, present, done = kernel.refresh(step_key, state, batch, context)
-        values = kernel.control_variate.values(subsample, z, None)
-        state = state._replace(subsample=subsample, present=present, values=values)
-        return state, (done.acceptance_rate, values, present)
+        chances = kernel.chances(step_key, context).refresh
+        subsample, present, done = kernel.refresh(chances, state, batch, context)
+        state = holding(subsample, present)
+        return state, (done.acceptance_rate, state.values, present)
 
-    return jax.lax.scan(one, state, jax.random.split(go, count))[1]
+    first = holding(state.subsample, state.present)
+    return jax.lax.scan(one, first, jax.random.split(go, count))[1]
 
 
 @pytest.mark.parametrize(
@@ -142,10 +147,9 @@ WEIGHTS = np.array([1.0, 3.0, 2.0])
 class AlwaysAccept(EnergyConservingKernel):
     """A mistake: refreshes without the pseudo-marginal ratio."""
 
-    def refresh(self, key, state, fresh, context):
-        which = jax.random.randint(key, (self.refreshes,), 0, self.blocks)
+    def refresh(self, chances, state, fresh, context):
+        which, _, parts = chances
         subsample = replace_blocks(state.subsample, fresh, which, self.block)
-        parts = self.estimator.present(key, self.refreshes)
         present = replace_blocks(state.present, parts, which, self.estimator.parts)
         return subsample, present, Refreshed(jnp.ones(()), jnp.zeros((), int))
 
@@ -214,7 +218,7 @@ def test_parameters_and_subsample_together_have_their_joint_law(x64):
         def one(state, key):
             rows_key, step_key = jax.random.split(key)
             batch = read(kernel, kernel.row_request(rows_key, context), d, context)
-            return kernel.step(step_key, state, QUIET, batch, context)
+            return kernel.step(kernel.chances(step_key, context), state, QUIET, batch, context)
 
         start, go = jax.random.split(key)
         return jax.lax.scan(one, begin(kernel, start, d, context), jax.random.split(go, 2000))[1]
@@ -241,11 +245,14 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
     @jax.jit
     def step(state):
         batch = read(kernel, kernel.row_request(jax.random.key(2), context), d, context)
-        return kernel.step(jax.random.key(3), state, QUIET, batch, context)
+        chances = kernel.chances(jax.random.key(3), context)
+        return kernel.step(chances, state, QUIET, batch, context)
 
     state, draw = step(state)
     values = kernel.control_variate.values(state.subsample, state.z, None)
     np.testing.assert_allclose(state.values, values, rtol=1e-14)
+    log = kernel.estimator.combine(values, state.present, context.estimator).log
+    assert float(state.log) == pytest.approx(float(log), rel=1e-13)
     density = kernel.log_density(state.subsample, state.present, context)
     assert float(draw["lp"]) == pytest.approx(float(density(state.z)[0]) + 7.0)
     estimate = Perturbed().combine(values, state.present, {})

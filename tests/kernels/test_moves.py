@@ -14,9 +14,13 @@ from modicum.kernels.moves import (
     NUTSMove,
     RandomWalkMove,
     at_point,
+    is_plain_hmc,
     longest_step,
     move_afresh,
+    path_chances,
+    path_size,
 )
+from modicum.random import symmetric_uniforms
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
@@ -204,7 +208,10 @@ def test_a_move_afresh_is_the_move_with_by_products(move, x64):
     @jax.vmap
     def both(key, z):
         known = move(key, at_point(z, plain), plain, step_size, mass)
-        return known, move_afresh(move, key, z, density, step_size, mass)
+        chances = key
+        if is_plain_hmc(move):
+            chances = path_chances(symmetric_uniforms(key, (path_size(z),), z.dtype))
+        return known, move_afresh(move, chances, z, density, step_size, mass)
 
     start = np.random.default_rng(3).standard_normal((500, 2))
     (point, info), (there, same, evaluations) = both(

@@ -311,8 +311,8 @@ def _step(kernel, key, state, context, data):
     drawn = kernel.row_request(key, context)
     batch = {"c": data[drawn.row_ids], "probability": drawn.probability}
     flags = StepFlags(jnp.asarray(0.01), jnp.zeros((), bool), jnp.zeros((), bool))
-    again = jax.random.fold_in(key, 1)
-    return kernel.step(again, state, flags, kernel.prepare(batch, context), context)
+    chances = kernel.chances(jax.random.fold_in(key, 1), context)
+    return kernel.step(chances, state, flags, kernel.prepare(batch, context), context)
 
 
 def _few_steps(kernel, context, target):

@@ -41,10 +41,12 @@ class Accumulate:
     def init(self, key, batch, context):
         return batch["x"].sum(0) if self.at_start else jnp.zeros(3, context["like"].dtype)
 
-    def step(self, key, state, flags, batch, context):
+    def chances(self, key, context):
+        return jax.random.normal(key, (3,))
+
+    def step(self, chances, state, flags, batch, context):
         state = 0.5 * state + (batch["x"] * batch["y"][:, None]).sum(0) + flags
-        noise = jax.random.normal(key, (3,))
-        drawn = {"position": state, "noise": noise[0], "chance": batch["probability"].sum()}
+        drawn = {"position": state, "noise": chances[0], "chance": batch["probability"].sum()}
         return state, drawn
 
 
@@ -202,9 +204,9 @@ def test_runs_that_differ_in_length_share_compiled_code(tmp_path):
     traced = []
 
     class Watched(Accumulate):
-        def step(self, key, state, flags, batch, context):
+        def step(self, chances, state, flags, batch, context):
             traced.append(flags)
-            return super().step(key, state, flags, batch, context)
+            return super().step(chances, state, flags, batch, context)
 
     rows, kernel = sources(tmp_path)["device"], Watched()
     steps, drawn = np.linspace(0, 1, 40, dtype=np.float32), []

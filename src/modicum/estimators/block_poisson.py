@@ -163,10 +163,15 @@ class BlockPoisson:
         # A compound Poisson sum: E sum log^2 |f| is the variance of log |Lhat|.
         return Estimate(log, mean, jnp.sum(logs**2))
 
-    def describe(self, values: jax.Array, present: jax.Array, tables: BlockPoissonTables) -> Draw:
+    def describe(
+        self,
+        estimate: Estimate,
+        values: jax.Array,
+        present: jax.Array,
+        tables: BlockPoissonTables,
+    ) -> Draw:
         """The sign, and how close the estimate is to changing it."""
         factors = self._factors(values, present, tables)
-        estimate = self.combine(values, present, tables)
         return {
             "sign": 1.0 - 2.0 * (jnp.sum(factors < 0) % 2),  # S of eq. 5.3
             "smallest_factor": jnp.min(jnp.abs(factors)),

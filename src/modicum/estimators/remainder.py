@@ -115,16 +115,17 @@ def far_apart(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
 
 def series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
     """Horner sums of the terms above `order`, and of their derivatives."""
-    slope = namespace(e).zeros_like(e)
-    for j in reversed(range(order + 1, TERMS)):
+    last = TERMS - 1
+    slope = last * taylor[last]
+    for j in reversed(range(order + 1, last)):
         slope = slope * e + j * taylor[j]
     return series_value(e, taylor, order), slope * e**order
 
 
 def series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
     """Horner sum of the terms above `order`."""
-    value = namespace(e).zeros_like(e)
-    for j in reversed(range(order + 1, TERMS)):
+    value = taylor[TERMS - 1]
+    for j in reversed(range(order + 1, TERMS - 1)):
         value = value * e + taylor[j]
     return value * power(e, order + 1)
 

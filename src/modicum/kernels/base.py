@@ -96,8 +96,8 @@ class Kernel(Protocol[State, Context]):
     """One Markov chain, as pure functions of arrays.
 
     Kernels are hashable by value (frozen dataclasses): they are static arguments of the compiled
-    runner, while `context` is a traced one. The rows that a step reads depend on its key only, so
-    the runner can fetch them ahead of time.
+    runner, while `context` is a traced one. The rows that a step reads and its random numbers
+    depend on its keys only, so the runner can fetch and draw them ahead of time.
     """
 
     def initial_row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
@@ -119,8 +119,16 @@ class Kernel(Protocol[State, Context]):
         """Return the rows that the step with this key reads, or None if it reads none."""
         ...
 
+    def chances(self, key: jax.Array, context: Context) -> Pytree:
+        """Draw the random numbers of a step, or return the key for a step that draws its own.
+
+        The runner calls this for many iterations at once, which is faster than drawing the numbers
+        of each in its step.
+        """
+        ...
+
     def step(
-        self, key: jax.Array, state: State, flags: Pytree, batch: Pytree, context: Context
+        self, chances: Pytree, state: State, flags: Pytree, batch: Pytree, context: Context
     ) -> tuple[State, Draw]:
         """Return the next state and the draw to record; `flags` belong to this iteration."""
         ...
@@ -424,8 +432,10 @@ class Estimator(Protocol[Tables]):
         """Estimate from the D of every row, packed or not."""
         ...
 
-    def describe(self, values: jax.Array, present: jax.Array, tables: Tables) -> Draw:
-        """Return the statistics of the estimate to record, one number per name."""
+    def describe(
+        self, estimate: Estimate, values: jax.Array, present: jax.Array, tables: Tables
+    ) -> Draw:
+        """Return the statistics to record, one number per name, of what `combine` returned."""
         ...
 
     def about(self, tables: Tables, difference: jax.Array) -> Tables:

@@ -104,6 +104,11 @@ class DelayedAcceptanceKernel:
             state.z, exact, state.subsample, state.present, state.adaptation
         )
 
+    def chances(self, key: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
+        """Return the key: a step draws its own random numbers."""
+        del context
+        return key
+
     def step(
         self,
         key: jax.Array,
@@ -142,6 +147,8 @@ class DelayedAcceptanceKernel:
         )
         at, growth = straighten(z, context.surrogate.proxy)
         values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
+        described = (values, state.present, context.surrogate.estimator)
+        estimate = kernel.estimator.combine(*described)
         draw = {
             "position": recorded(at, context.surrogate.proxy),
             "lp": exact if is_straight(context.surrogate.proxy) else exact - growth,
@@ -151,7 +158,7 @@ class DelayedAcceptanceKernel:
             + kernel.refreshes * kernel.block
             + kernel.subsample * (steps + 2)
             + certain_rows(context.surrogate) * (steps + 1),
-            **kernel.estimator.describe(values, state.present, context.surrogate.estimator),
+            **kernel.estimator.describe(estimate, *described),
             **info._asdict(),
             "acceptance_rate": rates,
             "n_steps": steps,

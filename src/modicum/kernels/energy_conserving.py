@@ -27,8 +27,18 @@ from modicum.kernels.base import (
     recorded,
     straighten,
 )
-from modicum.kernels.moves import Density, longest_step, move_afresh
+from modicum.kernels.moves import (
+    Density,
+    PathChances,
+    is_plain_hmc,
+    longest_step,
+    move_afresh,
+    path_chances,
+    path_size,
+)
+from modicum.kernels.slices import entry, put, take
 from modicum.models.base import Batch
+from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
 
 __all__ = [
@@ -36,7 +46,6 @@ __all__ = [
     "EnergyConservingKernel",
     "EnergyConservingState",
     "certain_rows",
-    "refresh_chances",
     "replace_blocks",
 ]
 
@@ -61,7 +70,23 @@ class EnergyConservingState(NamedTuple):
     subsample: Pytree  # cached rows, in blocks
     present: jax.Array  # which parts of the blocks are present
     values: jax.Array  # D of each row at z
+    log: jax.Array  # what the estimator makes of them: log |Lhat| - sum q
     adaptation: Adaptation
+
+
+class RefreshChances(NamedTuple):
+    """The random numbers of a refresh."""
+
+    block: jax.Array  # the blocks to propose anew
+    log_uniform: jax.Array  # decide which proposals are accepted
+    present: jax.Array  # which parts of the fresh blocks are present
+
+
+class StepChances(NamedTuple):
+    """The random numbers of one iteration."""
+
+    refresh: RefreshChances
+    move: PathChances | jax.Array  # a key for moves that draw their own numbers
 
 
 class Refreshed(NamedTuple):
@@ -156,29 +181,43 @@ class EnergyConservingKernel:
         """Start at a draw about the anchor with a fresh subsample."""
         proxy = context.proxy
         size = proxy.point.shape[0]
-        z_key, present_key = jax.random.split(key)
-        z = self.spread * jax.random.normal(z_key, (size,))
-        present = self.estimator.present(present_key, self.blocks)
-        values = self.control_variate.values(batch, straighten(z, proxy)[0], proxy)
+        z = self.spread * normal(symmetric_uniforms(key, (size,), proxy.point.dtype))
+        present = self.estimator.present(unrelated_key(key), self.blocks)
+        at, _ = straighten(z, proxy)
+        values = self.control_variate.values(batch, at, proxy)
+        log = self.estimator.combine(values, present, self._expected(at, context)).log
         adaptation = start_adaptation(size, self.first_step, adapt_mass=False)
-        return EnergyConservingState(z, batch, present, values, adaptation)
+        return EnergyConservingState(z, batch, present, values, log, adaptation)
+
+    def chances(self, key: jax.Array, context: EnergyConservingContext) -> StepChances:
+        """Draw the random numbers of an iteration."""
+        point, count = context.proxy.point, 2 * self.refreshes
+        is_hmc = is_plain_hmc(self.move)
+        uniform = symmetric_uniforms(key, (count + is_hmc * path_size(point),), point.dtype)
+        place = (1 + uniform[: self.refreshes]) / 2 * self.blocks
+        refresh = RefreshChances(
+            jnp.minimum(place.astype(jnp.uint32), self.blocks - 1),
+            log_uniform(uniform[self.refreshes : count]),
+            self.estimator.present(unrelated_key(key), self.refreshes),
+        )
+        move = path_chances(uniform[count:]) if is_hmc else unrelated_key(key, 1)
+        return StepChances(refresh, move)
 
     def step(
         self,
-        key: jax.Array,
+        chances: StepChances,
         state: EnergyConservingState,
         flags: AdaptationFlags,
         batch: Pytree,
         context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
         """Refresh some blocks of the subsample, then move the parameters."""
-        refresh_key, move_key = jax.random.split(key)
-        subsample, present, refreshed = self.refresh(refresh_key, state, batch, context)
+        subsample, present, refreshed = self.refresh(chances.refresh, state, batch, context)
         packed, filled = self.estimator.pack(subsample, present)
         density = self.log_density(packed, filled, context)
         learned = state.adaptation
         point, info, evaluations = move_afresh(  # eqs. 3.6 and 3.7 at fixed u
-            self.move, move_key, state.z, density, learned.step_size, learned.inverse_mass
+            self.move, chances.move, state.z, density, learned.step_size, learned.inverse_mass
         )
         rate, values = info.acceptance_rate, point.by_product
         adaptation = adapt(
@@ -188,6 +227,8 @@ class EnergyConservingKernel:
         logdensity = point.logdensity
         if not is_straight(context.proxy):
             logdensity -= growth
+        tables = self._expected(at, context)
+        estimate = self.estimator.combine(values, filled, tables)
         draw = {
             "position": recorded(at, context.proxy),
             "lp": logdensity + context.constant,
@@ -196,11 +237,12 @@ class EnergyConservingKernel:
             "rows_touched": refreshed.rows
             + (self.rows_present(present) + certain_rows(context)) * evaluations
             + 2 * _count(context.coreset),  # in the refresh, and for the recorded statistics
-            **self.estimator.describe(values, filled, self._expected(at, context)),
+            **self.estimator.describe(estimate, values, filled, tables),
             **info._asdict(),
         }
         values = self.estimator.unpack(values, present)
-        return EnergyConservingState(point.position, subsample, present, values, adaptation), draw
+        after = (point.position, subsample, present, values, estimate.log, adaptation)
+        return EnergyConservingState(*after), draw
 
     def rows_present(self, present: jax.Array) -> jax.Array:
         """Number of rows in the parts that are present."""
@@ -208,7 +250,7 @@ class EnergyConservingKernel:
 
     def refresh(
         self,
-        key: jax.Array,
+        chances: RefreshChances,
         state: EnergyConservingState,
         fresh: Pytree,
         context: EnergyConservingContext,
@@ -220,25 +262,25 @@ class EnergyConservingKernel:
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
         tables = self._expected(at, context)
-        which, log_uniform, present_key = refresh_chances(key, self.refreshes, self.blocks)
-        fresh_present = self.estimator.present(present_key, self.refreshes)
 
         def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
             return self.estimator.combine(values, present, tables).log
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
             current, log_now, accepted = carry
-            swap = partial(self._swap, k, which[k])
+            k = k.astype(jnp.uint32)
+            block, limit = entry((chances.block, chances.log_uniform), k)
+            swap = partial(self._swap, k, block)
             log_then = log_of(*map(swap, current[1:], offered[1:]))
-            accept = log_uniform[k] < log_then - log_now  # eq. 3.5
+            accept = limit < log_then - log_now  # eq. 3.5
             after = jax.tree.map(partial(swap, accept=accept), current, offered)
             return after, jnp.where(accept, log_then, log_now), accepted + accept
 
-        offered = (fresh, fresh_values, fresh_present)
+        offered = (fresh, fresh_values, chances.present)
         start = (state.subsample, state.values, state.present)
-        carry = (start, log_of(state.values, state.present), jnp.zeros((), int))
+        carry = (start, state.log, jnp.zeros((), int))
         (subsample, _, present), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
-        fresh_rows = self.rows_present(fresh_present)
+        fresh_rows = self.rows_present(chances.present)
         return subsample, present, Refreshed(accepted / self.refreshes, fresh_rows)
 
     def _swap(
@@ -251,20 +293,9 @@ class EnergyConservingKernel:
     ) -> jax.Array:
         """Replace a block by the k-th fresh block if `accept` is true."""
         size = new.shape[0] // self.refreshes
-        part = _take(new, k * size, size)
-        part = jnp.where(accept, part, _take(all_, block * size, size))
-        return _put(all_, part, block * size)
-
-
-def refresh_chances(
-    key: jax.Array, refreshes: int, blocks: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draw the blocks to propose anew and the logs of uniforms; return them and another key."""
-    chance_key, present_key = jax.random.split(key)
-    # Every random call costs compile time: one call serves both purposes.
-    place, chance = jax.random.uniform(chance_key, (2, refreshes))
-    which = jnp.minimum((place * blocks).astype(int), blocks - 1)
-    return which, jnp.log(chance), present_key
+        part = take(new, k * size, size)
+        part = jnp.where(accept, part, take(all_, block * size, size))
+        return put(all_, part, block * size)
 
 
 def certain_rows(context: EnergyConservingContext) -> int:
@@ -283,15 +314,7 @@ def replace_blocks(subsample: Pytree, fresh: Pytree, blocks: jax.Array, size: in
 
     def replace_block(k: jax.Array, kept: Pytree) -> Pytree:
         return jax.tree.map(
-            lambda all_, new: _put(all_, _take(new, k * size, size), blocks[k] * size), kept, fresh
+            lambda all_, new: put(all_, take(new, k * size, size), blocks[k] * size), kept, fresh
         )
 
     return jax.lax.fori_loop(0, blocks.shape[0], replace_block, subsample)
-
-
-def _take(array: jax.Array, place: jax.Array, count: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(array, place, count)
-
-
-def _put(array: jax.Array, part: jax.Array, place: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(array, part, place, 0)

@@ -163,6 +163,11 @@ class FlyKernel:
 
         return density
 
+    def chances(self, key: jax.Array, context: FlyContext) -> jax.Array:
+        """Return the key: a step draws its own random numbers."""
+        del context
+        return key
+
     def step(
         self,
         key: jax.Array,

@@ -124,6 +124,11 @@ class FullDataKernel:
         point = at_point(z, self._log_density(context))
         return FullDataState(point, start_adaptation(size, self.first_step, dense=self.dense))
 
+    def chances(self, key: jax.Array, context: FullDataContext) -> jax.Array:
+        """Return the key: a step draws its own random numbers."""
+        del context
+        return key
+
     def step(
         self,
         key: jax.Array,

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from modicum.kernels import blackjax_modules as blackjax
 from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
+from modicum.random import log_uniform, normal, symmetric_uniforms
 from modicum.runtime import Pytree
 
 __all__ = [
@@ -26,13 +26,16 @@ __all__ = [
     "HMCMove",
     "MALAMove",
     "NUTSMove",
+    "PathChances",
     "RandomWalkMove",
     "Trajectory",
     "at_point",
     "follow",
+    "is_plain_hmc",
     "longest_step",
     "move_afresh",
     "path_chances",
+    "path_size",
 ]
 
 DIVERGENT = 1_000.0  # increase of the energy that counts as a divergence
@@ -56,7 +59,7 @@ class Evaluated(NamedTuple):
 
 def move_afresh(
     move: Move,
-    key: jax.Array,
+    chances: PathChances | jax.Array,
     position: jax.Array,
     density: Density,
     step_size: jax.Array,
@@ -64,17 +67,19 @@ def move_afresh(
 ) -> tuple[Evaluated, MoveInfo, jax.Array]:
     """Move from a position whose density is not yet known, keeping the density's by-products.
 
-    `density(z)` returns the log-density and by-products. The last value returned is the number of
-    evaluations: HMC needs none beyond those of its trajectory.
+    `chances` is a key unless `is_plain_hmc`. `density(z)` returns the log-density and by-products.
+    The last value returned is the number of evaluations: HMC needs none beyond those of its
+    trajectory.
     """
-    if type(move) is HMCMove:  # a subclass may override `__call__`
-        point, info = move.travel(key, position, density, step_size, inverse_mass)
+    if isinstance(chances, PathChances):
+        assert isinstance(move, HMCMove)
+        point, info = move.travel(chances, position, density, step_size, inverse_mass)
         return point, info, info.n_steps + 1
 
     def plain(z: jax.Array) -> jax.Array:
         return density(z)[0]
 
-    moved, info = move(key, at_point(position, plain), plain, step_size, inverse_mass)
+    moved, info = move(chances, at_point(position, plain), plain, step_size, inverse_mass)
     value, by_product = density(moved.position)
     point = Evaluated(moved.position, value, moved.logdensity_grad, by_product)
     return point, info, info.n_steps + 2
@@ -123,36 +128,41 @@ class HMCMove:
         def density(z: jax.Array) -> tuple[jax.Array, None]:
             return logdensity(z), None
 
-        end, info = self.travel(key, start, density, step_size, inverse_mass)
+        uniform = symmetric_uniforms(key, (path_size(point.position),), point.position.dtype)
+        end, info = self.travel(path_chances(uniform), start, density, step_size, inverse_mass)
         return Point(end.position, end.logdensity, end.gradient), info
 
     def travel(
         self,
-        key: jax.Array,
+        chances: PathChances,
         start: jax.Array | Evaluated,
         density: Density,
         step_size: jax.Array,
         inverse_mass: jax.Array,
     ) -> tuple[Evaluated, MoveInfo]:
         """Like `__call__`, with by-products, from a start that need not be evaluated yet."""
-        steps, h, key = self.steps(key, step_size)
-        path = follow(key, start, density, h, inverse_mass, steps, self.split)
+        steps, h = self.steps(chances, step_size)
+        path = follow(chances, start, density, h, inverse_mass, steps, self.split)
         return path.point, MoveInfo(
             path.acceptance_rate, path.diverging, path.energy, steps, jnp.asarray(False)
         )
 
-    def steps(self, key: jax.Array, step_size: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return the number of steps, their length, and the key for the rest of the move."""
+    def steps(self, chances: PathChances, step_size: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the number of steps and their length."""
         length: float | jax.Array = self.trajectory
         if self.jitter:
-            key, length_key = jax.random.split(key)
-            length *= 1 + self.jitter * jax.random.uniform(length_key, minval=-1.0, maxval=1.0)
+            length *= 1 + self.jitter * chances.stretch
         if not self.split:
             steps = jnp.clip(jnp.ceil(length / step_size), 1, self.max_steps).astype(int)
-            return steps, step_size, key
+            return steps, step_size
         steps = jnp.clip(jnp.ceil(length / step_size - SLACK), 1, self.max_steps).astype(int)
         # with `max_steps` steps a trajectory may fall short of its length
-        return steps, jnp.minimum(length / steps, (1 + SLACK) * step_size), key
+        return steps, jnp.minimum(length / steps, (1 + SLACK) * step_size)
+
+
+def is_plain_hmc(move: Move) -> bool:
+    """Whether a move follows trajectories as `HMCMove` does; a subclass may do otherwise."""
+    return type(move) is HMCMove
 
 
 def longest_step(move: Move) -> float | None:
@@ -160,6 +170,24 @@ def longest_step(move: Move) -> float | None:
     if isinstance(move, HMCMove) and move.split:
         return move.trajectory * (1 + move.jitter)
     return None
+
+
+class PathChances(NamedTuple):
+    """The random numbers of one trajectory."""
+
+    momentum: jax.Array  # standard normal, in units of the mass
+    log_uniform: jax.Array  # decides whether the end is accepted
+    stretch: jax.Array  # from (-1, 1): change of the length, in units of the jitter
+
+
+def path_size(position: jax.Array) -> int:
+    """Return how many uniform numbers `path_chances` needs for a trajectory from `position`."""
+    return position.shape[0] + 2
+
+
+def path_chances(uniform: jax.Array) -> PathChances:
+    """Turn uniform numbers from (-1, 1) into the random numbers of one trajectory."""
+    return PathChances(normal(uniform[:-2]), log_uniform(uniform[-2]), uniform[-1])
 
 
 class Trajectory(NamedTuple):
@@ -178,7 +206,7 @@ def _evaluated(position: jax.Array, density: Density) -> Evaluated:
 
 
 def follow(
-    key: jax.Array,
+    chances: PathChances,
     start: jax.Array | Evaluated,
     density: Density,
     step_size: jax.Array,
@@ -195,8 +223,7 @@ def follow(
     if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
         start = at(start)  # on an accelerator, carrying more through the loop costs more
     position = start.position if isinstance(start, Evaluated) else start
-    normal, rest = path_chances(key, position.shape[0], position.dtype)
-    momentum = normal / jnp.sqrt(inverse_mass)
+    momentum = chances.momentum / jnp.sqrt(inverse_mass)
 
     # Leapfrog steps of eq. 3.6 (HMC-ECS paper, Algorithm 1).
     def leap(state: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
@@ -228,16 +255,7 @@ def follow(
         carry = (blank, blank._replace(position=position), momentum)
         first, last, end = jax.lax.fori_loop(0, steps + 1, leap_or_begin, carry)
     before, after = _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass)
-    return _decide(first, last, before, after, -0.5 * jnp.sum(rest**2))
-
-
-def path_chances(key: jax.Array, size: int, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """Draw a standard normal vector for the momentum, and two normals for the acceptance.
-
-    A single random call: for two normals a and b, (a^2 + b^2) / 2 is minus the log of a uniform.
-    """
-    normal = jax.random.normal(key, (size + 2,), dtype)
-    return normal[:-2], normal[-2:]
+    return _decide(first, last, before, after, chances.log_uniform)
 
 
 def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:

@@ -37,6 +37,14 @@ class StepFlags(NamedTuple):
     renewed: Array  # whether a pass renews the estimator's memory before the step
 
 
+class StepChances(NamedTuple):
+    """The random numbers of one step, and keys for more."""
+
+    refresh_key: jax.Array
+    select_key: jax.Array
+    xi: jax.Array  # noise of the kick, standard normal
+
+
 class StochasticGradientState(NamedTuple):
     """State of the chain, and the memory of its gradient estimator."""
 
@@ -110,34 +118,40 @@ class StochasticGradientKernel:
             self.integrator.start(dynamics_key, z), self.estimator.start(z, context)
         )
 
+    def chances(self, key: jax.Array, context: StochasticGradientContext) -> StepChances:
+        """Draw the noise of a kick; a step draws its other random numbers."""
+        # A plain step uses its key for one purpose only, and need not split it.
+        plain = self.batches == 1 and self.integrator.period is None
+        refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
+        start = context.start
+        xi = jax.random.normal(kick_key, start.shape, start.dtype)
+        return StepChances(refresh_key, select_key, xi)
+
     def step(
         self,
-        key: jax.Array,
+        chances: StepChances,
         state: StochasticGradientState,
         flags: StepFlags,
         batch: Pytree,
         context: StochasticGradientContext,
     ) -> tuple[StochasticGradientState, Draw]:
         """Drift, estimate gradients, select one, and kick."""
-        # A plain step uses its key for one purpose only, and need not split it.
-        plain = self.batches == 1 and self.integrator.period is None
-        refresh_key, select_key, kick_key = (key,) * 3 if plain else jax.random.split(key, 3)
         current, memory = state
         h = jnp.asarray(flags.step_size, current.z.dtype)
         if self.integrator.period is not None:
-            fresh = self.integrator.refresh(refresh_key, current)
+            fresh = self.integrator.refresh(chances.refresh_key, current)
             current = jax.tree.map(partial(jnp.where, flags.refreshed), fresh, current)
         current = self.integrator.drift(current, h)
         gradients = self.gradients(current.z, batch, memory, context)
         gradient, info = self.selector.select(
-            select_key, gradients, lambda: self.integrator.noise_match(current, h)
+            chances.select_key, gradients, lambda: self.integrator.noise_match(current, h)
         )
 
         def diagonal() -> jax.Array:
             jacobian = jax.jacfwd(lambda z: self.gradients(z, batch, memory, context)[0])
             return jnp.diagonal(jacobian(current.z))
 
-        after = self.integrator.kick(kick_key, current, gradient, h, context, diagonal)
+        after = self.integrator.kick(chances.xi, current, gradient, h, context, diagonal)
         always = self.estimator.certain_rows(context)  # once, for any number of batches
         evaluated = self.cost * (1 + self.integrator.derivatives(current.z.shape[0]))
         touched = evaluated + always + jnp.where(flags.renewed, context.n, 0)

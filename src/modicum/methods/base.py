@@ -184,7 +184,7 @@ class Plan:
     flags: Pytree
     anchor: Coordinates
     rows: Batch | Rows | None = None  # from which the kernel requests rows (see run.Chains)
-    floats_per_iteration: int = 0  # floats prepared from the rows that an iteration requests
+    floats_per_iteration: int = 0  # floats prepared for an iteration, ahead of it
     start_rows: int = 0  # rows that each chain evaluates before its first iteration
     tuning: Tuning = field(default_factory=dict)
     notes: list[ModicumWarning] = field(default_factory=list)

@@ -20,6 +20,7 @@ import numpy as np
 from jax.extend.random import threefry_2x32
 
 from modicum.kernels.base import Draw, Kernel, RowRequest, Settled, carried_fields
+from modicum.kernels.slices import entry, set_entry, take
 from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.run.records import Packed, packed
@@ -134,42 +135,40 @@ def _advance(
     def prepared(b: jax.Array | int, rows_keys: jax.Array) -> Pytree:
         if batches is None:
             return _prepared(kernel, context, rows, None, rows_keys)
-        block_batches = jax.tree.map(
-            lambda field: jax.lax.dynamic_slice_in_dim(field, b * block, block), batches
-        )
+        block_batches = jax.tree.map(lambda field: take(field, b * block, block), batches)
         return _prepared(kernel, context, rows, block_batches, rows_keys)
 
     @jax.jit
-    def step(
-        i: jax.Array | int, state: Pytree, step_key: jax.Array, batch: Pytree
-    ) -> tuple[Pytree, Draw]:
-        now = jax.tree.map(lambda a: a[i], flags)
-        return kernel.step(step_key, state, now, batch, context)
+    def chances(step_keys: jax.Array) -> Pytree:
+        return jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
 
-    def body(i: jax.Array, step_key: jax.Array, batch: Pytree, carry: Pytree) -> Pytree:
+    @jax.jit
+    def step(i: jax.Array | int, state: Pytree, inputs: Pytree) -> tuple[Pytree, Draw]:
+        numbers, batch = inputs
+        return kernel.step(numbers, state, entry(flags, i), batch, context)
+
+    def body(i: jax.Array, inputs: Pytree, carry: Pytree) -> Pytree:
         (state, touched), record = carry
-        state, draw = step(i, state, step_key, batch)
+        state, draw = step(i, state, inputs)
         if thin > 1 and "rows_touched" in draw:
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
         slot = (first + i) // thin - first // thin if thin > 1 else i
-        record = jax.tree.map(lambda all_, new: all_.at[slot].set(new), record, packed(draw))
-        return Progress(state, touched), record
+        return Progress(state, touched), set_entry(record, slot, packed(draw))
 
     def through_block(b: jax.Array, carry: Pytree) -> Pytree:
         rows_keys, step_keys = keys(b)
-        ready = prepared(b, rows_keys)
+        ready = chances(step_keys), prepared(b, rows_keys)
 
         def inside(k: jax.Array, carry: Pytree) -> Pytree:
-            batch = jax.tree.map(lambda field: field[k], ready)
-            return body(b * block + k, step_keys[k], batch, carry)
+            return body(b * block + k, entry(ready, k), carry)
 
         return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
 
     def shapes(state: Pytree) -> Packed:
         rows_keys, step_keys = keys(0)
-        batch = jax.tree.map(lambda field: field[0], prepared(0, rows_keys))
-        return packed(step(0, state, step_keys[0], batch)[1])
+        ready = chances(step_keys), prepared(0, rows_keys)
+        return packed(step(0, state, entry(ready, 0))[1])
 
     slots = capacity if thin == 1 else capacity // thin + 2
     record = jax.tree.map(

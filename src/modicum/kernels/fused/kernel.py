@@ -26,7 +26,6 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingKernel,
     EnergyConservingState,
     certain_rows,
-    refresh_chances,
 )
 from modicum.kernels.fused.phased import PhasedProgram, run_phased
 from modicum.kernels.fused.program import Program, run
@@ -46,7 +45,7 @@ from modicum.kernels.fused.sizes import (
     at_most,
     pieces,
 )
-from modicum.kernels.moves import DIVERGENT, HMCMove, path_chances
+from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
 from modicum.models.base import Batch
 
 __all__ = ["FusedKernel", "PredictorRows"]
@@ -192,17 +191,20 @@ class FusedKernel:
 
     # Iterations ---------------------------------------------------------------------------
 
-    def script(self, key: jax.Array, step_size: jax.Array, size: int) -> Script:
+    def script(
+        self, key: jax.Array, step_size: jax.Array, context: EnergyConservingContext
+    ) -> Script:
         """Draw the random numbers of one iteration, the same as `plain` draws."""
-        refresh_key, move_key = jax.random.split(key)
-        which, log_chance, _ = refresh_chances(refresh_key, self.plain.refreshes, self.plain.blocks)
+        refresh, path = self.plain.chances(key, context)
         move = self.plain.move
         assert isinstance(move, HMCMove)
-        steps, h, move_key = move.steps(move_key, step_size)
-        normal, rest = path_chances(move_key, size, jnp.float64)
+        assert isinstance(path, PathChances)
+        steps, h = move.steps(path, step_size)
         turned = (jnp.cos(h), jnp.sin(h), jnp.sin(h)) if move.split else (1.0, h, 0.0)
         drift = jnp.stack([h / 2, *map(jnp.asarray, turned)])
-        return Script(which, log_chance, normal, -0.5 * jnp.sum(rest**2), steps, drift)
+        return Script(
+            refresh.block, refresh.log_uniform, path.momentum, path.log_uniform, steps, drift
+        )
 
     def advance(
         self,
@@ -231,9 +233,11 @@ class FusedKernel:
         held = jnp.take_along_axis(inputs[1], at, axis=1)
         chosen = _cached_rows(held, state.subsample, size, shape.width)
         z = last[:, :size].astype(jnp.float64)
-        cv = self.plain.control_variate
+        cv, tables = self.plain.control_variate, context.estimator
         values = jax.vmap(lambda rows, z: cv.values(rows, z, context.proxy))(chosen, z)
-        after = state._replace(z=z, subsample=chosen, values=values)
+        estimate = jax.vmap(partial(self.plain.estimator.combine, tables=tables))
+        log = estimate(values, state.present).log
+        after = state._replace(z=z, subsample=chosen, values=values, log=log)
         step_size = state.adaptation.step_size
         return after, self._draws(positions[..., :size], stats, script, step_size, context)
 
@@ -249,7 +253,7 @@ class FusedKernel:
         chains, size = state.z.shape
         shape = self.shape(size)
         step_size = state.adaptation.step_size
-        of_chain = jax.vmap(partial(self.script, size=size), in_axes=(0, None))
+        of_chain = jax.vmap(partial(self.script, context=context), in_axes=(0, None))
         script = jax.vmap(of_chain)(keys, step_size)
         subsample: PredictorRows = state.subsample
         flat = fresh.reshape(chains, -1, fresh.shape[-1])

@@ -46,7 +46,7 @@ class Baoab(Integrator):
 
     def kick(
         self,
-        key: jax.Array,
+        xi: jax.Array,
         state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
@@ -55,7 +55,6 @@ class Baoab(Integrator):
     ) -> IntegratorState:
         """Take a full B step, a half A step, an O step and a half A step."""
         z, r = state
-        xi = jax.random.normal(key, z.shape, z.dtype)
         decay = jnp.exp(-self.friction * h)
         r = r - h * gradient
         half = z + h / 2 * r

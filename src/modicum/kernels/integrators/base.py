@@ -101,14 +101,17 @@ class Integrator(ABC):
     @abstractmethod
     def kick(
         self,
-        key: jax.Array,
+        xi: jax.Array,
         state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
         context: StochasticGradientContext,
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
-        """Apply the gradient of U; `diagonal` computes the diagonal of its Jacobian on demand."""
+        """Apply the gradient of U and the noise `xi`, a standard normal vector.
+
+        `diagonal` computes the diagonal of the gradient's Jacobian on demand.
+        """
 
     def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
         """Compare the gradient of the coming kick with its noise."""

@@ -69,7 +69,7 @@ class Friction(Integrator):
 
     def kick(
         self,
-        key: jax.Array,
+        xi: jax.Array,
         state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
@@ -78,7 +78,6 @@ class Friction(Integrator):
     ) -> IntegratorState:
         """p' = p - e g(z') - e C p + N(0, 2 (C - B) e)."""
         z, p = state
-        xi = jax.random.normal(key, z.shape, z.dtype)
         drag = p
         if self.in_parameters:  # C I of the parameters is C L'L of the coordinates
             factor = context.factor

@@ -48,7 +48,7 @@ class Langevin(Integrator):
 
     def kick(
         self,
-        key: jax.Array,
+        xi: jax.Array,
         state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
@@ -56,7 +56,6 @@ class Langevin(Integrator):
         diagonal: Callable[[], jax.Array],
     ) -> IntegratorState:
         """z' = z - (e/2) g + sqrt(e) xi."""
-        xi = jax.random.normal(key, state.z.shape, state.z.dtype)
         c = self._drift(h)
         return IntegratorState(state.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
 

@@ -64,7 +64,7 @@ class Preconditioned(Integrator):
 
     def kick(
         self,
-        key: jax.Array,
+        xi: jax.Array,
         state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
@@ -84,7 +84,6 @@ class Preconditioned(Integrator):
             # dP/dz = -P^2 d(sqrt V)/dz, where only the newest term of V depends on z.
             slope = (1 - decay) * mean * diagonal() / n / jnp.maximum(root, 1e-30)
             drift = drift + P**2 * slope
-        xi = jax.random.normal(key, state.z.shape, state.z.dtype)
         z = state.z - h / 2 * drift + jnp.sqrt(h * P) * xi
         return IntegratorState(z, (square, jnp.ones((), bool)))
 

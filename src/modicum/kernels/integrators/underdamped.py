@@ -66,7 +66,7 @@ class Underdamped(Integrator):
 
     def kick(
         self,
-        key: jax.Array,
+        xi: jax.Array,
         state: IntegratorState,
         gradient: jax.Array,
         h: jax.Array,
@@ -75,7 +75,6 @@ class Underdamped(Integrator):
     ) -> IntegratorState:
         """Update position and momentum, both with the old momentum (eq. 3)."""
         z, r = state
-        xi = jax.random.normal(key, z.shape, z.dtype)
         noise = self.amplitude * jnp.sqrt(h) * xi
         return IntegratorState(z + h * r, r - h * (gradient + self.friction * r) + noise)
 

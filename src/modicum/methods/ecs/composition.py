@@ -128,15 +128,15 @@ class Composition:
         )
 
     def floats_per_iteration(self, study: Study) -> int:
-        """Floats that an iteration holds for the rows it requests."""
-        requested = self.refreshes * (self.subsample // self.blocks)
+        """Floats that an iteration holds: its rows, whitened or not, and its random numbers."""
+        size, requested = study.task.target.size, self.refreshes * (self.subsample // self.blocks)
         rows = study.task.rows
         fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
         if isinstance(rows, GroupedRows):
-            return requested * rows.largest * (fields + 12)
+            return size + requested * rows.largest * (fields + 12)
         if study.arrow:  # rows are kept as they are
-            return requested * (2 * fields + 12)
-        return requested * (study.task.target.size + fields + 12)
+            return size + requested * (2 * fields + 12)
+        return size + requested * (size + fields + 12)
 
 
 def rows_of(study: Study) -> Batch | Rows:

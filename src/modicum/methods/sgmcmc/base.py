@@ -336,10 +336,10 @@ def _flags(
 def _floats_per_iteration(
     task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
 ) -> int:
-    """Return the floats per iteration that the requested rows take in memory."""
+    """Return the floats per iteration that requested rows and noise take in memory."""
     width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
     prepared = task.target.size + 12 if estimator.needs_anchor else width
-    return kernel.batches * kernel.batch * (width + prepared)
+    return task.target.size + kernel.batches * kernel.batch * (width + prepared)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.base import ControlVariate, Proxy, straighten
-from modicum.kernels.moves import follow
+from modicum.kernels.moves import follow, path_chances, path_size
 from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
+from modicum.random import symmetric_uniforms
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
 __all__ = [
@@ -192,15 +193,17 @@ def _chains(
         again = factor * values
         return log, weight @ (again - weight @ again) ** 2
 
-    def iterate(z: jax.Array, key: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        path = follow(key, z, density, step, jnp.ones_like(z), jnp.asarray(steps))
+    def iterate(z: jax.Array, uniform: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        chances = path_chances(uniform)
+        path = follow(chances, z, density, step, jnp.ones_like(z), jnp.asarray(steps))
         return path.point.position, (path.point.position, path.point.by_product)
 
     def chain(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        first, rest = jax.random.split(key)
-        start = centre + scatter * jax.random.normal(first, centre.shape, centre.dtype)
+        shape = extent.iterations + 1, path_size(centre)
+        uniform = symmetric_uniforms(key, shape, centre.dtype)
+        start = centre + scatter * path_chances(uniform[0]).momentum
         drawn: tuple[jax.Array, jax.Array]
-        _, drawn = jax.lax.scan(iterate, start, jax.random.split(rest, extent.iterations))
+        _, drawn = jax.lax.scan(iterate, start, uniform[1:])
         return drawn
 
     keys = jax.random.split(key, extent.chains)
