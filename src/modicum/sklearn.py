@@ -1,6 +1,6 @@
 """scikit-learn estimators whose `fit` samples a posterior and keeps it as `posterior_`.
 
-The module needs scikit-learn (`pip install modicum[sklearn]`), which no other module imports.
+The module needs scikit-learn (`pip install 'modicum[sklearn]'`), which no other module imports.
 Sampling warns as `mo.sample` does. Sparse matrices are accepted and converted, block by block, to
 one dense array, so that a fit needs memory for rows times columns floats.
 """
