@@ -193,7 +193,8 @@ class EnergyConservingKernel:
         """Draw the random numbers of an iteration."""
         point, count = context.proxy.point, 2 * self.refreshes
         is_hmc = is_plain_hmc(self.move)
-        uniform = symmetric_uniforms(key, (count + is_hmc * path_size(point),), point.dtype)
+        of_move = path_size(point) if is_hmc else 0
+        uniform = symmetric_uniforms(key, (count + of_move,), point.dtype)
         place = (1 + uniform[: self.refreshes]) / 2 * self.blocks
         refresh = RefreshChances(
             jnp.minimum(place.astype(jnp.uint32), self.blocks - 1),

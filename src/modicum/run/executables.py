@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 import jax
 
 from modicum.progress import logger
-from modicum.runtime import Compiled, Pytree, check_options, on_release
+from modicum.runtime import Compiled, Pytree, check_options, on_release, refuse_forked
 
 __all__ = ["Executable", "get_ready", "keep", "key_of", "stored"]
 
@@ -49,6 +49,7 @@ on_release(_traced.clear)
 
 def get_ready() -> None:
     """Do in a thread what compiling needs and no shape changes, while the caller makes passes."""
+    refuse_forked()  # the thread would wait forever, and keep the process from ending
 
     def prepare() -> None:
         check_options()
