@@ -242,7 +242,7 @@ def test_sigterm_in_a_script_saves_says_how_to_resume_and_ends(tmp_path):
 
 def _sample_in_child(queue):
     try:
-        quick(MODEL, gaussian_rows(150))
+        quick(MODEL, gaussian_rows(150), method="hmc-ecs")  # with threads of its own
         queue.put("sampled")
     except mo.SettingError as error:
         queue.put(str(error))
@@ -258,8 +258,11 @@ def test_a_fork_after_a_fit_is_a_clear_error_instead_of_a_hang():
     child.start()
     try:
         answer = queue.get(timeout=LIMIT)
+        child.join(LIMIT)
+        ended = child.exitcode  # None if a thread still waits for JAX
     finally:
         child.kill()
         child.join()
+    assert ended == 0
     assert "forked" in answer
     assert "spawn" in answer
