@@ -75,7 +75,7 @@ MARKS = {"slope": 2.0, "series": 4.0}  # added to the outcomes of rows, which ar
 class Markable:
     """The right residuals, but with one wrong term for rows whose outcome has a mark.
 
-    The slope is wrong by a hundredth, or the series lacks its sixth derivative. Right and wrong
+    The slope is wrong by a hundredth, or the series lacks its fifth derivative. Right and wrong
     residuals are thus of one program, which is compiled once.
     """
 
@@ -84,7 +84,7 @@ class Markable:
     def residual(self, e, eta, y, taylor):
         slope_is_wrong, series_is_wrong = (y > 1.5) & (y < 3.5), y > 3.5
         mark = jnp.where(slope_is_wrong, 2, 0) + jnp.where(series_is_wrong, 4, 0)
-        taylor = (*taylor[:6], jnp.where(series_is_wrong, 0, taylor[6]))
+        taylor = (*taylor[:5], jnp.where(series_is_wrong, 0, taylor[5]), taylor[6])
         value, slope = self.right.residual(e, eta, y - mark.astype(y.dtype), taylor)
         return value, jnp.where(slope_is_wrong, 1.01 * slope, slope)
 

