@@ -126,6 +126,31 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize("kind", ["parquet", "hive", "feather", "csv", "tables"])
+@pytest.mark.parametrize("formula", ["y ~ a", "a ~ y"])
+def test_booleans_and_numbers_in_one_column_are_refused(kind, formula, tmp_path):
+    def read(*outcomes):
+        frames = [pd.DataFrame({"y": y, "a": [0.5, 1.5]}) for y in outcomes]
+        folder = tmp_path / "p=1" if kind == "hive" else tmp_path
+        folder.mkdir(exist_ok=True)
+        for i, frame in enumerate(frames):
+            if kind == "csv":
+                frame.to_csv(folder / f"{i}.csv", index=False)
+            elif kind == "feather":
+                frame.to_feather(folder / f"{i}.feather", compression="uncompressed")
+            else:
+                frame.to_parquet(folder / f"{i}.parquet")
+        return read_formula(formula, frames if kind == "tables" else tmp_path, progressbar=False)
+
+    booleans, numbers = [False, True], [0, 1]
+    for outcomes, where in (((booleans, numbers), (0, 1)), ((numbers, booleans), (1, 0))):
+        sentence = r"'y' holds booleans in .*{}(\..*)? and numbers in .*{}(\..*)?, ".format(*where)
+        with pytest.raises(mo.DataError, match="same types" if kind == "hive" else sentence):
+            read(*outcomes)
+    assert len(read(booleans, booleans).rows) == 4
+    assert len(read(numbers, numbers).rows) == len(read(numbers, [1.0, 0.0]).rows) == 4
+
+
 @pytest.mark.parametrize(
     ("folder", "same", "unlike"),
     [
