@@ -22,7 +22,7 @@ from modicum.rows.checks import (
 )
 from modicum.rows.coding import code_type, treatment
 from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
-from modicum.rows.levels import MOST_LEVELS, distinct, ordered
+from modicum.rows.levels import MOST_LEVELS, distinct, ordered, reference_first
 from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 from modicum.rows.table_encoding import Encoder, floating
@@ -148,9 +148,7 @@ class CodesField:
         self.n = len(codes)
         occurring = [values[code] for code in np.unique(codes)]
         if levels is None:
-            levels = tuple(occurring) if in_order else ordered(name, occurring)
-            if len(levels) < 2:
-                ordered(name, occurring)  # raises the error for a single level
+            levels = (reference_first if in_order else ordered)(name, occurring)
         if len(levels) > MOST_LEVELS:
             raise DataError(
                 f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "

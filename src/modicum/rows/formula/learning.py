@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.checks import names_like, reads_as_number
+from modicum.rows.checks import reads_as_number
 from modicum.rows.description import Array, Level, level_key
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
@@ -18,7 +18,7 @@ from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
-from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
+from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source, absent
 
 __all__ = ["Learned", "learn"]
@@ -242,11 +242,11 @@ class _Reading:
                     f"{expression.text} does not list the level {other[0]!r}, which the column "
                     "holds: add it, or leave such rows out."
                 )
-            return _reference_first(expression.label, call.levels, reference)
+            return reference_first(expression.label, call.levels, reference)
         if self._keeps_order(expression if call is None else call.inner):
             occurring = self._occurring[expression]
             levels = tuple(value for key, value in values.items() if key in occurring)
-            return _reference_first(expression.label, levels, reference)
+            return reference_first(expression.label, levels, reference)
         if call is None and expression.bare is not None:
             remedy = f"write C({expression.text}) to code the column as levels"
             refuse_stray_text(self._source, expression.bare, values.values(), remedy)
@@ -291,21 +291,3 @@ class _Reading:
         column = (expression if call is None else call.inner).bare
         kind = None if column is None else self._source.types([column])[0]
         return not bool(getattr(kind, "ordered", False))
-
-
-def _reference_first(
-    name: str, levels: tuple[Level, ...], reference: Level | None
-) -> tuple[Level, ...]:
-    """Return the levels in their order, with the reference moved to the front."""
-    in_order = {level_key(level): level for level in levels}
-    if len(in_order) < 2:
-        ordered(name, levels)  # raises the error for too few levels
-    if reference is None:
-        return tuple(in_order.values())
-    first = in_order.pop(level_key(reference), None)
-    if first is None:
-        raise SettingError(
-            f"reference level {reference!r} does not occur in {name!r}: "
-            f"{names_like(reference, levels)}"
-        )
-    return (first, *in_order.values())
