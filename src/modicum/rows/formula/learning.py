@@ -65,34 +65,18 @@ def learn(
     drop
         Whether rows with missing values are dropped.
     """
-    fields: dict[str, tuple[str, ...]] = {
-        name: (expression.text,) for name, expression in formula.fields
-    }
-    if formula.offsets:
-        fields["offset"] = tuple(expression.text for expression in formula.offsets)
-    if weight is not None:
-        fields["weight"] = (Expression.column(weight).text,)
+    fields = _fields(formula, weight)
     factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
-    all_parts = [*factors, *(Expression(t) for texts in fields.values() for t in texts)]
-    if formula.outcome is not None:
-        all_parts.append(formula.outcome)
     groupings = GroupingLevels(formula.groups)
-    names = [name for part in all_parts for name in part.names]
-    needed = tuple(dict.fromkeys([*names, *groupings.names]))
+    needed = _needed(formula, factors, fields, groupings)
     kinds = _kinds(source, needed)
     reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, drop)
     reading.read()
     learned = [reading.factor(expression) for expression in factors]
-    number = {factor.expression: i for i, factor in enumerate(learned)}
-    terms = [tuple(number[f.text] for f in term) for term in formula.terms]
-    scoped = reduced_parts(terms, [factor.spans for factor in learned], formula.intercept)
     encoding = FormulaEncoding(
         formula=formula.text,
         factors=tuple(learned),
-        terms=tuple(
-            Term(":".join(learned[i].label for i in term), parts)
-            for term, parts in zip(terms, scoped, strict=True)
-        ),
+        terms=_encoded_terms(formula, learned),
         intercept=formula.intercept,
         outcome=reading.outcome(),
         fields=fields,
@@ -103,6 +87,43 @@ def learn(
         drops=drop,
     )
     return Learned(encoding, reading.rows, reading.dropped)
+
+
+def _fields(formula: Formula, weight: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the fields of a row besides x and y, each with the expressions that add up to it."""
+    fields: dict[str, tuple[str, ...]] = {
+        name: (expression.text,) for name, expression in formula.fields
+    }
+    if formula.offsets:
+        fields["offset"] = tuple(expression.text for expression in formula.offsets)
+    if weight is not None:
+        fields["weight"] = (Expression.column(weight).text,)
+    return fields
+
+
+def _needed(
+    formula: Formula,
+    factors: Sequence[Expression],
+    fields: Mapping[str, tuple[str, ...]],
+    groupings: GroupingLevels,
+) -> tuple[str, ...]:
+    """Return the columns of the table that any part of the formula uses."""
+    parts = [*factors, *(Expression(text) for texts in fields.values() for text in texts)]
+    if formula.outcome is not None:
+        parts.append(formula.outcome)
+    names = [name for part in parts for name in part.names]
+    return tuple(dict.fromkeys([*names, *groupings.names]))
+
+
+def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, ...]:
+    """Return the terms, whose columns do not repeat those of earlier terms."""
+    number = {factor.expression: i for i, factor in enumerate(factors)}
+    terms = [tuple(number[factor.text] for factor in term) for term in formula.terms]
+    scoped = reduced_parts(terms, [factor.spans for factor in factors], formula.intercept)
+    return tuple(
+        Term(":".join(factors[i].label for i in term), parts)
+        for term, parts in zip(terms, scoped, strict=True)
+    )
 
 
 def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
