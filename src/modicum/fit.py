@@ -153,9 +153,17 @@ def fit(
     if isinstance(family, str):
         family_named(family)
     if isinstance(data, Digest):
-        _check_digest(formula, data, (weights, offset, store, dtype), missing)
+        settled = {
+            "weights": weights is not None,
+            "offset": offset is not None,
+            "missing": missing != "refuse",
+            "store": store is not None,
+            "dtype": dtype is not None,
+            "encoding": encoding != "utf-8",
+        }
+        given = [name for name, is_given in settled.items() if is_given]
+        has_groups = _check_digest(formula, data, given, groups)
         table_rows = TableRows(data.pool.rows, 0)
-        has_groups = bool(FormulaEncoding.from_dict(data.schema.origin or {}).groups)
         formula_model = model_for(
             table_rows.rows, family, priors, "explicit" if has_groups else groups
         )
@@ -193,24 +201,37 @@ def fit(
     return replace(with_formula(post, table_rows, formula_model), table=table)
 
 
-def _check_digest(formula: str, data: Digest, others: tuple[object, ...], missing: object) -> None:
-    """Refuse a digest of another formula, and arguments that were fixed when it was made."""
+def _check_digest(formula: str, data: Digest, settled: Sequence[str], groups: object) -> bool:
+    """Refuse a digest of another formula, and arguments that it has settled.
+
+    Returns
+    -------
+    bool
+        Whether the formula has group terms.
+    """
     origin = data.schema.origin
     if origin is None:
         raise SettingError(
             "the digest was not made from a formula; sample it with mo.sample(model, digest)."
         )
-    original = FormulaEncoding.from_dict(origin).formula
-    if "".join(str(formula).split()) != "".join(original.split()):
+    encoding = FormulaEncoding.from_dict(origin)
+    if "".join(str(formula).split()) != "".join(encoding.formula.split()):
         raise SettingError(
-            f"the digest was made for the formula {original!r}, and another formula needs the "
-            "data: give that formula, or the table."
+            f"the digest was made for the formula {encoding.formula!r}, and another formula needs "
+            "the data: give that formula, or the table."
         )
-    if others != (None,) * len(others) or missing != "refuse":
+    if settled:
+        given = " and ".join(settled)
         raise SettingError(
-            "weights, offset, store, dtype and missing were settled when the digest was made: "
-            "leave these arguments out."
+            f"the rows of a digest were read when it was made, so that {given} would have no "
+            f"effect: leave {given} out, or pass the table instead of the digest."
         )
+    if encoding.groups and groups not in (None, "explicit"):
+        raise SettingError(
+            f"a digest keeps explicit group effects, so that groups={groups!r} would have no "
+            "effect: leave it out, or pass the table instead of the digest."
+        )
+    return bool(encoding.groups)
 
 
 class FormulaModel(NamedTuple):

@@ -18,6 +18,7 @@ from modicum.digest.keeping import expansion
 from modicum.digest.pool import Pool, RowCounts, choose
 from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes.curvature import whitening_factor
+from modicum.rows.reading import read_formula
 
 N, SIZE = 2500, 600
 MODEL = mo.models.Logistic()
@@ -372,8 +373,6 @@ def test_a_fit_makes_one_and_takes_one_again(tmp_path):
     assert len(fewer) == 2900
     with pytest.raises(mo.SettingError, match="made for the formula"):
         mo.fit("well ~ dose", made, **settings)
-    with pytest.raises(mo.SettingError, match="leave these arguments out"):
-        mo.fit("well ~ dose + ward", made, weights="dose", **settings)
 
 
 def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
@@ -392,6 +391,14 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     assert "newlevels" not in str(said.value)  # add takes no such argument
     with pytest.raises(mo.DataError, match=r"'z' in row 0.*leaving rows out needs the same rows"):
         post.loo(trips.assign(ward="z"))
+    for settled in ({"weights": "dose"}, {"missing": "drop"}, {"encoding": "latin-1"}):
+        (name,) = settled
+        with pytest.raises(mo.SettingError, match=f"{name} would have no effect: leave {name} out"):
+            mo.fit("well ~ dose + ward", made, **settled, **settings)
+    grouped = read_formula("well ~ (1 | ward)", trips, progressbar=False).rows.schema
+    with_groups = replace(made, fit_rows=replace(made.fit_rows, schema=grouped))
+    with pytest.raises(mo.SettingError, match="groups='integrate' would have no effect"):
+        mo.fit("well ~ (1 | ward)", with_groups, groups="integrate", **settings)
     again = replace(post, rows=None, table=None)  # like a fit of the digest
     with pytest.raises(mo.SettingError, match="made from a digest or loaded from a file"):
         again.marginal("dose")

@@ -1,5 +1,6 @@
 """Lakes: partitions, mixed and empty files, lazy frames, iterators, resuming after a kill."""
 
+import datetime
 import itertools
 import os
 import subprocess
@@ -123,6 +124,66 @@ def test_mixed_schemas_are_right_or_refused(tmp_path):
     with pytest.raises(mo.DataError, match=r"cannot be read"):
         ingest(tmp_path / "mixed", tmp_path / "t", predictors=["a"], **QUIET)
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hive", "feather", "csv", "tables"])
+@pytest.mark.parametrize("formula", ["y ~ a", "a ~ y"])
+def test_booleans_and_numbers_in_one_column_are_refused(kind, formula, tmp_path):
+    def read(*outcomes):
+        frames = [pd.DataFrame({"y": y, "a": [0.5, 1.5]}) for y in outcomes]
+        folder = tmp_path / "p=1" if kind == "hive" else tmp_path
+        folder.mkdir(exist_ok=True)
+        for i, frame in enumerate(frames):
+            if kind == "csv":
+                frame.to_csv(folder / f"{i}.csv", index=False)
+            elif kind == "feather":
+                frame.to_feather(folder / f"{i}.feather", compression="uncompressed")
+            else:
+                frame.to_parquet(folder / f"{i}.parquet")
+        return read_formula(formula, frames if kind == "tables" else tmp_path, progressbar=False)
+
+    booleans, numbers = [False, True], [0, 1]
+    for outcomes, where in (((booleans, numbers), (0, 1)), ((numbers, booleans), (1, 0))):
+        sentence = r"'y' holds booleans in .*{}(\..*)? and numbers in .*{}(\..*)?, ".format(*where)
+        with pytest.raises(mo.DataError, match="same types" if kind == "hive" else sentence):
+            read(*outcomes)
+    assert len(read(booleans, booleans).rows) == 4
+    assert len(read(numbers, numbers).rows) == len(read(numbers, [1.0, 0.0]).rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("folder", "same", "unlike"),
+    [
+        ("2024", [2024, 2024], [2024, 2023]),
+        ("2024", [2024.0, 2024.0], [2024.0, 2024.5]),
+        ("2024", [2024, 2024], [2024, None]),
+        ("01", ["01", "01"], ["01", "1"]),
+        ("a%20b", ["a b", "a b"], ["a b", "b"]),
+        ("True", [True, True], [True, False]),
+        ("2024-01-05", [datetime.date(2024, 1, 5)] * 2, [datetime.date(2024, 1, 6)] * 2),
+        ("__HIVE_DEFAULT_PARTITION__", pa.array([None, None], "int32"), [None, 2024]),
+        ("word", ["word", "word"], [3, 3]),
+    ],
+)
+@pytest.mark.parametrize("categories", [False, True])
+def test_a_column_in_folder_and_file_agrees_or_is_refused(
+    folder, same, unlike, categories, tmp_path
+):
+    def lake(values):
+        column = pa.array(values)
+        column = column.dictionary_encode() if categories else column
+        table = pa.table({"c": column, "y": [0, 1]})
+        for name, part in (("c=0", table[:0]), (f"c={folder}", table)):
+            (tmp_path / name).mkdir(exist_ok=True)
+            pq.write_table(part, tmp_path / name / "part.parquet")
+        return LakeSource([tmp_path])
+
+    read = pa.Table.from_batches(lake(same).batches(["c", "y"]))
+    assert read["c"].to_pylist() == pa.array(same).to_pylist()
+    source = lake(unlike)
+    assert pa.Table.from_batches(source.batches(["y"])).num_rows == 2  # c is not used
+    with pytest.raises(mo.DataError, match=r"part.parquet holds .* in column 'c', and .* folder"):
+        list(source.batches(["c"]))
 
 
 @pytest.mark.parametrize(

@@ -133,10 +133,11 @@ def test_numbers_as_levels_have_one_order_whatever_the_file(tmp_path):
     assert text.columns == number.columns == ("hour[9]", "hour[10]", "hour[23]")
     assert text.schema == number.schema
     assert text.fingerprint() == number.fingerprint()
-    by_number = ingest(
-        tmp_path / "h.csv", tmp_path / "c", categorical={"hour": 9}, progressbar=False
-    )
-    assert by_number.schema.reference == {"hour": "9"}
+    for i, nine in enumerate([9, 9.0, "9"]):
+        settings["categorical"] = {"hour": nine}
+        for name in ("h.csv", "h.parquet"):
+            rows = ingest(tmp_path / name, tmp_path / f"{name}{i}", **settings)
+            assert rows.schema.reference == {"hour": "9"}
 
 
 def test_a_level_and_a_column_of_one_name():

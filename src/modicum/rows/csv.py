@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import other_separator
-from modicum.rows.sources import line, refuse_repeated, require_columns
+from modicum.rows.sources import (
+    line,
+    refuse_booleans_and_numbers,
+    refuse_repeated,
+    require_columns,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,6 +89,10 @@ class CsvSource:
             require_columns(path, columns, self._first_rows(path).names)
             try:
                 reader = self._open(path, columns, self._types[path])
+                known = pa.schema(zip(columns, self.types(columns), strict=True))
+                refuse_booleans_and_numbers(
+                    columns, {str(self._paths[0]): known, str(path): reader.schema}
+                )
                 binary = [f.name for f in reader.schema if pa.types.is_binary(f.type)]
                 if binary:  # Arrow's type for text that it cannot decode
                     self._require_encoding(path)

@@ -22,7 +22,7 @@ from modicum.rows.checks import (
 )
 from modicum.rows.coding import code_type, treatment
 from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
-from modicum.rows.levels import MOST_LEVELS, distinct, ordered
+from modicum.rows.levels import MOST_LEVELS, distinct, ordered, reference_first
 from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 from modicum.rows.table_encoding import Encoder, floating
@@ -148,9 +148,7 @@ class CodesField:
         self.n = len(codes)
         occurring = [values[code] for code in np.unique(codes)]
         if levels is None:
-            levels = tuple(occurring) if in_order else ordered(name, occurring)
-            if len(levels) < 2:
-                ordered(name, occurring)  # raises the error for a single level
+            levels = (reference_first if in_order else ordered)(name, occurring)
         if len(levels) > MOST_LEVELS:
             raise DataError(
                 f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
@@ -248,25 +246,7 @@ class FieldSet:
             for name, value in factors.items()
         }
         self._raw |= coded
-        lengths = {name: raw.n for name, raw in self._raw.items()}
-        n = next(iter(lengths.values()))
-        for name, length in lengths.items():
-            if length != n:
-                first = next(iter(lengths))
-                raise DataError(
-                    f"field {name!r} has {length} rows and {first!r} has {n}: "
-                    "all fields need the same number of rows."
-                )
-        if n == 0:
-            raise DataError(f"field {next(iter(lengths))!r} has no rows: at least one is needed.")
-        described = tuple(
-            Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None, raw.kind)
-            for name, raw in self._raw.items()
-        )
-        kind = as_dtype(dtype, [f for raw in self._raw.values() for f in raw.floating])
-        names = _column_names(self._raw.get("x"), columns)
-        outcome = self._raw["y"].title if "y" in self._raw else None
-        description = Description(n, kind, described, names, outcome)
+        description = _describe(self._raw, columns, dtype)
         self.description = _with_factors(description, coded) if coded else description
 
     def _labels(self, f: Field) -> tuple[str, ...]:
@@ -300,6 +280,33 @@ class FieldSet:
             yield description.pack(parts)
         if check:
             check.finish()
+
+
+def _describe(raw_fields: Mapping[str, RawField], columns: object, dtype: object) -> Description:
+    """Describe fields together, factors as mere fields of codes."""
+    n = _common_length({name: raw.n for name, raw in raw_fields.items()})
+    described = tuple(
+        Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None, raw.kind)
+        for name, raw in raw_fields.items()
+    )
+    kind = as_dtype(dtype, [f for raw in raw_fields.values() for f in raw.floating])
+    names = _column_names(raw_fields.get("x"), columns)
+    outcome = raw_fields["y"].title if "y" in raw_fields else None
+    return Description(n, kind, described, names, outcome)
+
+
+def _common_length(lengths: Mapping[str, int]) -> int:
+    """Return the number of rows that all fields have; refuse different numbers, and none."""
+    first, n = next(iter(lengths.items()))
+    for name, length in lengths.items():
+        if length != n:
+            raise DataError(
+                f"field {name!r} has {length} rows and {first!r} has {n}: "
+                "all fields need the same number of rows."
+            )
+    if n == 0:
+        raise DataError(f"field {first!r} has no rows: at least one is needed.")
+    return n
 
 
 def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they were passed

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import names_like
+from modicum.rows.folder_names import folder_values, fragments, is_text, refuse_contradiction
 from modicum.rows.sources import BATCH_ROWS, DatasetSource, line, refuse_twice
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class LakeSource(DatasetSource):
     ----------
     places
         Paths or URIs: files, folders, or globs. Folder names such as ``year=2024`` add columns to
-        the table.
+        the table; a file that holds such a column too, with another value, is refused.
 
     Attributes
     ----------
@@ -123,6 +124,7 @@ class LakeSource(DatasetSource):
         self.names = tuple(self._schema.names)
         counts = [count for _, count in footers]
         self._counts = counts
+        self._agree: set[tuple[str, str]] = set()  # files and columns that agree with folder names
         self.rows: int | None = None if None in counts else sum(c or 0 for c in counts)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -141,8 +143,25 @@ class LakeSource(DatasetSource):
             if count is not None and first >= count:
                 first -= count
                 continue
+            self._check_folder_names(fragment, columns)
             yield from self._file_batches(fragment, columns, first)
             first = 0 if count is not None else max(0, first - fragment.count_rows())
+
+    def _check_folder_names(self, fragment: Fragment, columns: Sequence[str]) -> None:
+        """Refuse a file whose columns contradict the names of its folders; read them once."""
+        values = folder_values(fragment)
+        unchecked = [
+            name
+            for name in fragment.physical_schema.names
+            if name in columns and name in values and (fragment.path, name) not in self._agree
+        ]
+        if not unchecked:
+            return
+        alone = fragment.format.make_fragment(fragment.path, fragment.filesystem)
+        for batch in self._file_batches(alone, unchecked, 0):
+            for name in unchecked:
+                refuse_contradiction(fragment.path, name, batch.column(name), values[name])
+        self._agree.update((fragment.path, name) for name in unchecked)
 
     def _file_batches(
         self, fragment: Fragment, columns: Sequence[str], first: int
@@ -262,27 +281,18 @@ def _fragments(system: FileSystem, files: list[str], base: str) -> list[Fragment
             f"{wrong} is among files that are read as one table, which must all be Parquet or all "
             "Arrow (Feather) files: name one kind, as in '*.parquet', or write CSV as Parquet."
         )
-    hive = dataset.HivePartitioning.discover()
-    fragments = dataset.dataset(
-        files,
-        filesystem=system,
-        format=kinds.pop(),
-        partitioning=hive,
-        partition_base_dir=base,
-        exclude_invalid_files=False,
-    )
-    by_path = {fragment.path: fragment for fragment in fragments.get_fragments()}
-    return [by_path[file] for file in files]
+    parquet = kinds == {"parquet"}
+    file_format = dataset.ParquetFileFormat() if parquet else dataset.IpcFileFormat()
+    return fragments(system, files, base, file_format)
 
 
 def _footer(fragment: Fragment) -> tuple[pa.Schema, int | None]:
     """Return a file's schema, including columns from folder names, and its row count if known."""
     import pyarrow as pa
-    from pyarrow.dataset import get_partition_keys
 
     physical = fragment.physical_schema
-    keys = get_partition_keys(fragment.partition_expression)
-    named = [pa.field(name, pa.scalar(value).type) for name, value in keys.items()]
+    values = folder_values(fragment)
+    named = [pa.field(name, pa.scalar(value).type) for name, value in values.items()]
     schema = pa.schema([*physical, *(f for f in named if f.name not in physical.names)])
     count = fragment.metadata.num_rows if hasattr(fragment, "metadata") else None
     return schema.with_metadata(physical.metadata), count
@@ -307,11 +317,6 @@ def _one_kind_of_text(schemas: list[pa.Schema]) -> list[pa.Schema]:
     Libraries write text as strings or as large strings, and categories as dictionaries of either.
     """
     import pyarrow as pa
-    from pyarrow import types
-
-    def is_text(kind: pa.DataType) -> bool:
-        kind = kind.value_type if types.is_dictionary(kind) else kind
-        return bool(types.is_string(kind) or types.is_large_string(kind))
 
     kinds: dict[str, set[pa.DataType]] = {}
     for schema in schemas:

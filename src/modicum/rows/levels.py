@@ -10,7 +10,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import missing, names_like
-from modicum.rows.description import Array, Level, level_places
+from modicum.rows.description import Array, Level, level_key, level_places
 from modicum.rows.sources import Source
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "level_codes",
     "levels_like",
     "ordered",
+    "reference_first",
     "refuse_stray_text",
     "table_column",
 ]
@@ -65,9 +66,16 @@ def collect_levels(
 def ordered(
     name: str, occurring: Iterable[Level], reference: Level | None = None
 ) -> tuple[Level, ...]:
-    """Return the levels in order, the reference first; refuse a single level."""
-    levels = _sort_levels(name, occurring)
-    if len(levels) < 2:
+    """Return the levels sorted, the reference first; refuse a single level."""
+    return reference_first(name, _sort_levels(name, occurring), reference)
+
+
+def reference_first(
+    name: str, levels: Sequence[Level], reference: Level | None = None
+) -> tuple[Level, ...]:
+    """Return the levels in their order, the reference moved to the front; refuse a single level."""
+    in_order = {level_key(level): level for level in levels}
+    if len(in_order) < 2:
         raise DataError(
             f"categorical column {name!r} holds one level only ({levels[0]!r}): leave it out, "
             "since the intercept already covers it."
@@ -75,16 +83,14 @@ def ordered(
             else f"categorical column {name!r} has no rows: at least one is needed."
         )
     if reference is None:
-        return tuple(levels)
-    matches = [v for v in levels if v == reference] or [
-        v for v in levels if str(v) == str(reference)
-    ]
+        return tuple(in_order.values())
+    matches = [k for k, v in in_order.items() if k == level_key(reference) or v == reference]
     if not matches:
         raise SettingError(
             f"reference level {reference!r} does not occur in column {name!r}: "
             f"{names_like(reference, levels)}"
         )
-    return (matches[0], *(v for v in levels if v is not matches[0]))
+    return (in_order.pop(matches[0]), *in_order.values())
 
 
 def _sort_levels(name: str, levels: Iterable[Level]) -> list[Level]:

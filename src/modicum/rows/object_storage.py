@@ -32,6 +32,7 @@ from modicum.rows.store import (
     check_file,
     no_store,
     parsed_json,
+    shards_between,
 )
 
 if TYPE_CHECKING:
@@ -322,12 +323,10 @@ class RemoteBackend:
         return requests
 
     def _block(self, start: int, stop: int) -> Array:
-        pieces = []
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            first, last = (int(i) for i in self._starts[shard : shard + 2])
-            pieces.append(self._shards[shard].between(start - first, min(stop, last) - first))
-            start, shard = last, shard + 1
+        pieces = [
+            self._shards[shard].between(first, last)
+            for shard, first, last in shards_between(self._starts, start, stop)
+        ]
         if not pieces:
             description = self.description
             return np.empty((0, *description.packed_shape), description.packed_type)

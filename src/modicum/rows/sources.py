@@ -234,8 +234,11 @@ class FileSource(_WithSchema):
         """Record batches from row `first` on; Parquet files before it are not read again."""
         for path in self.paths:
             file = self._open(path)
-            names = (file.schema_arrow if self._parquet else file.schema).names
-            require_columns(path, columns, names)
+            schema = file.schema_arrow if self._parquet else file.schema
+            require_columns(path, columns, schema.names)
+            refuse_booleans_and_numbers(
+                columns, {str(self.paths[0]): self._schema, str(path): schema}
+            )
             if self._parquet and first >= file.metadata.num_rows > 0:
                 first -= file.metadata.num_rows
                 continue
@@ -414,6 +417,7 @@ def _cast_to_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
             raise DataError(
                 f"column {name!r} is not in table {number}: {names_like(name, part.column_names)}"
             )
+    refuse_booleans_and_numbers(schema.names, {"table 0": schema, f"table {number}": part.schema})
     try:
         return part.select(schema.names).cast(schema)
     except pa.ArrowException as error:
@@ -456,6 +460,33 @@ def refuse_repeated(columns: Sequence[str], names: Sequence[str], place: str = "
     for name in columns:
         if names.count(name) > 1:
             raise DataError(f"column {name!r} occurs more than once{place}: rename one of them.")
+
+
+def refuse_booleans_and_numbers(columns: Sequence[str], schemas: Mapping[str, pa.Schema]) -> None:
+    """Refuse columns that are booleans in one part of a table, and numbers in another.
+
+    Parameters
+    ----------
+    columns
+        The columns to compare.
+    schemas
+        Names and types of columns, by the name of the part.
+    """
+    from pyarrow import types
+
+    for name in columns:
+        kinds = {part: schema.field(name).type for part, schema in schemas.items()}
+        booleans = [part for part, kind in kinds.items() if types.is_boolean(kind)]
+        numbers = [
+            part
+            for part, kind in kinds.items()
+            if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
+        ]
+        if booleans and numbers:
+            raise DataError(
+                f"column {name!r} holds booleans in {booleans[0]} and numbers in {numbers[0]}, and "
+                "nothing says which number means True: convert it to one type."
+            )
 
 
 def refuse_twice(paths: Sequence[str]) -> None:

@@ -262,6 +262,18 @@ def _reading(folder: Path, file: str) -> Iterator[None]:
         ) from None
 
 
+def shards_between(starts: Array, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the shards that hold rows from `start` up to `stop`, each with its range of own rows.
+
+    Shard i holds the rows from ``starts[i]`` up to ``starts[i + 1]``.
+    """
+    shard = int(np.searchsorted(starts, start, side="right")) - 1
+    while start < stop:
+        first, last = (int(i) for i in starts[shard : shard + 2])
+        yield shard, start - first, min(stop, last) - first
+        start, shard = last, shard + 1
+
+
 class Mapped:
     """A shard mapped read-only; `matrix` is a plain array, three times faster than np.memmap."""
 
@@ -348,20 +360,15 @@ class StoreBackend:
         for mapped in self._scattered:
             mapped.advise(DONT_NEED, 0, len(mapped.matrix))
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[Mapped, int, int]]:
-        """Yield the shards that hold rows from `start` up to `stop`, with their row ranges."""
-        shard = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < stop:
-            first, last = (int(i) for i in self._starts[shard : shard + 2])
-            yield self._swept[shard], start - first, min(stop, last) - first
-            start, shard = last, shard + 1
-
     def _advise(self, advice: int, start: int, stop: int) -> None:
-        for mapped, first, last in self._pieces(start, stop):
-            mapped.advise(advice, first, last)
+        for shard, first, last in shards_between(self._starts, start, stop):
+            self._swept[shard].advise(advice, first, last)
 
     def _block(self, start: int, stop: int) -> Array:
-        views = [mapped.matrix[first:last] for mapped, first, last in self._pieces(start, stop)]
+        views = [
+            self._swept[shard].matrix[first:last]
+            for shard, first, last in shards_between(self._starts, start, stop)
+        ]
         if not views:
             return self._swept[0].matrix[:0]
         if len(views) == 1:

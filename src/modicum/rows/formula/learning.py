@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.checks import names_like, reads_as_number
+from modicum.rows.checks import reads_as_number
 from modicum.rows.description import Array, Level, level_key
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
@@ -18,7 +18,7 @@ from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
-from modicum.rows.levels import MOST_LEVELS, ordered, refuse_stray_text
+from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source, absent
 
 __all__ = ["Learned", "learn"]
@@ -65,34 +65,18 @@ def learn(
     drop
         Whether rows with missing values are dropped.
     """
-    fields: dict[str, tuple[str, ...]] = {
-        name: (expression.text,) for name, expression in formula.fields
-    }
-    if formula.offsets:
-        fields["offset"] = tuple(expression.text for expression in formula.offsets)
-    if weight is not None:
-        fields["weight"] = (Expression.column(weight).text,)
+    fields = _fields(formula, weight)
     factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
-    all_parts = [*factors, *(Expression(t) for texts in fields.values() for t in texts)]
-    if formula.outcome is not None:
-        all_parts.append(formula.outcome)
     groupings = GroupingLevels(formula.groups)
-    names = [name for part in all_parts for name in part.names]
-    needed = tuple(dict.fromkeys([*names, *groupings.names]))
+    needed = _needed(formula, factors, fields, groupings)
     kinds = _kinds(source, needed)
     reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, drop)
     reading.read()
     learned = [reading.factor(expression) for expression in factors]
-    number = {factor.expression: i for i, factor in enumerate(learned)}
-    terms = [tuple(number[f.text] for f in term) for term in formula.terms]
-    scoped = reduced_parts(terms, [factor.spans for factor in learned], formula.intercept)
     encoding = FormulaEncoding(
         formula=formula.text,
         factors=tuple(learned),
-        terms=tuple(
-            Term(":".join(learned[i].label for i in term), parts)
-            for term, parts in zip(terms, scoped, strict=True)
-        ),
+        terms=_encoded_terms(formula, learned),
         intercept=formula.intercept,
         outcome=reading.outcome(),
         fields=fields,
@@ -103,6 +87,43 @@ def learn(
         drops=drop,
     )
     return Learned(encoding, reading.rows, reading.dropped)
+
+
+def _fields(formula: Formula, weight: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the fields of a row besides x and y, each with the expressions that add up to it."""
+    fields: dict[str, tuple[str, ...]] = {
+        name: (expression.text,) for name, expression in formula.fields
+    }
+    if formula.offsets:
+        fields["offset"] = tuple(expression.text for expression in formula.offsets)
+    if weight is not None:
+        fields["weight"] = (Expression.column(weight).text,)
+    return fields
+
+
+def _needed(
+    formula: Formula,
+    factors: Sequence[Expression],
+    fields: Mapping[str, tuple[str, ...]],
+    groupings: GroupingLevels,
+) -> tuple[str, ...]:
+    """Return the columns of the table that any part of the formula uses."""
+    parts = [*factors, *(Expression(text) for texts in fields.values() for text in texts)]
+    if formula.outcome is not None:
+        parts.append(formula.outcome)
+    names = [name for part in parts for name in part.names]
+    return tuple(dict.fromkeys([*names, *groupings.names]))
+
+
+def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, ...]:
+    """Return the terms, whose columns do not repeat those of earlier terms."""
+    number = {factor.expression: i for i, factor in enumerate(factors)}
+    terms = [tuple(number[factor.text] for factor in term) for term in formula.terms]
+    scoped = reduced_parts(terms, [factor.spans for factor in factors], formula.intercept)
+    return tuple(
+        Term(":".join(factors[i].label for i in term), parts)
+        for term, parts in zip(terms, scoped, strict=True)
+    )
 
 
 def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
@@ -242,11 +263,11 @@ class _Reading:
                     f"{expression.text} does not list the level {other[0]!r}, which the column "
                     "holds: add it, or leave such rows out."
                 )
-            return _reference_first(expression.label, call.levels, reference)
+            return reference_first(expression.label, call.levels, reference)
         if self._keeps_order(expression if call is None else call.inner):
             occurring = self._occurring[expression]
             levels = tuple(value for key, value in values.items() if key in occurring)
-            return _reference_first(expression.label, levels, reference)
+            return reference_first(expression.label, levels, reference)
         if call is None and expression.bare is not None:
             remedy = f"write C({expression.text}) to code the column as levels"
             refuse_stray_text(self._source, expression.bare, values.values(), remedy)
@@ -291,21 +312,3 @@ class _Reading:
         column = (expression if call is None else call.inner).bare
         kind = None if column is None else self._source.types([column])[0]
         return not bool(getattr(kind, "ordered", False))
-
-
-def _reference_first(
-    name: str, levels: tuple[Level, ...], reference: Level | None
-) -> tuple[Level, ...]:
-    """Return the levels in their order, with the reference moved to the front."""
-    in_order = {level_key(level): level for level in levels}
-    if len(in_order) < 2:
-        ordered(name, levels)  # raises the error for too few levels
-    if reference is None:
-        return tuple(in_order.values())
-    first = in_order.pop(level_key(reference), None)
-    if first is None:
-        raise SettingError(
-            f"reference level {reference!r} does not occur in {name!r}: "
-            f"{names_like(reference, levels)}"
-        )
-    return (first, *in_order.values())

@@ -117,24 +117,46 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
         )
     text = QUOTED_OR_STATEMENT.sub(lambda m: f"`{m[1]}`" if m[1] else m[0], text)
+    left, right = _sides(text)
+    outcome, fields = _outcome_side(left)
+    common, offsets, groups = _terms_side(right)
+    if outcome is not None:
+        _refuse_groups_of_outcome(outcome, groups)
+    terms, intercept = _terms(common, left, columns)
+    factors = {factor.tidy for term in terms for factor in term}
+    if outcome is not None and outcome.tidy in factors:
+        raise SettingError(
+            f"the outcome {outcome.text!r} is also a term of {text!r}, which leaves nothing to "
+            "explain: remove it after ~."
+        )
+    return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+
+
+def _sides(text: str) -> tuple[str, str]:
+    """Split a formula at ~; refuse one that has no such sign, or no complete terms after it."""
     sides = [part for _, part in _split(text, "~")]
     if len(sides) != 2:
         raise SettingError(
             f"the formula {text!r} must have one ~ between the outcome and the terms, as in "
             "'y ~ a + b'."
         )
-    if not sides[1].strip():
+    left, right = sides
+    if not right.strip():
         raise SettingError(f"the formula {text!r} has no terms after ~: name some, or write 1.")
-    if sides[1].rstrip()[-1] in "+-":
+    if right.rstrip()[-1] in "+-":
         raise SettingError(
-            f"the formula {text!r} ends with {sides[1].rstrip()[-1]}: write the term that is "
+            f"the formula {text!r} ends with {right.rstrip()[-1]}: write the term that is "
             "missing there, or leave the sign out."
         )
-    outcome, fields = _outcome_side(sides[0])
+    return left, right
+
+
+def _terms_side(text: str) -> tuple[str, list[Expression], list[GroupTerm]]:
+    """Separate what follows ~ into the text of common terms, offsets, and group terms."""
     offsets: list[Expression] = []
     groups: list[GroupTerm] = []
     common: list[str] = []
-    for sign, piece in _split(sides[1], "+-"):
+    for sign, piece in _split(text, "+-"):
         call = FIELD.fullmatch(piece)
         inside = _inside_brackets(piece)
         if call and call[1] == "offset":
@@ -143,28 +165,24 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
         elif inside is not None and _split_at_bar(inside) is not None:
             _require_added(sign, piece)
             groups += _group_terms(inside)
-        elif "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
-            raise SettingError(
-                f"the formula holds {piece.strip()!r}: a group term must be separate and in "
-                "brackets, as in 'y ~ x + (1 | g)'."
-            )
-        elif re.search(r"\boffset\s*\(", piece):
-            raise SettingError(
-                f"the formula holds {piece.strip()!r}: an offset must be a separate term, as in "
-                "'y ~ x + offset(z)'."
-            )
         else:
+            _refuse_hidden(piece)
             common.append(f"{sign or '+'} {piece}")
-    if outcome is not None:
-        _refuse_groups_of_outcome(outcome, groups)
-    terms, intercept = _terms(" ".join(common), sides[0], columns)
-    factors = {factor.tidy for term in terms for factor in term}
-    if outcome is not None and outcome.tidy in factors:
+    return " ".join(common), offsets, groups
+
+
+def _refuse_hidden(piece: str) -> None:
+    """Refuse a common term that contains a group term or an offset."""
+    if "|" in piece and re.search(r"[^&|]\|", _outside_calls(piece)):
         raise SettingError(
-            f"the outcome {outcome.text!r} is also a term of {text!r}, which leaves nothing to "
-            "explain: remove it after ~."
+            f"the formula holds {piece.strip()!r}: a group term must be separate and in brackets, "
+            "as in 'y ~ x + (1 | g)'."
         )
-    return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+    if re.search(r"\boffset\s*\(", piece):
+        raise SettingError(
+            f"the formula holds {piece.strip()!r}: an offset must be a separate term, as in "
+            "'y ~ x + offset(z)'."
+        )
 
 
 def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expression], ...]]:
