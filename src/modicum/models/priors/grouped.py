@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import HALF_LOG_2PI
 from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
 from modicum.models.correlations import correlation_factor, unnormalized_lkj
-from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
+from modicum.models.priors.distributions import Prior
 from modicum.models.priors.exact import NonCentred, NormalApproximation, Numbers
 from modicum.runtime import FASTEST_COMPILE, Array, jit
 
