@@ -74,7 +74,7 @@ def test_so_have_questions_to_a_posterior(question, foreign, words):
 
 def test_the_table_names_what_there_is():
     asked = (mo.Posterior.summary, mo.Posterior.predict, mo.Posterior.predictive)
-    doors = {name for door in (mo.fit, mo.sample, *asked) for name in _arguments(door)}
+    doors = {name for door in (mo.fit, mo.sample, mo.interval, *asked) for name in _arguments(door)}
     assert set(OTHER_NAMES) <= {*doors, *inspect.signature(Regressor).parameters}
     foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
     # `data` in one is `rows` in the other, scikit-learn has its own name for seeds, and

@@ -12,11 +12,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.errors import SettingError, is_number
 from modicum.models.correlations import (
     correlation_factor,
@@ -51,6 +53,14 @@ class Constraint(ABC):
     """
 
     support: str  # in words, for messages
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse `mo.positive()` or `mo.simplex(3)`, which other packages write."""
+        raise SettingError(
+            f"{self!r} is a constraint, not a function: give it without parentheses, as in "
+            'constraints={"sigma": mo.positive}; the shape of the parameter is that of its '
+            "starting value in `init`, or is given as `shapes`."
+        )
 
     def free_shape(self, shape: Shape) -> Shape:
         """Shape of the free values for values of `shape`; ValueError if `shape` is not allowed."""
@@ -272,6 +282,7 @@ def _rows_of(free: jax.Array) -> int:
     return (1 + round(sqrt(1 + 8 * free.shape[-1]))) // 2
 
 
+@names_checked
 def interval(low: float, high: float) -> Interval:
     """Constrain a parameter to lie between `low` and `high`, one of which may be infinite.
 
