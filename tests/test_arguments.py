@@ -3,13 +3,15 @@
 import inspect
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
 
 import modicum as mo
 from modicum.arguments import ELSEWHERE, OTHER_NAMES, names_checked
-from modicum.errors import ModicumWarning, UnknownArgumentError, warn
+from modicum.errors import ModicumWarning, UnknownArgumentError, argument, as_options, warn
 from modicum.sklearn import Regressor
 
 TABLE = {"x": [0.0, 1.0, 2.0], "y": [0, 1, 0]}
@@ -74,7 +76,7 @@ def test_so_have_questions_to_a_posterior(question, foreign, words):
 
 def test_the_table_names_what_there_is():
     asked = (mo.Posterior.summary, mo.Posterior.predict, mo.Posterior.predictive)
-    doors = {name for door in (mo.fit, mo.sample, *asked) for name in _arguments(door)}
+    doors = {name for door in (mo.fit, mo.sample, mo.interval, *asked) for name in _arguments(door)}
     assert set(OTHER_NAMES) <= {*doors, *inspect.signature(Regressor).parameters}
     foreign = {name for names in OTHER_NAMES.values() for name in names.split()}
     # `data` in one is `rows` in the other, scikit-learn has its own name for seeds, and
@@ -110,3 +112,26 @@ def test_warnings_point_at_the_line_that_called(monkeypatch):
         warnings.simplefilter("always")
         here["outer"]()
     assert caught[0].filename == __file__
+
+
+def test_options_of_the_command_line_are_named_in_their_own_thread_only():
+    """Blocks of two threads overlap: neither changes what the other says."""
+    with ThreadPoolExecutor(2) as pool, as_options():
+        assert argument("overwrite", True) == "--overwrite"
+        assert pool.submit(argument, "overwrite", True).result() == "overwrite=True"
+    begun, ended = Event(), Event()
+
+    def command():
+        with as_options():
+            begun.set()
+            assert ended.wait(10)
+            return argument("groups", "new")
+
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(command)
+        assert begun.wait(10)
+        with as_options():
+            ended.set()
+            assert running.result() == "--groups new"
+            assert argument("groups", "new") == "--groups new"
+        assert argument("groups", "new") == "groups='new'"

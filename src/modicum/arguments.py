@@ -38,6 +38,8 @@ OTHER_NAMES = {
     "data": "df frame table newdata new_data x",
     "rows": "data df frame table newdata new_data x",
     "missing": "dropna na_action",
+    "low": "lower lower_bound minimum min",
+    "high": "upper upper_bound maximum max",
     "names": "var_names parameters pars params variables variable parm",
     "prob": "ci_prob level ci credible_interval conf_level confidence probability interval",
 }

@@ -11,6 +11,7 @@ up the namespace of its argument:
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log, pi
 from types import ModuleType
 
 import jax
@@ -19,6 +20,7 @@ import numpy as np
 from scipy import special
 
 __all__ = [
+    "HALF_LOG_2PI",
     "as_either",
     "differentiable",
     "erfc",
@@ -29,6 +31,8 @@ __all__ = [
     "power",
     "sigmoid",
 ]
+
+HALF_LOG_2PI = 0.5 * log(2 * pi)
 
 
 def is_numpy(x: object) -> bool:

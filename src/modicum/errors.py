@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from types import FrameType
 from typing import Any, Self
@@ -198,18 +199,17 @@ def suggestion(name: str, candidates: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-_options = False  # whether messages name arguments as command-line options
+_options = ContextVar("_options", default=False)  # do messages name command-line options?
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Within the block, messages name arguments as command-line options."""
-    global _options
-    before, _options = _options, True
+    """Within the block, messages name arguments as command-line options, in this thread only."""
+    before = _options.set(True)
     try:
         yield
     finally:
-        _options = before
+        _options.reset(before)
 
 
 def argument(name: str, value: object) -> str:
@@ -223,7 +223,7 @@ def argument(name: str, value: object) -> str:
     ...     argument("categorical", ["ward"])
     '--categorical ward'
     """
-    if not _options:
+    if not _options.get():
         return f"{name}={value!r}"
     if value is True:
         return f"--{name}"

@@ -155,3 +155,18 @@ def test_prior_moments_notice_another_jacobian():
 def test_impossible_intervals_are_refused(ends, word):
     with pytest.raises(mo.SettingError, match=word):
         mo.interval(*ends)
+
+
+def test_ends_of_an_interval_have_names():
+    with pytest.raises(mo.errors.UnknownArgumentError, match="'upper': it is called high here"):
+        mo.interval(0, upper=1)
+
+
+@pytest.mark.parametrize(
+    "constraint", [mo.positive, mo.ordered, mo.simplex, mo.cholesky_corr, mo.interval(0, 1)]
+)
+@pytest.mark.parametrize("given", [(), (3,)])
+def test_a_constraint_is_not_called(constraint, given):
+    with pytest.raises(mo.SettingError, match="without parentheses") as refused:
+        constraint(*given)
+    assert str(refused.value).startswith(repr(constraint))

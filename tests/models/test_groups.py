@@ -9,8 +9,9 @@ from scipy import stats
 import modicum as mo
 from modicum.kernels.base import Proxy, Warp, straighten
 from modicum.models import Target
+from modicum.models.correlations import correlations, partials_of
 from modicum.models.priors.distributions import HalfNormal
-from modicum.models.priors.grouped import Effects, correlations, partials_of
+from modicum.models.priors.grouped import Effects
 
 M, P, G = mo.models, mo.priors, mo.models.GroupTerm
 

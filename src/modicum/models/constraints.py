@@ -12,12 +12,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite, sqrt
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.errors import SettingError, is_number
+from modicum.models.correlations import (
+    correlation_factor,
+    log_jacobian_of_factor,
+    partials_of_factor,
+)
 
 __all__ = [
     "Constraint",
@@ -46,6 +53,14 @@ class Constraint(ABC):
     """
 
     support: str  # in words, for messages
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse `mo.positive()` or `mo.simplex(3)`, which other packages write."""
+        raise SettingError(
+            f"{self!r} is a constraint, not a function: give it without parentheses, as in "
+            'constraints={"sigma": mo.positive}; the shape of the parameter is that of its '
+            "starting value in `init`, or is given as `shapes`."
+        )
 
     def free_shape(self, shape: Shape) -> Shape:
         """Shape of the free values for values of `shape`; ValueError if `shape` is not allowed."""
@@ -245,35 +260,14 @@ class _CholeskyCorr(Constraint):
             raise ValueError("a square matrix of at least two rows")
         return (*shape[:-2], shape[-1] * (shape[-1] - 1) // 2)
 
-    def _partial(self, free: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Partial correlations below the diagonal, and log(1 - their squares); zeros elsewhere."""
-        count = free.shape[-1]
-        size = (1 + round(sqrt(1 + 8 * count))) // 2
-        below = np.tril_indices(size, -1)
-        u = jnp.zeros((*free.shape[:-1], size, size), jnp.result_type(free, float))
-        u = u.at[(..., *below)].set(free)
-        # log(1 - tanh(u)^2) = -2 log cosh(u)
-        size_of_u = jnp.abs(u)
-        return jnp.tanh(u), -2 * (size_of_u + jnp.log1p(jnp.exp(-2 * size_of_u)) - np.log(2.0))
-
     def constrain(self, free: jax.Array) -> jax.Array:
-        partial, log_rest = self._partial(free)
-        # The length of each row that the entries before a given one leave over.
-        remaining = jnp.exp(0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest))
-        return jnp.tril((partial + jnp.eye(partial.shape[-1])) * remaining)
+        return correlation_factor(free, _rows_of(free))
 
     def log_jacobian(self, free: jax.Array) -> jax.Array:
-        _, log_rest = self._partial(free)
-        remaining = 0.5 * (jnp.cumsum(log_rest, axis=-1) - log_rest)
-        return jnp.sum(log_rest) + jnp.sum(jnp.tril(remaining, -1))
+        return log_jacobian_of_factor(free, _rows_of(free))
 
     def free(self, value: jax.Array) -> jax.Array:
-        kind = _numbers(value)
-        squares = jnp.tril(value, -1) ** 2
-        remaining = jnp.maximum(1 - (jnp.cumsum(squares, axis=-1) - squares), kind.tiny)
-        partial = jnp.clip(value / jnp.sqrt(remaining), -1 + kind.epsneg, 1 - kind.epsneg)
-        below = np.tril_indices(value.shape[-1], -1)
-        return jnp.arctanh(partial[(..., *below)])
+        return partials_of_factor(value)
 
     def allows(self, value: np.ndarray) -> bool:
         lower = np.all(np.triu(value, 1) == 0) and np.all(np.diagonal(value, 0, -2, -1) > 0)
@@ -283,6 +277,12 @@ class _CholeskyCorr(Constraint):
         return "cholesky_corr"
 
 
+def _rows_of(free: jax.Array) -> int:
+    """Rows of a matrix that has this many entries below the diagonal."""
+    return (1 + round(sqrt(1 + 8 * free.shape[-1]))) // 2
+
+
+@names_checked
 def interval(low: float, high: float) -> Interval:
     """Constrain a parameter to lie between `low` and `high`, one of which may be infinite.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.models.base import BaseModel, Params
+from modicum.models.correlations import partial_exponents
 from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import OWN, HalfNormal, Prior
@@ -27,7 +28,7 @@ from modicum.models.priors.resolved import LOG_SD, PARTIAL, ModelPriors, is_logg
 from modicum.random import typed
 from modicum.runtime import in_double_precision
 
-__all__ = ["log_priors", "partial_exponents", "prior_draws"]
+__all__ = ["log_priors", "prior_draws"]
 
 # The last argument is the prior of that type.
 Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
@@ -42,12 +43,6 @@ DRAWS: dict[type[Prior], Draw] = {
     Exponential: lambda rng, shape, p: rng.exponential(1 / p.rate, shape),
     Gamma: lambda rng, shape, p: rng.gamma(p.shape, 1 / p.rate, shape),
 }
-
-
-def partial_exponents(effects: int, concentration: float) -> np.ndarray:
-    """alpha of each partial correlation r under an LKJ prior: (1 + r) / 2 is Beta(alpha, alpha)."""
-    places = [j for i in range(effects) for j in range(i)]
-    return concentration + (effects - 2 - np.array(places, float)) / 2
 
 
 @in_double_precision
@@ -84,8 +79,8 @@ def prior_draws(
         sds = [_draw(HalfNormal(scale), rng, (number,)) for scale in model.scales]
         theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
         if model.covariance.pairs:
-            exponents = partial_exponents(model.effects, model.concentration)
-            theta["group_partial"] = _draw_partials(exponents, rng, number)
+            lkj = (model.effects, model.concentration)
+            theta["group_partial"] = _draw_partials(*lkj, rng, number)
     elif isinstance(model, LinearPredictorModel):
         theta = _draw_family(_priors_of(model, shapes), q, number, rng)
     else:
@@ -139,8 +134,7 @@ def _draw_effects(
         log_sd = np.log(np.stack([_draw(p, rng, (number,)) for p in group.sds], axis=1))
         own = log_sd
         if group.partials:
-            exponents = partial_exponents(count, group.correlation.eta)
-            partials.append(_draw_partials(exponents, rng, number))
+            partials.append(_draw_partials(count, group.correlation.eta, rng, number))
             own = np.concatenate([log_sd, partials[-1]], axis=1)
         factor = np.asarray(jax.vmap(lambda parameters: covariance_factor(parameters, count))(own))  # noqa: B023
         normal = rng.standard_normal((number, count, group.levels))
@@ -162,6 +156,7 @@ def _draw(prior: Prior, rng: np.random.Generator, shape: tuple[int, ...]) -> np.
     return draw(rng, shape, prior)
 
 
-def _draw_partials(exponents: np.ndarray, rng: np.random.Generator, number: int) -> np.ndarray:
-    r = 2 * rng.beta(exponents, exponents, size=(number, len(exponents))) - 1
+def _draw_partials(count: int, eta: float, rng: np.random.Generator, number: int) -> np.ndarray:
+    alpha = np.asarray(partial_exponents(count, eta))
+    r = 2 * rng.beta(alpha, alpha, size=(number, len(alpha))) - 1
     return np.asarray(np.arctanh(r))

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 
+from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.arrow import ArrowLayout, arrow_layout
 from modicum.models.base import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
-from modicum.models.priors.distributions import HALF_LOG_2PI
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows

@@ -130,11 +130,25 @@ def _moments(model):
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_moments_of_continuous_outcomes(name, x64):
     model, truth = CONTINUOUS[name]
-    if name in ("exponential", "weibull"):
-        with pytest.raises(ModicumError, match="does not define the variance"):
-            _moments(model)
-        return
     np.testing.assert_allclose(_moments(model), truth.stats(), rtol=1e-5)
+
+
+def test_the_spread_of_weibull_times_does_not_cancel(x64):
+    """With a large shape k, times vary by pi / (sqrt(6) k) of their size."""
+    shapes = np.array([0.2, 1.0, 7.0, 49.9, 50.1, 1e3, 1e5, 1e7])
+    variance = jax.jit(jax.vmap(lambda e: M.Weibull().variance(jnp.stack([ETA, e]))))
+    ours = np.asarray(variance(jnp.log(shapes)))
+    np.testing.assert_allclose(ours[:4], stats.weibull_min(shapes[:4], scale=MU).var(), rtol=1e-9)
+    np.testing.assert_allclose(ours[3] * 49.9**2, ours[4] * 50.1**2, rtol=2e-4)
+    far = MU**2 * np.pi**2 / 6 / shapes[6:] ** 2
+    np.testing.assert_allclose(ours[6:], far, rtol=1e-4)
+    cancelled = MU**2 * (special.gamma(1 + 2e-7) - special.gamma(1 + 1e-7) ** 2)
+    assert abs(cancelled / far[1] - 1) > 1e-3  # negative control
+
+
+def test_a_family_without_a_variance_says_so():
+    with pytest.raises(ModicumError, match="does not define the variance"):
+        M.Softmax(classes=3).variance(jnp.zeros(2))
 
 
 @pytest.mark.parametrize("name", ["poisson", "negative binomial", "zero-inflated", "hurdle"])

@@ -9,13 +9,13 @@ or a continued fraction replaces it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import factorial, log, pi, sqrt
+from math import factorial, pi, sqrt
 from typing import ClassVar
 
 import jax
 
-from modicum.arrays import differentiable, erfc, is_numpy, namespace, sigmoid
-from modicum.models.families.special import softplus
+from modicum.arrays import HALF_LOG_2PI, differentiable, erfc, is_numpy, namespace, sigmoid
+from modicum.models.families.special import log1m_exp, softplus
 
 __all__ = ["LINKS", "Cloglog", "Link", "Logit", "Probit"]
 
@@ -144,7 +144,7 @@ def log_normal_cdf(x: jax.Array) -> jax.Array:
     xp = namespace(x)
     body, right = xp.clip(x, -TAIL, 0.0), xp.maximum(x, 0.0)
     far = xp.minimum(x, -TAIL)
-    tail = -0.5 * far**2 - 0.5 * log(2 * pi) - xp.log(_hazard_tail(far, 1)[0])
+    tail = -0.5 * far**2 - HALF_LOG_2PI - xp.log(_hazard_tail(far, 1)[0])
     left = xp.where(x < -TAIL, tail, xp.log(0.5 * erfc(-body / sqrt(2))))
     return xp.where(x > 0, xp.log1p(-0.5 * erfc(right / sqrt(2))), left)
 
@@ -226,9 +226,7 @@ def log_some(eta: jax.Array) -> jax.Array:
     """log(1 - exp(-e^eta)), the log-probability that a Poisson count of log-rate eta is not 0."""
     xp = namespace(eta)
     r = xp.exp(eta)
-    near, far = xp.clip(r, 1e-14, 1.0), xp.maximum(r, 0.5)
-    exact = xp.where(r < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
-    return xp.where(eta < -30, eta - r / 2, exact)
+    return xp.where(eta < -30, eta - r / 2, log1m_exp(xp.maximum(r, 1e-14)))
 
 
 class Cloglog(Link):

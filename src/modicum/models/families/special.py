@@ -6,16 +6,15 @@ as much; here log-gamma is Stirling's series, whose derivatives are those of log
 
 from __future__ import annotations
 
-from math import log, pi
+from math import log
 
 import jax
 import jax.numpy as jnp
 
-from modicum.arrays import differentiable, log_gamma_of, namespace, sigmoid
+from modicum.arrays import HALF_LOG_2PI, differentiable, log_gamma_of, namespace, sigmoid
 
 __all__ = ["log1m_exp", "log_factorial", "log_gamma", "log_rising", "softplus", "stirling_rest"]
 
-HALF_LOG_2PI = 0.5 * log(2 * pi)
 FAR = 10.0  # above this, seven terms of Stirling's series are exact in double precision
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
@@ -29,8 +28,10 @@ def softplus(x: jax.Array) -> jax.Array:
 
 def log1m_exp(x: jax.Array) -> jax.Array:
     """log(1 - e^-x) for x > 0 (Maechler 2012)."""
-    near, far = jnp.minimum(x, 1.0), jnp.maximum(x, 0.5)  # so that no branch overflows
-    return jnp.where(x < log(2), jnp.log(-jnp.expm1(-near)), jnp.log1p(-jnp.exp(-far)))
+    xp = namespace(x)
+    near, far = xp.minimum(x, 1.0), xp.maximum(x, 0.5)  # so that no branch overflows
+    value: jax.Array = xp.where(x < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
+    return value
 
 
 def _leading(x: jax.Array) -> jax.Array:

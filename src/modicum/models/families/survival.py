@@ -2,7 +2,8 @@
 
 Both are accelerated failure-time models: eta is the logarithm of a typical time, and a coefficient
 of 0.1 makes times a tenth longer. They are also proportional-hazards models, with log hazard ratio
--beta (times the shape, for Weibull).
+-beta (times the shape, for Weibull). Means, variances and drawn outcomes are those of the time to
+the event, which censoring does not change: it only hides some of the times.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import zeta
 
 from modicum.arrays import namespace
 from modicum.errors import DataError
@@ -24,6 +26,8 @@ from modicum.models.families.special import log_gamma
 __all__ = ["Exponential", "Weibull"]
 
 Derivatives = tuple[jax.Array, ...]
+SMALL = 0.02  # below this, ten terms of the series are exact in double precision
+SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +95,10 @@ class Exponential(_Survival):
         r = y[..., 0] * namespace(eta).exp(-eta)
         return -r, r, -r
 
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the mean."""
+        return jnp.exp(2 * eta[0])
+
 
 @dataclass(frozen=True, repr=False)
 class Weibull(ExtraParameter, _Survival):
@@ -122,3 +130,16 @@ class Weibull(ExtraParameter, _Survival):
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta gamma(1 + 1 / shape)."""
         return jnp.exp(eta[0] + log_gamma(1 + jnp.exp(-eta[1])))
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """e^(2 eta) (gamma(1 + 2 / shape) - gamma(1 + 1 / shape)^2)."""
+        return self.mean(eta) ** 2 * jnp.expm1(_log_square_ratio(jnp.exp(-eta[1])))
+
+
+def _log_square_ratio(u: jax.Array) -> jax.Array:
+    """log of gamma(1 + 2u) / gamma(1 + u)^2; for small u by its power series, not to cancel."""
+    near, far = jnp.minimum(u, SMALL), jnp.maximum(u, SMALL)
+    series = jnp.zeros_like(near)
+    for term in reversed(SERIES):
+        series = (series + term) * near
+    return jnp.where(u < SMALL, series * near, log_gamma(1 + 2 * far) - 2 * log_gamma(1 + far))

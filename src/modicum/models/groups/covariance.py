@@ -1,8 +1,6 @@
 """The covariance S of a group's effects: parametrization, priors, and a factor T with T T' = S.
 
-Standard deviations are sampled on the log scale, correlations as inverse hyperbolic tangents of
-canonical partial correlations (Lewandowski, Kurowicka and Joe, 2009). With one to three effects the
-matrices are small, and explicit formulas are cheap to differentiate and vectorize.
+Standard deviations are sampled on the log scale, correlations as `models.correlations` describes.
 """
 
 from __future__ import annotations
@@ -14,6 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from modicum.arrays import namespace
+from modicum.models.correlations import (
+    correlation_factor,
+    correlations,
+    partials_of,
+    unnormalized_lkj,
+)
 from modicum.models.groups.small_matrices import lower_factor
 
 __all__ = ["Covariance", "entries_of", "factor_of_entries"]
@@ -45,18 +49,7 @@ class Covariance:
         if not self.pairs:
             identity: jax.Array = xp.eye(self.size)
             return identity
-        partial = xp.tanh(xp.asarray(theta["group_partial"]))
-        rows, k = [], 0
-        for i in range(self.size):
-            remaining, row = xp.ones(()), []  # squared length left, out of 1
-            for _ in range(i):
-                entry = partial[k] * xp.sqrt(remaining)
-                remaining, k = remaining - entry**2, k + 1
-                row.append(entry)
-            zeros = [xp.zeros(())] * (self.size - i - 1)
-            rows.append(xp.stack([*row, xp.sqrt(remaining), *zeros]))
-        factor: jax.Array = xp.stack(rows)
-        return factor
+        return correlation_factor(xp.asarray(theta["group_partial"]), self.size)
 
     def factor(self, theta: Mapping[str, jax.Array]) -> jax.Array:
         """Return T, lower triangular: effects are T v with v ~ N(0, I)."""
@@ -73,41 +66,20 @@ class Covariance:
         total = jnp.sum(-0.5 * ratio**2 + jnp.log(ratio) + 0.5 * jnp.log(2 / jnp.pi))
         if not self.pairs:
             return total
-        # (1 - r^2)^(alpha - 1) of each partial correlation r, times dr/dx = 1 - r^2
-        alpha = [
-            concentration + (self.size - 2 - j) / 2 for i in range(self.size) for j in range(i)
-        ]
-        x = jnp.abs(jnp.asarray(theta["group_partial"]))
-        log_complement = 2 * (jnp.log(2.0) - x - jnp.log1p(jnp.exp(-2 * x)))
-        return total + jnp.sum(jnp.asarray(alpha) * log_complement)
+        return total + unnormalized_lkj(theta["group_partial"], self.size, concentration)
 
     def report(self, theta: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Return standard deviations and correlations."""
         named = {"group_sd": jnp.exp(jnp.asarray(theta["group_log_sd"]))}
         if self.pairs:
-            L = self.correlation_factor(theta)
-            R = L @ L.T
-            pairs = [(i, j) for i in range(self.size) for j in range(i)]
-            named["group_cor"] = jnp.stack([R[i, j] for i, j in pairs])
+            named["group_cor"] = correlations(theta["group_partial"], self.size)
         return named
 
     def restore(self, named: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Undo `report`."""
         theta = {"group_log_sd": jnp.log(jnp.asarray(named["group_sd"]))}
         if self.pairs:
-            correlation = jnp.asarray(named["group_cor"])
-            R, k = jnp.eye(self.size), 0
-            for i in range(self.size):
-                for j in range(i):
-                    R, k = R.at[i, j].set(correlation[k]), k + 1
-            L = lower_factor(R)
-            partial = []
-            for i in range(self.size):
-                remaining = jnp.ones(())
-                for j in range(i):
-                    partial.append(L[i, j] / jnp.sqrt(remaining))
-                    remaining = remaining - L[i, j] ** 2
-            theta["group_partial"] = jnp.arctanh(jnp.stack(partial))
+            theta["group_partial"] = partials_of(named["group_cor"], self.size)
         return theta
 
 

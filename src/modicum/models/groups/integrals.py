@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import as_either, is_numpy, log_sum_exp, namespace
+from modicum.arrays import HALF_LOG_2PI, as_either, is_numpy, log_sum_exp, namespace
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.groups.batches import FlatGroups, Groups
 from modicum.models.groups.covariance import Covariance
@@ -105,7 +105,7 @@ class GroupIntegrals(BaseModel):
     def rule(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes xi (nodes, effects) and log-weights of the product rule for N(0, I)."""
         xi, w = np.polynomial.hermite_e.hermegauss(self.per_effect)
-        log_w = np.log(w) - 0.5 * np.log(2 * np.pi)
+        log_w = np.log(w) - HALF_LOG_2PI
         points = np.array(list(product(xi, repeat=self.effects)))
         return points, np.array([sum(part) for part in product(log_w, repeat=self.effects)])
 

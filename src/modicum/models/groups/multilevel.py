@@ -75,6 +75,28 @@ def multilevel(
     >>> multilevel(mo.models.Logistic(), [mo.models.GroupTerm("ward")], rows).how
     'explicit'
     """
+    _require_groups_are_possible(family, how)
+    terms = tidy_groups(terms)  # refuses an effect that occurs twice
+    sizes = _sizes(terms, rows)
+    obstacle = _obstacle(family, sizes.inner, sizes.beside)
+    if how == "integrate" and obstacle is not None:
+        raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
+    possible = sizes.all <= DENSE_LIMIT or _is_arrow(family, terms, sizes)
+    thin = not possible or _groups_are_thin(rows, terms, sizes)
+    if how == "integrate" or (how is None and thin and obstacle is None):
+        _require_known_priors(family, terms, rows)
+        model = _integrated(family, sizes.inner, sizes.outer)
+        return Multilevel(model, "integrate", _why_integrated(sizes, how))
+    if not possible:
+        raise _too_many_parameters(sizes, obstacle)
+    why = f"{sizes.all:,} parameters for {len(rows):,} rows are few"
+    if how is not None or thin:
+        why = "set by hand" if how else f"{obstacle}"
+    return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
+
+
+def _require_groups_are_possible(family: LinearPredictorModel, how: str | None) -> None:
+    """Refuse an unknown way to treat effects, and a family without a single predictor."""
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
     if isinstance(family, Softmax):
@@ -82,36 +104,29 @@ def multilevel(
             "groups need a family with one linear predictor, but Softmax has one per class; "
             "leave the group terms out, or compare two classes with family='logistic'."
         )
-    terms = tidy_groups(terms)  # refuses an effect that occurs twice
-    sizes = _sizes(terms, rows)
-    obstacle = _obstacle(family, sizes.inner, sizes.beside)
-    if how == "integrate" and obstacle is not None:
-        raise SettingError(f"{obstacle}; use {argument('groups', 'explicit')}.")
-    possible = sizes.all <= DENSE_LIMIT or _is_arrow(family, terms, sizes)
-    thin = not possible or sizes.needed > MOST_ROWS
-    if sizes.all > MANY:
-        thin |= _integrating_is_cheaper(rows, terms, sizes)
-    if how == "integrate" or (how is None and thin and obstacle is None):
+
+
+def _require_known_priors(
+    family: LinearPredictorModel, terms: Sequence[GroupTerm], rows: Rows
+) -> None:
+    """Refuse priors of what is neither a parameter, a group nor a column."""
+    keys = family.prior_keys(terms)
+    for key, _ in family.prior_table:
+        if key not in keys and not columns_of(key, rows):
+            require_known(key, keys, rows)
+
+
+def _why_integrated(sizes: _Sizes, how: HoldEffects | None) -> str:
+    """Say why effects are integrated out, and which."""
+    why = "set by hand"
+    if how is None:
         why = (
-            "set by hand"
-            if how
-            else f"{sizes.all:,} explicit parameters would take about "
-            f"{_rounded(sizes.needed)} rows per step and sums over all levels; tens of groups per "
-            "step are enough"
+            f"{sizes.all:,} explicit parameters would take about {_rounded(sizes.needed)} rows "
+            "per step and sums over all levels; tens of groups per step are enough"
         )
-        if sizes.outer:
-            why += f"; effects of {sizes.largest!r} are integrated out, all others explicit"
-        keys = family.prior_keys(terms)
-        for key, _ in family.prior_table:
-            if key not in keys and not columns_of(key, rows):
-                require_known(key, keys, rows)
-        return Multilevel(_integrated(family, sizes.inner, sizes.outer), "integrate", why)
-    if not possible:
-        raise _too_many_parameters(sizes, obstacle)
-    why = "set by hand" if how else f"{sizes.all:,} parameters for {len(rows):,} rows are few"
-    if how is None and thin:
-        why = f"{obstacle}"
-    return Multilevel(replace(family, groups=tuple(terms)), "explicit", why)
+    if sizes.outer:
+        why += f"; effects of {sizes.largest!r} are integrated out, all others explicit"
+    return why
 
 
 class _Sizes(NamedTuple):
@@ -163,6 +178,13 @@ def _is_arrow(family: LinearPredictorModel, terms: Sequence[GroupTerm], sizes: _
 def _rounded(number: float) -> str:
     """Format a number to two digits with thousands separators: 16,000."""
     return f"{float(f'{number:.2g}'):,.0f}"
+
+
+def _groups_are_thin(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:
+    """Whether explicit effects take too many rows per step, or cost more than integrated ones."""
+    if sizes.needed > MOST_ROWS:
+        return True
+    return sizes.all > MANY and _integrating_is_cheaper(rows, terms, sizes)
 
 
 def _integrating_is_cheaper(rows: Rows, terms: Sequence[GroupTerm], sizes: _Sizes) -> bool:

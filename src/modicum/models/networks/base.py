@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from math import log, pi
+from math import log
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError, suggestion, whole_number
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.outcomes import check_outcomes, class_fault, count_classes
@@ -54,7 +55,7 @@ class NeuralModel(BaseModel):
         """Independent normals on all weights and biases."""
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(theta)]
         squares = jnp.sum(jnp.stack([jnp.sum(leaf * leaf) for leaf in leaves]))
-        constant = log(self.prior_scale) + 0.5 * log(2 * pi)
+        constant = log(self.prior_scale) + HALF_LOG_2PI
         return -0.5 / self.prior_scale**2 * squares - sum(leaf.size for leaf in leaves) * constant
 
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
@@ -65,7 +66,7 @@ class NeuralModel(BaseModel):
             is_class = jnp.arange(outputs.shape[-1]) == jnp.asarray(batch["y"])[:, None]
             return jnp.sum(jnp.where(is_class, outputs, 0), -1) - jax.nn.logsumexp(outputs, axis=-1)
         gap = jnp.asarray(batch["y"], outputs.dtype) - _only(outputs)
-        return -0.5 * (gap / self.noise_scale) ** 2 - log(self.noise_scale) - 0.5 * log(2 * pi)
+        return -0.5 * (gap / self.noise_scale) ** 2 - log(self.noise_scale) - HALF_LOG_2PI
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Probability of each class, or the mean of the outcome."""

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln, logsumexp
 
+from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 Support = Literal["real", "positive", "correlation"]
-HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
 
 
 def is_positive(value: object) -> bool:

@@ -1,8 +1,7 @@
 """The prior of group effects: u_l ~ N(0, Sigma), with standard deviations and correlations.
 
 The sampled parameters are the logarithms of the standard deviations and the inverse hyperbolic
-tangents of canonical partial correlations, which are independent under the LKJ distribution
-(Lewandowski, Kurowicka and Joe 2009).
+tangents of canonical partial correlations (`models.correlations`).
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import HALF_LOG_2PI
 from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
-from modicum.models.priors.distributions import HALF_LOG_2PI, Prior
+from modicum.models.correlations import correlation_factor, unnormalized_lkj
+from modicum.models.priors.distributions import Prior
 from modicum.models.priors.exact import NonCentred, NormalApproximation, Numbers
 from modicum.runtime import FASTEST_COMPILE, Array, jit
 
-__all__ = ["Effects", "correlations", "covariance_factor", "partials_of"]
+__all__ = ["Effects", "covariance_factor"]
 
 NEWTON_STEPS = 30
 LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled log scale
@@ -136,45 +137,12 @@ def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
     sds = jnp.exp(hyper[:count])
     if hyper.shape[0] == count:
         return jnp.diag(sds)
-    return sds[:, None] * _cholesky(jnp.tanh(hyper[count:]), count)
+    return sds[:, None] * correlation_factor(hyper[count:], count)
 
 
 @jit(static=1, options=FASTEST_COMPILE)
 def _covariance_factor(hyper: Array, count: int) -> jax.Array:
     return covariance_factor(jnp.asarray(hyper), count)
-
-
-def _cholesky(partials: jax.Array, count: int) -> jax.Array:
-    """Cholesky factor of a correlation matrix from canonical partial correlations."""
-    rows, k = [jnp.zeros(count).at[0].set(1.0)], 0
-    for r in range(1, count):
-        row, remaining = jnp.zeros(count), jnp.ones(())
-        for c in range(r):
-            row = row.at[c].set(partials[k] * jnp.sqrt(remaining))
-            remaining, k = remaining * (1 - partials[k] ** 2), k + 1
-        rows.append(row.at[r].set(jnp.sqrt(remaining)))
-    return jnp.stack(rows)
-
-
-def correlations(sampled: jax.Array, count: int) -> jax.Array:
-    """Correlations below the diagonal, row by row, from the sampled parameters."""
-    factor = _cholesky(jnp.tanh(sampled), count)
-    return (factor @ factor.T)[np.tril_indices(count, -1)]
-
-
-def partials_of(below: jax.Array, count: int) -> jax.Array:
-    """Undo `correlations`."""
-    i, j = np.tril_indices(count, -1)
-    matrix = jnp.eye(count).at[i, j].set(below).at[j, i].set(below)
-    factor = jnp.linalg.cholesky(matrix)
-    sampled = []
-    for r in range(1, count):
-        remaining = jnp.ones(())
-        for c in range(r):
-            partial_ = factor[r, c] / jnp.sqrt(remaining)
-            sampled.append(jnp.arctanh(partial_))
-            remaining = remaining * (1 - partial_**2)
-    return jnp.stack(sampled)
 
 
 def _solve(lower: jax.Array, u: jax.Array) -> jax.Array:
@@ -189,9 +157,7 @@ def _log_hyper(kinds: tuple[type[Prior], ...], hyper: jax.Array, numbers: Number
         arguments = [jnp.asarray(number) for number in numbers[first : first + width]]
         total, first = total + kind.density(jnp.exp(hyper[k]), *arguments) + hyper[k], first + width
     if hyper.shape[0] > count:
-        eta, log_left = jnp.asarray(numbers[-1]), jnp.log1p(-(jnp.tanh(hyper[count:]) ** 2))
-        column = np.concatenate([np.arange(r) for r in range(1, count)])
-        total = total + jnp.sum((eta + (count - 2 - column) / 2) * log_left)
+        total = total + unnormalized_lkj(hyper[count:], count, jnp.asarray(numbers[-1]))
     return total
 
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.models.correlations import correlations, partials_of
 from modicum.models.groups.terms import GroupTerm
 from modicum.models.priors.distributions import (
     LKJ,
@@ -42,12 +43,7 @@ from modicum.models.priors.exact import (
     Numbers,
     SharedScale,
 )
-from modicum.models.priors.grouped import (
-    Effects,
-    correlations,
-    covariance_factor,
-    partials_of,
-)
+from modicum.models.priors.grouped import Effects, covariance_factor
 from modicum.rows.entries import Json
 from modicum.runtime import Pytree
 

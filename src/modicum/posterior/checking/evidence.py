@@ -16,14 +16,13 @@ s_k = N_k / (N1 + N2), is iterated to its fixed point, r = p(y).
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import betaln
 
 from modicum.diagnostics import ess
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.base import DENSE_LIMIT
-from modicum.models.prior_draws import partial_exponents
+from modicum.models.correlations import unnormalized_lkj_integral
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.posterior.checking.proposal import Evidence, NormalProposal, average, log_joint
 from modicum.posterior.correction import WORST_TAIL
@@ -92,14 +91,12 @@ def _require_enough(target: Target, total: int) -> None:
 
 def _log_constant(model: BaseModel) -> float:
     """Return the log normalising constant of LKJ priors, which sampling omits."""
-    exponents = []
     if isinstance(model, IntegratedEffects) and model.covariance.pairs:
-        exponents.append(partial_exponents(model.effects, model.concentration))
-    elif isinstance(model, LinearPredictorModel) and model.resolved_priors is not None:
-        for group in model.resolved_priors.groups:
-            if group.partials:
-                exponents.append(partial_exponents(len(group.sds), group.correlation.eta))
-    return -sum(float(np.sum((2 * a - 1) * np.log(2) + betaln(a, a))) for a in exponents)
+        return -unnormalized_lkj_integral(model.effects, model.concentration)
+    if not isinstance(model, LinearPredictorModel) or model.resolved_priors is None:
+        return 0.0
+    correlated = [group for group in model.resolved_priors.groups if group.partials]
+    return -sum(unnormalized_lkj_integral(len(g.sds), g.correlation.eta) for g in correlated)
 
 
 def _bridge_sampling(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:

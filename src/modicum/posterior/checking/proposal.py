@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from modicum.arrays import HALF_LOG_2PI
 from modicum.passes import Sums
 from modicum.passes.prior import prior_hessian
 
@@ -66,7 +67,7 @@ class NormalProposal(NamedTuple):
     def log_density(self, points: np.ndarray) -> np.ndarray:
         """Return the log-density of the proposal at each point."""
         z = np.linalg.solve(self.factor, (points - self.mean).T)
-        scale = np.linalg.slogdet(self.factor)[1] + 0.5 * len(self.mean) * np.log(2 * np.pi)
+        scale = np.linalg.slogdet(self.factor)[1] + len(self.mean) * HALF_LOG_2PI
         return -0.5 * np.sum(z**2, axis=0) - scale
 
 

@@ -1,0 +1,105 @@
+"""Correlation matrices from unconstrained numbers, and their LKJ density.
+
+The numbers x are inverse hyperbolic tangents of canonical partial correlations r = tanh(x), which
+are independent under the LKJ distribution (Lewandowski, Kurowicka and Joe 2009). They are in the
+order of the entries below the diagonal, row by row, along the last axis; other axes are a batch.
+1 - r^2 is always computed from x: next to 1, r itself has lost the digits.
+"""
+
+from __future__ import annotations
+
+from math import log
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.special import betaln
+
+from modicum.arrays import differentiable, namespace
+
+__all__ = [
+    "correlation_factor",
+    "correlations",
+    "log_jacobian_of_factor",
+    "log_unexplained",
+    "partial_exponents",
+    "partials_of",
+    "partials_of_factor",
+    "unnormalized_lkj",
+    "unnormalized_lkj_integral",
+]
+
+
+@differentiable(slope=lambda x: -2 * namespace(x).tanh(x))
+def log_unexplained(x: jax.Array) -> jax.Array:
+    """log(1 - tanh(x)^2), with the derivatives also at 0, where |x| has none."""
+    xp = namespace(x)
+    size = xp.abs(x)
+    value: jax.Array = 2 * (log(2) - size - xp.log1p(xp.exp(-2 * size)))
+    return value
+
+
+def correlation_factor(x: jax.Array, count: int) -> jax.Array:
+    """Cholesky factors (..., count, count) of correlation matrices; NumPy arrays from NumPy's.
+
+    Every row has length 1: partial correlations divide what the entries before them left over.
+    """
+    xp, below = namespace(x), np.tri(count, k=-1, dtype=bool)
+    place = np.zeros((count, count), int)
+    place[below] = np.arange(x.shape[-1])
+    u = xp.where(below, x[..., place], 0.0)
+    # Entry (i, j): half the sum of log(1 - r^2) of row i over the columns before j.
+    log_left = 0.5 * xp.sum(xp.where(below, log_unexplained(u)[..., None, :], 0.0), axis=-1)
+    factor: jax.Array = xp.tril((xp.tanh(u) + np.eye(count, dtype=u.dtype)) * xp.exp(log_left))
+    return factor
+
+
+def partials_of_factor(factor: jax.Array) -> jax.Array:
+    """Undo `correlation_factor`; the result is finite also for a diagonal that vanished."""
+    factor = jnp.asarray(factor, jnp.result_type(factor, float))
+    later = jnp.flip(jnp.cumsum(jnp.flip(factor[..., 1:] ** 2, -1), axis=-1), -1)
+    left = jnp.sqrt(jnp.maximum(later, np.finfo(factor.dtype).tiny))
+    x = jnp.arcsinh(factor[..., :-1] / left)  # sinh(x) = r / sqrt(1 - r^2)
+    return x[(..., *np.tril_indices(factor.shape[-1], -1))]
+
+
+def log_jacobian_of_factor(x: jax.Array, count: int) -> jax.Array:
+    """Logarithm of |d factor / dx| for the entries below the diagonal, summed over the batch."""
+    row, column = np.tril_indices(count, -1)
+    log_slopes = log_unexplained(x)
+    return jnp.sum(jnp.asarray(1 + (row - 1 - column) / 2, log_slopes.dtype) * log_slopes)
+
+
+def correlations(x: jax.Array, count: int) -> jax.Array:
+    """Correlations below the diagonal, row by row, from one vector of numbers."""
+    factor = correlation_factor(jnp.asarray(x), count)
+    return (factor @ factor.T)[np.tril_indices(count, -1)]
+
+
+def partials_of(below: jax.Array, count: int) -> jax.Array:
+    """Undo `correlations`; a correlation that was rounded to 1 becomes the number before it."""
+    below, (i, j) = jnp.asarray(below), np.tril_indices(count, -1)
+    last = 1 - np.finfo(below.dtype).epsneg
+    below = jnp.clip(below, -last, last)
+    matrix = jnp.eye(count, dtype=below.dtype).at[i, j].set(below).at[j, i].set(below)
+    return partials_of_factor(jnp.linalg.cholesky(matrix))
+
+
+def partial_exponents(count: int, eta: float | jax.Array) -> np.ndarray | jax.Array:
+    """alpha of each partial correlation r under an LKJ prior: (1 + r) / 2 is Beta(alpha, alpha)."""
+    column = np.tril_indices(count, -1)[1]
+    return eta + (count - 2 - column) / 2
+
+
+def unnormalized_lkj(x: jax.Array, count: int, eta: float | jax.Array) -> jax.Array:
+    """Log-density of the numbers x of an LKJ(eta) correlation matrix, without its constant.
+
+    It is (1 - r^2)^(alpha - 1) of each partial correlation r, times dr/dx = 1 - r^2.
+    """
+    return jnp.sum(partial_exponents(count, eta) * log_unexplained(jnp.asarray(x)))
+
+
+def unnormalized_lkj_integral(count: int, eta: float) -> float:
+    """Logarithm of the integral of exp(`unnormalized_lkj`)."""
+    alpha = np.asarray(partial_exponents(count, eta))
+    return float(np.sum((2 * alpha - 1) * log(2) + betaln(alpha, alpha)))
