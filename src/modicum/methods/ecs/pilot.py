@@ -29,6 +29,7 @@ from modicum.errors import ConvergenceError
 from modicum.estimators import (
     LinearTaylor,
 )
+from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import Proxy, RowDesign
 from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.ecs.anchored_proxy import AnchoredProxy
@@ -432,7 +433,8 @@ class Study(AnchoredProxy):
     @property
     def steps(self) -> int:
         """Expected leapfrog steps per iteration."""
-        return _expected_steps(self.method.hmc(split=False).trajectory, self.task.target.size)
+        trajectory = self.method.hmc(split=False).trajectory
+        return ceil(trajectory / typical_step_size(self.task.target.size))
 
     @cached_property
     def placed(self) -> Batch | Rows:
@@ -442,8 +444,3 @@ class Study(AnchoredProxy):
     @property
     def _placement(self) -> RowPlacement:
         return self.placement or self.method.start_copying(self.task)
-
-
-def _expected_steps(trajectory: float, size: int) -> int:
-    """Return leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
-    return max(1, ceil(trajectory / (1.4 * size**-0.25)))

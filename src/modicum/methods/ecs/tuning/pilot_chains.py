@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import ControlVariate, Proxy, straighten
 from modicum.kernels.moves import follow, path_chances, path_size
 from modicum.methods.ecs.tuning.residuals import reweighted
@@ -146,7 +147,7 @@ def run_pilot_chains(
         The number of chains and their length.
     """
     d = len(centre)
-    step = 0.7 * d**-0.25  # half the step size for an acceptance rate of .8
+    step = typical_step_size(d) / 2
     steps = ceil(TRAJECTORY / step)
     factor, weight = reweighted(np.asarray(batch["probability"]), probability)
     position, variance = _chains(
