@@ -101,7 +101,7 @@ class WeighingPool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
+        return Weighed(total + study.log_proxy(z) + away, self._noise(slopes / len(z)))
 
     @property
     def whitened(self) -> np.ndarray | None:
@@ -135,15 +135,6 @@ class WeighingPool:
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
                     yield block, rows, values[:draws, : rows.stop - rows.start]
 
-    def _log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """Return the part of the log-posterior that is not a sum over rows of the pool."""
-        study, proxy = self.study, self.study.proxy
-        linear = isinstance(study.task.target.model, LinearPredictorModel)
-        if not linear or proxy.prior is not None or proxy.bend is not None:
-            return np.asarray(_log_proxies(study.control_variate, z, proxy))
-        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
-        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2), axis=1))
-
     def _noise(self, slopes: np.ndarray) -> float:
         """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
         drawn = slopes[self.certain :]
@@ -167,8 +158,3 @@ def _block_values(
     assert isinstance(model, LinearPredictorModel)
     taylor = cached.taylor.T[:, None, :]
     return cached.scale * remainder(model, control_variate.order, e, cached.eta, cached.y, taylor)
-
-
-@jit(static=0)
-def _log_proxies(control_variate: ControlVariate[Pytree], z: Array, proxy: Proxy) -> jax.Array:
-    return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

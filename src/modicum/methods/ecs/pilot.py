@@ -198,7 +198,7 @@ class Study(AnchoredProxy):
         if linear and resampled:
             log_proxy = None
         elif not resampled or self.proxy.bend is not None:
-            log_proxy = self.log_proxy(self.draws)
+            log_proxy = self.log_ratio(self.draws)
         evaluated = self._evaluate(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -389,7 +389,7 @@ class Study(AnchoredProxy):
         """Return the residuals of pilot rows at whitened points."""
         self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
         about = (self.control_variate, rows, self.proxy)
-        return evaluate(*about, self.straight(points), self.log_proxy(points), resampled=True)
+        return evaluate(*about, self.straight(points), self.log_ratio(points), resampled=True)
 
     @property
     def distance(self) -> float:

@@ -32,7 +32,7 @@ __all__ = [
     "SIDE_BY_SIDE",
     "Extent",
     "PilotChains",
-    "proxy_ratios",
+    "log_proxies",
     "run_pilot_chains",
     "straightened",
 ]
@@ -87,20 +87,13 @@ class PilotChains:
         return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
 
-def proxy_ratios(
-    control_variate: ControlVariate[Pytree], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
-) -> np.ndarray:
-    """Return the log ratio of posterior to normal approximation at `draws`, up to a constant.
-
-    The proxy replaces the log-likelihood, so that no row is read.
-    """
-    quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
-    log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
-    return np.asarray(log_proxy - quadratic)
-
-
 @jit(static=0)
-def _log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
+def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
+    """Return the log-posterior at `draws`, up to a constant, with the proxy for the likelihood.
+
+    No row is read.
+    """
+
     def log_proxy(z: jax.Array) -> jax.Array:
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
