@@ -30,12 +30,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import sample_on_host
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
 from modicum.estimators.remainder import remainder
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.sampled_rows import SampledRows
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
@@ -69,10 +69,8 @@ class WeighingPool:
         self.study = study
         task = study.task
         rng = generator(task.seed, Stream.LAPLACE_ROWS)
-        sampled = sample_on_host(rng, size, study.weight_tables, study.method.floor)
-        self.rows = len(sampled.row_ids)
-        self.certain = sampled.certain  # the first rows, this many, are included with certainty
-        batch = task.rows.take(sampled.row_ids) | {"probability": sampled.expected}
+        sampled = SampledRows.of(rng, task.rows, size, study.weight_tables, study.method.floor)
+        self.rows, self.certain, batch = sampled.number, sampled.certain, sampled.batch
         self._plain: NumPyRows | None = None
         self._parts: list[Pytree] = []
         if needs_no_compiler(study.control_variate):
