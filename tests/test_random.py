@@ -1,15 +1,43 @@
 """Random numbers of a step, which come from one call of the generator."""
 
+import re
+from collections import defaultdict
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+import modicum
+from helpers.architecture import read_sources
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 
 COUNT = 20_000
 LIMIT = 1e-4  # p-value below which a test fails; seeds are fixed
+
+# Streams that several files draw from for one purpose: the points of a run's only pilot study, the
+# mini-batches that predict signs, draws of the prior. OUTCOMES serves two: it also gives resampling
+# its offset, a single number that users' outcomes depend on.
+SHARED = {"PILOT_DRAWS", "SIGN_BATCHES", "PRIOR_DRAWS", "OUTCOMES"}
+
+
+def shared_streams(sources):
+    """Return the streams that more than one module draws from."""
+    places = defaultdict(set)
+    for module, source in sources.items():
+        if module != "modicum.random":
+            for stream in re.findall(r"\bStream\.([A-Z_]+)", source):
+                places[stream].add(module)
+    return {stream for stream, modules in places.items() if len(modules) > 1}
+
+
+def test_no_two_purposes_share_a_stream():
+    sources = read_sources(Path(modicum.__file__).parent)
+    assert shared_streams(sources) == SHARED
+    another = sources | {"modicum.made_up": "generator(seed, Stream.CLUSTERS)"}
+    assert shared_streams(another) == SHARED | {"CLUSTERS"}  # is caught
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

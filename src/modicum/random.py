@@ -74,6 +74,7 @@ class Stream(IntEnum):
     LAPLACE_ACCEPT = 75  # which of these draws an independence sampler accepts
     MEAN_SUBSET = 76  # rows for the short chains that estimate the posterior mean
     MEAN_POINTS = 77  # draws of these chains at which gradients of all rows are averaged
+    SKEWNESS = 78  # points that decide whether skewed axes are looked for on all rows
 
 
 def generator(seed: int, purpose: Stream) -> np.random.Generator:

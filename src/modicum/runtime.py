@@ -1,4 +1,4 @@
-"""How functions are compiled, and in which precision they run.
+"""How functions are compiled, in which precision they run, and the memory there is for them.
 
 Compile time delays a run's first draw, so `jit` is `jax.jit` with compiler options chosen for the
 device. Double precision is enabled locally, without touching the user's global JAX settings; JAX
@@ -36,6 +36,8 @@ __all__ = [
     "aligned",
     "check_options",
     "devices",
+    "free_memory",
+    "free_on_host",
     "in_double_precision",
     "jit",
     "let_compiled_code_go",
@@ -311,6 +313,28 @@ MOST_MAPS = 0.7  # share of the allowed memory maps that may be in use before a 
 MANY = 100  # compilations before compiled code is freed: about thirty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 FROM_DISK = "/jax/compilation_cache/cache_hits"
+
+
+def free_memory() -> int:
+    """Return the bytes of free memory: on the device if it reports them, or else on the host."""
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
+    return free_on_host()
+
+
+def free_on_host() -> int:
+    """Return the bytes of free memory on the host."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return 4 * 2**30
 
 
 @contextmanager

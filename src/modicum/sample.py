@@ -33,7 +33,6 @@ from modicum.models import BaseModel, Target
 from modicum.models.base import DENSE_LIMIT, Params
 from modicum.passes import Starts, Sums
 from modicum.passes.engine import Engine
-from modicum.passes.full_likelihood import free_memory
 from modicum.posterior import Posterior
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
@@ -60,7 +59,7 @@ from modicum.run import (
     within_limits,
 )
 from modicum.run.layout import FEW
-from modicum.runtime import in_double_precision, refuse_forked
+from modicum.runtime import free_memory, in_double_precision, refuse_forked
 
 __all__ = ["check_run", "sample"]
 

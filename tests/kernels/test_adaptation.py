@@ -1,5 +1,7 @@
 """Warm-up finds the step size with the target acceptance."""
 
+from math import ceil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,13 @@ import pytest
 from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 
-from modicum.kernels.adaptation import DualAveraging, adapt, schedule, start_adaptation
+from modicum.kernels.adaptation import (
+    DualAveraging,
+    adapt,
+    schedule,
+    start_adaptation,
+    typical_step_size,
+)
 
 SIZE, TUNE, TARGET = 8, 600, 0.8
 FLAGS = schedule(TUNE, 0, adapt_mass=True)
@@ -94,3 +102,25 @@ def test_a_mass_matrix_is_learned_whatever_the_unit():
     for point in at[:25]:
         state = theirs[1](state, point)
     assert theirs[2](state).inverse_mass_matrix[0, 0] > 10 * unit**2 * cov[0, 0]
+
+
+def accepted(size, step, trajectory=1.2, count=4_000):
+    """Return the mean acceptance of leapfrog trajectories on a standard normal."""
+    at, momentum = np.random.default_rng(size).normal(size=(2, count, size))
+    before = np.sum(at**2 + momentum**2, axis=1) / 2
+    momentum -= step / 2 * at
+    for _ in range(ceil(trajectory / step)):
+        at += step * momentum
+        momentum -= step * at
+    momentum += step / 2 * at
+    after = np.sum(at**2 + momentum**2, axis=1) / 2
+    return np.mean(np.minimum(1, np.exp(before - after)))
+
+
+@pytest.mark.parametrize("size", [4, 30, 300])
+def test_the_typical_step_accepts_eight_of_ten(size):
+    error = 4 * 0.3 / np.sqrt(4_000)  # of a mean of numbers in (0, 1) whose sd is about .3
+    assert abs(accepted(size, typical_step_size(size)) - 0.8) < error + 0.02  # .80 to .82 exactly
+    # negative controls: the steps for four times and for a quarter as many dimensions
+    assert accepted(size, typical_step_size(4 * size)) > 0.8 + error + 0.02
+    assert accepted(size, typical_step_size(size) * 4**0.25) < 0.8 - error - 0.02

@@ -36,6 +36,7 @@ from modicum.estimators.gradients import Taylor
 from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
+from modicum.methods.ecs.sampled_rows import SampledRows
 from modicum.methods.ecs.tuning import Pilot, cheapest_certainty, choose
 from modicum.methods.sgmcmc.design import _cheapest
 
@@ -117,6 +118,20 @@ def test_a_pilot_takes_once_what_would_be_drawn_often():
     assert np.std(sums) < spread / 50
     every = sample_on_host(rng, 6_000, tables)
     assert np.sum(values[every.row_ids] / every.expected) == pytest.approx(values.sum())
+
+
+def test_fewer_of_the_sampled_rows_stand_for_as_many():
+    rows = mo.Rows(x=np.ones((40, 1)), y=np.arange(40.0))
+    sampled = SampledRows.of(np.random.default_rng(4), rows, 30, weight_tables(EXPECTED), 0.1)
+    certain, expected = sampled.certain, sampled.batch["probability"]
+    assert 0 < certain < 25
+    np.testing.assert_array_equal(sampled.batch["y"], sampled.drawn.row_ids)
+    few = sampled.thinned(5)
+    assert len(few["y"]) == certain + 5
+    np.testing.assert_array_equal(few["probability"][:certain], 1)
+    ratio = few["probability"][certain:] / expected[certain : certain + 5]
+    np.testing.assert_allclose(ratio, 5 / (30 - certain))
+    np.testing.assert_array_equal(sampled.thinned(30)["probability"], expected)
 
 
 def test_designs_that_cannot_leave_rows_out_say_so():
@@ -271,10 +286,10 @@ def test_none_where_nothing_is_gained():
 
 def test_stochastic_gradients_weigh_noise_against_cost():
     heavy = np.r_[np.ones(4_000), np.full(60, 500.0)]
-    count, why = _cheapest(weight_tables(heavy), 100, fresh_cost=10.0)
-    assert count in (50, 100)
+    certain, why = _cheapest(weight_tables(heavy), 100, fresh_cost=10.0)
+    assert len(certain.row_ids) in (50, 100)
     assert "less" in why
-    assert _cheapest(weight_tables(np.ones(4_000)), 100, fresh_cost=10.0)[0] == 0
+    assert _cheapest(weight_tables(np.ones(4_000)), 100, fresh_cost=10.0)[0] is None
 
 
 # Methods ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from helpers.targets import exact_draws, flat_draws, logistic_rows, mean_and_err
 from modicum.diagnostics import ess
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.methods.ecs import HMCECS
+from modicum.methods.ecs.tuning import log_proxies
 from modicum.methods.laplace import Verdict
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler
@@ -148,6 +149,18 @@ def test_the_pools_noise_is_how_much_means_differ_between_pools():
     foretold = np.median(noises)
     assert 0.5 < found / foretold < 2  # the largest of four, each known to a fifth
     assert not 0.5 < found / (foretold / 5) < 2  # unlike a pool 25 times as large
+
+
+@in_double_precision
+def test_the_proxy_in_closed_form_is_the_compiled_one():
+    task = task_of(M.Logistic(), ROWS)
+    study = HMCECS().study(task, task.anchor_at_mode())
+    z = study.centre + np.random.default_rng(1).standard_normal((64, len(study.centre)))
+    compiled = np.asarray(log_proxies(study.control_variate, study.proxy, z))
+    np.testing.assert_allclose(study.log_proxy(z), compiled, rtol=1e-10)
+    away = np.sum((z - study.centre) ** 2, axis=1) / 2
+    np.testing.assert_allclose(study.log_ratio(z), compiled + away, rtol=0, atol=1e-10)
+    assert not np.allclose(study.log_ratio(z), compiled + np.sum(z**2, axis=1) / 2, atol=1e-10)
 
 
 def test_the_independence_sampler_draws_from_what_is_weighed():

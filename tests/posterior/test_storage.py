@@ -180,8 +180,8 @@ def test_a_file_that_cannot_be_written_is_a_clear_error_before_the_work(
     name, post, tmp_path, monkeypatch
 ):
     write = WRITERS[name]
-    for work in ("to_datatree", "_reported", "rows_or_own"):
-        monkeypatch.setattr(Posterior, work, lambda *_: pytest.fail("the work was done first"))
+    for work in ("to_datatree", "summary", "rows_or_own"):
+        monkeypatch.setattr(Posterior, work, lambda *_, **__: pytest.fail("the work came first"))
     with pytest.raises(SettingError, match=r"there is no folder '.*missing' to write 'a.out' to"):
         write(post, tmp_path / "missing" / "a.out")
     with pytest.raises(SettingError, match="is a folder: name a file in it"):

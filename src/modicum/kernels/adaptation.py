@@ -15,7 +15,14 @@ import numpy as np
 from modicum.kernels import blackjax_modules as blackjax
 from modicum.runtime import Array
 
-__all__ = ["Adaptation", "AdaptationFlags", "adapt", "schedule", "start_adaptation"]
+__all__ = [
+    "Adaptation",
+    "AdaptationFlags",
+    "adapt",
+    "schedule",
+    "start_adaptation",
+    "typical_step_size",
+]
 
 
 BlackJAXState: TypeAlias = Any  # BlackJAX has no types
@@ -85,6 +92,14 @@ def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -
         last=np.arange(tune) == tune - 1,
     )
     return AdaptationFlags(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
+
+
+def typical_step_size(size: int) -> float:
+    """Return the step size at which HMC on a standard normal of `size` dimensions accepts .8.
+
+    Methods count on it when they weigh costs before the run; warm-up finds the real one.
+    """
+    return float(1.4 * size**-0.25)
 
 
 def start_adaptation(

@@ -21,9 +21,8 @@ from modicum.models import LinearPredictorModel, Target
 from modicum.models.base import Batch
 from modicum.passes.blocks import compiled_pass
 from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
-from modicum.passes.full_likelihood import free_memory
 from modicum.passes.sums import chunk_gradient
-from modicum.runtime import Array, in_double_precision
+from modicum.runtime import Array, free_memory, in_double_precision
 
 __all__ = [
     "Work",

@@ -18,7 +18,7 @@ from modicum.errors import (
     is_number,
     whole_number,
 )
-from modicum.kernels.adaptation import schedule
+from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.base import Move, Warp
 from modicum.kernels.blackjax_modules import import_ahead
 from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
@@ -363,6 +363,6 @@ class HMC(_FullData):
         return HMCMove(self.trajectory, self.max_steps, self.jitter)
 
     def gradients(self, size: int) -> int:
-        """Return trajectory over step size, which is about 1.4 d^(-1/4) unless it is set."""
-        step = self.step_size or 1.4 * size**-0.25
+        """Return trajectory over step size, which is the typical one unless it is set."""
+        step = self.step_size or typical_step_size(size)
         return min(self.max_steps, ceil(self.trajectory / step))

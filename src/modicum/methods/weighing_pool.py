@@ -30,12 +30,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import sample_on_host
 from modicum.estimators import LinearTaylor
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
 from modicum.estimators.remainder import remainder
 from modicum.kernels.base import ControlVariate, Proxy
 from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.sampled_rows import SampledRows
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
@@ -69,10 +69,8 @@ class WeighingPool:
         self.study = study
         task = study.task
         rng = generator(task.seed, Stream.LAPLACE_ROWS)
-        sampled = sample_on_host(rng, size, study.weight_tables, study.method.floor)
-        self.rows = len(sampled.row_ids)
-        self.certain = sampled.certain  # the first rows, this many, are included with certainty
-        batch = task.rows.take(sampled.row_ids) | {"probability": sampled.expected}
+        sampled = SampledRows.of(rng, task.rows, size, study.weight_tables, study.method.floor)
+        self.rows, self.certain, batch = sampled.number, sampled.certain, sampled.batch
         self._plain: NumPyRows | None = None
         self._parts: list[Pytree] = []
         if needs_no_compiler(study.control_variate):
@@ -101,7 +99,7 @@ class WeighingPool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return Weighed(total + self._log_proxy(z) + away, self._noise(slopes / len(z)))
+        return Weighed(total + study.log_proxy(z) + away, self._noise(slopes / len(z)))
 
     @property
     def whitened(self) -> np.ndarray | None:
@@ -135,15 +133,6 @@ class WeighingPool:
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
                     yield block, rows, values[:draws, : rows.stop - rows.start]
 
-    def _log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """Return the part of the log-posterior that is not a sum over rows of the pool."""
-        study, proxy = self.study, self.study.proxy
-        linear = isinstance(study.task.target.model, LinearPredictorModel)
-        if not linear or proxy.prior is not None or proxy.bend is not None:
-            return np.asarray(_log_proxies(study.control_variate, z, proxy))
-        curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
-        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2), axis=1))
-
     def _noise(self, slopes: np.ndarray) -> float:
         """Return the largest sd over pools of the shift of a parameter's mean, in posterior sd."""
         drawn = slopes[self.certain :]
@@ -167,8 +156,3 @@ def _block_values(
     assert isinstance(model, LinearPredictorModel)
     taylor = cached.taylor.T[:, None, :]
     return cached.scale * remainder(model, control_variate.order, e, cached.eta, cached.y, taylor)
-
-
-@jit(static=0)
-def _log_proxies(control_variate: ControlVariate[Pytree], z: Array, proxy: Proxy) -> jax.Array:
-    return jax.vmap(partial(control_variate.log_proxy, proxy=proxy))(jnp.asarray(z))

@@ -7,7 +7,7 @@ approximation to each group's integrand at that draw.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -87,28 +87,14 @@ def _draw_effects(
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
         e = eta - model.linear(anchor, flat.rows)
         centre, spread = model.widths(near, T, model.shift(near, e, flat))
-        spread = WIDER * spread
 
         def log_ratio(v: jax.Array, xi: jax.Array) -> jax.Array:
             """Log of target over proposal at v = centre + spread xi, of each group."""
             f = model.row_values(eta + jnp.sum(z * flat.spread(v @ T.T), axis=1), extras, flat.rows)
             return flat.sum(f) - 0.5 * jnp.sum(v**2 - xi**2, axis=1)
 
-        def step(k: int, state: Steps) -> Steps:
-            v, now, accepted = state
-            normal_key, uniform_key = jax.random.split(keys[k])
-            xi = jax.random.normal(normal_key, v.shape)
-            proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
-            proposed_ratio = log_ratio(proposed, xi)
-            accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < proposed_ratio - now
-            v = jnp.where(accept[:, None], proposed, v)
-            return v, jnp.where(accept, proposed_ratio, now), accepted + accept
-
-        keys = jax.random.split(key, steps)
-        xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), start - centre)
-        state = (start, log_ratio(start, xi), jnp.zeros(flat.groups))
-        v, _, accepted = jax.lax.fori_loop(0, steps, step, state)
-        return v, (v @ T.T, accepted / steps)
+        v, accepted = _metropolis(log_ratio, centre, WIDER * spread, start, key, steps)
+        return v, (v @ T.T, accepted)
 
     first, rest = jax.random.split(key)
     centre = jnp.asarray(batch["group_centre"], jnp.float64)
@@ -116,3 +102,34 @@ def _draw_effects(
     keys = jax.random.split(rest, len(points))
     _, (effects, accepted) = jax.lax.scan(partial(at_point, STEPS), start, (points, keys))
     return effects, jnp.mean(accepted, axis=0)
+
+
+def _metropolis(
+    log_ratio: Callable[[jax.Array, jax.Array], jax.Array],
+    centre: jax.Array,
+    spread: jax.Array,
+    start: jax.Array,
+    key: jax.Array,
+    steps: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Take independence-Metropolis steps, one chain per group; return its end and acceptance rate.
+
+    Proposals are v = centre + spread xi with standard normal xi, and `log_ratio` is the log of
+    target over proposal at (v, xi).
+    """
+
+    def step(k: int, state: Steps) -> Steps:
+        v, now, accepted = state
+        normal_key, uniform_key = jax.random.split(keys[k])
+        xi = jax.random.normal(normal_key, v.shape)
+        proposed = centre + jnp.einsum("jab,jb->ja", spread, xi)
+        proposed_ratio = log_ratio(proposed, xi)
+        accept = jnp.log(jax.random.uniform(uniform_key, now.shape)) < proposed_ratio - now
+        v = jnp.where(accept[:, None], proposed, v)
+        return v, jnp.where(accept, proposed_ratio, now), accepted + accept
+
+    keys = jax.random.split(key, steps)
+    xi = jnp.einsum("jab,jb->ja", jnp.linalg.inv(spread), start - centre)
+    state = (start, log_ratio(start, xi), jnp.zeros(len(start)))
+    v, _, accepted = jax.lax.fori_loop(0, steps, step, state)
+    return v, accepted / steps

@@ -6,7 +6,6 @@ the rows are stored.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -21,9 +20,9 @@ from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import value_and_slope
 from modicum.rows import Rows
 from modicum.rows.description import DType
-from modicum.runtime import Pytree, to_device
+from modicum.runtime import Pytree, free_memory, to_device
 
-__all__ = ["Resident", "Streamed", "free_memory", "free_on_host", "hold", "log_likelihood"]
+__all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
 
 Chunk: TypeAlias = tuple[Batch, jax.Array]  # rows, and which of them are present
 Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its gradient
@@ -103,28 +102,6 @@ def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
         for name, values in batch.items():
             filled[name][i] = values
     return Resident(), to_device((filled, present))
-
-
-def free_memory() -> int:
-    """Return the bytes of free memory: on the device if it reports them, or else on the host."""
-    statistics = jax.local_devices()[0].memory_stats() or {}
-    if "bytes_limit" in statistics:
-        return int(statistics["bytes_limit"] - statistics.get("bytes_in_use", 0))
-    return free_on_host()
-
-
-def free_on_host() -> int:
-    """Return the bytes of free memory on the host."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    return 4 * 2**30
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -162,25 +162,7 @@ def aligned(
     encoded as the fit's rows were, with its outcome if `outcome`, and without its groups if
     `new_groups`. If nothing is known of the fit's rows (None), rows are taken unchanged.
     """
-    if fit is not None and fit.encoding is not None and is_tabular(rows):
-        encoding = replace(fit.encoding, groupings=()) if new_groups else fit.encoding
-        rows = encode_table(encoding, rows, outcome=outcome, newlevels=newlevels)
-    elif newlevels != "refuse":
-        raise SettingError(
-            "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
-            "already encoded, or the fit had no formula; leave it out."
-        )
-    elif is_table(rows):
-        if fit is None:
-            raise SettingError(
-                "this posterior does not know the columns of its rows, so that it cannot encode a "
-                "table: make rows with mo.Rows.from_table."
-            )
-        rows = Rows.from_table_like(rows, fit.schema, outcome)
-    named = isinstance(rows, Rows)
-    if not isinstance(rows, Rows):
-        named = isinstance(rows, Mapping) and is_table(rows.get("x"))
-        rows = _rows_of_arrays(rows, None if fit is None else fit.schema)
+    rows, named = _as_rows(rows, fit, outcome, newlevels, new_groups)
     if fit is None:
         return AlignedRows(rows, tuple(rows.fields))
     theirs, ours = rows.schema, fit.schema
@@ -188,27 +170,63 @@ def aligned(
     columns = None
     if named and ours.columns and theirs.columns:
         columns = _columns_by_name(theirs, ours)
-    # Groups are not columns and may be left out: the rows then belong to new groups.
-    factors = () if ours.coding is None else ours.coding.fields
-    coded_alike = theirs.coding == ours.coding and all(
-        theirs.levels.get(name) == ours.levels.get(name) for name in factors
-    )
-    same = coded_alike and columns is None
-    coding = None if same else theirs.coding
-    codes = set() if coding is None else set(coding.fields)
-    if not same and ours.coding is not None and theirs.coding is None and columns is None:
+    same = columns is None and _coded_alike(theirs, ours)
+    if columns is None and theirs.coding is None and ours.coding is not None:
         _check_columns(theirs, ours)
     for name in theirs.fields:
-        if name in ours.fields and not (name == "x" and (columns is not None or not same)):
+        if name in ours.fields and (same or name != "x"):
             _check_shape(name, theirs, ours)
-    their_fields = {*theirs.fields, "x"} - codes if coding is not None else theirs.fields
-    common = tuple(name for name in their_fields if name in {*ours.fields, "x", "y", "weight"})
+    coding = None if same else theirs.coding
+    fields = _common_fields(theirs, ours, coding)
+    return AlignedRows(rows, fields, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
+
+
+def _as_rows(
+    rows: RowsLike, fit: FitRows | None, outcome: bool, newlevels: NewLevels, new_groups: bool
+) -> tuple[Rows, bool]:
+    """Encode a table and wrap arrays; also return whether the columns have names."""
+    if fit is not None and fit.encoding is not None and is_tabular(rows):
+        encoding = replace(fit.encoding, groupings=()) if new_groups else fit.encoding
+        return encode_table(encoding, rows, outcome=outcome, newlevels=newlevels), True
+    if newlevels != "refuse":
+        raise SettingError(
+            "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
+            "already encoded, or the fit had no formula; leave it out."
+        )
+    if is_table(rows):
+        if fit is None:
+            raise SettingError(
+                "this posterior does not know the columns of its rows, so that it cannot encode a "
+                "table: make rows with mo.Rows.from_table."
+            )
+        return Rows.from_table_like(rows, fit.schema, outcome), True
+    if isinstance(rows, Rows):
+        return rows, True
+    named = isinstance(rows, Mapping) and is_table(rows.get("x"))
+    return _rows_of_arrays(rows, None if fit is None else fit.schema), named
+
+
+def _coded_alike(theirs: RowsSchema, ours: RowsSchema) -> bool:
+    """Whether factors are held in the same way, with the same levels.
+
+    Groups are not columns and may be left out: the rows then belong to new groups.
+    """
+    factors = () if ours.coding is None else ours.coding.fields
+    return theirs.coding == ours.coding and all(
+        theirs.levels.get(name) == ours.levels.get(name) for name in factors
+    )
+
+
+def _common_fields(theirs: RowsSchema, ours: RowsSchema, coding: Coding | None) -> tuple[str, ...]:
+    """Return the fields that the fit knows; those that `coding` expands become columns of x."""
+    names = theirs.fields if coding is None else {*theirs.fields, "x"} - set(coding.fields)
+    common = tuple(name for name in names if name in {*ours.fields, "x", "y", "weight"})
     if not common:
         raise DataError(
             f"the rows have the fields {_listed(list(theirs.fields))}, and the rows of the fit had "
             f"{_listed(list(ours.fields))}: they have no field in common."
         )
-    return AlignedRows(rows, common, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
+    return common
 
 
 def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modicum.arguments import names_checked
-from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
-from modicum.models import IntegratedEffects
+from modicum.errors import DataError, SettingError, is_number, whole_number
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import RowsLike, require_rows_of_fit, rows_of_fit
-from modicum.posterior.checking.mixin import ChecksMixin
-from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.datatree import (
     add_groups,
     netcdf_engine,
@@ -25,14 +22,11 @@ from modicum.posterior.datatree import (
     weight_name,
 )
 from modicum.posterior.draws import check_interval
-from modicum.posterior.effects import group_names, terms_of
 from modicum.posterior.elsewhere import name_elsewhere
-from modicum.posterior.outcomes import OutcomesMixin
-from modicum.posterior.report import GroupEffects, Reported, report_page
-from modicum.posterior.report.words import code_for, model_name, posterior_box
+from modicum.posterior.report import Reportable, contents_of, report_page
+from modicum.posterior.report.words import posterior_box
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
-from modicum.posterior.unpooled import Shrinkage, shrinkage
 from modicum.rows import Rows
 from modicum.run import require_writable, within_disk
 
@@ -42,12 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Posterior"]
 
-MOST_COLUMNS = 8  # columns whose effects a report shows
-MOST_SHRINKAGE_ROWS = 2_000_000  # beyond this, a report does not compute unpooled effects
-
 
 @dataclass(repr=False, eq=False)
-class Posterior(OutcomesMixin, ChecksMixin):
+class Posterior(Reportable):
     """Draws from a posterior, with their signs or weights, their cost and their warnings.
 
     Every estimate uses the importance weights, or the signs of a signed sampler.
@@ -210,101 +201,10 @@ class Posterior(OutcomesMixin, ChecksMixin):
         """
         check_interval(prob)
         require_writable(path)
-        page = report_page(self._reported(title, prob, data))
+        page = report_page(contents_of(self, self.summary(prob=prob), title, prob, data))
         with within_disk(path):
             Path(path).write_text(page, encoding="utf-8")
         return Path(path)
-
-    def _reported(self, title: str | None, prob: float, data: RowsLike | None) -> Reported:
-        predictor = self.restore_predictor()
-        model = predictor.model if isinstance(predictor, ModelPredictor) else None
-        name = model_name(model)
-        check: PredictiveCheck | str = (
-            "This check and the effects of columns need the rows of the fit, which this posterior "
-            "does not hold; give the rows or their table: post.report(path, data=...)."
-        )
-        columns: dict[str, pd.DataFrame | str] = {}
-        if model is not None and (self.rows is not None or data is not None):
-            try:
-                check = self.ppc(data, draws=100, prob=prob)
-            except ModicumError as fault:
-                check = str(fault)
-            for column in self._columns_to_report(data):
-                try:
-                    columns[column] = self.marginal(
-                        column, data, draws=100, prob=prob, subsample=1000
-                    )
-                except ModicumError as fault:
-                    columns[column] = str(fault)
-        encoding = None if self.fit_rows is None else self.fit_rows.encoding
-        fields = {} if encoding is None else encoding.fields
-        return Reported(
-            title=title or str(self.settings.get("formula", name)),
-            summary=self.summary(prob=prob),
-            stats=self.stats,
-            tuning=self.tuning,
-            settings=self.settings,
-            warnings=self.warnings,
-            ledger=self.ledger,
-            fit_rows=self.fit_rows,
-            model=name,
-            chains=self.chains,
-            draws=self.num_draws,
-            code=code_for(self.settings, fields, name, self.chains, self.num_draws),
-            check=check,
-            columns=columns,
-            prob=prob,
-            groups={} if model is None else self._groups_to_report(model, prob, data),
-        )
-
-    def _groups_to_report(
-        self, model: BaseModel, prob: float, data: RowsLike | None
-    ) -> dict[str, GroupEffects | str]:
-        """Return the effects of every group, or a sentence that says why they are unknown."""
-        groups: dict[str, GroupEffects | str] = {}
-        rows, why = self.rows, "no rows were given"
-        if rows is None and data is not None and group_names(model):
-            try:
-                rows = self.subject(data, "a table of effects").rows
-            except ModicumError as fault:
-                why = str(fault).rstrip(".")
-        for group in group_names(model):
-            if rows is None and isinstance(model, IntegratedEffects) and group == model.group:
-                groups[group] = (
-                    f"These effects were integrated out and are drawn from the rows of the fit, "
-                    f"which a file does not keep ({why}); give the rows or their table: "
-                    "post.report(path, data=...)."
-                )
-                continue
-            table = self.effects(group, rows=rows, prob=prob)
-            groups[group] = GroupEffects(table, self._shrinkages(model, group, table, rows))
-        return groups
-
-    def _shrinkages(
-        self, model: BaseModel, group: str, table: pd.DataFrame, rows: Rows | None
-    ) -> dict[str, Shrinkage]:
-        """Return the shrinkage of each effect of a group, if there are rows and not too many."""
-        if rows is None or len(rows) > MOST_SHRINKAGE_ROWS:
-            return {}
-        names = [name for term in terms_of(model, group) for name in term.sd_names]
-        fit = self.fit()
-        return {name: shrinkage(self, fit, rows, group, name, table) for name in names}
-
-    def _columns_to_report(self, data: RowsLike | None) -> list[str]:
-        """Return the first few columns, as the user named them; groups have their own section."""
-        encoding = None if self.fit_rows is None else self.fit_rows.encoding
-        if encoding is not None:
-            grouped = {name for group in encoding.groupings for name in group.columns}
-            has_table = self.table is not None or data is not None
-            names = encoding.needed(outcome=False, fields=()) if has_table else ()
-            return [name for name in names if name not in grouped][:MOST_COLUMNS]
-        schema = self.rows.schema if self.fit_rows is None and self.rows is not None else None
-        schema = schema or (None if self.fit_rows is None else self.fit_rows.schema)
-        if schema is None:
-            return []
-        places = range(len(schema.columns)) if schema.coding is None else schema.coding.dense
-        coded = () if schema.coding is None else schema.coding.fields
-        return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
 
     def _repr_html_(self) -> str:
         return posterior_box(self, repr(self), self.warnings)

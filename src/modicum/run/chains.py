@@ -19,7 +19,6 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.kernels.base import Kernel, Settled
 from modicum.models.base import Batch
-from modicum.passes.full_likelihood import free_memory
 from modicum.progress import logger
 from modicum.rows import Rows
 from modicum.run import advance as compiled
@@ -32,6 +31,7 @@ from modicum.runtime import (
     Compiled,
     Pytree,
     devices,
+    free_memory,
     in_double_precision,
     make_room,
     uncollected,

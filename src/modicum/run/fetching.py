@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from modicum.kernels.base import Kernel, RowRequest, carried_fields
-from modicum.passes.full_likelihood import free_memory
 from modicum.rows import Rows
 from modicum.run import advance as compiled
-from modicum.runtime import Pytree, aligned, in_double_precision
+from modicum.runtime import Pytree, aligned, free_memory, in_double_precision
 
 __all__ = ["Fetcher", "RowPlacement", "lengthened", "place_rows"]
 

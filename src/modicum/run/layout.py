@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
-from modicum.passes.full_likelihood import free_memory, free_on_host
+from modicum.runtime import free_memory, free_on_host
 
 __all__ = ["ChainCount", "Layout", "auto_layout", "check_layout"]
 

@@ -21,7 +21,7 @@ from modicum.estimators.row_factor import MANY, row_factor, share_of_work
 from modicum.kernels.base import Proxy
 from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.tuning import proxy_ratios, straightened
+from modicum.methods.ecs.tuning import log_proxies, straightened
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor
 from modicum.passes import Anchor
@@ -116,15 +116,29 @@ class AnchoredProxy:
             return draws
         return np.asarray(straightened(self.proxy, draws))
 
-    def log_proxy(self, z: np.ndarray) -> np.ndarray:
+    def log_ratio(self, z: np.ndarray) -> np.ndarray:
         """Return the log ratio of proxy to normal approximation at whitened points."""
+        away = (z - self.centre) ** 2 / 2
+        terms = self._quadratic_terms(z)
+        if terms is None:
+            return np.asarray(self.log_proxy(z) + np.sum(away, axis=1))
+        return np.asarray(np.sum(terms + away, axis=1))
+
+    def log_proxy(self, z: np.ndarray) -> np.ndarray:
+        """Return the log of proxy times prior at whitened points, up to a constant."""
+        terms = self._quadratic_terms(z)
+        if terms is None:
+            return np.asarray(log_proxies(self.control_variate, self.proxy, z))
+        return np.asarray(np.sum(terms, axis=1))
+
+    def _quadratic_terms(self, z: np.ndarray) -> np.ndarray | None:
+        """Return what each coordinate adds to `log_proxy`; None if that is not quadratic."""
         proxy = self.proxy
         bent = proxy.warp is not None or proxy.bend is not None
         if bent or proxy.prior is not None or self._has_own_prior():
-            return proxy_ratios(self.control_variate, proxy, self.centre, z)
+            return None
         curved = -z if proxy.B is None else z @ np.asarray(proxy.B)
-        away = z - self.centre
-        return np.asarray(np.sum(z * (np.asarray(proxy.a) + curved / 2) + away**2 / 2, axis=1))
+        return np.asarray(z * (np.asarray(proxy.a) + curved / 2))
 
     def _has_own_prior(self) -> bool:
         """Whether the proxy's quadratic excludes the prior, as for a user's model."""

@@ -15,8 +15,9 @@ from modicum.kernels.base import Move
 from modicum.kernels.blackjax_modules import import_ahead
 from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Method, Plan, Task, check_memory_limit
+from modicum.methods.certainty import Costed
 from modicum.methods.ecs.fusing import Fused, check_fused
-from modicum.methods.ecs.tuning.certainty import Certainty, Costed, cheapest_certainty
+from modicum.methods.ecs.tuning.certainty import Certainty, cheapest_certainty
 from modicum.methods.mean_anchor import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at

@@ -154,7 +154,8 @@ def _cached_certain(study: Study, certain: CertaintyRows) -> Pytree:
 
 def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
     """Prepare the coreset's rows for evaluation, with their weights."""
-    batch = {name: np.asarray(values)[coreset.rows] for name, values in study.pilot_rows.items()}
+    rows = study.pilot_rows.batch
+    batch = {name: np.asarray(values)[coreset.rows] for name, values in rows.items()}
     batch["probability"] = 1 / coreset.weights
     return cached_rows(study.control_variate, batch, study.proxy)
 

@@ -23,16 +23,15 @@ from modicum.designs import (
     Weighted,
     WeightTables,
     certainty_rows,
-    sample_on_host,
 )
 from modicum.errors import ConvergenceError
-from modicum.estimators import (
-    LinearTaylor,
-)
+from modicum.estimators import LinearTaylor
+from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import Proxy, RowDesign
 from modicum.kernels.curves import Curves, along_curves
 from modicum.methods.ecs.anchored_proxy import AnchoredProxy
 from modicum.methods.ecs.checks import ANCHOR_FAR
+from modicum.methods.ecs.sampled_rows import SampledRows
 from modicum.methods.ecs.tuning import (
     DISTANCES,
     FAR,
@@ -175,14 +174,9 @@ class Study(AnchoredProxy):
         rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
         linear = isinstance(self.control_variate, LinearTaylor)
         most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
-        row_ids, chance, expected, self._certain_count = sample_on_host(
-            rng, most, self._weighted, self.method.floor
-        )
-        self._drawn = Drawn(row_ids, chance)  # type: ignore[arg-type]
-        self.pilot_rows = rows.take(row_ids) | {"probability": expected}
+        self.pilot_rows = SampledRows.of(rng, rows, most, self._weighted, self.method.floor)
         if grouped:
-            first = slice(None, SLOPE_GROUPS)
-            self.slope_groups = rows.take(row_ids[first]) | {"probability": expected[first]}
+            self.slope_groups = self.pilot_rows.first(SLOPE_GROUPS, rows)
 
     @cached_property
     def _residuals(self) -> Residuals:
@@ -197,7 +191,7 @@ class Study(AnchoredProxy):
         if linear and resampled:
             log_proxy = None
         elif not resampled or self.proxy.bend is not None:
-            log_proxy = self.log_proxy(self.draws)
+            log_proxy = self.log_ratio(self.draws)
         evaluated = self._evaluate(log_proxy, resampled)
         if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
@@ -230,8 +224,8 @@ class Study(AnchoredProxy):
 
     def _evaluate(self, log_proxy: np.ndarray | None = None, resampled: bool = False) -> Residuals:
         """Return the residuals of the pilot rows at the pilot draws."""
-        self.task.ledger.add("pilot", len(self._drawn.row_ids) * len(self.draws), "density")
-        about = (self.control_variate, self.pilot_rows, self.proxy)
+        self.task.ledger.add("pilot", self.pilot_rows.number * len(self.draws), "density")
+        about = (self.control_variate, self.pilot_rows.batch, self.proxy)
         straight = self.straight(self.draws)
         whitened = self.draws if self.arrow else None
         return evaluate(*about, straight, log_proxy, self.slope_groups, resampled, whitened)
@@ -270,7 +264,7 @@ class Study(AnchoredProxy):
         )
 
     def _short_chains(self, scatter: float) -> PilotChains:
-        rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
+        rows = self.pilot_rows.thinned(CHAIN_ROWS_LINEAR)
         chains = run_pilot_chains(
             self.control_variate,
             rows,
@@ -286,7 +280,7 @@ class Study(AnchoredProxy):
 
     def _curves(self) -> Curves | None:
         """Return curves along the axes on which the posterior given the chains' rows is skewed."""
-        rows = self._thinned_rows(CHAIN_ROWS_LINEAR)
+        rows = self.pilot_rows.thinned(CHAIN_ROWS_LINEAR)
         whitened = cached_rows(self.control_variate, rows, self.proxy).rows
 
         def evaluate_block(z: np.ndarray) -> np.ndarray:
@@ -311,15 +305,6 @@ class Study(AnchoredProxy):
             return self.proxy
         return self.proxy._replace(curves=to_device(self.curves))
 
-    def _thinned_rows(self, count: int) -> Batch:
-        """Return the pilot's certainty rows, and up to `count` of its other rows, reweighted."""
-        others = len(self.pilot_rows["probability"]) - self._certain_count
-        first = slice(0, self._certain_count + min(count, others))
-        batch = {name: values[first] for name, values in self.pilot_rows.items()}
-        expected = np.array(batch["probability"])
-        expected[self._certain_count :] *= min(count, others) / max(others, 1)
-        return batch | {"probability": expected}
-
     @property
     def weight_tables(self) -> WeightTables:
         """Tables of the design that draws rows in proportion to their expected residuals."""
@@ -337,7 +322,7 @@ class Study(AnchoredProxy):
 
     def _probability(self, certainty: int) -> np.ndarray:
         """Return the probability of each pilot row under the design; zero for certainty rows."""
-        certain, drawn = self.certain(certainty), self._drawn
+        certain, drawn = self.certain(certainty), self.pilot_rows.drawn
         if certain is None:
             return self.design.probability_of(drawn, self.tables)
         tables = self.design.without(certain, self.tables)
@@ -367,7 +352,7 @@ class Study(AnchoredProxy):
         axes = self._skewed_axes(middle)
         points = middle + np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
         points = np.concatenate([middle[None], points])
-        far = self._residuals_at(points, self.pilot_rows)
+        far = self._residuals_at(points, self.pilot_rows.batch)
         height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
         is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
         is_finite[0] = False  # drop the mean itself
@@ -379,7 +364,7 @@ class Study(AnchoredProxy):
         axes = np.eye(len(middle))
         if len(axes) <= MOST_AXES:
             return axes
-        rows = self._thinned_rows(AXES_ROWS)
+        rows = self.pilot_rows.thinned(AXES_ROWS)
         ends = self._residuals_at(middle + np.concatenate([-AXES_AT * axes, AXES_AT * axes]), rows)
         size = np.abs(ends.values).sum(axis=1).reshape(2, -1).max(axis=0)
         return np.asarray(axes[np.argsort(-np.nan_to_num(size, nan=np.inf))[:MOST_AXES]])
@@ -388,7 +373,7 @@ class Study(AnchoredProxy):
         """Return the residuals of pilot rows at whitened points."""
         self.task.ledger.add("pilot", len(rows["probability"]) * len(points), "density")
         about = (self.control_variate, rows, self.proxy)
-        return evaluate(*about, self.straight(points), self.log_proxy(points), resampled=True)
+        return evaluate(*about, self.straight(points), self.log_ratio(points), resampled=True)
 
     @property
     def distance(self) -> float:
@@ -416,7 +401,7 @@ class Study(AnchoredProxy):
         ratios = self._residuals.log_ratio
         if np.std(ratios) <= NORMAL:
             return None
-        rows = self._thinned_rows(CHAIN_ROWS)
+        rows = self.pilot_rows.thinned(CHAIN_ROWS)
         chains = run_pilot_chains(
             self.control_variate,
             rows,
@@ -432,7 +417,8 @@ class Study(AnchoredProxy):
     @property
     def steps(self) -> int:
         """Expected leapfrog steps per iteration."""
-        return _expected_steps(self.method.hmc(split=False).trajectory, self.task.target.size)
+        trajectory = self.method.hmc(split=False).trajectory
+        return ceil(trajectory / typical_step_size(self.task.target.size))
 
     @cached_property
     def placed(self) -> Batch | Rows:
@@ -442,8 +428,3 @@ class Study(AnchoredProxy):
     @property
     def _placement(self) -> RowPlacement:
         return self.placement or self.method.start_copying(self.task)
-
-
-def _expected_steps(trajectory: float, size: int) -> int:
-    """Return leapfrog steps: the step size for an acceptance of .8 falls like d^(-1/4)."""
-    return max(1, ceil(trajectory / (1.4 * size**-0.25)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from modicum.errors import SettingError, is_number, whole_number
 from modicum.estimators.bounds import bound_of
-from modicum.kernels.adaptation import schedule
+from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.base import Move
 from modicum.kernels.flymc import FlyKernel
 from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
@@ -155,7 +155,7 @@ def _expected_steps(method: FlyMC, size: int) -> int:
     """Return the gradients of a move, at the step size typical of the acceptance rate."""
     if method.inner in ("mala", "random-walk"):
         return 1
-    return max(1, ceil(method.trajectory / (1.4 * size**-0.25)))
+    return ceil(method.trajectory / typical_step_size(size))
 
 
 def _check(method: FlyMC) -> None:

@@ -23,6 +23,7 @@ from modicum.designs import (
 from modicum.errors import SettingError
 from modicum.estimators import control_variate, proxy
 from modicum.methods.base import Task
+from modicum.methods.certainty import cheapest_number
 from modicum.methods.weights import design_tables, expected_residuals
 from modicum.models.base import Batch
 from modicum.models.matrix import model_matrix
@@ -37,8 +38,6 @@ __all__ = ["TabledDesign", "certainty_of", "design_of"]
 
 CLUSTERED_ROWS = 20_000  # rows from which k-means learns its centres
 NOISY = 0.25  # gradient noise, in posterior variances, above which it limits the step
-FIRST = 50  # certainty rows to try first
-GAIN = 0.9  # cost relative to no certainty rows, below which they are used
 FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")  # fields that k-means ignores
 
@@ -153,11 +152,19 @@ def certainty_of(
     variance = noise()
     if variance < NOISY:
         return None, f"the gradient noise is small anyway, {variance:.2g} posterior variances"
-    best, why = _cheapest(drawn.tables, int(method.batch), fresh_cost)
-    return (certainty_rows(drawn.tables, best, FLOOR) if best else None), why
+    return _cheapest(drawn.tables, int(method.batch), fresh_cost)
 
 
-def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int, str]:
+class _Noise(NamedTuple):
+    """Certainty rows, and the gradient noise of the others times the cost of a step."""
+
+    certain: CertaintyRows | None
+    cost: float
+
+
+def _cheapest(
+    tables: WeightTables, batch: int, fresh_cost: float
+) -> tuple[CertaintyRows | None, str]:
     """Choose the number of certainty rows that minimises noise times cost of a step.
 
     The noise is sum_k e_k^2 / w_k over the rows that are drawn, where the weights give the expected
@@ -167,24 +174,20 @@ def _cheapest(tables: WeightTables, batch: int, fresh_cost: float) -> tuple[int,
     n = int(np.sum(tables.size))
     expected = np.maximum(np.asarray(tables.probability) - FLOOR / n, 0.0)
 
-    def noise(rest: WeightTables) -> float:
+    def times_cost(number: int) -> _Noise:
+        certain = certainty_rows(tables, number, FLOOR) if number else None
+        rest = tables if certain is None else certain.rest
         size, probability = np.asarray(rest.size), np.asarray(rest.probability)
         drawn = size > 0
-        return float(np.sum(size[drawn] * expected[drawn] ** 2 / probability[drawn]))
+        noise = float(np.sum(size[drawn] * expected[drawn] ** 2 / probability[drawn]))
+        return _Noise(certain, (batch * (1 + fresh_cost) + number) * noise)
 
-    none = best = batch * (1 + fresh_cost) * noise(tables)
-    count, number = 0, FIRST
-    while number <= n // 4:
-        cost = (batch * (1 + fresh_cost) + number) * noise(
-            certainty_rows(tables, number, FLOOR).rest
-        )
-        if cost >= best:
-            break
-        count, best, number = number, cost, 2 * number
-    if not best < GAIN * none:
-        return 0, "certainty rows would not reduce noise times cost by a tenth"
-    saved = f"{1 - best / none:.0%} less than without"
-    return count, f"the number that minimises noise times cost, {saved}"
+    none = times_cost(0)
+    count, best = cheapest_number(times_cost, none, n // 4)
+    if not count:
+        return None, "certainty rows would not reduce noise times cost by a tenth"
+    saved = f"{1 - best.cost / none.cost:.0%} less than without"
+    return best.certain, f"the number that minimises noise times cost, {saved}"
 
 
 def _expected(task: Task, anchor: Anchor, order: int) -> np.ndarray | KeptNumbers:

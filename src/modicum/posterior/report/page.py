@@ -3,89 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from modicum.errors import ModicumWarning
-from modicum.ledger import Ledger
 from modicum.markup import Markup, table, tag
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
+from modicum.posterior.report.contents import GroupEffects, Reported
 from modicum.posterior.report.lights import Light, lights, overall, predictive_light
 from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest, shrinkage_chart
 from modicum.posterior.report.style import CSS
-from modicum.posterior.unpooled import Shrinkage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["GroupEffects", "Reported", "report_page"]
+__all__ = ["report_page"]
 
 MOST_LINES = 60  # of a table or a chart
 WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-
-
-@dataclass
-class GroupEffects:
-    """Effects of a group's levels.
-
-    Attributes
-    ----------
-    table
-        As `Posterior.effects` tabulates them.
-    shrinkage
-        By name of the effect, its unpooled estimates, if they were computed.
-    """
-
-    table: pd.DataFrame
-    shrinkage: Mapping[str, Shrinkage] = field(default_factory=dict)
-
-
-@dataclass
-class Reported:
-    """The contents of a report.
-
-    Attributes
-    ----------
-    title
-        Heading of the page.
-    summary, stats, tuning, settings, warnings, ledger, fit_rows
-        As in the posterior; `summary` is the table.
-    model
-        The model's name.
-    chains, draws
-        Number of chains, and of draws per chain.
-    code
-        Code that repeats the fit.
-    check
-        The predictive check, or why there is none.
-    columns
-        Average predictions by column, or why there are none.
-    groups
-        Effects by grouping factor, or why there are none.
-    prob
-        Posterior probability of the intervals.
-    """
-
-    title: str
-    summary: pd.DataFrame
-    stats: Mapping[str, np.ndarray]
-    tuning: Mapping[str, object]
-    settings: Mapping[str, object]
-    warnings: Sequence[ModicumWarning]
-    ledger: Ledger
-    fit_rows: FitRows | None
-    model: str
-    chains: int
-    draws: int
-    code: str
-    check: PredictiveCheck | str
-    columns: Mapping[str, pd.DataFrame | str] = field(default_factory=dict)
-    groups: Mapping[str, GroupEffects | str] = field(default_factory=dict)
-    prob: float = 0.9
 
 
 def report_page(report: Reported) -> str:

@@ -11,7 +11,7 @@ from modicum.methods.ecs.tuning.pilot_chains import (
     ONE_BY_ONE,
     SIDE_BY_SIDE,
     PilotChains,
-    proxy_ratios,
+    log_proxies,
     run_pilot_chains,
     straightened,
 )
@@ -43,8 +43,8 @@ __all__ = [
     "choose_products",
     "evaluate",
     "fit_coreset",
+    "log_proxies",
     "pilot_draws",
-    "proxy_ratios",
     "refresh_acceptance",
     "run_pilot_chains",
     "straightened",

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import ControlVariate, Proxy, straighten
 from modicum.kernels.moves import follow, path_chances, path_size
 from modicum.methods.ecs.tuning.residuals import reweighted
@@ -31,7 +32,7 @@ __all__ = [
     "SIDE_BY_SIDE",
     "Extent",
     "PilotChains",
-    "proxy_ratios",
+    "log_proxies",
     "run_pilot_chains",
     "straightened",
 ]
@@ -86,20 +87,13 @@ class PilotChains:
         return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
 
 
-def proxy_ratios(
-    control_variate: ControlVariate[Pytree], proxy: Proxy, centre: np.ndarray, draws: np.ndarray
-) -> np.ndarray:
-    """Return the log ratio of posterior to normal approximation at `draws`, up to a constant.
-
-    The proxy replaces the log-likelihood, so that no row is read.
-    """
-    quadratic = -0.5 * np.sum((draws - centre) ** 2, axis=1)
-    log_proxy = np.asarray(_log_proxies(control_variate, proxy, draws))
-    return np.asarray(log_proxy - quadratic)
-
-
 @jit(static=0)
-def _log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
+def log_proxies(cv: ControlVariate[Pytree], proxy: Proxy, draws: Array) -> jax.Array:
+    """Return the log-posterior at `draws`, up to a constant, with the proxy for the likelihood.
+
+    No row is read.
+    """
+
     def log_proxy(z: jax.Array) -> jax.Array:
         s, growth = straighten(z, proxy)
         return cv.log_proxy(s, proxy) + growth
@@ -146,7 +140,7 @@ def run_pilot_chains(
         The number of chains and their length.
     """
     d = len(centre)
-    step = 0.7 * d**-0.25  # half the step size for an acceptance rate of .8
+    step = typical_step_size(d) / 2
     steps = ceil(TRAJECTORY / step)
     factor, weight = reweighted(np.asarray(batch["probability"]), probability)
     position, variance = _chains(

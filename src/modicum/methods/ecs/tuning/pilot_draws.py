@@ -14,7 +14,7 @@ import numpy as np
 
 from modicum.estimators import GroupTaylor, LinearTaylor
 from modicum.kernels.base import ControlVariate, Proxy
-from modicum.methods.ecs.tuning.pilot_chains import proxy_ratios
+from modicum.methods.ecs.tuning.pilot_chains import log_proxies
 from modicum.random import Stream, generator
 from modicum.runtime import Pytree
 
@@ -105,7 +105,8 @@ def _resampled(
     """
     candidates = min(candidates, MOST_NUMBERS // len(centre))
     draws = centre + rng.standard_normal((candidates, len(centre)))
-    ratios = proxy_ratios(control_variate, proxy, centre, draws)
+    away = 0.5 * np.sum((draws - centre) ** 2, axis=1)
+    ratios = np.asarray(log_proxies(control_variate, proxy, draws)) + away
     weights = np.exp(ratios - np.max(ratios))
     weights /= weights.sum()
     if 1 / np.sum(weights**2) < least:
