@@ -181,7 +181,7 @@ class Study(AnchoredProxy):
     @cached_property
     def _residuals(self) -> Residuals:
         """Residuals of the pilot rows at the pilot draws."""
-        self.placement = self._placement  # if copying has not begun, it begins now
+        _ = self._placement  # if copying has not begun, it begins now
         grouped = isinstance(self.task.rows, GroupedRows)
         seed = self.task.seed if grouped else SHARED
         rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
@@ -425,6 +425,6 @@ class Study(AnchoredProxy):
         """The rows, on the device or, if there are too many, on the host."""
         return self._placement.result()
 
-    @property
+    @cached_property
     def _placement(self) -> RowPlacement:
         return self.placement or self.method.start_copying(self.task)
