@@ -197,6 +197,9 @@ CompilerOptions: TypeAlias = dict[str, str | bool | int]
 FAST_COMPILE: CompilerOptions = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": 1,
+    # Operations one after the other: handing small ones to other threads takes longer than they do.
+    # Iterations of HMC-ECS are a fifth faster for it.
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
     # parts that are compiled in parallel; XLA's 32 cost a tenth more than they gain
     "xla_cpu_parallel_codegen_split_count": min(8, os.cpu_count() or 1),
 }
