@@ -12,6 +12,7 @@ from helpers.targets import TIMES
 from modicum.designs import Uniform, UniformTables
 from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.estimators.block_poisson import most_factors
+from modicum.kernels.base import EMPTY
 from modicum.methods.ecs.tuning import NormalFactors
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|
@@ -25,9 +26,20 @@ SETTINGS = [
 # Compiled as one function; operation by operation it takes much longer.
 combine = jax.jit(BlockPoisson.combine, static_argnums=0)
 describe = jax.jit(BlockPoisson.describe, static_argnums=0)
-pack = jax.jit(BlockPoisson.pack, static_argnums=0)
-unpack = jax.jit(BlockPoisson.unpack, static_argnums=0)
-draw_present = jax.jit(BlockPoisson.present, static_argnums=(0, 2))
+arrange = jax.jit(BlockPoisson.arrange, static_argnums=0)
+place = jax.jit(BlockPoisson.place, static_argnums=0)
+replace = jax.jit(BlockPoisson.replace, static_argnums=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def draw_present(estimator, key):
+    """Draw the factors of all blocks; return which slots have one."""
+    counts = estimator.counts(key, estimator.blocks)
+    return jnp.arange(estimator.slots) < jnp.sum(counts)
+
+
+def slot_rows(estimator):
+    return estimator.slots * estimator.batch
 
 
 def by_hand(values, present, products, batch, centre):
@@ -46,8 +58,8 @@ def simulate(estimator, count, d, deviation, centre):
 
     def one(key):
         present_key, values_key = jax.random.split(key)
-        present = estimator.present(present_key, estimator.blocks)
-        noise = jax.random.normal(values_key, (estimator.rows,))
+        present = draw_present(estimator, present_key)
+        noise = jax.random.normal(values_key, (slot_rows(estimator),))
         values = d + deviation * np.sqrt(estimator.batch) * noise
         given = (values, present, BlockPoissonTables(centre))
         estimate = estimator.combine(*given)
@@ -87,30 +99,27 @@ def test_expectation_sign_and_variance_are_what_theory_says(
         assert abs(weight.mean() - 1) > 3 * weight.std() / root
 
 
-def test_combine_is_the_formula_packed_or_not(x64):
+def test_combine_is_the_formula_in_whichever_slots(x64):
     estimator, centre = BlockPoisson(12, batch=3, blocks=4), -1.3
-    present = draw_present(estimator, jax.random.key(3), 4)
-    values = 20 * np.random.default_rng(2).normal(size=estimator.rows)
+    rng = np.random.default_rng(2)
+    present = np.asarray(draw_present(estimator, jax.random.key(3)))
+    values = 20 * rng.normal(size=slot_rows(estimator))
     tables = BlockPoissonTables(jnp.asarray(centre))
-    right, sign = by_hand(values, np.asarray(present), 12, 3, centre)
-    packed, filled = jax.jit(estimator.pack)(values, present)
-    for D, there in ((values, present), (packed, filled)):
+    right, sign = by_hand(values, present, 12, 3, centre)
+    order = rng.permutation(estimator.slots)
+    elsewhere = values.reshape(-1, 3)[order].ravel(), present[order]
+    for D, there in ((values, present), elsewhere):
         estimate = combine(estimator, D, there, tables)
         assert float(estimate.log) == pytest.approx(right, rel=1e-13)
         described = describe(estimator, estimate, D, there, tables)
         assert float(described["sign"]) == sign
         assert int(described["factors"]) == int(np.sum(present))
-    assert packed.shape == (most_factors(1.25 * 12) * 3,)
-    back = np.asarray(jax.jit(estimator.unpack)(packed, present)).reshape(-1, 3)
-    there = np.asarray(present)
-    np.testing.assert_array_equal(back[there], values.reshape(-1, 3)[there])
-    assert np.all(back[~there] == 0)
 
 
-def test_absent_rows_do_not_matter(x64):
+def test_rows_in_empty_slots_do_not_matter(x64):
     estimator = BlockPoisson(12, batch=3, blocks=4)
-    present = np.asarray(draw_present(estimator, jax.random.key(3), 4))
-    values = np.random.default_rng(2).normal(size=estimator.rows)
+    present = np.asarray(draw_present(estimator, jax.random.key(3)))
+    values = np.random.default_rng(2).normal(size=slot_rows(estimator))
     spoiled = np.where(np.repeat(present, 3), values, np.nan)
 
     @jax.jit
@@ -126,8 +135,8 @@ def test_absent_rows_do_not_matter(x64):
 def test_the_gradient_is_its_slope_on_both_sides_of_zero(x64):
     estimator = BlockPoisson(6, batch=4, blocks=2)
     rng = np.random.default_rng(5)
-    x, t = rng.normal(size=(estimator.rows, 3)), rng.normal(size=3)
-    present = draw_present(estimator, jax.random.key(1), 2)
+    x, t = rng.normal(size=(slot_rows(estimator), 3)), rng.normal(size=3)
+    present = jnp.arange(estimator.slots) % 3 > 0
 
     @jax.jit
     @jax.value_and_grad
@@ -154,17 +163,17 @@ def test_refreshing_one_block_leaves_a_correlation_of_one_less_its_share(blocks,
 
     def pair(key):
         first, second, which, a, b = jax.random.split(key, 5)
-        present = estimator.present(first, blocks).reshape(blocks, -1)
-        fresh = estimator.present(second, 1)
-        at = jax.random.randint(which, (), 0, blocks)
-        before = 10 * jax.random.normal(a, present.shape)
-        after = before.at[at].set(10 * jax.random.normal(b, fresh.shape))
-        swapped = present.at[at].set(fresh)
+        all_blocks = 10 * jax.random.normal(a, (estimator.rows,))
+        before, owners = estimator.arrange(all_blocks, estimator.counts(first, blocks))
+        block = jax.random.randint(which, (), 0, blocks).astype(jnp.uint32)
+        placement = estimator.place(block, estimator.counts(second, 1)[0], owners)
+        fresh = 10 * jax.random.normal(b, (estimator.parts,))
+        after = estimator.replace(before, fresh, placement.slots)
 
-        def log(D, there):
-            return estimator.combine(D.reshape(-1), there.reshape(-1), BlockPoissonTables(0.0)).log
+        def log(D, owners):
+            return estimator.combine(D, owners != EMPTY, BlockPoissonTables(0.0)).log
 
-        return log(before, present), log(after, swapped)
+        return log(before, owners), log(after, placement.owners)
 
     before, after = jax.jit(jax.vmap(pair))(jax.random.split(jax.random.key(1), 20_000))
     assert abs(np.corrcoef(before, after)[0, 1] - (1 - 1 / blocks)) < 0.02
@@ -172,11 +181,8 @@ def test_refreshing_one_block_leaves_a_correlation_of_one_less_its_share(blocks,
 
 def test_counts_are_poisson(x64):
     estimator = BlockPoisson(12, batch=1, blocks=4)
-    present = np.asarray(
-        jax.vmap(lambda key: estimator.present(key, 4))(jax.random.split(jax.random.key(1), 20_000))
-    )
-    counts = present.reshape(-1, estimator.parts).sum(1)
-    assert np.all(np.diff(present.reshape(-1, estimator.parts).astype(int), axis=1) <= 0)
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    counts = np.asarray(jax.vmap(lambda key: estimator.counts(key, 4))(keys)).ravel()
     for k in range(8):
         right = poisson.pmf(k, 3)
         error = np.sqrt(right * (1 - right) / len(counts))
@@ -187,16 +193,10 @@ def test_there_is_room_but_not_to_waste():
     for mean in (1, 2, 5, 20, 100, 1000):
         room = most_factors(mean)
         assert poisson.sf(room, mean) <= 1e-6 < poisson.sf(room - 1, mean)
-    assert BlockPoisson(20, 30, 4).packed == most_factors(25)
-    assert BlockPoisson(3, 30, 3).packed == most_factors(3.75)
-
-
-def test_a_subsample_with_more_factors_than_fit_is_refused(x64):
-    estimator = BlockPoisson(4, batch=1, blocks=2)
-    full = jnp.ones(2 * estimator.parts, bool)
-    assert 2 * estimator.parts > estimator.packed
-    log = estimator.combine(jnp.zeros(estimator.rows), full, BlockPoissonTables(0.0)).log
-    assert float(log) == -np.inf
+    assert BlockPoisson(20, 30, 4).slots == most_factors(25)
+    assert BlockPoisson(3, 30, 3).slots == most_factors(3.75)
+    assert BlockPoisson(20, 30, 4).most_parts(8) == most_factors(40, 1e-12)
+    assert BlockPoisson(20, 30, 4).most_parts(1) == BlockPoisson(20, 30, 4).parts
 
 
 def test_a_design_draws_its_rows_like_any_other(x64):
@@ -205,15 +205,46 @@ def test_a_design_draws_its_rows_like_any_other(x64):
     assert drawn.row_ids.shape == (4 * most_factors(6.25) * 5,)
 
 
-def test_factors_that_take_part_are_packed_in_order_and_put_back():
+def contents(rows, owners, batch):
+    """Return the factors of each block, as sorted tuples of their rows."""
+    parts = np.asarray(rows).reshape(-1, batch)
+    owners = np.asarray(owners)
+    return {
+        int(block): sorted(map(tuple, parts[owners == block]))
+        for block in np.unique(owners[owners != EMPTY])
+    }
+
+
+def test_blocks_take_the_place_of_others_whatever_their_numbers_of_factors(x64):
     estimator = BlockPoisson(products=12, batch=2, blocks=3)
     rng = np.random.default_rng(3)
-    for counts in ([0, 0, 0], [5, 0, 2], rng.poisson(4, 3), [estimator.parts, 1, 1]):
-        present = (np.arange(estimator.parts) < np.array(counts)[:, None]).ravel()
-        values = rng.normal(size=estimator.rows)
-        packed, filled = pack(estimator, {"v": values}, present)
-        kept = values.reshape(-1, 2)[present].ravel()
-        assert int(filled.sum()) == sum(counts)
-        np.testing.assert_array_equal(packed["v"][: len(kept)], kept.astype(packed["v"].dtype))
-        back = np.asarray(unpack(estimator, packed["v"], present))
-        np.testing.assert_array_equal(back, np.where(np.repeat(present, 2), values, 0).astype("f4"))
+    room, last = estimator.parts, np.array([np.pi] * 5)  # rows after the slots stay as they are
+
+    def fresh_block():
+        return rng.normal(size=(room, 2))
+
+    for counts in ([0, 0, 0], [5, 0, 2], [room, 1, 1]):
+        blocks = [fresh_block() for _ in counts]
+        rows, owners = arrange(estimator, np.concatenate(blocks).ravel(), jnp.asarray(counts))
+        rows = np.concatenate([rows, last])
+        known = {
+            b: sorted(map(tuple, block[:k]))
+            for b, (block, k) in enumerate(zip(blocks, counts, strict=True))
+            if k
+        }
+        for _ in range(40):
+            block, count = rng.integers(3), rng.integers(room + 1)
+            fresh, offered = fresh_block(), (np.uint32(block), np.uint32(count))
+            placement = place(estimator, *offered, owners)
+            others = sum(len(parts) for b, parts in known.items() if b != block)
+            assert bool(placement.fits) == (others + count <= estimator.slots)
+            refused = replace(estimator, rows, fresh.ravel(), placement.slots, False)
+            np.testing.assert_array_equal(refused, rows)
+            if not placement.fits:
+                continue
+            rows = np.asarray(replace(estimator, rows, fresh.ravel(), placement.slots))
+            owners = placement.owners
+            known[int(block)] = sorted(map(tuple, fresh[:count]))
+            known = {b: parts for b, parts in known.items() if parts}
+            assert contents(rows[: -len(last)], owners, 2) == known
+            np.testing.assert_array_equal(rows[-len(last) :], last)

@@ -16,11 +16,10 @@ from helpers.targets import TIMES
 from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.estimators import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.adaptation import AdaptationFlags
-from modicum.kernels.base import Proxy
+from modicum.kernels.base import EMPTY, Proxy
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
-    Refreshed,
     replace_blocks,
 )
 from modicum.kernels.moves import HMCMove
@@ -106,20 +105,23 @@ def refresh_often(kernel, key, d, count, context, z):
     start, go = jax.random.split(key)
     state = begin(kernel, start, d, context)
 
-    def holding(subsample, present):
+    def holding(subsample, owners):
         values = kernel.control_variate.values(subsample, z, None)
-        log = kernel.estimator.combine(values, present, context.estimator).log
-        return state._replace(z=z, subsample=subsample, present=present, values=values, log=log)
+        log = kernel.estimator.combine(values, owners != EMPTY, context.estimator).log
+        return state._replace(z=z, subsample=subsample, owners=owners, values=values, log=log)
 
     def one(state, key):
         rows_key, step_key = jax.random.split(key)
         batch = read(kernel, kernel.row_request(rows_key, context), d, context)
-        chances = kernel.chances(step_key, context).refresh
-        subsample, present, done = kernel.refresh(chances, state, batch, context)
-        state = holding(subsample, present)
-        return state, (done.acceptance_rate, state.values, present)
+        chances = kernel.chances(step_key, context)
+        read_rows = kernel.rows_read(chances)
+        if read_rows is not None:
+            batch = jax.tree.map(lambda field: field[read_rows.order], batch)
+        subsample, owners, done = kernel.refresh(chances.refresh, state, batch, context)
+        state = holding(subsample, owners)
+        return state, (done.acceptance_rate, state.values, owners != EMPTY)
 
-    first = holding(state.subsample, state.present)
+    first = holding(state.subsample, state.owners)
     return jax.lax.scan(one, first, jax.random.split(go, count))[1]
 
 
@@ -148,10 +150,8 @@ class AlwaysAccept(EnergyConservingKernel):
     """A mistake: refreshes without the pseudo-marginal ratio."""
 
     def refresh(self, chances, state, fresh, context):
-        which, _, parts = chances
-        subsample = replace_blocks(state.subsample, fresh, which, self.block)
-        present = replace_blocks(state.present, parts, which, self.estimator.parts)
-        return subsample, present, Refreshed(jnp.ones(()), jnp.zeros((), int))
+        always = jnp.full_like(chances.log_uniform, -jnp.inf)
+        return super().refresh(chances._replace(log_uniform=always), state, fresh, context)
 
 
 @pytest.mark.parametrize("design", [pytest.param(Uniform(), marks=SLOW), Weighted()])
@@ -208,6 +208,24 @@ def test_block_poisson_subsamples_have_their_conditional_law_exactly(x64):
     assert np.any(np.abs(at - right) > 2 * TIMES * error)
 
 
+def test_a_step_reads_the_rows_of_the_factors_that_its_blocks_have(x64):
+    estimator = BlockPoisson(products=12, batch=2, blocks=4)
+    settings = (Given(), estimator, Uniform(), HMCMove(), estimator.rows, 4, 3)
+    kernel, room = EnergyConservingKernel(*settings), estimator.parts
+    chances = jax.jit(kernel.chances)(jax.random.key(1), context_of(5))
+    for counts in ([2, 0, 3], [0, 0, 0], [room, room, room], [0, 1, 0]):
+        refresh = chances.refresh._replace(counts=jnp.asarray(counts, jnp.uint32))
+        read_rows = jax.jit(kernel.rows_read)(chances._replace(refresh=refresh))
+        requested = np.arange(3 * room * 2).reshape(3, room * 2)
+        right = [row for block, k in zip(requested, counts, strict=True) for row in block[: 2 * k]]
+        assert int(read_rows.number) == len(right)
+        np.testing.assert_array_equal(np.asarray(read_rows.order)[: len(right)], right)
+    # over many steps the number practically never exceeds `most_rows`
+    most = kernel.most_rows(64)
+    assert poisson.sf(most / 2, 64 * 3 * 3) <= 1e-12 < poisson.sf(most / 2 - 1, 64 * 3 * 3)
+    assert most < 64 * 3 * room * 2 / 2
+
+
 def test_parameters_and_subsample_together_have_their_joint_law(x64):
     # The same nine subsamples with a parameter: integrate the mixture for the marginal of z.
     d = jnp.asarray([0.5, -0.4, 0.3])
@@ -251,11 +269,12 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
     state, draw = step(state)
     values = kernel.control_variate.values(state.subsample, state.z, None)
     np.testing.assert_allclose(state.values, values, rtol=1e-14)
-    log = kernel.estimator.combine(values, state.present, context.estimator).log
+    present = state.owners != EMPTY
+    log = kernel.estimator.combine(values, present, context.estimator).log
     assert float(state.log) == pytest.approx(float(log), rel=1e-13)
-    density = kernel.log_density(state.subsample, state.present, context)
+    density = kernel.log_density(state.subsample, present, context)
     assert float(draw["lp"]) == pytest.approx(float(density(state.z)[0]) + 7.0)
-    estimate = Perturbed().combine(values, state.present, {})
+    estimate = Perturbed().combine(values, present, {})
     assert float(draw["difference_estimate"]) == pytest.approx(float(estimate.difference))
     assert float(draw["variance_estimate"]) == pytest.approx(float(estimate.variance))
     assert int(draw["rows_touched"]) == 3 * 4 + 20 * (int(draw["n_steps"]) + 1)

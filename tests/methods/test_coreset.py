@@ -17,6 +17,7 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     certain_rows,
+    with_coreset,
 )
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.composition import cached_coreset
@@ -104,7 +105,8 @@ def test_the_estimate_is_unbiased_whatever_the_coreset(six, of_the_subsample, ri
     def log(coreset, subsample, present):
         tables = BlockPoissonTables(jnp.asarray(-0.1))
         context = EnergyConservingContext(six.proxy, (), tables, jnp.zeros(()), coreset=coreset)
-        return kernel.log_density(subsample, present, context)(jnp.asarray(Z))[0]
+        rows = with_coreset(subsample, context)
+        return kernel.log_density(rows, present, context)(jnp.asarray(Z))[0]
 
     def centre_of(rows):
         return -0.1 + 2 * six.residuals(Z)[rows].sum()

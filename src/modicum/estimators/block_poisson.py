@@ -15,19 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
-from modicum.kernels.base import Draw, Estimate
+from modicum.kernels.base import EMPTY, Draw, Estimate, Placement
+from modicum.kernels.slices import put_each
 from modicum.runtime import Pytree
 
 __all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
 
-UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity
+UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity of the subsample
+NEVER = 1e-12  # that of rows read ahead, of which none may be missing
 # The chain has lambda + d - centre factors on average. ROOM leaves space for a larger d in the
 # tails of the posterior; less is needed where the centre follows d.
 ROOM, ROOM_FOLLOWING = 1.25, 1.05
 
 
-def most_factors(mean: float) -> int:
-    """Capacity that a Poisson number of factors exceeds with probability at most 1e-6.
+def most_factors(mean: float, chance: float = UNLIKELY) -> int:
+    """Capacity that a Poisson number of factors exceeds with probability at most `chance`.
 
     Examples
     --------
@@ -35,7 +37,7 @@ def most_factors(mean: float) -> int:
     (9, 45)
     """
     counts = np.arange(int(mean + 12 * np.sqrt(mean) + 30))
-    return int(np.argmax(pdtrc(counts, mean) <= UNLIKELY))  # the smallest such count
+    return int(np.argmax(pdtrc(counts, mean) <= chance))  # the smallest such count
 
 
 def poisson_chance(counts: np.ndarray, mean: float) -> np.ndarray:
@@ -74,10 +76,10 @@ class BlockPoisson:
 
     Examples
     --------
-    >>> import jax, jax.numpy as jnp
+    >>> import jax.numpy as jnp
     >>> from modicum.estimators import BlockPoisson, BlockPoissonTables
     >>> estimator = BlockPoisson(products=20, batch=2, blocks=4)
-    >>> present = estimator.present(jax.random.key(1), 4)
+    >>> present = jnp.arange(estimator.slots) < 20
     >>> values = jnp.zeros(2 * present.size)  # zero residuals: all factors are one
     >>> float(estimator.combine(values, present, BlockPoissonTables(0.0)).log)
     0.0
@@ -90,54 +92,71 @@ class BlockPoisson:
 
     @property
     def parts(self) -> int:
-        """Capacity of a block, in factors."""
+        """Largest number of factors in a block."""
         return most_factors(self.room * self.products / self.blocks)
 
     @property
     def rows(self) -> int:
-        """Capacity of the subsample, in rows."""
+        """Rows of fresh blocks with as many factors as they may have."""
         return self.blocks * self.parts * self.batch
 
     @property
-    def packed(self) -> int:
-        """Capacity for factors when only those that take part are kept."""
+    def slots(self) -> int:
+        """Capacity of the subsample, in factors."""
         return min(most_factors(self.room * self.products), self.blocks * self.parts)
 
-    def present(self, key: jax.Array, blocks: int) -> jax.Array:
+    def counts(self, key: jax.Array, blocks: int) -> jax.Array:
         """Draw a Poisson number of factors per block, the paper's X_l, given that they fit."""
         share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
         counts = jnp.searchsorted(below, jax.random.uniform(key, (blocks,)), side="right")
-        return (jnp.arange(self.parts) < counts[:, None]).reshape(-1)
+        return counts.astype(int)
 
-    def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Keep only the factors that take part, so that no work is spent on empty slots."""
-        first, end = self._spans(present)
-        at, number = jnp.arange(self.packed), end[-1]
-        # Sums over a few blocks, because `jnp.nonzero` would scan all slots and scatter.
-        block = jnp.sum(at[:, None] >= end, axis=1)
-        slot = jnp.where(at < number, (block * self.parts + at) - first[block], 0)
+    def most_parts(self, blocks: int) -> int:
+        """Return a number of factors that so many blocks exceed with probability at most 1e-12."""
+        return min(most_factors(blocks * self.products / self.blocks, NEVER), blocks * self.parts)
+
+    def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
+        """Put the factors of all blocks into slots, in their order.
+
+        With probability 1e-6 there are more than slots, and the last are left out. Only the start
+        of a chain is then affected: `place` tells whether a later block fits.
+        """
+        end = jnp.cumsum(counts)
+        slot = jnp.arange(self.slots)
+        block = jnp.sum(slot[:, None] >= end, axis=1)  # `blocks` beyond the last factor
+        owners = jnp.where(slot < end[-1], block, EMPTY).astype(jnp.uint32)
+        part = slot + block * self.parts - (end - counts)[block]
+        part = jnp.where(slot < end[-1], part, 0)  # any rows will do in an empty slot
 
         def gather(rows: jax.Array) -> jax.Array:
-            parts = rows.reshape(present.size, self.batch, *rows.shape[1:])
-            return parts[slot].reshape(-1, *rows.shape[1:])
+            parts = rows.reshape(-1, self.batch, *rows.shape[1:])
+            return parts[part].reshape(-1, *rows.shape[1:])
 
-        return jax.tree.map(gather, subsample), at < number
+        return jax.tree.map(gather, fresh), owners
 
-    def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Undo `pack`; empty slots hold zeros, which are never read."""
-        first, _ = self._spans(present)
-        at = (first[:, None] + jnp.arange(self.parts)).reshape(-1)
-        at = jnp.minimum(at, self.packed - 1)  # subsamples beyond capacity are never accepted
-        parts = values.reshape(self.packed, self.batch)[at]
-        return jnp.where(present[:, None], parts, 0.0).reshape(-1)
+    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
+        """Find slots for a fresh block's factors: the first that are empty or the block's own."""
+        free = (owners == block) | (owners == EMPTY)
+        number = jnp.cumsum(free)  # free slots up to each
+        part = jnp.arange(self.parts)
+        slots = jnp.sum(number <= part[:, None], axis=1)  # index of the free slot for each part
+        slots = jnp.where(part < count, slots, self.slots)
+        taken = jnp.where(number <= count, block, EMPTY)
+        return Placement(slots, jnp.where(free, taken, owners), count <= number[-1])
 
-    def _spans(self, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Start and end of each block's factors among those that take part."""
-        counts = present.reshape(-1, self.parts).sum(axis=1)
-        before = jnp.tri(self.blocks, dtype=counts.dtype)  # a block and those before it
-        end = jnp.sum(before * counts, axis=1)
-        return end - counts, end
+    def replace(
+        self,
+        rows: jax.Array,
+        fresh: jax.Array,
+        slots: jax.Array,
+        accept: bool | jax.Array = True,
+    ) -> jax.Array:
+        """Put the rows of a fresh block into these slots if `accept` is true."""
+        parts = fresh.reshape(self.parts, self.batch, *fresh.shape[1:])
+        nowhere = rows.shape[0] + jnp.arange(self.parts)  # beyond the end, where nothing is put
+        places = jnp.where(accept & (slots < self.slots), slots * self.batch, nowhere)
+        return put_each(rows, parts, places)
 
     def about(self, tables: BlockPoissonTables, difference: jax.Array) -> BlockPoissonTables:
         """Move the bound with the expected difference."""
@@ -157,11 +176,9 @@ class BlockPoisson:
         factors = self._factors(values, present, tables)
         logs = jnp.log(jnp.abs(factors))
         centre, number = tables.centre, jnp.sum(present)
-        # A subsample with more factors than the capacity is rejected.
-        log = jnp.where(number > self.packed, -jnp.inf, centre + logs.sum())
         mean = self.products * (factors - 1).sum() / jnp.maximum(number, 1) + centre
         # A compound Poisson sum: E sum log^2 |f| is the variance of log |Lhat|.
-        return Estimate(log, mean, jnp.sum(logs**2))
+        return Estimate(centre + logs.sum(), mean, jnp.sum(logs**2))
 
     def describe(
         self,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels.base import Draw, Estimate
+from modicum.kernels.base import Draw, Estimate, Placement
+from modicum.kernels.slices import put, take
 from modicum.runtime import Pytree
 
 __all__ = ["EveryRow", "Perturbed"]
@@ -22,7 +23,7 @@ __all__ = ["EveryRow", "Perturbed"]
 class EveryRow(ABC):
     """A likelihood estimate in which every row of the subsample takes part.
 
-    A block is one part, and always present. A subclass defines `combine`, which turns the D_i into
+    A block is one part. A subclass defines `combine`, which turns the D_i into
     an estimate; it must be hashable, and must not depend on the order of the D_i.
 
     Parameters
@@ -49,19 +50,35 @@ class EveryRow(ABC):
         """One: a block is not divided."""
         return 1
 
-    def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """Mark all blocks as present."""
+    def counts(self, key: jax.Array, blocks: int) -> jax.Array:
+        """One part per block."""
         del key
-        return jnp.ones(blocks, bool)
+        return jnp.ones(blocks, int)
 
-    def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Return the subsample unchanged: all of it is present."""
-        return subsample, present
+    def most_parts(self, blocks: int) -> int:
+        """One part per block."""
+        return blocks
 
-    def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Return the values unchanged: `pack` moved nothing."""
-        del present
-        return values
+    def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
+        """Return the rows unchanged: every block has its own slot."""
+        return fresh, jnp.arange(counts.size, dtype=jnp.uint32)
+
+    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
+        """Return the block's own slot."""
+        del count
+        return Placement(block, owners, True)
+
+    def replace(
+        self,
+        rows: jax.Array,
+        fresh: jax.Array,
+        slots: jax.Array,
+        accept: bool | jax.Array = True,
+    ) -> jax.Array:
+        """Replace a block by a fresh one if `accept` is true."""
+        size = fresh.shape[0]
+        kept = take(rows, slots * size, size)
+        return put(rows, jnp.where(accept, fresh, kept), slots * size)
 
     def about(self, tables: Pytree, difference: jax.Array) -> Pytree:
         """Return the tables unchanged: they do not depend on the expected difference."""

@@ -9,10 +9,11 @@ named tuple of arrays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from modicum.kernels.curves import Curves, along_curves
 from modicum.models.arrow import ArrowFactor, ArrowMatrix
@@ -20,6 +21,7 @@ from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
 __all__ = [
+    "EMPTY",
     "Bend",
     "BoundSums",
     "ControlVariate",
@@ -32,11 +34,14 @@ __all__ = [
     "LogPosterior",
     "Move",
     "MoveInfo",
+    "Placement",
     "Point",
     "Proxy",
     "RowBounds",
     "RowFactor",
     "RowRequest",
+    "RowsRead",
+    "SelectiveKernel",
     "Settled",
     "StochasticGradientContext",
     "Warp",
@@ -132,6 +137,35 @@ class Kernel(Protocol[State, Context]):
     ) -> tuple[State, Draw]:
         """Return the next state and the draw to record; `flags` belong to this iteration."""
         ...
+
+
+@runtime_checkable
+class SelectiveKernel(Protocol):
+    """A kernel that may read only some of the rows that its steps request.
+
+    The number that it reads is random, and the runner reads and prepares no others.
+    """
+
+    def rows_read(self, chances: Pytree) -> RowsRead | None:
+        """Return which of the requested rows the step with these random numbers reads.
+
+        None: all of them.
+        """
+        ...
+
+    def most_rows(self, iterations: int) -> int:
+        """Return a number of rows that so many steps practically never exceed together."""
+        ...
+
+
+class RowsRead(NamedTuple):
+    """The rows that a step reads, of those it requested.
+
+    The step finds them at the beginning of its batch, in this order; what follows is meaningless.
+    """
+
+    order: jax.Array  # indices of all requested rows, those that are read first
+    number: jax.Array  # how many are read
 
 
 class Settled(Protocol):
@@ -403,33 +437,61 @@ class Estimate(NamedTuple):
     variance: jax.Array  # estimated variance of `log`
 
 
+EMPTY = np.uint32(2**32 - 1)  # the block of a slot that holds no part
+
+
+class Placement(NamedTuple):
+    """Where the parts of a fresh block go in the subsample."""
+
+    slots: jax.Array  # slot of each part; beyond the last slot for parts beyond the block's number
+    owners: jax.Array  # block of each slot once they are there
+    fits: jax.Array | bool  # whether there are enough slots
+
+
 class Estimator(Protocol[Tables]):
     """Estimates the likelihood from the residuals of a subsample. Hashable.
 
-    The subsample consists of blocks of equal size, and each block of equal parts. Parts may be
-    absent: arrays have a fixed shape, but the number of parts in use can be Poisson. What the
-    estimator needs to know about the data is passed as `tables`.
+    The subsample consists of blocks, and a block of parts, whose number may be random. All parts
+    have the same number of rows. They are kept in slots, some of which may be empty, since arrays
+    have a fixed shape. What the estimator needs to know about the data is passed as `tables`.
     """
 
     @property
     def parts(self) -> int:
-        """Parts per block."""
+        """Largest number of parts in a block."""
         ...
 
-    def present(self, key: jax.Array, blocks: int) -> jax.Array:
-        """Draw which parts of `blocks` fresh blocks are present: one boolean per part."""
+    def counts(self, key: jax.Array, blocks: int) -> jax.Array:
+        """Draw the number of parts of each of `blocks` fresh blocks."""
         ...
 
-    def pack(self, subsample: Pytree, present: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Return the present parts, packed, and a mask of the filled slots."""
+    def most_parts(self, blocks: int) -> int:
+        """Return a number of parts that so many blocks practically never exceed together."""
         ...
 
-    def unpack(self, values: jax.Array, present: jax.Array) -> jax.Array:
-        """Undo `pack` for one value per row."""
+    def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
+        """Put the parts of all blocks into slots; return their rows and the block of each slot.
+
+        `fresh` has room for the largest number of parts in every block.
+        """
+        ...
+
+    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
+        """Find slots for the `count` parts of a fresh block that takes the place of `block`."""
+        ...
+
+    def replace(
+        self,
+        rows: jax.Array,
+        fresh: jax.Array,
+        slots: jax.Array,
+        accept: bool | jax.Array = True,
+    ) -> jax.Array:
+        """Put the rows of a fresh block, with room for all parts, into slots if `accept`."""
         ...
 
     def combine(self, values: jax.Array, present: jax.Array, tables: Tables) -> Estimate:
-        """Estimate from the D of every row, packed or not."""
+        """Estimate from the D of every row; `present` tells which slots are not empty."""
         ...
 
     def describe(

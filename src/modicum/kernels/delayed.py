@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
 from modicum.kernels.base import (
+    EMPTY,
     Draw,
     LogPosterior,
     RowRequest,
@@ -100,9 +101,8 @@ class DelayedAcceptanceKernel:
         """Start at the surrogate's initial state."""
         state = self.surrogate.init(key, batch, context.surrogate)
         exact = self._exact_log_density(state.z, context)
-        return DelayedAcceptanceState(
-            state.z, exact, state.subsample, state.present, state.adaptation
-        )
+        present = state.owners != EMPTY
+        return DelayedAcceptanceState(state.z, exact, state.subsample, present, state.adaptation)
 
     def chances(self, key: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
         """Return the key: a step draws its own random numbers."""

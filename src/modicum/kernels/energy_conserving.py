@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
 from modicum.kernels.base import (
+    EMPTY,
     ControlVariate,
     Draw,
     Estimator,
@@ -23,6 +24,7 @@ from modicum.kernels.base import (
     Proxy,
     RowDesign,
     RowRequest,
+    RowsRead,
     is_straight,
     recorded,
     straighten,
@@ -47,6 +49,7 @@ __all__ = [
     "EnergyConservingState",
     "certain_rows",
     "replace_blocks",
+    "with_coreset",
 ]
 
 
@@ -59,7 +62,8 @@ class EnergyConservingContext(NamedTuple):
     constant: jax.Array  # the constant that the log-density omits
     certain: Pytree = None  # cached rows that every evaluation reads; None if there are none
     # Cached rows whose residuals sum to nearly l - sum q over the rows that are drawn, which the
-    # estimator takes as its expectation. None: the expectation is constant.
+    # estimator takes as its expectation. None: the expectation is constant. Chains keep them with
+    # their subsample, so that both are evaluated together.
     coreset: Pytree = None
 
 
@@ -67,8 +71,8 @@ class EnergyConservingState(NamedTuple):
     """State of the chain: parameters, subsample, and adaptation."""
 
     z: jax.Array  # whitened coordinates, possibly warped or curved
-    subsample: Pytree  # cached rows, in blocks
-    present: jax.Array  # which parts of the blocks are present
+    subsample: Pytree  # cached rows: those of the estimator's slots, then the coreset's
+    owners: jax.Array  # the block whose part is in each slot; EMPTY: none
     values: jax.Array  # D of each row at z
     log: jax.Array  # what the estimator makes of them: log |Lhat| - sum q
     adaptation: Adaptation
@@ -79,7 +83,7 @@ class RefreshChances(NamedTuple):
 
     block: jax.Array  # the blocks to propose anew
     log_uniform: jax.Array  # decide which proposals are accepted
-    present: jax.Array  # which parts of the fresh blocks are present
+    counts: jax.Array  # number of parts of each fresh block
 
 
 class StepChances(NamedTuple):
@@ -153,14 +157,15 @@ class EnergyConservingKernel:
     ) -> Density:
         """log |Lhat(z; u)| + log prior, up to a constant (minus eq. 3.4), and D of each row.
 
-        The residuals of certainty rows are added exactly: they do not depend on u.
+        `subsample` ends with the coreset's rows. The residuals of certainty rows are added exactly:
+        they do not depend on u.
         """
         proxy, cv = context.proxy, self.control_variate
 
         def density(z: jax.Array) -> tuple[jax.Array, jax.Array]:
             s, growth = straighten(z, proxy)
             values = cv.values(subsample, s, proxy)
-            estimate = self.estimator.combine(values, present, self._expected(s, context))
+            estimate = self.estimator.combine(*self._inputs(values, present, context))
             log = cv.log_proxy(s, proxy) + estimate.log  # eq. 4.1 within eq. 4.5, or eq. 5.1
             if context.certain is not None:
                 log += jnp.sum(cv.values(context.certain, s, proxy))
@@ -168,12 +173,16 @@ class EnergyConservingKernel:
 
         return density
 
-    def _expected(self, s: jax.Array, context: EnergyConservingContext) -> Pytree:
-        """Return the estimator's tables at these parameters, independent of u."""
-        if context.coreset is None:
-            return context.estimator
-        residuals = self.control_variate.values(context.coreset, s, context.proxy)
-        return self.estimator.about(context.estimator, jnp.sum(residuals))
+    def _inputs(
+        self, values: jax.Array, present: jax.Array, context: EnergyConservingContext
+    ) -> tuple[jax.Array, jax.Array, Pytree]:
+        """Return what the estimator combines: D of its rows, and tables independent of u."""
+        last = _count(context.coreset)
+        if not last:
+            return values, present, context.estimator
+        own, residuals = values[:-last], values[-last:]
+        tables = self.estimator.about(context.estimator, jnp.sum(residuals))
+        return own, present, tables
 
     def init(
         self, key: jax.Array, batch: Pytree, context: EnergyConservingContext
@@ -182,12 +191,14 @@ class EnergyConservingKernel:
         proxy = context.proxy
         size = proxy.point.shape[0]
         z = self.spread * normal(symmetric_uniforms(key, (size,), proxy.point.dtype))
-        present = self.estimator.present(unrelated_key(key), self.blocks)
+        counts = self.estimator.counts(unrelated_key(key), self.blocks)
+        subsample, owners = self.estimator.arrange(batch, counts)
+        subsample = with_coreset(subsample, context)
         at, _ = straighten(z, proxy)
-        values = self.control_variate.values(batch, at, proxy)
-        log = self.estimator.combine(values, present, self._expected(at, context)).log
+        values = self.control_variate.values(subsample, at, proxy)
+        log = self.estimator.combine(*self._inputs(values, owners != EMPTY, context)).log
         adaptation = start_adaptation(size, self.first_step, adapt_mass=False)
-        return EnergyConservingState(z, batch, present, values, log, adaptation)
+        return EnergyConservingState(z, subsample, owners, values, log, adaptation)
 
     def chances(self, key: jax.Array, context: EnergyConservingContext) -> StepChances:
         """Draw the random numbers of an iteration."""
@@ -199,10 +210,27 @@ class EnergyConservingKernel:
         refresh = RefreshChances(
             jnp.minimum(place.astype(jnp.uint32), self.blocks - 1),
             log_uniform(uniform[self.refreshes : count]),
-            self.estimator.present(unrelated_key(key), self.refreshes),
+            self.estimator.counts(unrelated_key(key), self.refreshes),
         )
         move = path_chances(uniform[count:]) if is_hmc else unrelated_key(key, 1)
         return StepChances(refresh, move)
+
+    def rows_read(self, chances: StepChances) -> RowsRead | None:
+        """Return the rows of the parts that fresh blocks have, of those requested for them."""
+        most, size = self.estimator.parts, self.part
+        if most == 1:
+            return None
+        end = jnp.cumsum(chances.refresh.counts)
+        start = end - chances.refresh.counts
+        row = jnp.arange(self.refreshes * self.block)
+        part = row // size
+        block = jnp.minimum(jnp.sum(part[:, None] >= end, axis=1), self.refreshes - 1)
+        order = (part - start[block] + block * most) * size + row % size
+        return RowsRead(order, end[-1] * size)
+
+    def most_rows(self, iterations: int) -> int:
+        """Return a number of rows that so many refreshes practically never exceed."""
+        return self.estimator.most_parts(iterations * self.refreshes) * self.part
 
     def step(
         self,
@@ -213,9 +241,9 @@ class EnergyConservingKernel:
         context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
         """Refresh some blocks of the subsample, then move the parameters."""
-        subsample, present, refreshed = self.refresh(chances.refresh, state, batch, context)
-        packed, filled = self.estimator.pack(subsample, present)
-        density = self.log_density(packed, filled, context)
+        subsample, owners, refreshed = self.refresh(chances.refresh, state, batch, context)
+        present = owners != EMPTY
+        density = self.log_density(subsample, present, context)
         learned = state.adaptation
         point, info, evaluations = move_afresh(  # eqs. 3.6 and 3.7 at fixed u
             self.move, chances.move, state.z, density, learned.step_size, learned.inverse_mass
@@ -228,26 +256,25 @@ class EnergyConservingKernel:
         logdensity = point.logdensity
         if not is_straight(context.proxy):
             logdensity -= growth
-        tables = self._expected(at, context)
-        estimate = self.estimator.combine(values, filled, tables)
+        inputs = self._inputs(values, present, context)
+        estimate = self.estimator.combine(*inputs)
         draw = {
             "position": recorded(at, context.proxy),
             "lp": logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
             "rows_touched": refreshed.rows
-            + (self.rows_present(present) + certain_rows(context)) * evaluations
-            + 2 * _count(context.coreset),  # in the refresh, and for the recorded statistics
-            **self.estimator.describe(estimate, values, filled, tables),
+            + (jnp.sum(present) * self.part + certain_rows(context)) * evaluations,
+            **self.estimator.describe(estimate, *inputs),
             **info._asdict(),
         }
-        values = self.estimator.unpack(values, present)
-        after = (point.position, subsample, present, values, estimate.log, adaptation)
+        after = (point.position, subsample, owners, values, estimate.log, adaptation)
         return EnergyConservingState(*after), draw
 
-    def rows_present(self, present: jax.Array) -> jax.Array:
-        """Number of rows in the parts that are present."""
-        return jnp.sum(present) * (self.block // self.estimator.parts)
+    @property
+    def part(self) -> int:
+        """Rows in a part of a block."""
+        return self.block // self.estimator.parts
 
     def refresh(
         self,
@@ -258,50 +285,52 @@ class EnergyConservingKernel:
     ) -> tuple[Pytree, jax.Array, Refreshed]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
-        Return the rows, which parts of them are present, and the acceptance rate and cost.
+        The parts of all blocks are at the beginning of `fresh` (`rows_read`). Return the rows, the
+        block of each slot, and the acceptance rate and cost.
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
-        tables = self._expected(at, context)
-
-        def log_of(values: jax.Array, present: jax.Array) -> jax.Array:
-            return self.estimator.combine(values, present, tables).log
+        starts = jnp.cumsum(chances.counts) - chances.counts
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
-            current, log_now, accepted = carry
+            (subsample, values, owners), log_now, accepted = carry
             k = k.astype(jnp.uint32)
-            block, limit = entry((chances.block, chances.log_uniform), k)
-            swap = partial(self._swap, k, block)
-            log_then = log_of(*map(swap, current[1:], offered[1:]))
-            accept = limit < log_then - log_now  # eq. 3.5
-            after = jax.tree.map(partial(swap, accept=accept), current, offered)
-            return after, jnp.where(accept, log_then, log_now), accepted + accept
+            (block, limit, count), start = entry((chances, starts), k)
+            rows, of_rows = jax.tree.map(
+                lambda each: take(each, start * self.part, self.block), (fresh, fresh_values)
+            )
+            slots, owners_then, fits = self.estimator.place(block, count, owners)
+            replace = partial(self.estimator.replace, slots=slots)
+            inputs = self._inputs(replace(values, of_rows), owners_then != EMPTY, context)
+            log_then = self.estimator.combine(*inputs).log
+            accept = fits & (limit < log_then - log_now)  # eq. 3.5
+            replace = partial(replace, accept=accept)
+            subsample = jax.tree.map(replace, subsample, rows)
+            values, owners = replace(values, of_rows), jnp.where(accept, owners_then, owners)
+            log_now = jnp.where(accept, log_then, log_now)
+            return (subsample, values, owners), log_now, accepted + accept
 
-        offered = (fresh, fresh_values, chances.present)
-        start = (state.subsample, state.values, state.present)
+        start = (state.subsample, state.values, state.owners)
         carry = (start, state.log, jnp.zeros((), int))
-        (subsample, _, present), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
-        fresh_rows = self.rows_present(chances.present)
-        return subsample, present, Refreshed(accepted / self.refreshes, fresh_rows)
-
-    def _swap(
-        self,
-        k: jax.Array,
-        block: jax.Array,
-        all_: jax.Array,
-        new: jax.Array,
-        accept: bool | jax.Array = True,
-    ) -> jax.Array:
-        """Replace a block by the k-th fresh block if `accept` is true."""
-        size = new.shape[0] // self.refreshes
-        part = take(new, k * size, size)
-        part = jnp.where(accept, part, take(all_, block * size, size))
-        return put(all_, part, block * size)
+        (subsample, _, owners), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
+        fresh_rows = jnp.sum(chances.counts) * self.part
+        return subsample, owners, Refreshed(accepted / self.refreshes, fresh_rows)
 
 
 def certain_rows(context: EnergyConservingContext) -> int:
     """Number of rows that every evaluation reads."""
     return _count(context.certain) + _count(context.coreset)
+
+
+def with_coreset(subsample: Pytree, context: EnergyConservingContext) -> Pytree:
+    """Return the subsample followed by the coreset's rows, if there is a coreset."""
+    if context.coreset is None:
+        return subsample
+    return jax.tree.map(
+        lambda rows, last: jnp.concatenate([rows, last.astype(rows.dtype)]),
+        subsample,
+        context.coreset,
+    )
 
 
 def _count(cached: Pytree) -> int:

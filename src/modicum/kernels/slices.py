@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.runtime import Array, Pytree
 
-__all__ = ["entry", "put", "set_entry", "take"]
+__all__ = ["entry", "put", "put_each", "set_entry", "take"]
 
 Position: TypeAlias = Array | int
 UNSIGNED = jnp.uint32
@@ -48,6 +48,31 @@ def take(array: jax.Array, position: Position, count: int) -> jax.Array:
 def put(array: jax.Array, part: jax.Array, position: Position) -> jax.Array:
     """Replace the entries from `position` on by those of `part`."""
     return jax.lax.dynamic_update_slice(array, part, _corner(array, position))
+
+
+def put_each(array: jax.Array, parts: jax.Array, positions: jax.Array) -> jax.Array:
+    """Replace the entries from each of the `positions` on; parts that would not fit are left out.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> put_each(jnp.zeros(5), jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([3, 9]))
+    Array([0., 0., 0., 1., 2.], dtype=float32)
+    """
+    numbers = jax.lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(1, parts.ndim)),
+        inserted_window_dims=(),
+        scatter_dims_to_operand_dims=(0,),
+    )
+    places = _unsigned(positions)[:, None]
+    return jax.lax.scatter(
+        array,
+        places,
+        parts,
+        numbers,
+        unique_indices=True,
+        mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
+    )
 
 
 def _corner(array: jax.Array, position: Position) -> list[Array | np.uint32]:

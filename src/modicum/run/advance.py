@@ -19,11 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.random import threefry_2x32
 
-from modicum.kernels.base import Draw, Kernel, RowRequest, Settled, carried_fields
+from modicum.kernels.base import (
+    Draw,
+    Kernel,
+    RowRequest,
+    SelectiveKernel,
+    Settled,
+    carried_fields,
+)
 from modicum.kernels.slices import entry, set_entry, take
 from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.run.records import Packed, packed
+from modicum.run.selection import Selection, select
 from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, Array, Pytree, jit
 
 __all__ = [
@@ -132,24 +140,27 @@ def _advance(
 
     # Functions called in two places are wrapped in `jax.jit`, so that they are traced once.
     @jax.jit
-    def prepared(b: jax.Array | int, rows_keys: jax.Array) -> Pytree:
-        if batches is None:
-            return _prepared(kernel, context, rows, None, rows_keys)
-        block_batches = jax.tree.map(lambda field: take(field, b * block, block), batches)
-        return _prepared(kernel, context, rows, block_batches, rows_keys)
+    def ahead(b: jax.Array | int) -> Ahead:
+        rows_keys, step_keys = keys(b)
+        chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
+        selection = _selection(kernel, chances, block)
+        read = batches
+        if batches is not None:
+            read = jax.tree.map(lambda field: take(field, b * block, block), batches)
+        return Ahead(
+            chances, selection, _prepared(kernel, context, rows, read, rows_keys, selection)
+        )
 
     @jax.jit
-    def chances(step_keys: jax.Array) -> Pytree:
-        return jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
+    def step(
+        i: jax.Array | int, k: jax.Array | int, state: Pytree, ready: Ahead
+    ) -> tuple[Pytree, Draw]:
+        chances, batch = ready.of(k)
+        return kernel.step(chances, state, entry(flags, i), batch, context)
 
-    @jax.jit
-    def step(i: jax.Array | int, state: Pytree, inputs: Pytree) -> tuple[Pytree, Draw]:
-        numbers, batch = inputs
-        return kernel.step(numbers, state, entry(flags, i), batch, context)
-
-    def body(i: jax.Array, inputs: Pytree, carry: Pytree) -> Pytree:
+    def body(i: jax.Array, k: jax.Array, ready: Ahead, carry: Pytree) -> Pytree:
         (state, touched), record = carry
-        state, draw = step(i, state, inputs)
+        state, draw = step(i, k, state, ready)
         if thin > 1 and "rows_touched" in draw:
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
@@ -157,18 +168,15 @@ def _advance(
         return Progress(state, touched), set_entry(record, slot, packed(draw))
 
     def through_block(b: jax.Array, carry: Pytree) -> Pytree:
-        rows_keys, step_keys = keys(b)
-        ready = chances(step_keys), prepared(b, rows_keys)
+        ready = ahead(b)
 
         def inside(k: jax.Array, carry: Pytree) -> Pytree:
-            return body(b * block + k, entry(ready, k), carry)
+            return body(b * block + k, k, ready, carry)
 
         return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
 
     def shapes(state: Pytree) -> Packed:
-        rows_keys, step_keys = keys(0)
-        ready = chances(step_keys), prepared(0, rows_keys)
-        return packed(step(0, state, entry(ready, 0))[1])
+        return packed(step(0, 0, state, ahead(0))[1])
 
     slots = capacity if thin == 1 else capacity // thin + 2
     record = jax.tree.map(
@@ -178,12 +186,35 @@ def _advance(
     return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
 
 
+class Ahead(NamedTuple):
+    """What is known about a block of iterations ahead of their steps."""
+
+    chances: Pytree  # their random numbers
+    selection: Selection | None  # the rows that they read; None: all that they request
+    prepared: Pytree  # these rows, prepared
+
+    def of(self, k: jax.Array | int) -> tuple[Pytree, Pytree]:
+        """Return random numbers and rows of the k-th iteration."""
+        if self.selection is None:
+            return entry((self.chances, self.prepared), k)
+        return entry(self.chances, k), self.selection.batch(self.prepared, k)
+
+
+def _selection(kernel: ChainKernel, chances: Pytree, block: int) -> Selection | None:
+    """Select the rows that a block of iterations reads; None if it reads all it requests."""
+    if not isinstance(kernel, SelectiveKernel):
+        return None
+    read = jax.vmap(kernel.rows_read)(chances)
+    return None if read is None else select(read, kernel.most_rows(block))
+
+
 def _prepared(
     kernel: ChainKernel,
     context: Pytree,
     rows: Batch | None,
     batches: Batch | None,
     rows_keys: jax.Array,
+    selection: Selection | None,
 ) -> Pytree:
     """Read (unless `batches` has them) and prepare the rows of a block's iterations at once."""
     fresh = batches
@@ -192,10 +223,14 @@ def _prepared(
         if requests is None:
             return None
         assert rows is not None
-        fresh = _read(rows, requests)
+        fresh = _read(rows, requests if selection is None else selection.of(requests))
+    elif selection is not None:
+        fresh = selection.of(fresh)
     # The barrier keeps the compiler from fusing this with the reading of rows: draws must not
     # depend, not even in the last bit, on where the rows are stored.
     fresh = jax.lax.optimization_barrier(fresh)
+    if selection is not None:
+        return kernel.prepare(fresh, context)
     return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from modicum.kernels.base import Draw, RowRequest, carried_fields
+from modicum.kernels.base import EMPTY, Draw, RowRequest, carried_fields
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -236,7 +236,7 @@ class FusedKernel:
         cv, tables = self.plain.control_variate, context.estimator
         values = jax.vmap(lambda rows, z: cv.values(rows, z, context.proxy))(chosen, z)
         estimate = jax.vmap(partial(self.plain.estimator.combine, tables=tables))
-        log = estimate(values, state.present).log
+        log = estimate(values, state.owners != EMPTY).log
         after = state._replace(z=z, subsample=chosen, values=values, log=log)
         step_size = state.adaptation.step_size
         return after, self._draws(positions[..., :size], stats, script, step_size, context)

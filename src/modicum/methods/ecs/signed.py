@@ -187,7 +187,7 @@ class SignedHMCECS(EnergyConserving):
         assert isinstance(kernel.estimator, BlockPoisson)
         assert isinstance(plan.memo, Study)
         case = Case(self, task.target, len(task.rows), plan.memo.draws_along_curves)
-        room = kernel.estimator.packed
+        room = kernel.estimator.slots
         doubts = look_back_signed(case, room, kernel.blocks, kernel.refreshes, history)
         return Outcome(weights=history.stats["sign"], warnings=doubts)
 

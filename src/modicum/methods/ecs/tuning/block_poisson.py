@@ -158,10 +158,10 @@ class Work:
     def cost(self, estimator: BlockPoisson, refreshes: int, noise: float, accept: float) -> float:
         """Predict the evaluations per effective draw.
 
-        Arrays have fixed shapes, so that unused room costs as much as factors: `packed` factors
-        per evaluation, and the whole room of the blocks that are refreshed.
+        Arrays have fixed shapes, so that empty slots cost as much as factors, and so does the whole
+        room of the blocks that are refreshed.
         """
-        rows = estimator.packed * estimator.batch
+        rows = estimator.slots * estimator.batch
         room = refreshes * estimator.parts * estimator.batch
         iteration = (rows + self.always) * (self.steps + 1) + room * (1 + self.fresh)
         sweep = refreshes / estimator.blocks
