@@ -45,7 +45,7 @@ def test_the_ledger_counts_a_pass_per_iteration(post):
 class NoSecondThought(DelayedAcceptanceKernel):
     """A mistake: all proposals of the surrogate are accepted."""
 
-    def _exact(self, z, context):
+    def _exact_log_density(self, z, context):
         return jnp.zeros(())
 
 
