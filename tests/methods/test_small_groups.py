@@ -23,7 +23,7 @@ def sleepers(intercepts, slopes, seed=5):
 
 
 def fitted(table, method):
-    formula, settings = "reaction ~ day + (1 + day | person)", {"draws": 400, "tune": 400}
+    formula, settings = "reaction ~ day + (1 + day | person)", {"draws": 2_000, "tune": 400}
     return mo.fit(
         formula, table, "gaussian", method=method, random_seed=1, progressbar=False, **settings
     )
@@ -54,8 +54,9 @@ def test_steps_are_shorter_where_data_say_little_of_the_effects():
     weak, clear = sleepers(0.01, 0.01), sleepers(60, 15)
     careful, usual = fitted(weak, "nuts"), fitted(weak, mo.NUTS(target_accept=0.8))
     assert careful.stats["acceptance_rate"].mean() > 0.9
-    assert careful.stats["diverging"].mean() < 0.003
-    assert usual.stats["diverging"].mean() > 0.003  # negative control: the usual rate has more
+    # over twelve seeds .001 on average, and .01 at the usual rate
+    assert careful.stats["diverging"].mean() < 0.004
+    assert careful.stats["diverging"].mean() < usual.stats["diverging"].mean() / 2
     plain = fitted(clear, "nuts")
     assert plain.stats["acceptance_rate"].mean() < 0.88  # easy cases are not slowed down
     assert not plain.stats["diverging"].any()
