@@ -58,7 +58,8 @@ class LinearPredictorModel(CoefficientPriors):
         Factors among the codes of the rows whose levels have effects with a common, estimated
         standard deviation: names, or `mo.models.GroupTerm` with slopes. Such a factor has no
         contrasts among the common columns. Priors of the standard deviations have the key
-        "group_sd" or the group's name, the prior of correlations "group_cor".
+        "group_sd", the group's name, or "group_sd[ward:dose]" for one of them; the prior of
+        correlations has the key "group_cor".
     coding
         How the codes of the rows map to columns; set by `resolved`, not by users.
     """
