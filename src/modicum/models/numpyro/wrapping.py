@@ -150,6 +150,7 @@ class _Study:
         self.rows, self.program = rows, program
 
     @in_double_precision
+    @np.errstate(divide="ignore", invalid="ignore")  # deterministic sites, where parameters are 0
     def model(self) -> Model:
         """Return the model; refuse a function that cannot be sampled correctly."""
         sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
