@@ -228,5 +228,8 @@ def test_refusals():
     with pytest.raises(mo.SettingError, match="weighted must be True or False"):
         mo.Laplace(weighted="yes")
     images = mo.Rows(x=np.ones((9, 2)), y=np.arange(9) % 3)
-    with pytest.raises(mo.SettingError, match="integrated effects and networks"):
+    with pytest.raises(mo.SettingError, match="impossible with MLP"):
         mo.sample(M.MLP(), images, method="laplace", **RUN)
+    kinked = M.AsymmetricLaplace(scale=1.0)
+    with pytest.raises(mo.SettingError, match="impossible with AsymmetricLaplace"):
+        mo.sample(kinked, ROWS, method="laplace", **RUN)
