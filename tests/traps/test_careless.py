@@ -263,6 +263,12 @@ def test_an_outcome_of_one_level(frame, formula):
         mo.fit(formula, frame.assign(w="yes"), **SHORT)
 
 
+def test_an_offset_in_a_formula_of_classes(frame):
+    three = frame.assign(w=np.resize(["a", "b", "c"], len(frame)))
+    with pytest.raises(mo.DataError, match="which a formula cannot give: leave the offset out"):
+        mo.fit("w ~ offset(x)", three, "softmax", **SHORT)
+
+
 def test_part_of_the_rows_may_have_one_outcome_only():
     """Outcomes of rows added to a digest, or of a first look, need not vary."""
     rng = np.random.default_rng(1)

@@ -344,7 +344,9 @@ class LinearPredictorModel(CoefficientPriors):
         q = self.predictors(rows)
         if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
             numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
-            raise DataError(f"the field 'offset' must hold {numbers} per row.")
+            by_formula = q > 1 and rows.schema.origin is not None
+            remedy = ", which a formula cannot give: leave the offset out" if by_formula else ""
+            raise DataError(f"the field 'offset' must hold {numbers} per row{remedy}.")
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
