@@ -189,3 +189,13 @@ def test_a_natural_spline_beside_an_intercept_is_centred():
 
     assert rank(f"y ~ {NATURAL}") == 1
     assert rank("y ~ cr(x, df=5)") == 0  # negative control: its columns add up to one
+
+
+def test_an_offset_counts_once():
+    """Given in the formula and as an argument, it was added twice."""
+    table = pd.DataFrame({"y": [0, 1, 1], "x": [1.0, 2.0, 3.0], "log n": [0.0, 1.0, 2.0]})
+    for formula in ("y ~ x + offset(`log n`)", "y ~ offset(`log n`) + offset(`log n`)"):
+        with pytest.raises(mo.SettingError, match="the offset 'log n' is given twice"):
+            read_formula(formula, table, offset="log n", progressbar=False)
+    rows = read_formula("y ~ x + offset(x)", table, offset="log n", progressbar=False).rows
+    np.testing.assert_array_equal(rows.take([0, 1, 2])["offset"], [1.0, 3.0, 5.0])
