@@ -199,3 +199,16 @@ def test_an_offset_counts_once():
             read_formula(formula, table, offset="log n", progressbar=False)
     rows = read_formula("y ~ x + offset(x)", table, offset="log n", progressbar=False).rows
     np.testing.assert_array_equal(rows.take([0, 1, 2])["offset"], [1.0, 3.0, 5.0])
+
+
+@pytest.mark.parametrize("newlevels", ["refuse", "reference"])
+def test_booleans_may_be_written_as_zeros_and_ones(newlevels):
+    """They were new levels, and with newlevels='reference' all of them counted as False."""
+    table = pd.DataFrame({"y": [0, 1, 1], "b": [True, False, True]})
+    encoding = FormulaEncoding.from_dict(rows_of("y ~ b", table).schema.origin)
+    for kind in (int, float, "Int64"):
+        new = table.assign(b=table["b"].astype(kind))
+        rows = encode_table(encoding, new, outcome=False, newlevels=newlevels)
+        np.testing.assert_array_equal(rows.slice(0, 3)["b"], [1, 0, 1])
+    with pytest.raises(mo.DataError, match="column 'b' holds 2 in row 0"):
+        encode_table(encoding, table.assign(b=2), outcome=False)
