@@ -212,3 +212,14 @@ def test_booleans_may_be_written_as_zeros_and_ones(newlevels):
         np.testing.assert_array_equal(rows.slice(0, 3)["b"], [1, 0, 1])
     with pytest.raises(mo.DataError, match="column 'b' holds 2 in row 0"):
         encode_table(encoding, table.assign(b=2), outcome=False)
+
+
+def test_a_column_that_is_coded_differently_has_no_new_levels():
+    """With newlevels='reference' every row was predicted as the reference level."""
+    table = pd.DataFrame({"y": [0, 1, 1], "c": ["u", "v", "u"], "b": [True, False, True]})
+    encoding = FormulaEncoding.from_dict(rows_of("y ~ c + b", table).schema.origin)
+    for new in (table.assign(c=[0, 1, 0]), table.assign(b=["T", "F", "T"])):
+        with pytest.raises(mo.DataError, match=r"held .* in the fit and holds .*: convert it"):
+            encode_table(encoding, new, outcome=False, newlevels="reference")
+    new = encode_table(encoding, table.assign(c="w"), outcome=False, newlevels="reference")
+    np.testing.assert_array_equal(new.slice(0, 3)["c"], 0)
