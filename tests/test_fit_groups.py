@@ -76,6 +76,24 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
     assert integrated["group_sd"] == (sds,)
 
 
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of so few draws
+def test_effects_are_joined_by_the_levels_of_the_table(frame: pd.DataFrame, tmp_path) -> None:
+    """Explicit effects were listed by text, '7', which joins with no number of the table."""
+    numbered = frame.assign(ward=frame["ward"].str[1:].astype(int))
+    few = SETTINGS | {"draws": 10, "tune": 10}
+    post = mo.fit(FORMULA, numbered, groups="explicit", progressbar=False, **few)
+    table = post.effects("ward")
+    assert table.index.dtype == numbered["ward"].dtype
+    assert list(table.index) == list(range(12))
+    assert numbered.join(table["mean"], on="ward")["mean"].notna().all()
+    assert list(post.effects("ward", levels=[7, "3"]).index) == [7, 3]
+    post.save(tmp_path / "post")
+    assert mo.Posterior.load(tmp_path / "post").effects("ward").index.equals(table.index)
+    floats = numbered.assign(ward=numbered["ward"].astype(float))  # as beside missing values
+    post = mo.fit(FORMULA, floats, groups="explicit", progressbar=False, **few)
+    assert floats.join(post.effects("ward")["mean"], on="ward")["mean"].notna().all()
+
+
 @pytest.mark.slow
 def test_effects_match_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
     table = post.effects("ward")

@@ -110,7 +110,8 @@ def fit(
         second of which counts as 1; "softmax" takes one of several levels.
     priors
         Priors by key: "intercept", "common", or the name of a term or column; for group terms
-        "group_sd", "group_cor" or the name of the group.
+        "group_sd", "group_cor" or the name of the group. Single coefficients and standard
+        deviations also go by their names in the summary.
     weights, offset
         Names of columns.
     groups

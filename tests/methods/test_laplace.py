@@ -152,6 +152,24 @@ def test_the_pools_noise_is_how_much_means_differ_between_pools():
 
 
 @in_double_precision
+def test_a_draw_that_rows_rule_out_is_weighted_in_silence(monkeypatch):
+    """Its density is 0, as far along a skewed axis; NumPy's warnings would say nothing to users."""
+    task = task_of(M.Logistic(), ROWS)
+    study = HMCECS().study(task, task.anchor_at_mode())
+    pool = WeighingPool(study, 40)
+    z = np.tile(study.centre, (8, 1))
+    values = np.zeros((8, 40))
+    values[3] = -np.inf
+    blocks = [(slice(0, 8), slice(0, 40), values)]
+    monkeypatch.setattr(pool._plain, "in_blocks", lambda z: blocks, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weighed = pool.weigh(z)
+    np.testing.assert_array_equal(np.isneginf(weighed.log_ratio), np.arange(8) == 3)
+    assert np.isnan(weighed.noise)  # and such a pool is not taken
+
+
+@in_double_precision
 def test_the_proxy_in_closed_form_is_the_compiled_one():
     task = task_of(M.Logistic(), ROWS)
     study = HMCECS().study(task, task.anchor_at_mode())
@@ -210,5 +228,8 @@ def test_refusals():
     with pytest.raises(mo.SettingError, match="weighted must be True or False"):
         mo.Laplace(weighted="yes")
     images = mo.Rows(x=np.ones((9, 2)), y=np.arange(9) % 3)
-    with pytest.raises(mo.SettingError, match="integrated effects and networks"):
+    with pytest.raises(mo.SettingError, match="impossible with MLP"):
         mo.sample(M.MLP(), images, method="laplace", **RUN)
+    kinked = M.AsymmetricLaplace(scale=1.0)
+    with pytest.raises(mo.SettingError, match="impossible with AsymmetricLaplace"):
+        mo.sample(kinked, ROWS, method="laplace", **RUN)

@@ -1,5 +1,7 @@
 """NumPyro models in Modicum: the same log-densities and posterior, and what is refused."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,20 @@ def every_support(y):
     centre = p + u + t + cut[1] + L[2, 0] + above + w[0]
     with numpyro.handlers.scale(scale=0.5), numpyro.plate("rows", y.shape[0]):
         numpyro.sample("obs", dist.Normal(centre, 1.0).to_event(1), obs=y)
+
+
+def quotient(y):
+    """Where the parameters are 0, as at the first starting point, the ratio is undefined."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.deterministic("ratio", a[0] / a[1])
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("obs", dist.Normal(a[0], 1.0), obs=y)
+
+
+def test_an_undefined_site_is_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mo.from_numpyro(quotient, mo.Rows(y=X[:, 0]))
 
 
 def density_of_numpyro(model, theta, **arguments):

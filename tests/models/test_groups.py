@@ -10,6 +10,7 @@ import modicum as mo
 from modicum.kernels.base import Proxy, Warp, straighten
 from modicum.models import Target
 from modicum.models.correlations import correlations, partials_of
+from modicum.models.groups.multilevel import multilevel
 from modicum.models.priors.distributions import HalfNormal
 from modicum.models.priors.grouped import Effects
 
@@ -44,6 +45,33 @@ def test_a_factor_that_is_not_a_group_keeps_its_contrasts():
     assert model.labels(rows())["beta"] == (("a", "b", "h[b]", "h[c]"),)
     assert model.resolved_priors.coefficients[2:] == (P.Flat(), P.Flat())
     assert model.resolved_priors.groups[0].sds == (P.Exponential(1),)
+
+
+def test_one_standard_deviation_may_have_a_prior_of_its_own(x64):
+    """Under its name in the summary; it takes precedence over that of its group, and of all."""
+    slope, group, all_groups = P.Exponential(3), P.HalfNormal(2), P.HalfCauchy(1)
+    given = {"group_sd[h:a]": slope, "h": group, "group_sd": all_groups, "beta[b]": P.Normal(0, 9)}
+    model = M.Logistic(groups=["g", G("h", ("1", "a"))], priors=given)
+    priors = model.resolved(rows()).resolved_priors
+    assert [term.sds for term in priors.groups] == [(all_groups,), (group, slope)]
+    assert priors.coefficients[1] == P.Normal(0, 9)
+    # The density is that of another model which has the exponential prior as that of all groups.
+    targets = [
+        Target.of(M.Logistic(groups=[G("h", ("1", "a"))], priors=of), rows())[0]
+        for of in ({"group_sd": slope}, {"group_sd": slope, "group_sd[h]": group})
+    ]
+    t = np.linspace(-1, 1, targets[0].size)
+    gap = jnp.subtract(*(target.log_prior(t) for target in targets))
+    sd = np.asarray(targets[0].report(t)["group_sd"])[0]
+    truth = stats.expon.logpdf(sd, scale=1 / 3) - stats.halfnorm.logpdf(sd, scale=2)
+    np.testing.assert_allclose(gap, truth, atol=1e-9)
+
+
+def test_a_prior_of_one_standard_deviation_keeps_effects_explicit():
+    model = M.Logistic(priors={"group_sd[g]": P.HalfNormal(1)})
+    with pytest.raises(mo.SettingError, match=r"priors of their own .* use groups='explicit'"):
+        multilevel(model, [G("g")], rows(), "integrate")
+    assert multilevel(model, [G("g")], rows()).how == "explicit"
 
 
 def test_the_likelihood_is_that_of_the_columns_written_out(x64):
@@ -185,6 +213,8 @@ def test_effects_move_as_their_conditional_distribution_does(ratio, x64):
         (lambda: M.Logistic(groups=["g", "g"]), rows, "an effect twice"),
         (lambda: M.Logistic(groups="g", priors={"g": P.Normal(0, 1)}), rows, "positive number"),
         (lambda: M.Logistic(groups="g", priors={"group_cor": P.Flat()}), rows, "correlation mat"),
+        (lambda: M.Logistic(groups="g", priors={"group_sd[g]": P.Flat()}), rows, "positive number"),
+        (lambda: M.Logistic(groups="g", priors={"group_sd[h]": P.HalfNormal(1)}), rows, "nothing"),
         (lambda: G("g", "a"), rows, "must be a list of names"),
         (lambda: G("g", ("1", "a"), "no"), rows, "correlated must be True or False, not 'no'"),
     ],

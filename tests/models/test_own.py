@@ -150,6 +150,36 @@ def test_refusals_without_init():
         quick(mo.Model(flat, decay, init={"a": 1.0}), rows, starts=[{"b": 1.0}])
 
 
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda y: y - jnp.mean(y),
+        lambda y: y / len(y),
+        lambda y: y - jnp.roll(y, 1),
+    ],
+)
+def test_rows_that_are_not_independent_are_refused(mixed):
+    rows = mo.Rows(y=np.arange(1.0, 9.0) ** 2)  # at the start, where a is 0, nothing shows
+    with pytest.raises(mo.SettingError, match="changes with the other rows of its batch"):
+        Target.of(mo.Model(flat, lambda th, b: -((th["a"] * mixed(b["y"])) ** 2)), rows)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rounding_is_no_dependence_between_rows(dtype):
+    y = np.random.default_rng(1).normal(size=9) + 1e4
+    model = mo.Model(flat, lambda th, b: -((b["y"] - jnp.exp(th["a"])) ** 2) / 2)
+    Target.of(model, mo.Rows(y=y.astype(dtype)))
+
+
+def test_python_on_traced_values_is_named_with_and_without_init():
+    def branches(th, batch):
+        return decay(th, batch) if th["a"] > 0 else batch["y"]
+
+    for init in (None, {"a": 1.0}):
+        with pytest.raises(mo.SettingError, match="traced by JAX, so `if`"):
+            Target.of(mo.Model(flat, branches, init=init), mo.Rows(y=np.ones(4)))
+
+
 def test_families_refuse_several_outcomes_per_row():
     with pytest.raises(mo.DataError, match="one outcome per row"):
         Target.of(mo.models.Gaussian(), mo.Rows(x=np.ones((4, 1)), y=np.ones((4, 2))))

@@ -127,6 +127,17 @@ def test_a_key_means_a_column_a_categorical_column_or_all():
     assert priors == (P.Normal(1, 2), P.Laplace(0, 1), P.Flat())
 
 
+def test_a_column_goes_by_its_name_in_the_summary_too():
+    given = {"beta[town[c]]": P.Flat(), "beta[age]": P.Normal(0, 3), "town": P.Laplace(0, 1)}
+    priors = M.Logistic(priors=given).resolved(table_rows()).resolved_priors.coefficients
+    assert priors == (P.Normal(0, 3), P.Laplace(0, 1), P.Flat())
+    twice = M.Logistic(priors={"age": P.Flat(), "beta[age]": P.Normal(0, 3)})
+    with pytest.raises(mo.SettingError, match="'age' is given twice"):
+        twice.resolved(table_rows())
+    with pytest.raises(mo.SettingError, match="nothing called 'beta\\[twon\\]'"):
+        M.Logistic(priors={"beta[twon]": P.Flat()}).resolved(table_rows())
+
+
 def test_a_key_that_means_nothing_is_named():
     model = M.Logistic(priors={"twon": P.Flat()})
     with pytest.raises(

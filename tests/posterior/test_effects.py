@@ -111,7 +111,9 @@ def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp
 
 def test_levels_that_are_numbers_stay_numbers(post):
     levels = range(25)
-    schema = replace(post.fit_rows.schema, levels={"ward": tuple(levels)})
+    groupings = [{"columns": ["ward"], "levels": list(levels)}]
+    origin = post.fit_rows.schema.origin | {"groupings": groupings}
+    schema = replace(post.fit_rows.schema, origin=origin)
     texts = {name: (tuple(map(str, levels)),) for name in ("1|ward", "dose|ward")}
     numbered = replace(
         post, labels=post.labels | texts, fit_rows=replace(post.fit_rows, schema=schema), rows=None

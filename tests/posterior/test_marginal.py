@@ -115,6 +115,23 @@ def test_factors_of_arrays_are_set_by_their_levels():
         post.contrast("ward", ["a", "d"])
 
 
+def test_levels_may_be_written_as_in_any_table():
+    """It said that '2' is not a level, and asked whether '2' was meant."""
+    table = pd.DataFrame({"month": RNG.integers(1, 4, N), "well": RNG.integers(0, 2, N)})
+    rows = read_formula("well ~ C(month)", table, progressbar=False).rows
+    draws = RNG.normal(size=(1, 60, 2))
+    post = made(mo.models.Logistic().resolved(rows), rows, beta=draws, intercept=draws[..., 0])
+    post.table = table
+    right = post.contrast("month", [1, 3])
+    for same in (["1", "3"], [1.0, 3.0]):
+        pd.testing.assert_frame_equal(post.contrast("month", same), right)
+        pd.testing.assert_frame_equal(
+            post.marginal("month", at=same), post.marginal("month", at=[1, 3])
+        )
+    with pytest.raises(SettingError, match="4 is not a level of 'month'"):
+        post.marginal("month", at=[1, 4])
+
+
 @pytest.fixture(scope="module")
 def by_formula():
     """Return made-up draws for a spline, an interaction and levels."""

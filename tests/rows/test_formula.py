@@ -148,6 +148,22 @@ def test_group_terms_and_offsets_are_taken_out() -> None:
     )
 
 
+def test_slopes_are_called_as_their_columns_are() -> None:
+    formula = parse("y ~ `air time` + (1 + `air time` | g)")
+    assert [f.label for f in formula.terms[0]] == ["air time"]
+    assert formula.groups == (GroupTerm(("g",), ("1", "air time")),)
+
+
+@pytest.mark.parametrize("formula", ["y ~ `1` + `0` + `.`", "y ~ .", "y ~ `1` + Q('0') + `.` - 1"])
+def test_columns_called_1_and_dot_are_columns(formula: str) -> None:
+    """Columns of an array are called 0, 1, ..., and `1` was read as the intercept."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({name: rng.normal(size=9) for name in ("1", "0", ".")} | {"y": 0.0})
+    encoding = learn(parse(formula, list(frame)), TableSource(frame)).encoding
+    np.testing.assert_array_equal(expanded(encoding, frame), frame[["1", "0", "."]])
+    assert encoding.intercept is not formula.endswith("- 1")
+
+
 def test_outcomes_are_expressions() -> None:
     assert parse("late > 15 ~ x").outcome.text == "late > 15"  # type: ignore[union-attr]
     formula = parse("wins | trials(games) ~ x")
@@ -172,6 +188,8 @@ def test_outcomes_are_expressions() -> None:
         ("y ~ 2:x", "leave the number out"),
         ("y ~ lag(x)", "calls lag"),
         ("y ~ I(a and b)", "write & for and"),
+        ("y ~ I(x^2)", "write x ** 2"),
+        ("y ~ x + (1 + `1` | g)", "rename the column"),
         ("y ~ C(x, contr.nonsense)", "contrasts are"),
         ("y ~ bs(x, df=4) + I(C(x))", "cannot be part of another expression"),
         (3, "must be text"),

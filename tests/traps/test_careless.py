@@ -256,6 +256,19 @@ def test_an_outcome_that_never_varies(frame, family):
         mo.fit("w ~ x", frame.assign(w=0.5), family, **(SHORT | {"method": "auto"}))
 
 
+@pytest.mark.parametrize("formula", ["w ~ x", "C(w) ~ x", "w == 'no' ~ x", "x > 99 ~ x"])
+def test_an_outcome_of_one_level(frame, formula):
+    """It was said to be a column that the intercept covers, and to be left out."""
+    with pytest.raises(mo.DataError, match="in every row, so there is nothing to explain"):
+        mo.fit(formula, frame.assign(w="yes"), **SHORT)
+
+
+def test_an_offset_in_a_formula_of_classes(frame):
+    three = frame.assign(w=np.resize(["a", "b", "c"], len(frame)))
+    with pytest.raises(mo.DataError, match="which a formula cannot give: leave the offset out"):
+        mo.fit("w ~ offset(x)", three, "softmax", **SHORT)
+
+
 def test_part_of_the_rows_may_have_one_outcome_only():
     """Outcomes of rows added to a digest, or of a first look, need not vary."""
     rng = np.random.default_rng(1)

@@ -189,3 +189,37 @@ def test_a_natural_spline_beside_an_intercept_is_centred():
 
     assert rank(f"y ~ {NATURAL}") == 1
     assert rank("y ~ cr(x, df=5)") == 0  # negative control: its columns add up to one
+
+
+def test_an_offset_counts_once():
+    """Given in the formula and as an argument, it was added twice."""
+    table = pd.DataFrame({"y": [0, 1, 1], "x": [1.0, 2.0, 3.0], "log n": [0.0, 1.0, 2.0]})
+    for formula in ("y ~ x + offset(`log n`)", "y ~ offset(`log n`) + offset(`log n`)"):
+        with pytest.raises(mo.SettingError, match="the offset 'log n' is given twice"):
+            read_formula(formula, table, offset="log n", progressbar=False)
+    rows = read_formula("y ~ x + offset(x)", table, offset="log n", progressbar=False).rows
+    np.testing.assert_array_equal(rows.take([0, 1, 2])["offset"], [1.0, 3.0, 5.0])
+
+
+@pytest.mark.parametrize("newlevels", ["refuse", "reference"])
+def test_booleans_may_be_written_as_zeros_and_ones(newlevels):
+    """They were new levels, and with newlevels='reference' all of them counted as False."""
+    table = pd.DataFrame({"y": [0, 1, 1], "b": [True, False, True]})
+    encoding = FormulaEncoding.from_dict(rows_of("y ~ b", table).schema.origin)
+    for kind in (int, float, "Int64"):
+        new = table.assign(b=table["b"].astype(kind))
+        rows = encode_table(encoding, new, outcome=False, newlevels=newlevels)
+        np.testing.assert_array_equal(rows.slice(0, 3)["b"], [1, 0, 1])
+    with pytest.raises(mo.DataError, match="column 'b' holds 2 in row 0"):
+        encode_table(encoding, table.assign(b=2), outcome=False)
+
+
+def test_a_column_that_is_coded_differently_has_no_new_levels():
+    """With newlevels='reference' every row was predicted as the reference level."""
+    table = pd.DataFrame({"y": [0, 1, 1], "c": ["u", "v", "u"], "b": [True, False, True]})
+    encoding = FormulaEncoding.from_dict(rows_of("y ~ c + b", table).schema.origin)
+    for new in (table.assign(c=[0, 1, 0]), table.assign(b=["T", "F", "T"])):
+        with pytest.raises(mo.DataError, match=r"held .* in the fit and holds .*: convert it"):
+            encode_table(encoding, new, outcome=False, newlevels="reference")
+    new = encode_table(encoding, table.assign(c="w"), outcome=False, newlevels="reference")
+    np.testing.assert_array_equal(new.slice(0, 3)["c"], 0)

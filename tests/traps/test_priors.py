@@ -24,7 +24,7 @@ from modicum.ledger import Ledger
 from modicum.methods.ecs import paper_schedule
 from modicum.models import Target
 from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.models.priors import LogNormal, Normal, moments
+from modicum.models.priors import LogNormal, Normal, moments, prior_warnings
 from modicum.passes import anchor_at_mode
 from modicum.rows import ingest
 
@@ -390,6 +390,30 @@ def test_a_tight_prior_is_named(n):
     assert [n.code for n in notes] == ["prior-far"]
     assert "prior_scale" in notes[0].remedy
     assert notes[0].numbers["score"] > 3
+
+
+def test_a_prior_that_moves_nothing_is_not_blamed():
+    """The default prior of the scale is centred at sd(y), and one outlier can make that 10^4."""
+    x = np.random.default_rng(3).normal(size=2_000)
+    y = x + np.random.default_rng(4).normal(size=2_000)
+    y[7] = 1e6
+    sums, start = sums_of(M.StudentT(), mo.Rows(x=x[:, None], y=y))
+    assert anchor_at_mode(sums, start).notes == []
+    assert prior_warnings(("scale",), np.array([4.0]), np.array([0.01])) == []
+    (note,) = prior_warnings(("scale",), np.array([4.0]), np.array([0.1]))  # negative control
+    assert "0.4 posterior standard deviations further away without the prior" in note.sentence
+
+
+def test_it_is_said_how_far_a_prior_moves_the_mean():
+    """With a known scale, the mean without the prior is that of least squares."""
+    rows = large_rows()
+    batch = rows.slice(0, len(rows))
+    free = stats.linregress(batch["x"][:, 0], batch["y"]).slope
+    priors = {"x0": mo.priors.Normal(0, 3), "intercept": mo.priors.Flat()}
+    sums, start = sums_of(M.Gaussian(scale=10.0, priors=priors), rows)
+    held = anchor_at_mode(sums, start, ("beta", "intercept"))
+    moved = (free - held.point[0]) / np.linalg.norm(held.factor[0])
+    assert f"about {moved:.2g} posterior standard deviations" in held.notes[0].sentence
 
 
 @pytest.mark.parametrize(

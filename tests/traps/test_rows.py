@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
-from modicum.errors import DataError, ModicumError, SettingError
+from modicum.errors import DataError, ModicumError, SettingError, as_options
 from modicum.rows import Rows, first_not_finite, ingest
 from modicum.rows.weight_sums import doubtful_weights
 
@@ -510,6 +510,8 @@ def test_latin_1_in_a_column_that_is_not_used(tmp_path):
 def test_other_encodings(tmp_path):
     wide = write_csv(tmp_path / "w.csv", "a,y", "1,0", "2,1", encoding="utf-16")
     with pytest.raises(DataError, match="it is UTF-16; pass encoding='utf-16'"):
+        ingest(wide, tmp_path / "s", progressbar=False)
+    with as_options(), pytest.raises(DataError, match="pass --encoding utf-16, or"):
         ingest(wide, tmp_path / "s", progressbar=False)
     assert len(ingest(wide, tmp_path / "s", encoding="utf-16", progressbar=False)) == 2
     marked = write_csv(tmp_path / "m.csv", "a,y", "1,0", "2,1", encoding="utf-8-sig")

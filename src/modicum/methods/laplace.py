@@ -150,10 +150,13 @@ class Laplace(Method):
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Find the mode, study the rows, and draw."""
-        if isinstance(task.rows, GroupedRows) or not task.target.model.has_mode:
+        grouped = isinstance(task.rows, GroupedRows)
+        if grouped or not task.target.model.has_mode:
+            name = "integrated effects" if grouped else type(task.target.model).__name__
             raise SettingError(
-                "method='laplace' weights normal draws at a mode row by row, which is impossible "
-                "with integrated effects and networks; use method='hmc-ecs' or 'nuts'."
+                "method='laplace' draws from a normal approximation at the mode and weights the "
+                f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
+                "'nuts'."
             )
         task.refuse_own_parameters("laplace")
         settings = HMCECS()

@@ -86,6 +86,7 @@ class WeighingPool:
         return cached_rows(self.study.control_variate, part, self.study.proxy)
 
     @in_double_precision
+    @np.errstate(invalid="ignore")  # far from the mode, rows may have density 0
     def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> Weighed:
         """Weight draws (S, d) in whitened coordinates with mean `middle`, by default the centre."""
         study = self.study

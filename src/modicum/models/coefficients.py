@@ -43,6 +43,7 @@ from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.priors.resolved import is_logged, shapes_of
 from modicum.models.priors.specification import (
     PriorTable,
+    column_in_summary,
     columns_of,
     require_known,
     require_support,
@@ -88,7 +89,8 @@ class CoefficientPriors(BaseModel):
         short = {"common": "prior_scale", "intercept": "intercept_scale"}
         for name in self.extras:
             scales[extra_key(name)], short[extra_key(name)] = self.extra_scale(name), "scale_prior"
-        positive = {"group_sd", *(term.field for term in self.group_terms)}
+        of_terms = [key for term in self.group_terms for key in (term.field, *term.sd_keys)]
+        positive = {"group_sd", *of_terms}
         for key, prior in self.prior_table:
             if self.groups and key in positive:
                 require_support(key, prior, "positive")
@@ -282,13 +284,13 @@ class CoefficientPriors(BaseModel):
         by_key = dict(self.prior_table)
         priors = []
         for term in self.group_terms:
-            sd = by_key.get(term.field, by_key.get("group_sd"))
+            of_group = by_key.get(term.field, by_key.get("group_sd"))
             correlation = by_key.get("group_cor", LKJ())
             assert isinstance(correlation, LKJ)
-            sds = [
-                self._sd_prior(effect, rows, _expect(data)) if sd is None else sd
-                for effect in term.effects
-            ]
+            sds = []
+            for effect, key in zip(term.effects, term.sd_keys, strict=True):
+                sd = by_key.get(key, of_group)
+                sds.append(self._sd_prior(effect, rows, _expect(data)) if sd is None else sd)
             priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
         return tuple(priors)
 
@@ -302,7 +304,7 @@ class CoefficientPriors(BaseModel):
         """Keys that a prior may have, besides columns and their terms."""
         keys = ["common", *(["intercept"] if self.intercept else []), *map(extra_key, self.extras)]
         keys += ["group_sd", "group_cor"] if terms else []
-        return keys + [term.field for term in terms]
+        return keys + [key for term in terms for key in (term.field, *term.sd_keys)]
 
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
         """Return the prior of each column: its own, its term's, the common or the default one."""
@@ -319,9 +321,16 @@ class CoefficientPriors(BaseModel):
             priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_expect(data))]
         others = self.prior_keys(self.group_terms)
         named = {key: columns_of(key, rows) for key in by_key if key not in others}
-        for key in sorted(named, key=lambda key: key in rows.columns):  # columns override terms
+        single = {key for key in named if key in rows.columns or column_in_summary(key) is not None}
+        for key in sorted(named, key=lambda key: key in single):  # columns override terms
             if not named[key]:
                 require_known(key, others, rows)
+            column = column_in_summary(key)
+            if column in named and column in rows.columns:
+                raise SettingError(
+                    f"the prior of {column!r} is given twice, also as {key!r}; leave one of them "
+                    "out."
+                )
             require_support(key, by_key[key], "real")
             for j in named[key]:
                 priors[places.index(j)] = by_key[key]

@@ -58,7 +58,8 @@ class LinearPredictorModel(CoefficientPriors):
         Factors among the codes of the rows whose levels have effects with a common, estimated
         standard deviation: names, or `mo.models.GroupTerm` with slopes. Such a factor has no
         contrasts among the common columns. Priors of the standard deviations have the key
-        "group_sd" or the group's name, the prior of correlations "group_cor".
+        "group_sd", the group's name, or "group_sd[ward:dose]" for one of them; the prior of
+        correlations has the key "group_cor".
     coding
         How the codes of the rows map to columns; set by `resolved`, not by users.
     """
@@ -343,7 +344,9 @@ class LinearPredictorModel(CoefficientPriors):
         q = self.predictors(rows)
         if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
             numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
-            raise DataError(f"the field 'offset' must hold {numbers} per row.")
+            by_formula = q > 1 and rows.schema.origin is not None
+            remedy = ", which a formula cannot give: leave the offset out" if by_formula else ""
+            raise DataError(f"the field 'offset' must hold {numbers} per row{remedy}.")
 
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""

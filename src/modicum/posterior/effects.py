@@ -32,6 +32,8 @@ from modicum.posterior.prediction import Predictor
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows import Rows
+from modicum.rows.description import Level, level_names
+from modicum.rows.formula import FormulaEncoding
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
@@ -74,7 +76,7 @@ def effects(
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
-        fit_levels = () if fit.rows is None else fit.rows.schema.levels.get(group, ())
+        fit_levels = _levels_of_fit(fit, rows, group)
         return _explicit_effects(source, family, rows, group, fit_levels, levels, prob)
     if rows is None:
         raise SettingError(
@@ -127,12 +129,25 @@ def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
     return tuple(term for term in model.group_terms if term.field == group)
 
 
+def _levels_of_fit(fit: Fit, rows: Rows | None, group: str) -> Sequence[Level]:
+    """Return the levels as the table of the fit holds them: numbers are numbers.
+
+    Users join effects with their tables by these levels, and text would match no number.
+    """
+    if rows is not None:
+        return rows.levels.get(group, ())
+    if fit.rows is None or fit.rows.schema.origin is None:
+        return ()
+    groupings = FormulaEncoding.from_dict(fit.rows.schema.origin).groupings
+    return next((grouping.levels for grouping in groupings if grouping.field == group), ())
+
+
 def _explicit_effects(
     source: Draws,
     model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
-    fit_levels: Sequence[object],
+    fit_levels: Sequence[Level],
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
@@ -150,10 +165,9 @@ def _explicit_effects(
             np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
         )
         size = np.asarray(counts)[ids]
-    level_names = np.asarray(entries, object)  # strings
-    if tuple(map(str, fit_levels)) == tuple(entries):
-        level_names = np.asarray(fit_levels, object)
-    return _frame(tabulated(x, weights, prob), group, level_names[ids], effect_labels, size, prob)
+    found = fit_levels if level_names(fit_levels) == tuple(entries) else entries
+    called = np.asarray(found, object)[ids]
+    return _frame(tabulated(x, weights, prob), group, called, effect_labels, size, prob)
 
 
 def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
@@ -175,17 +189,14 @@ def _frame(
     import pandas as pd
 
     columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
-    levels = np.asarray(levels.tolist()) if _are_whole_numbers(levels) else levels
+    kinds = set(map(type, levels.tolist()))
+    if kinds <= {int, float} or kinds == {bool}:  # numbers join with a table's, objects do not
+        levels = np.asarray(levels.tolist())
     index: pd.Index[Any] = pd.Index(levels, name=group)
     if len(effect_names) > 1:
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
     return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
-
-
-def _are_whole_numbers(levels: np.ndarray) -> bool:
-    """Return whether all levels are integers, so that pandas can index by number."""
-    return all(isinstance(level, int) and not isinstance(level, bool) for level in levels.tolist())
 
 
 def with_groups(

@@ -220,13 +220,14 @@ class CsvSource:
 
     def _remedy(self, start: bytes, before: bytes) -> str:
         if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            return "it is UTF-16; pass encoding='utf-16' to ingest, or save it as UTF-8."
+            return f"it is UTF-16; pass {argument('encoding', 'utf-16')}, or save it as UTF-8."
         if b"\0" in start + before:
             return "it does not look like text at all; check what kind of file it is."
         if self._encoding == "utf-8":
             return (
-                "it is probably Latin-1 (or Windows-1252); pass encoding='latin-1' to ingest, or "
-                "convert it to UTF-8 (iconv -f latin1 -t utf-8)."
+                "it is probably Latin-1 (or Windows-1252); pass "
+                f"{argument('encoding', 'latin-1')}, or convert it to UTF-8 (iconv -f latin1 -t "
+                "utf-8)."
             )
         return "pass its actual encoding, or convert it to UTF-8."
 

@@ -399,14 +399,18 @@ def level_places(levels: Sequence[Level], values: Iterable[Level]) -> list[int]:
     """Return the index of each value in `levels`, which come from another table; -1 if absent.
 
     Tables write the same level in several ways: 6 is "6" in a CSV file and 6.0 in a column with
-    missing values, and True may be "true". If two levels differ only in such a way, they match
-    exactly or not at all.
+    missing values, and True may be "true" or 1. If two levels differ only in such a way, they
+    match exactly or not at all.
 
     Examples
     --------
     >>> level_places([False, True], ["true", "false", "maybe"]), level_places(["6", "6.0"], [6.0])
     ([1, 0, -1], [0])
+    >>> level_places([False, True], [1, 0.0, 2])
+    [1, 0, -1]
     """
+    if all(isinstance(level, bool | np.bool_) for level in levels):
+        values = [bool(v) if not isinstance(v, str) and v in (0, 1) else v for v in values]
     exact = {level_key(level): i for i, level in enumerate(levels)}
     alike: dict[str, list[int]] = {}
     for key, i in exact.items():

@@ -278,9 +278,13 @@ def largest_factor(encoding: FormulaEncoding, levels: Mapping[str, tuple[str, ..
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:
-    if offset is None:
-        return formula
-    return replace(formula, offsets=(*formula.offsets, Expression.column(offset)))
+    """Add the offset given as an argument; refuse one that would count twice."""
+    offsets = formula.offsets + (() if offset is None else (Expression.column(offset),))
+    labels = [expression.label for expression in offsets]
+    twice = [label for label in labels if labels.count(label) > 1]
+    if twice:
+        raise SettingError(f"the offset {twice[0]!r} is given twice: leave one of them out.")
+    return replace(formula, offsets=offsets)
 
 
 def _level_columns(expressions: Iterable[Expression]) -> list[str]:

@@ -225,6 +225,9 @@ def _obstacle(family: LinearPredictorModel, terms: Sequence[GroupTerm], beside: 
         require_support(key, prior, "positive")
     if any(not isinstance(prior, HalfNormal) for prior in own.values()):
         return "group_sd must have a HalfNormal prior for effects to be integrated out"
+    single = [key for term in terms for key in term.sd_keys if key in by_key]
+    if single:
+        return f"effects whose sds have priors of their own ({single[0]}) cannot be integrated out"
     return None
 
 

@@ -80,6 +80,11 @@ class GroupTerm:
         return tuple(self.field if e == INTERCEPT else f"{self.field}:{e}" for e in self.effects)
 
     @property
+    def sd_keys(self) -> tuple[str, ...]:
+        """Their names in the summary, under which each can have a prior of its own."""
+        return tuple(f"group_sd[{name}]" for name in self.sd_names)
+
+    @property
     def has_slopes(self) -> bool:
         """Whether any effect is on a column."""
         return any(effect != INTERCEPT for effect in self.effects)

@@ -24,6 +24,7 @@ from modicum.models.constraints import Constraint, real
 from modicum.models.numpyro.program import Program, Site, Sites, frames, is_factor, is_observed
 from modicum.models.numpyro.supports import as_constraint
 from modicum.models.own import Model, with_given_types
+from modicum.models.own.independence import agree, refuse_mixed_rows, two_batches
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
@@ -133,6 +134,9 @@ def _row_arguments(
 class _NumpyroModel(Model):
     """A model whose functions run a NumPyro model."""
 
+    def check_independence(self, theta: Params, rows: Rows) -> None:
+        """Skip the check, which was made when the function was studied."""
+
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
         """Skip the check: chains draw no outcomes, and drawing them reports its own errors."""
 
@@ -141,14 +145,12 @@ class _Study:
     """A trial of a NumPyro function on a few rows, before it becomes a model."""
 
     def __init__(self, program: Program, rows: Rows) -> None:
-        n = len(rows)
-        # Two batches that share their first row and nothing else, and differ in length.
-        batch_ids = (np.array([0, 1 % n]), np.array([0, n - 1, n // 2]))
-        batches = [with_given_types(rows.take(ids), rows.kinds) for ids in batch_ids]
+        batches = [with_given_types(batch, rows.kinds) for batch in two_batches(rows)]
         self.batch, self.other_batch = ({k: np.asarray(v) for k, v in b.items()} for b in batches)
         self.rows, self.program = rows, program
 
     @in_double_precision
+    @np.errstate(divide="ignore", invalid="ignore")  # deterministic sites, where parameters are 0
     def model(self) -> Model:
         """Return the model; refuse a function that cannot be sampled correctly."""
         sites, other_sites = (self._run(batch, 0.0) for batch in (self.batch, self.other_batch))
@@ -271,23 +273,13 @@ class _Study:
         """Refuse a prior that depends on the batch, or a row's likelihood that does on others."""
         batches = (self.batch, self.other_batch)
         priors = [jax.jit(replace(self.program, sample_rows=b).log_prior)(theta) for b in batches]
-        if not _agree(*priors):
+        if not agree(*priors):
             raise SettingError(
                 "the prior changes with the rows of a batch (a distribution outside the plate has "
                 "an argument that is computed from the rows or their number): compute it from "
                 "all rows beforehand, and pass it as an argument."
             )
-        likelihoods = [jax.jit(self.program.log_likelihood)(theta, b)[0] for b in batches]
-        if not _agree(*likelihoods):
-            raise SettingError(
-                "the log-likelihood of a row changes with the other rows of its batch (their mean, "
-                "their number, the row before): compute that from all rows beforehand, and make it "
-                "a field of the rows."
-            )
-
-
-def _agree(first: jax.Array, second: jax.Array) -> bool:
-    return bool(np.allclose(first, second, rtol=1e-9, atol=1e-12, equal_nan=True))
+        refuse_mixed_rows(self.program.log_likelihood, theta, batches)
 
 
 def _radii() -> list[float]:

@@ -16,6 +16,7 @@ from modicum.errors import SettingError, fault_text, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.constraints import Constraint, Shape, positive
 from modicum.models.layout import ParameterLayout
+from modicum.models.own.independence import refuse_mixed_rows, two_batches
 from modicum.models.own.parameters import (
     ProbedParameters,
     checked_constraints,
@@ -191,6 +192,8 @@ class Model(BaseModel):
             raise
         except KeyError as missing:
             raise SettingError(_missing(missing, rows)) from missing
+        except jax.errors.JAXTypeError as fault:
+            raise SettingError(_why_failed(fault, None)) from fault
         except Exception as fault:
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
@@ -370,8 +373,18 @@ class Model(BaseModel):
                 f"shape {likelihood} where {(count,)} was expected; "
                 + ("flatten it." if likelihood == (count, 1) else "do not sum over rows.")
             )
+        self.check_independence(theta, rows)
         self._check_report(theta)
         self.check_simulate(theta, batch, rows)
+
+    def check_independence(self, theta: Params, rows: Rows) -> None:
+        """Refuse a log-likelihood that mixes rows, at a point beside the start.
+
+        At the start itself coefficients may be 0, which hides what they multiply.
+        """
+        rng = np.random.default_rng(0)
+        beside = jax.tree.map(lambda leaf: leaf + 0.3 * rng.normal(size=np.shape(leaf)), theta)
+        refuse_mixed_rows(self.log_likelihood, beside, two_batches(rows))
 
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
         """Try `simulate` and `simulate_prior` on the first row."""

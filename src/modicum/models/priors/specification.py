@@ -9,7 +9,14 @@ from modicum.errors import SettingError, suggestion
 from modicum.models.priors.distributions import Prior, Support, prior_from_dict
 from modicum.rows import Rows
 
-__all__ = ["PriorTable", "columns_of", "require_known", "require_support", "tidy_priors"]
+__all__ = [
+    "PriorTable",
+    "column_in_summary",
+    "columns_of",
+    "require_known",
+    "require_support",
+    "tidy_priors",
+]
 
 PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its prior
 
@@ -54,11 +61,26 @@ def require_support(key: str, prior: Prior, support: Support) -> None:
     )
 
 
+def column_in_summary(key: str) -> str | None:
+    """Return the column whose coefficient the summary lists under this name, if it has that form.
+
+    Examples
+    --------
+    >>> column_in_summary("beta[ward[north]]")
+    'ward[north]'
+    """
+    return key[5:-1] if key.startswith("beta[") and key.endswith("]") else None
+
+
 def columns_of(key: str, rows: Rows) -> list[int]:
-    """Return the columns that a key refers to: one, or those of a term or categorical column."""
+    """Return the columns that a key refers to: one, or those of a term or categorical column.
+
+    A column also goes by its name in the summary, ``beta[age]``.
+    """
     names = rows.columns
-    if key in names:
-        return [names.index(key)]
+    for name in (key, column_in_summary(key)):
+        if name in names:
+            return [names.index(name)]
     terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
     if key in terms:
         of_term = set(terms[key])

@@ -27,7 +27,7 @@ from modicum.posterior.prediction import Predictor
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows.checks import names_like
-from modicum.rows.description import Level
+from modicum.rows.description import Level, level_places
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,7 @@ def marginal(
         estimates = [_slope(rows, expected, name, values, point) for point in points]
     else:
         labels = at if at is not None else _default_values(name, values, levels)
-        _require_levels(name, labels, levels)
+        labels = _as_levels(name, labels, levels)
         estimates = [
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels
         ]
@@ -100,7 +100,7 @@ def contrast(
         others = {"+1": _average(rows.setting(name, values + 1), expected)}
     else:
         chosen = between if between is not None else _all_levels(name, levels)
-        _require_levels(name, chosen, levels)
+        chosen = _as_levels(name, chosen, levels)
         base, *rest = (
             _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
         )
@@ -222,12 +222,15 @@ def _all_levels(name: str, levels: tuple[Level, ...]) -> list[Level]:
     return list(levels)
 
 
-def _require_levels(name: str, chosen: list[Level], levels: tuple[Level, ...]) -> None:
-    unknown = [value for value in chosen if levels and value not in levels]
-    if unknown:
-        raise SettingError(
-            f"{unknown[0]!r} is not a level of {name!r}: {names_like(unknown[0], levels)}"
-        )
+def _as_levels(name: str, chosen: list[Level], levels: tuple[Level, ...]) -> list[Level]:
+    """Return the values as the fit's levels, which may be written as in any table: 6 or "6"."""
+    if not levels:
+        return chosen
+    places = level_places(levels, chosen)
+    if -1 in places:
+        unknown = chosen[places.index(-1)]
+        raise SettingError(f"{unknown!r} is not a level of {name!r}: {names_like(unknown, levels)}")
+    return [levels[place] for place in places]
 
 
 def _listed(values: Any) -> list[Level]:  # as a user wrote them

@@ -149,14 +149,15 @@ class Evaluated:
         array = level_array(inner, self._columns, self._states)
         places = np.array(level_places(levels, array.values) or [-1])[array.codes]
         if len(places) and places.min() < 0:
-            if not (lenient and self._newlevels == "reference"):
-                at = int(np.argmax(places < 0))
-                level = array.values[array.codes[at]]
-                raise self._new_level_error(inner, label, levels, level, at, lenient)
+            at = int(np.argmax(places < 0))
+            level = array.values[array.codes[at]]
+            error = self._unknown_level(inner, label, levels, level, at, lenient)
+            if not (isinstance(error, NewLevelError) and lenient) or self._newlevels == "refuse":
+                raise error
             places = np.maximum(places, 0)
         return places
 
-    def _new_level_error(
+    def _unknown_level(
         self,
         inner: Expression,
         label: str,
@@ -165,6 +166,7 @@ class Evaluated:
         at: int,
         lenient: bool,
     ) -> DataError:
+        """Return the error for a level that is new, or for a column that is coded differently."""
         texts = all(isinstance(v, str) for v in levels)
         if texts != isinstance(level, str) and inner.bare is not None:
             kinds = ("text", "numbers") if texts else ("numbers or booleans", "text")

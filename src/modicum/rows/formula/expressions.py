@@ -281,6 +281,11 @@ call functions by name only, as in log(x): compute such a column first.
                 f"the formula holds {self.source(node)!r}: write & for and, | for or, ~ for not, "
                 "with brackets around comparisons."
             )
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
+            raise SettingError(
+                f"the formula holds {self.source(node)[:80]!r}, where ^ is not a power: write "
+                f"{self.source(node.left)[:40]} ** {self.source(node.right)[:40]}."
+            )
         raise SettingError(
             f"the formula holds {self.source(node)[:80]!r}, which formulas do not support: compute "
             "such a column first."

@@ -297,6 +297,13 @@ class _Reading:
             raise SettingError(
                 f"the outcome {self._outcome.text} is learned from the data: compute it first."
             )
+        values = self._occurring.get(self._outcome, self._values.get(self._outcome, ()))
+        if len(values) == 1:
+            (only,) = values
+            raise DataError(
+                f"the outcome {self._outcome.text!r} is {only!r} in every row, so there is nothing "
+                "to explain: check the outcome."
+            )
         levels = self._levels(self._outcome) if self._outcome in self._values else ()
         return Outcome(self._outcome.text, levels, self._is_alphabetical(self._outcome, levels))
 

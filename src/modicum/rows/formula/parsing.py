@@ -24,6 +24,9 @@ STATEMENTS = set(keyword.kwlist) - {
     *("None", "True", "False"),
 }
 ANY_STATEMENT = "|".join(sorted(STATEMENTS))
+# What formulaic does not take for a name even in backticks: 1 is the intercept, . all columns.
+MISTAKEN = STATEMENTS | {"1", "."}
+ANY_MISTAKEN = "|".join(map(re.escape, sorted(MISTAKEN)))
 QUOTED_OR_STATEMENT = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|\b({ANY_STATEMENT})\b")
 
 
@@ -223,10 +226,9 @@ def _terms(
             f"%in% in {text.strip(' +')!r} is ambiguous: write a:b for the interaction alone, or "
             "a/b for a and b within a."
         )
-    # Formulaic takes these words for Python keywords even in backticks; a space makes them names.
-    spaced = re.sub(rf"`({ANY_STATEMENT})`", r"`\1 `", text)
+    spaced = re.sub(rf"`({ANY_MISTAKEN})`", r"`\1 `", text)  # the space makes them names
     names = Expression(left).names if left.strip() and "|" not in left else ()
-    available = [name for name in columns if name not in names]
+    available = [f"{c} " if c in MISTAKEN else c for c in columns if c not in names]
     try:
         context = {"__formulaic_variables_available__": available}
         parsed = formulaic.Formula(spaced or "1", _context=context)
@@ -254,8 +256,8 @@ def _terms(
 
 def _expression(text: str, method: str) -> Expression:
     if method == "lookup":
-        return Expression.column(text[:-1] if text[:-1] in STATEMENTS else text)
-    return Expression(re.sub(rf"`({ANY_STATEMENT}) `", r"`\1`", text))
+        return Expression.column(text[:-1] if text[:-1] in MISTAKEN else text)
+    return Expression(re.sub(rf"`({ANY_MISTAKEN}) `", r"`\1`", text))
 
 
 def _group_terms(inside: str) -> list[GroupTerm]:
@@ -274,7 +276,13 @@ def _group_terms(inside: str) -> list[GroupTerm]:
             "among the common terms: name the slopes that vary."
         )
     effects, intercept = _terms(left, "", ())
-    texts = ("1",) * intercept + tuple(":".join(f.text for f in term) for term in effects)
+    slopes = tuple(":".join(f.label for f in term) for term in effects)
+    if "1" in slopes:
+        raise SettingError(
+            f"the group term ({inside.strip()}) has the slope of a column called '1', and 1 is the "
+            "intercept there: rename the column."
+        )
+    texts = ("1",) * intercept + slopes
     if not texts or not left.strip():
         raise SettingError(f"the group term ({inside.strip()}) has no effects before |: add 1.")
     terms: list[GroupTerm] = []
