@@ -181,6 +181,7 @@ class Chains:
             self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
         if self.settled is not None:
             self._compile_settled(*blank)
+        compiling[0].result()  # a call before it is there would compile it a second time
         self.state = self._started(batches)
         programs = [one.result() for one in compiling]
         fresh = COMPILED.from_disk == before
