@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -22,7 +23,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
 
 __all__ = ["Target"]
 
@@ -213,7 +214,7 @@ class Target:
     @in_double_precision
     def ravel_reported(self, named: dict[str, np.ndarray]) -> np.ndarray:
         """Undo `report` for reported parameters with a leading axis; return flat vectors."""
-        theta = jax.vmap(self.model.restore)(named)
+        theta = _restored(self, named)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
@@ -304,6 +305,11 @@ def _marks(marked: Params) -> np.ndarray:
 @jit(static=0)
 def _reports(target: Target, points: Array) -> dict[str, jax.Array]:
     return jax.vmap(target.report)(points)
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _restored(target: Target, named: Mapping[str, Array]) -> Params:
+    return jax.vmap(target.model.restore)(named)
 
 
 @jit(static=0)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
@@ -34,6 +33,7 @@ from modicum.runtime import (
     free_memory,
     in_double_precision,
     make_room,
+    to_device,
     uncollected,
 )
 
@@ -444,7 +444,7 @@ class Chains:
         self.state = [
             jax.tree.unflatten(
                 structure,
-                [jnp.asarray(leaf[part] if self._stacked else leaf[part][0]) for leaf in leaves],
+                to_device([leaf[part] if self._stacked else leaf[part][0] for leaf in leaves]),
             )
             for part in self._parts
         ]
