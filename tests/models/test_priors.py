@@ -69,9 +69,7 @@ def test_the_approximating_normal_has_the_slope_of_the_density(name, x64):
     step = 1e-5
     numbers = [np.asarray(number) for number in prior.numbers]
     density = jax.jit(prior.density)
-    up, down = (
-        np.asarray(density(prior.centre + r + sign * step, *numbers)) for sign in (1, -1)
-    )
+    up, down = (np.asarray(density(prior.centre + r + sign * step, *numbers)) for sign in (1, -1))
     np.testing.assert_allclose(
         prior.precision(r**2, *numbers), -(up - down) / (2 * step) / r, rtol=1e-5
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
 import numpy as np
 
 from modicum.models import IntegratedEffects, LinearPredictorModel
@@ -115,6 +114,8 @@ def unpooled_effects(
     sd
         Standard deviation of the effects in the population, the unit of steps.
     """
+    import jax
+
     model = fit.model
     integrated = isinstance(model, IntegratedEffects) and group == model.group
     family = model.family if isinstance(model, IntegratedEffects) else model
