@@ -1,5 +1,6 @@
 """Energy-conserving subsampling: distributions of subsample and chain, and what breaks them."""
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -319,3 +320,33 @@ def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
     method = mo.HMCECS(anchor=toy.poor_anchor(), design="weighted", order=1, **toy.POOR)
     post = toy.sample(method, draws=2000, chains=2, random_seed=1)
     assert "sd" in toy.faults(post)
+
+
+# The same runs, corrected by the likelihood of all rows ---------------------------------------
+
+
+@pytest.mark.slow
+def test_a_perturbed_chain_moves_towards_the_truth():
+    # this run is off by .13 to .17 posterior sd
+    post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)
+    before = np.abs(toy.distance(post)[0])
+    with warnings.catch_warnings():  # weights this uneven may be warned of
+        warnings.simplefilter("ignore", mo.ModicumWarning)
+        fixed = post.correct(toy.rows(), draws=12_000, progressbar=False)
+    after = np.abs(fixed.mean("beta") - toy.MEAN) / toy.SD
+    assert before.mean() > 0.09
+    assert after.mean() < before.mean() / 2
+    share = fixed.tuning["correction"]["effective_share"]
+    assert after.max() < 4 / np.sqrt(share * 12_000 / 2)
+    assert fixed.tuning["correction"]["largest_shift"] > 0.05
+
+
+def test_a_good_chain_has_nothing_to_correct():
+    post = toy.posterior(inner="hmc", design="weighted", order=2)
+    fixed = post.correct(toy.rows(), draws=2000, progressbar=False)
+    report = fixed.tuning["correction"]
+    assert report["effective_share"] > 0.98
+    assert "right to within" in report["verdict"]
+    # log-weights are errors of the estimate, with the variance that the chain reports
+    reported = post.stats["variance_estimate"].mean()
+    assert report["weight_variance"] == pytest.approx(reported, rel=0.5)
