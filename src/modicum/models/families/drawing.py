@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.models.families.links import Link
 
 __all__ = ["bounded_exp", "chances", "draw_counts", "draw_counts_above_zero", "draw_log_gammas"]
@@ -21,7 +22,8 @@ MANY = 1e12  # larger counts are normal to the precision of float64
 
 def chances(link: Link, eta: Numbers) -> Numbers:
     """Probability of a success at each linear predictor."""
-    return np.asarray(link.chance(eta))  # type: ignore[arg-type]  # accepts NumPy arrays too
+    with np.errstate(over="ignore"):
+        return np.asarray(link.chance(as_either(eta)))
 
 
 def bounded_exp(log: Numbers) -> Numbers:
