@@ -34,7 +34,7 @@ from helpers import lowering, patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
 WORTH_KEEPING = 0.2  # seconds of compilation; caching less costs more than it saves
-MEMORY_KEPT = 1.6 * (1 << 30)  # bytes; above this, a worker frees compiled code after a file
+MEMORY_KEPT = 1.5 * (1 << 30)  # bytes; above this, a worker frees compiled code after a file
 PEAKS = []  # peak memory of each worker, in KiB
 
 
