@@ -53,6 +53,7 @@ PLAIN = (
     "modicum.passes.full_likelihood.chunk_rows",
     "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
     "modicum.passes.scales.FEW",
+    "modicum.passes.sums.FEW_VALUES",
     "modicum.run.advance.advance",
     "modicum.run.advance.advance_together",
     "modicum.run.records.RESERVED",

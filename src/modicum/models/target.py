@@ -36,11 +36,20 @@ class NormalPrior(NamedTuple):
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return value, gradient and Hessian at `t`."""
-        away, height = self.away + self.slope @ t, np.diag(self.slope)
-        height = height[height > 0]
-        constant = np.sum(np.log(height)) - len(height) * HALF_LOG_2PI
-        value = float(constant - 0.5 * away @ away)
+        away = self.away + self.slope @ t
+        value = float(self._constant - 0.5 * away @ away)
         return value, -self.slope.T @ away, -self.slope.T @ self.slope
+
+    def values(self, points: np.ndarray) -> np.ndarray:
+        """Return the log-prior at each of `points`."""
+        away = self.away + points @ self.slope.T
+        return np.asarray(self._constant - 0.5 * np.sum(away**2, axis=1))
+
+    @property
+    def _constant(self) -> float:
+        height = np.diag(self.slope)
+        height = height[height > 0]
+        return float(np.sum(np.log(height)) - len(height) * HALF_LOG_2PI)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +230,8 @@ class Target:
     @in_double_precision
     def log_priors(self, points: np.ndarray) -> np.ndarray:
         """Log-prior density at each of the flat vectors in `points`."""
+        if self.normal_prior is not None:
+            return self.normal_prior.values(points)
         return np.asarray(_log_priors(self, points))
 
     def prior_distances(
