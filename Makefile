@@ -6,7 +6,7 @@ STAMP  := .venv/.installed
 # share fits, so a file stays with one worker (loadfile).
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
-PAGES   := tests/test_readme.py
+PAGES   := tests/test_readme.py tests/test_extending.py
 DOCS    := $(PAGES) src/modicum
 LAB     := src/modicum_lab
 LINTED  := src tests conftest.py docs/conf.py
@@ -19,7 +19,7 @@ help:
 	@echo "make demo         fit real flight data and draw a picture"
 	@echo "make test         run the tests of the library"
 	@echo "make test-unit    run only tests that run no chain (two minutes)"
-	@echo "make test-docs    run the examples in docstrings, README and docs/rows.md"
+	@echo "make test-docs    run the examples in docstrings, README, docs/rows.md and CONTRIBUTING"
 	@echo "make test-lab     run the tests of the laboratory: papers, benchmarks, demo"
 	@echo "make test-slow    run all tests, including the longer statistical checks"
 	@echo "make test-lowest  run the unit tests with the oldest dependencies pyproject.toml allows"
@@ -44,7 +44,7 @@ demo: $(STAMP)
 	$(BIN)/modicum demo
 
 test: $(STAMP)
-	$(PYTEST) tests --ignore=$(PAGES)
+	$(PYTEST) tests $(PAGES:%=--ignore=%)
 
 test-unit: $(STAMP)
 	$(PYTEST) -m unit tests

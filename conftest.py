@@ -30,11 +30,11 @@ gc.disable()  # until tests begin: imported objects stay alive anyway
 
 import pytest  # noqa: E402  (only processes that run tests import JAX; xdist's controller does not)
 
-from helpers import patching  # noqa: E402
+from helpers import lowering, patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
 WORTH_KEEPING = 0.2  # seconds of compilation; caching less costs more than it saves
-MEMORY_KEPT = 1.3 * (1 << 30)  # bytes; above this, a worker frees compiled code after a file
+MEMORY_KEPT = 1.5 * (1 << 30)  # bytes; above this, a worker frees compiled code after a file
 PEAKS = []  # peak memory of each worker, in KiB
 
 
@@ -111,10 +111,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_code_stays():
-    """Keep compiled code for all tests of a file, however many functions that is."""
+    """Compile quickly, and keep the code of all tests of a file, however many functions it is."""
     from modicum import runtime
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, lowering.shared_contexts():
         patch.setattr(runtime, "MANY", 10**9)
         yield
 

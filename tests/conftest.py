@@ -30,6 +30,10 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("digest/test_digest.py", "run/test_chains.py", "posterior/test_simulate.py"),
     *("methods/test_no_mode.py", "traps/test_models.py", "kernels/test_lights.py"),
 )
+LAST = (  # files that clear compiled code, which other files might have used
+    *("methods/test_ecs_tuning.py", "passes/test_blocks.py", "run/test_executables.py"),
+    *("run/test_memory.py", "test_designs.py", "test_patching.py", "test_runtime.py"),
+)
 SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
     *(
@@ -43,8 +47,8 @@ SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
 
 def pytest_collection_modifyitems(items):
     """Put the longest files first; mark tests that run no chain and compile little as `unit`."""
-    places = {HERE / name: k for k, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    places = {HERE / name: k for k, name in enumerate((*LONGEST, "the others", *LAST))}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
     for item in items:
         if item.name in SLOW_EXAMPLES:
             item.add_marker(pytest.mark.slow)

@@ -182,7 +182,7 @@ def test_refreshing_one_block_leaves_a_correlation_of_one_less_its_share(blocks,
 def test_counts_are_poisson(x64):
     estimator = BlockPoisson(12, batch=1, blocks=4)
     keys = jax.random.split(jax.random.key(1), 20_000)
-    counts = np.asarray(jax.vmap(lambda key: estimator.counts(key, 4))(keys)).ravel()
+    counts = np.asarray(jax.jit(jax.vmap(lambda key: estimator.counts(key, 4)))(keys)).ravel()
     for k in range(8):
         right = poisson.pmf(k, 3)
         error = np.sqrt(right * (1 - right) / len(counts))

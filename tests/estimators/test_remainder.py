@@ -72,7 +72,7 @@ def ours(model, order, e, eta, y):
 def grid(y):
     sizes = np.concatenate([-SIZES[::-1], SIZES])
     e, eta = np.meshgrid(sizes, ETA, indexing="ij")
-    return jnp.asarray(e), jnp.asarray(eta), jnp.full(e.shape, y)
+    return e, eta, np.full(e.shape, y)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ PLAIN = (
     "modicum.passes.engine.chunk_rows",
     "modicum.passes.engine.padded_chunk",
     "modicum.passes.full_likelihood.chunk_rows",
-    "modicum.passes.mode.MAX_STEPS",
+    "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
     "modicum.passes.scales.FEW",
+    "modicum.passes.sums.FEW_VALUES",
     "modicum.run.advance.advance",
     "modicum.run.advance.advance_together",
     "modicum.run.records.RESERVED",

@@ -74,11 +74,19 @@ def test_the_step_size_gives_the_acceptance_asked_for():
 def test_dual_averaging_is_that_of_blackjax():
     rates = np.random.default_rng(1).uniform(0, 1, 50)
     begin, follow, average = dual_averaging_adaptation(TARGET)
-    ours, theirs = DualAveraging.start(jnp.asarray(0.3)), begin(jnp.asarray(0.3))
-    for rate in rates:
-        ours, theirs = ours.updated(TARGET - rate), follow(theirs, rate)
+
+    @jax.jit
+    def after(rates):
+        def step(states, rate):
+            return (states[0].updated(TARGET - rate), follow(states[1], rate)), None
+
+        start = DualAveraging.start(jnp.asarray(0.3)), begin(jnp.asarray(0.3))
+        (ours, theirs), _ = jax.lax.scan(step, start, rates)
+        return ours, theirs, jnp.exp(ours.log_average), average(theirs)
+
+    ours, theirs, step_size, right = after(rates)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert float(jnp.exp(ours.log_average)) == pytest.approx(float(average(theirs)), rel=1e-5)
+    assert float(step_size) == pytest.approx(float(right), rel=1e-5)
 
 
 def test_a_mass_matrix_is_learned_whatever_the_unit():
@@ -91,17 +99,24 @@ def test_a_mass_matrix_is_learned_whatever_the_unit():
         def step(state, inputs):
             return adapt(state, inputs[1], inputs[0], jnp.asarray(0.8), 0.8), None
 
-        start = start_adaptation(2, dense=True)
-        return jax.jit(lambda x: jax.lax.scan(step, start, (x, flags))[0].inverse_mass)(scale * at)
+        @jax.jit
+        def mass(x):
+            start = start_adaptation(2, dense=True)
+            return jax.lax.scan(step, start, (x, flags))[0].inverse_mass
+
+        return mass(scale * at)
 
     small, large = np.asarray(learned(1.0)) / unit**2, np.asarray(learned(1 / unit))
     np.testing.assert_allclose(small, large, rtol=1e-4)
     np.testing.assert_allclose(large, cov, atol=0.6)
-    theirs = mass_matrix_adaptation(False)
-    state = theirs[0](2)
-    for point in at[:25]:
-        state = theirs[1](state, point)
-    assert theirs[2](state).inverse_mass_matrix[0, 0] > 10 * unit**2 * cov[0, 0]
+    begin, follow, end = mass_matrix_adaptation(False)
+
+    @jax.jit
+    def theirs(points):
+        state = jax.lax.scan(lambda state, x: (follow(state, x), None), begin(2), points)[0]
+        return end(state).inverse_mass_matrix
+
+    assert theirs(at[:25])[0][0] > 10 * unit**2 * cov[0, 0]
 
 
 def accepted(size, step, trajectory=1.2, count=4_000):

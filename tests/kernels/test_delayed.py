@@ -14,7 +14,7 @@ POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}
 
 @pytest.fixture(scope="module")
 def post():
-    return toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=1500, chains=2, random_seed=2)
+    return toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=800, chains=2, random_seed=2)
 
 
 def test_it_is_exact_where_the_perturbed_chain_is_not(post):
@@ -53,7 +53,7 @@ class NoSecondThought(DelayedAcceptanceKernel):
 def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
     # accepted by the inverse of the surrogate's own ratio, without all rows
     monkeypatch.setattr(perturbed, "DelayedAcceptanceKernel", NoSecondThought)
-    post = toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=1500, chains=2, random_seed=2)
+    post = toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=800, chains=2, random_seed=2)
     assert toy.faults(post) != []
 
 

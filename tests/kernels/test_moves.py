@@ -84,7 +84,7 @@ def test_nan_is_refused_and_never_entered(move, x64):
 @pytest.mark.parametrize("move", [MALAMove(), RandomWalkMove()], ids=["mala", "random-walk"])
 def test_a_mass_is_a_change_of_units(move, x64):
     """A step at an inverse mass equals one at unit mass in coordinates scaled by its root."""
-    scale = jnp.array([0.5, 3.0])
+    scale = np.array([0.5, 3.0])
 
     def density(z):
         return -0.5 * z @ PRECISION @ z - 0.1 * jnp.sum(z**4)
@@ -98,11 +98,13 @@ def test_a_mass_is_a_change_of_units(move, x64):
 
     accepted = 0
     for k in range(20):
-        (z, info), (y, same) = both(jax.random.key(k), jnp.array([0.3, -0.8]))
-        np.testing.assert_allclose(z.position, y.position * scale, rtol=1e-12)
+        (z, info), (y, same) = both(jax.random.key(k), np.array([0.3, -0.8]))
+        np.testing.assert_allclose(z.position, np.asarray(y.position) * scale, rtol=1e-12)
         np.testing.assert_allclose(info.acceptance_rate, same.acceptance_rate, rtol=1e-9)
-        np.testing.assert_allclose(z.logdensity, density(z.position), rtol=1e-12)
-        accepted += bool(z.position[0] != 0.3)
+        here = np.asarray(z.position)
+        right = -0.5 * here @ PRECISION @ here - 0.1 * np.sum(here**4)
+        np.testing.assert_allclose(z.logdensity, right, rtol=1e-12)
+        accepted += bool(here[0] != 0.3)
     assert 0 < accepted < 20
 
 
@@ -223,4 +225,5 @@ def test_a_move_afresh_is_the_move_with_by_products(move, x64):
     np.testing.assert_allclose(there.logdensity, point.logdensity, rtol=1e-10)
     np.testing.assert_allclose(there.by_product["cubes"], np.asarray(there.position) ** 3)
     np.testing.assert_allclose(same.acceptance_rate, info.acceptance_rate, rtol=1e-9)
-    np.testing.assert_array_equal(evaluations, info.n_steps + (1 if type(move) is HMCMove else 2))
+    steps = np.asarray(info.n_steps)
+    np.testing.assert_array_equal(evaluations, steps + (1 if type(move) is HMCMove else 2))

@@ -73,8 +73,8 @@ def holes(bound, places):
     """Count rows whose bound exceeds their likelihood, beyond rounding."""
     predictors, y = somewhere(bound.model, 1)
     right = log_likelihood(bound.model, predictors, y)
-    above = log_bound(bound, predictors, y, places(bound)) - right
-    return int(np.sum(np.asarray(above) > 1e-12 * (1 + np.abs(right))))
+    above = np.subtract(log_bound(bound, predictors, y, places(bound)), right)
+    return int(np.sum(above > 1e-12 * (1 + np.abs(right))))
 
 
 def untuned(bound):

@@ -3,7 +3,6 @@
 from decimal import Decimal, localcontext
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -43,7 +42,7 @@ def measured(x):
 
 def test_what_a_partial_correlation_leaves_over_is_exact_to_its_last_digits(x64):
     truth = np.array([reference(float(x)) for x in POINTS]).T
-    ours = np.array(measured(jnp.asarray(POINTS)))
+    ours = np.array(measured(POINTS))
     np.testing.assert_allclose(ours[[0, 1, 3]], truth[[0, 1, 3]], rtol=1e-14, atol=1e-15)
     np.testing.assert_allclose(ours[2], truth[2], atol=1e-14)  # at 0 it is -2, not 0
     np.testing.assert_allclose(log_unexplained(POINTS), truth[0], rtol=1e-14, atol=1e-15)
@@ -54,17 +53,22 @@ def test_what_a_partial_correlation_leaves_over_is_exact_to_its_last_digits(x64)
 
 def test_both_models_of_group_effects_use_it(x64):
     """At x = 19 and 40, rounding r would put the log-density off, or at minus infinity."""
+    term = Effects((0, 1), 2, (2, 3), (4,), (HalfNormal, HalfNormal))
+    numbers = (np.asarray(1.0), np.asarray(1.0), np.asarray(1.7))
+
+    @jax.jit
+    def densities(t):
+        theta = {"group_log_sd": t[2:4], "group_partial": t[4:]}
+        effects = term.log_effects(t)
+        integrated = Covariance(2).log_prior(theta, (1.0, 1.0), 1.7)
+        return integrated, term.log_density(t, numbers) - effects, effects
+
     gaps = []
     for x in (0.0, 19.0, 40.0):
         known = 1.7 * reference(x)[0]  # LKJ(1.7) of two effects: alpha = eta
-        theta = {"group_log_sd": jnp.zeros(2), "group_partial": jnp.array([x])}
-        integrated = Covariance(2).log_prior(theta, (1.0, 1.0), 1.7)
-        term = Effects((0, 1), 2, (2, 3), (4,), (HalfNormal, HalfNormal))
-        numbers = (np.asarray(1.0), np.asarray(1.0), np.asarray(1.7))
-        t = jnp.array([0.0, 0.0, 0.0, 0.0, x])
-        explicit = term.log_density(t, numbers) - term.log_effects(t)
+        integrated, explicit, effects = map(float, densities(np.array([0.0, 0.0, 0.0, 0.0, x])))
         gaps.append([integrated - known, explicit - known])
-        log_det = -term.log_effects(t) - np.log(2 * np.pi)  # effects are 0
+        log_det = -effects - np.log(2 * np.pi)  # effects are 0
         assert log_det == pytest.approx(reference(x)[0] / 2, rel=1e-12, abs=1e-12)
     np.testing.assert_allclose(gaps, 2 * stats.halfnorm.logpdf(1.0), rtol=1e-12)
 
@@ -95,9 +99,16 @@ def test_numbers_are_found_again_also_where_correlations_round_to_one(x64):
     x = np.array([[0.3, -0.7, 1.1], [40.0, -25.0, 30.0]])
     factor = correlation_factor(x, 3)
     assert isinstance(factor, np.ndarray)
-    np.testing.assert_allclose(correlation_factor(jnp.asarray(x), 3), factor, rtol=1e-12)
+
+    @jax.jit
+    def found(x):
+        factor = correlation_factor(x, 3)
+        again = partials_of(correlations(x[0], 3), 3)
+        return factor, partials_of_factor(factor), again, partials_of(correlations(x[1, :1], 2), 2)
+
+    compiled, partials, again, (near,) = found(x)
+    np.testing.assert_allclose(compiled, factor, rtol=1e-12)
     np.testing.assert_allclose(np.sum(factor**2, axis=-1), 1, rtol=1e-14)
-    np.testing.assert_allclose(partials_of_factor(factor), x, rtol=1e-12)
-    np.testing.assert_allclose(partials_of(correlations(x[0], 3), 3), x[0], rtol=1e-10)
-    (near,) = partials_of(correlations(x[1, :1], 2), 2)
+    np.testing.assert_allclose(partials, x, rtol=1e-12)
+    np.testing.assert_allclose(again, x[0], rtol=1e-10)
     assert 18 < near < 20  # a correlation of 1 tells no more

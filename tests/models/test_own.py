@@ -83,15 +83,18 @@ def test_target_is_the_users_density_times_the_jacobian(x64):
     assert target.model.flat_names() == ("mu[0]", "mu[1]", "log(sigma)", "free w[0]", "free w[1]")
     np.testing.assert_array_equal(start, 0)
     t = np.array([0.1, 0.2, 0.3, 0.4, -0.5])
-    theta = target.report(jnp.asarray(t))
+
+    @jax.jit
+    def both(t, batch, kinds):
+        theta = target.report(t)
+        ours = target.log_prior(t), target.log_likelihood(t, batch)
+        return theta, ours, (log_prior(theta), log_likelihood(theta, kinds))
+
+    batch, kinds = ROWS.slice(0, 60), {"y": Y, "group": GROUP, "late": GROUP > 1}
+    theta, (prior, likelihood), (users, right) = both(t, batch, kinds)
     stretched = 0.3 + np.sum(np.log(theta["w"])) + 0.5 * np.log(3)
-    value = float(target.log_prior(jnp.asarray(t)))
-    assert value == pytest.approx(float(log_prior(theta)) + stretched, rel=1e-12)
-    batch = ROWS.slice(0, 60)
-    kinds = {"y": Y, "group": jnp.asarray(GROUP), "late": jnp.asarray(GROUP > 1)}
-    np.testing.assert_allclose(
-        target.log_likelihood(t, batch), log_likelihood(theta, kinds), rtol=1e-12
-    )
+    assert float(prior) == pytest.approx(float(users) + stretched, rel=1e-12)
+    np.testing.assert_allclose(likelihood, right, rtol=1e-12)
     named = {name: np.asarray(x)[None] for name, x in theta.items()}
     np.testing.assert_allclose(target.ravel_reported(named)[0], t, rtol=1e-12)
 

@@ -15,10 +15,13 @@ from modicum.methods.ecs.tuning import slopes as gradient_noise
 from modicum.methods.weighing_pool import _block_values
 from modicum.models import Target
 from modicum.models.matrix import DenseMatrix
+from modicum.models.target import _log_priors
 from modicum.passes import anchor_at, engine
+from modicum.passes import sums as on_sums
 from modicum.passes.linear import linear_hessian_sum
 from modicum.passes.on_numpy import hessian_by_numpy
 from modicum.passes.prior import _prior_hessian, _prior_slope, prior_hessian, prior_slope
+from modicum.passes.sums import _values_sum
 from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
 
 M, P = mo.models, mo.priors
@@ -84,6 +87,24 @@ def test_hessians_agree(case):
     value, gradient = sums.gradient(t, "test")
     assert value == pytest.approx(ours[0], rel=1e-14)
     np.testing.assert_allclose(gradient, ours[1], rtol=1e-14)
+
+
+@in_double_precision
+def compiled_values(sums, points):
+    function = jax.tree_util.Partial(_values_sum, sums.target.likelihood)
+    return sums.engine.map_reduce(function, points, sums.rows)[0]
+
+
+def test_values_at_many_points_agree(case, monkeypatch):
+    name, sums, t = case
+    points = t + 0.1 * np.random.default_rng(3).normal(size=(5, len(t)))
+    points[:, 0] = t[0] if name == "float32" else points[:, 0]
+    known, compiled = compiled_values(sums, points), COMPILED.total
+    np.testing.assert_allclose(sums.values(points, "test"), known, rtol=1e-11)
+    assert COMPILED.total == compiled
+    assert not np.allclose(sums.values(points + 1e-3, "test"), known, rtol=1e-11)
+    monkeypatch.setattr(on_sums, "FEW_VALUES", 5 * len(sums.rows) - 1)  # more are compiled
+    np.testing.assert_array_equal(sums.values(points, "test"), known)
 
 
 @in_double_precision
@@ -164,6 +185,8 @@ def test_normal_priors_agree(model):
     np.testing.assert_allclose(value, _prior_slope(target, t)[0], rtol=1e-12)
     np.testing.assert_allclose(slope, _prior_slope(target, t)[1], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(bend, _prior_hessian(target, t), rtol=1e-12, atol=1e-14)
+    points = np.stack([t, start])
+    np.testing.assert_allclose(target.log_priors(points), _log_priors(target, points), rtol=1e-12)
 
 
 def test_other_priors_and_families_are_compiled():

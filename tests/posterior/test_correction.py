@@ -1,12 +1,9 @@
 """Correction by importance weights: exact for known densities, with a warning if it cannot be."""
 
-import warnings
-
 import numpy as np
 import pytest
 
 import modicum as mo
-from helpers import toy
 from helpers.targets import TIMES, Conjugate
 from modicum.ledger import Ledger
 from modicum.models.prediction import ModelPredictor
@@ -108,33 +105,3 @@ def test_what_cannot_be_corrected_is_refused(problem):
     nameless = Posterior(post.draws, post.stats, Ledger(rows=80))
     with pytest.raises(mo.SettingError, match="without its model"):
         nameless.correct(problem.rows, progressbar=False)
-
-
-# A perturbed chain ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_perturbed_chain_moves_towards_the_truth():
-    # the kernel's tests show that this run is off by .13 to .17 posterior sd
-    post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)
-    before = np.abs(toy.distance(post)[0])
-    with warnings.catch_warnings():  # weights this uneven may be warned of
-        warnings.simplefilter("ignore", mo.ModicumWarning)
-        fixed = post.correct(toy.rows(), draws=12_000, progressbar=False)
-    after = np.abs(fixed.mean("beta") - toy.MEAN) / toy.SD
-    assert before.mean() > 0.09
-    assert after.mean() < before.mean() / 2
-    share = fixed.tuning["correction"]["effective_share"]
-    assert after.max() < 4 / np.sqrt(share * 12_000 / 2)
-    assert fixed.tuning["correction"]["largest_shift"] > 0.05
-
-
-def test_a_good_chain_has_nothing_to_correct():
-    post = toy.posterior(inner="hmc", design="weighted", order=2)
-    fixed = post.correct(toy.rows(), draws=2000, progressbar=False)
-    report = fixed.tuning["correction"]
-    assert report["effective_share"] > 0.98
-    assert "right to within" in report["verdict"]
-    # log-weights are errors of the estimate, with the variance that the chain reports
-    reported = post.stats["variance_estimate"].mean()
-    assert report["weight_variance"] == pytest.approx(reported, rel=0.5)

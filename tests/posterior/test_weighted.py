@@ -18,7 +18,7 @@ from modicum.posterior.weighted import (
     weighted_variance,
 )
 
-REPLICATES, DRAWS = 600, 2_000
+REPLICATES, DRAWS = 300, 2_000
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_equal_weights_change_nothing():
 
 
 def test_error_matches_the_spread_of_replicates():
-    """Delta method and batch means match 600 independent runs; the naive formula is too wide."""
+    """Delta method and batch means match 300 independent runs; the naive formula is too wide."""
     psi, sign = truth.signed_chain((REPLICATES, DRAWS), seed=4)
     means, delta, naive, autoregressive = np.empty((4, REPLICATES))
     for i in range(REPLICATES):

@@ -116,7 +116,7 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
 
         return _quickest(evaluate)
 
-    here = int(np.sum(chunk[1]))
+    here = int(np.asarray(chunk[1]).sum())
     calling = seconds(_nothing) if resident else 0.0  # chains that stream rows pay for calls too
     return max((seconds(chunk_gradient) - calling) / here, LEAST)
 

@@ -145,7 +145,7 @@ class _FullData(Method):
         context = FullDataContext(
             point=to_device(mean.anchor.point),
             factor=to_device(mean.anchor.factor),
-            n=jnp.asarray(len(task.rows)),
+            n=to_device(np.asarray(len(task.rows))),
             data=chunks,
         )
         tuning: Tuning = {
@@ -179,7 +179,7 @@ class _FullData(Method):
         context = FullDataContext(
             point=to_device(task.start),
             factor=jnp.ones(()),
-            n=jnp.asarray(len(task.rows)),
+            n=to_device(np.asarray(len(task.rows))),
             data=chunks,
             starts=dispersed_starts(begin, task.start, chain_keys(task.seed, task.chains)),
         )
@@ -216,7 +216,7 @@ class _FullData(Method):
         context = FullDataContext(
             point=to_device(anchor.point),
             factor=to_device(anchor.factor),
-            n=jnp.asarray(len(task.rows)),
+            n=to_device(np.asarray(len(task.rows))),
             data=chunks,
             starts=_starts(anchor, task) if spread else None,
             warp=warp,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -22,7 +23,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
-from modicum.runtime import Array, in_double_precision, jit
+from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
 
 __all__ = ["Target"]
 
@@ -35,11 +36,20 @@ class NormalPrior(NamedTuple):
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Return value, gradient and Hessian at `t`."""
-        away, height = self.away + self.slope @ t, np.diag(self.slope)
-        height = height[height > 0]
-        constant = np.sum(np.log(height)) - len(height) * HALF_LOG_2PI
-        value = float(constant - 0.5 * away @ away)
+        away = self.away + self.slope @ t
+        value = float(self._constant - 0.5 * away @ away)
         return value, -self.slope.T @ away, -self.slope.T @ self.slope
+
+    def values(self, points: np.ndarray) -> np.ndarray:
+        """Return the log-prior at each of `points`."""
+        away = self.away + points @ self.slope.T
+        return np.asarray(self._constant - 0.5 * np.sum(away**2, axis=1))
+
+    @property
+    def _constant(self) -> float:
+        height = np.diag(self.slope)
+        height = height[height > 0]
+        return float(np.sum(np.log(height)) - len(height) * HALF_LOG_2PI)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,13 +223,15 @@ class Target:
     @in_double_precision
     def ravel_reported(self, named: dict[str, np.ndarray]) -> np.ndarray:
         """Undo `report` for reported parameters with a leading axis; return flat vectors."""
-        theta = jax.vmap(self.model.restore)(named)
+        theta = _restored(self, named)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(theta)]
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
     @in_double_precision
     def log_priors(self, points: np.ndarray) -> np.ndarray:
         """Log-prior density at each of the flat vectors in `points`."""
+        if self.normal_prior is not None:
+            return self.normal_prior.values(points)
         return np.asarray(_log_priors(self, points))
 
     def prior_distances(
@@ -304,6 +316,11 @@ def _marks(marked: Params) -> np.ndarray:
 @jit(static=0)
 def _reports(target: Target, points: Array) -> dict[str, jax.Array]:
     return jax.vmap(target.report)(points)
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _restored(target: Target, named: Mapping[str, Array]) -> Params:
+    return jax.vmap(target.model.restore)(named)
 
 
 @jit(static=0)

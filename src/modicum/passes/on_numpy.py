@@ -23,7 +23,7 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes.engine import of_numpy
 from modicum.rows import CodedTerm
 
-__all__ = ["gradient_by_numpy", "hessian_by_numpy", "map_by_numpy"]
+__all__ = ["gradient_by_numpy", "hessian_by_numpy", "map_by_numpy", "values_by_numpy"]
 
 # Floats per block (its weighted copy takes as much again), and the row limits of a block.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
@@ -55,6 +55,25 @@ def gradient_by_numpy(
         (all_present,) = _blocks(batch, present, len(present))
         coded = _CodedRows(model, t, all_present)
         return np.asarray(coded.value), coded.gradient()
+
+
+@of_numpy
+def values_by_numpy(
+    target: Target, points: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[np.ndarray]:
+    """Sum the log-likelihood at many points over the present rows of a chunk without codes."""
+    model = target.model
+    assert isinstance(model, LinearPredictorModel)
+    columns, values = np.shape(batch["x"])[1], np.zeros(len(points))
+    with np.errstate(all="ignore"):
+        for block in _blocks(batch, present):
+            eta = block["x"].astype(np.float64, copy=False) @ points[:, :columns].T
+            eta += points[:, columns] if model.intercept else 0.0
+            eta += np.reshape(block.get("offset", 0.0), (-1, 1))
+            y = np.repeat(model.outcome(block), len(points), axis=0)
+            f = np.reshape(model.value(as_either(eta.ravel()), as_either(y)), eta.shape)
+            values += np.asarray(block.get("weight", np.ones(len(f))), np.float64) @ f
+    return (values,)
 
 
 @of_numpy

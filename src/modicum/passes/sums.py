@@ -21,7 +21,7 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.engine import Engine
 from modicum.passes.groups import group_hessian_by_numpy, group_hessian_sum
 from modicum.passes.linear import linear_hessian_sum
-from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy
+from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy, values_by_numpy
 from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
@@ -29,7 +29,8 @@ from modicum.runtime import COMPILED, Array, jit
 
 __all__ = ["Clock", "Sums"]
 
-FEW_ROWS = 1_000_000  # rows in groups up to which NumPy's passes take less time than compiling
+# Rows in groups, and rows times points, up to which NumPy takes less time than compiling.
+FEW_ROWS, FEW_VALUES = 1_000_000, 2_000_000
 
 
 @dataclass
@@ -95,8 +96,10 @@ class Sums:
     def values(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Log-likelihood at many points, (points, d), in one pass over the rows."""
         self.enter(purpose, len(points), "density", passes=1)
+        few = len(points) * len(self.rows) <= FEW_VALUES and self.target.coding is None
+        chunk_sum = values_by_numpy if few and self.gradient_on_numpy else _values_sum
         (values,) = self.engine.map_reduce(
-            partial(_values_sum, self.target.likelihood),
+            partial(chunk_sum, self.target.likelihood),
             self._of_likelihood(points),
             self.rows,
             purpose,

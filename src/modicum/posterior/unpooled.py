@@ -114,6 +114,8 @@ def unpooled_effects(
     sd
         Standard deviation of the effects in the population, the unit of steps.
     """
+    import jax
+
     model = fit.model
     integrated = isinstance(model, IntegratedEffects) and group == model.group
     family = model.family if isinstance(model, IntegratedEffects) else model
@@ -126,7 +128,8 @@ def unpooled_effects(
         name: weighted_mean(x, np.ones(x.shape[:2]) if weights is None else weights)
         for name, x in source.draws.items()
     }
-    predictors = np.array(family.predictor_vector(model.restore(named), batch))
+    predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
+    predictors = np.array(predict(named, batch))
     x = np.asarray(batch.get("x", np.empty((len(which), 0))))
     z = np.column_stack([effect_columns(term, rows, x) for term in terms])
     if integrated:  # the predictors do not include the effects

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.random import threefry_2x32
 
 from modicum.kernels.base import (
@@ -87,7 +86,8 @@ def _start_keys(chain_key: Array) -> tuple[jax.Array, jax.Array]:
     return _keys(chain_key, 2**32 - 1)
 
 
-def first_keys(chain_keys: np.ndarray) -> jax.Array:
+@jit(options=FASTEST_COMPILE)
+def first_keys(chain_keys: Array) -> jax.Array:
     """Return the words of the keys that a kernel's `init` receives, (chains, 2)."""
     return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
 

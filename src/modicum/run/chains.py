@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError
@@ -34,6 +33,7 @@ from modicum.runtime import (
     free_memory,
     in_double_precision,
     make_room,
+    to_device,
     uncollected,
 )
 
@@ -181,6 +181,7 @@ class Chains:
             self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
         if self.settled is not None:
             self._compile_settled(*blank)
+        compiling[0].result()  # a call before it is there would compile it a second time
         self.state = self._started(batches)
         programs = [one.result() for one in compiling]
         fresh = COMPILED.from_disk == before
@@ -443,7 +444,7 @@ class Chains:
         self.state = [
             jax.tree.unflatten(
                 structure,
-                [jnp.asarray(leaf[part] if self._stacked else leaf[part][0]) for leaf in leaves],
+                to_device([leaf[part] if self._stacked else leaf[part][0] for leaf in leaves]),
             )
             for part in self._parts
         ]

@@ -166,6 +166,7 @@ def test_every_family_draws_outcomes():
 
 @pytest.mark.parametrize("family", M.FAMILIES.values())
 @pytest.mark.parametrize("far", [-800.0, 800.0])
+@pytest.mark.filterwarnings("error")
 def test_predictors_far_out_give_numbers(family, far):
     model = family(classes=3) if family in (M.Softmax, M.Ordinal) else family()
     width = 2 if isinstance(model, M.Softmax) else 1 + len(model.extras)

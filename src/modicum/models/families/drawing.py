@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.models.families.links import Link
-from modicum.runtime import in_double_precision
 
 __all__ = ["bounded_exp", "chances", "draw_counts", "draw_counts_above_zero", "draw_log_gammas"]
 
@@ -21,10 +20,10 @@ LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite
 MANY = 1e12  # larger counts are normal to the precision of float64
 
 
-@in_double_precision
 def chances(link: Link, eta: Numbers) -> Numbers:
     """Probability of a success at each linear predictor."""
-    return np.asarray(link.chance(jnp.asarray(eta)))
+    with np.errstate(over="ignore"):
+        return np.asarray(link.chance(as_either(eta)))
 
 
 def bounded_exp(log: Numbers) -> Numbers:

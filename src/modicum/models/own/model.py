@@ -388,9 +388,8 @@ class Model(BaseModel):
 
     def check_simulate(self, theta: Params, batch: Batch, rows: Rows) -> None:
         """Try `simulate` and `simulate_prior` on the first row."""
-        key = jax.random.key(0, impl=IMPL)
         if self.simulates_prior:
-            jax.eval_shape(lambda: self.simulate_prior(key))
+            jax.eval_shape(lambda: self.simulate_prior(jax.random.key(0, impl=IMPL)))
         field = self.outcome_field
         if field != "y" and self.simulates and field and field not in rows.fields:
             raise SettingError(
@@ -400,7 +399,9 @@ class Model(BaseModel):
         if not self.simulates:
             return
         row = {k: v[0] for k, v in batch.items() if k not in (field, "weight")}
-        drawn = jax.eval_shape(lambda t, r: self.simulate(t, r, key), theta, row).shape
+        drawn = jax.eval_shape(
+            lambda t, r: self.simulate(t, r, jax.random.key(0, impl=IMPL)), theta, row
+        ).shape
         if field in rows.fields and drawn != tuple(rows.fields[field]):
             raise SettingError(
                 f"`simulate` must return the outcome of one row, with the shape "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -137,12 +138,18 @@ class ProbedParameters(dict[str, jax.Array]):
             constraint = self._constraints.get(name, real)
             point = {name: np.empty(self.shapes[name])}
             (shape,) = ParameterLayout.of(point, {name: constraint}).free_shapes()
-            free = np.zeros(shape)
-            # Compiled ahead of the call, because a trace of the user's functions may be under way.
-            constrain = jit(options=FASTEST_COMPILE)(constraint.constrain).lower(free).compile()
-            self._middles[name] = np.asarray(constrain(free))
+            self._middles[name] = _at_zero(constraint, shape)
         return self._middles[name]
 
     def middle(self) -> dict[str, np.ndarray]:
         """Return the middle of each parameter's allowed range."""
         return {name: self._middle(name) for name in sorted(self.shapes)}
+
+
+@cache
+def _at_zero(constraint: Constraint, shape: Shape) -> np.ndarray:
+    """Return the values at which all free values are 0."""
+    free = np.zeros(shape)
+    # Compiled ahead of the call, because a trace of the user's functions may be under way.
+    constrain = jit(options=FASTEST_COMPILE)(constraint.constrain).lower(free).compile()
+    return np.asarray(constrain(free))
