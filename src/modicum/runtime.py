@@ -313,7 +313,7 @@ def _are_known(*options: CompilerOption) -> bool:
 
 MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 MOST_MAPS = 0.7  # share of the allowed memory maps that may be in use before a run
-MANY = 100  # compilations before compiled code is freed: about thirty runs of different shapes
+MANY = 100  # compilations before compiled code is freed: some fifty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
 FROM_DISK = "/jax/compilation_cache/cache_hits"
 

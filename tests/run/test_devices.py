@@ -66,4 +66,5 @@ def test_passes_and_chains_are_spread_and_draws_are_the_same(tmp_path):
     assert made["chains"] == 4
     alone = quick(mo.models.Logistic(), logistic_rows(N), **RUN)
     for name, draws in alone.draws.items():
-        np.testing.assert_array_equal(made[name], draws)
+        # sums over rows are added in another order, which moves the anchor by its rounding error
+        np.testing.assert_allclose(made[name], draws, rtol=1e-7, atol=1e-10)
