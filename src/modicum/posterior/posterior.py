@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modicum.arguments import names_checked
-from modicum.errors import DataError, SettingError, is_number, whole_number
+from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
@@ -201,7 +202,9 @@ class Posterior(Reportable):
         """
         check_interval(prob)
         require_writable(path)
-        page = report_page(contents_of(self, self.summary(prob=prob), title, prob, data))
+        post = self if data is None or self.rows is not None else self._with_rows(data)
+        other_rows = data if post is self else None
+        page = report_page(contents_of(post, self.summary(prob=prob), title, prob, other_rows))
         with within_disk(path):
             Path(path).write_text(page, encoding="utf-8")
         return Path(path)
@@ -257,6 +260,15 @@ class Posterior(Reportable):
         if data is not None:
             post._take_rows(data)
         return post
+
+    def _with_rows(self, data: RowsLike) -> Posterior:
+        """Return a copy that holds the rows of its fit, or itself if these are other rows."""
+        held = copy(self)
+        try:
+            held._take_rows(data)
+        except ModicumError:
+            return self
+        return held
 
     def _take_rows(self, data: RowsLike) -> None:
         """Attach rows, after checking that they are the rows of the fit."""
