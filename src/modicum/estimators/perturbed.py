@@ -23,8 +23,8 @@ __all__ = ["EveryRow", "Perturbed"]
 class EveryRow(ABC):
     """A likelihood estimate in which every row of the subsample takes part.
 
-    A block is one part. A subclass defines `combine`, which turns the D_i into
-    an estimate; it must be hashable, and must not depend on the order of the D_i.
+    A block is one part. A subclass defines `combine`, which turns the D_i into an estimate; it must
+    be hashable, and must not depend on the order of the D_i.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.base import RowsRead
-from modicum.kernels.slices import take
+from modicum.kernels.slices import entry, take
 from modicum.runtime import Pytree
 
 __all__ = ["Selection", "select"]
@@ -40,7 +40,7 @@ class Selection:
 
     def batch(self, selected: Pytree, iteration: jax.Array | int) -> Pytree:
         """Return an iteration's rows at the beginning of a batch of the size that it requested."""
-        first = take(self.start, iteration, 1)[0]
+        first = entry(self.start, iteration)
         return jax.tree.map(lambda field: take(field, first, self.requested), selected)
 
 
