@@ -1,4 +1,4 @@
-"""Random numbers of a step, which come from one call of the generator."""
+"""Random numbers of a step, which come from one call of the generator, and keys of iterations."""
 
 import re
 from collections import defaultdict
@@ -12,7 +12,16 @@ from scipy import stats
 
 import modicum
 from helpers.architecture import read_sources
-from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
+from modicum.random import (
+    chain_keys,
+    iteration_keys,
+    log_uniform,
+    normal,
+    symmetric_uniforms,
+    unrelated_key,
+    words_at_start,
+    words_of_iterations,
+)
 
 COUNT = 20_000
 LIMIT = 1e-4  # p-value below which a test fails; seeds are fixed
@@ -91,3 +100,24 @@ def test_keys_for_other_purposes_share_nothing_with_the_numbers(x64):
     assert word(unrelated_key(key)) != word(unrelated_key(key, 1))
     # negative control: a small number is also the counter of a number that is drawn
     assert word(jax.random.fold_in(key, 7)) in drawn
+
+
+@pytest.mark.parametrize("iteration", [0, 1, 77, 2**31, 2**32 - 1])
+def test_keys_of_iterations_are_the_same_on_the_host(iteration, x64):
+    for chain in np.array([[0, 0], [1, 2**32 - 1], [0xDEADBEEF, 0x12345678]], np.uint32):
+        on_device = [jax.random.key_data(key) for key in iteration_keys(chain, iteration)]
+        np.testing.assert_array_equal(
+            words_of_iterations(chain, np.array([3, iteration]))[1], on_device
+        )
+
+
+def test_words_have_an_axis_per_chain_and_iteration():
+    keys, iterations = chain_keys(1, 4), np.arange(5)
+    words = words_of_iterations(keys, iterations)
+    assert words.shape == (4, 5, 2, 2)
+    assert words.dtype == np.uint32
+    assert len(np.unique(words.reshape(-1, 2), axis=0)) == 40
+    np.testing.assert_array_equal(words[2], words_of_iterations(keys[2], iterations))
+    np.testing.assert_array_equal(
+        words_at_start(keys), words_of_iterations(keys, np.array([2**32 - 1]))[:, 0]
+    )

@@ -13,6 +13,7 @@ from enum import IntEnum, unique
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry_2x32
 from jax.typing import DTypeLike
 
 from modicum.errors import whole_number
@@ -23,12 +24,15 @@ __all__ = [
     "chain_keys",
     "fresh_seed",
     "generator",
+    "iteration_keys",
     "key",
     "log_uniform",
     "normal",
     "symmetric_uniforms",
     "typed",
     "unrelated_key",
+    "words_at_start",
+    "words_of_iterations",
 ]
 
 IMPL = "threefry2x32"
@@ -107,10 +111,68 @@ def chain_keys(seed: int, chains: int, *stage: int) -> np.ndarray:
     return np.stack([source.generate_state(2) for source in sources])
 
 
-def typed(words: jax.Array) -> jax.Array:
+def typed(words: jax.Array | np.ndarray) -> jax.Array:
     """Turn words into typed JAX keys."""
-    return jax.random.wrap_key_data(words, impl=IMPL)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=IMPL)
 
+
+# Keys of iterations ------------------------------------------------------------------------
+
+# The keys of an iteration are for choosing its rows, and for its step: the generator's blocks
+# (iteration, 0) and (iteration, 1). Folding in and splitting would call it twice. Few of them come
+# from NumPy, since each call of the generator takes a tenth of a second to compile.
+
+
+def iteration_keys(
+    chain_key: jax.Array | np.ndarray, iteration: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the two keys of an iteration, in compiled functions."""
+    number = jnp.asarray(iteration).astype(jnp.uint32)
+    counts = jnp.stack([number, number, jnp.uint32(0), jnp.uint32(1)])
+    rows_key, step_key = threefry_2x32(chain_key, counts).reshape(2, 2).T
+    return typed(rows_key), typed(step_key)
+
+
+def words_of_iterations(chain_keys: np.ndarray, iterations: np.ndarray) -> np.ndarray:
+    """Return the words of the same keys on the host, (..., iteration, 2 keys, 2 words).
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpy as np
+    >>> from modicum.random import iteration_keys, words_of_iterations
+    >>> chain = np.array([3, 4], np.uint32)
+    >>> of_rows, of_step = words_of_iterations(chain, np.array([7]))[0]
+    >>> bool((jax.random.key_data(iteration_keys(chain, 7)[1]) == of_step).all())
+    True
+    """
+    numbers = np.asarray(iterations).astype(np.uint32)[:, None]
+    return _threefry(chain_keys[..., None, None, :], numbers, np.arange(2, dtype=np.uint32))
+
+
+def words_at_start(chain_keys: np.ndarray) -> np.ndarray:
+    """Return the words of the two keys with which chains begin, (..., 2 keys, 2 words)."""
+    return words_of_iterations(chain_keys, np.array([2**32 - 1]))[..., 0, :, :]
+
+
+ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
+
+
+def _threefry(key: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Encrypt blocks (left, right) by Threefry-2x32 with 20 rounds, as JAX does."""
+    first, second = np.moveaxis(key.astype(np.uint32), -1, 0)
+    schedule = first, second, first ^ second ^ np.uint32(0x1BD11BDA)
+    left, right = left + first, right + second
+    for number in range(5):
+        for by in ROTATIONS[number % 2]:
+            left = left + right
+            right = left ^ (right << np.uint32(by) | right >> np.uint32(32 - by))
+        left = left + schedule[(number + 1) % 3]
+        right = right + schedule[(number + 2) % 3] + np.uint32(number + 1)
+    return np.stack([left, right], axis=-1)
+
+
+# Numbers of steps --------------------------------------------------------------------------
 
 # Each call of the generator costs compile time, a tenth of a second. So a step of a chain calls it
 # once, for uniform numbers, which are then turned into what the step needs.

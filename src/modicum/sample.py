@@ -42,7 +42,7 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.rows.weight_sums import doubtful_weights
 from modicum.run import (
-    BLOCK,
+    LENGTH,
     ChainCount,
     ChainHost,
     Chains,
@@ -513,7 +513,7 @@ def _chains(
     together = task.chains if how == "stacked" else 1
     recorded, total = ceil(task.target.size / thin), task.tune + task.draws
     with_rows = capacity_for(recorded + plan.floats_per_iteration, total, together)
-    # Rows fetched from the host stay in memory for a whole call, others for one block of it.
+    # Rows fetched from the host stay in memory for a whole chunk, others for one compiled call.
     fetched = isinstance(plan.rows, Rows)
     capacity = with_rows if fetched else capacity_for(recorded, total, together)
     assert plan.kernel is not None
@@ -521,7 +521,7 @@ def _chains(
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     ready = Chains(
         *parts,
-        block=min(with_rows, BLOCK),
+        length=min(with_rows, LENGTH),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,

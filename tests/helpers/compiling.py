@@ -21,8 +21,8 @@ def optimised(function, **settings):
 def optimised_chains():
     """Compile the loops of chains and pilot chains with the optimisation that users get."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(advance, "advance", _loop(ONE, 2))
-        patch.setattr(advance, "advance_together", _loop(TOGETHER, 2))
+        for name, function in LOOPS.items():
+            patch.setattr(advance, name, _loop(function, 2))
         patch.setattr(pilot_chains, "_chains", _loop(PILOT, 3))
         yield
 
@@ -32,6 +32,8 @@ def _loop(function, statics):
     return optimised(function, static_argnums=tuple(range(statics)))
 
 
-ONE = advance.advance.__wrapped__
-TOGETHER = advance.advance_together.__wrapped__
+LOOPS = {
+    name: getattr(advance, name).__wrapped__
+    for name in ("advance", "advance_together", "ahead", "ahead_together")
+}
 PILOT = pilot_chains._chains.__wrapped__

@@ -56,6 +56,8 @@ PLAIN = (
     "modicum.passes.sums.FEW_VALUES",
     "modicum.run.advance.advance",
     "modicum.run.advance.advance_together",
+    "modicum.run.advance.ahead",
+    "modicum.run.advance.ahead_together",
     "modicum.run.records.RESERVED",
 )
 

@@ -17,7 +17,7 @@ from modicum.kernels.moves import HMCMove
 from modicum.methods.base import Task
 from modicum.methods.ecs.composition import with_integrator
 from modicum.methods.ecs.fusing import fused_kernel
-from modicum.random import chain_keys
+from modicum.random import chain_keys, words_at_start
 from modicum.run import Chains
 from modicum.run import advance as compiled
 
@@ -99,14 +99,15 @@ def begun(plan):
     """Where all chains begin, whatever moves them and whether or not some rows are certain."""
     with jax.enable_x64(True):
         keys = chain_keys(3, CHAINS)
-        return compiled.begin_together(plan.kernel, plan.context, plan.rows, None, keys), keys
+        fixed = (plan.kernel, plan.context, plan.rows, None)
+        return compiled.begin_together(*fixed, words_at_start(keys)), keys
 
 
 def run_plain(plan, begun, length=LENGTH):
     state, keys = begun
-    span, extent = (np.int64(0), np.int64(length)), compiled.Extent(LENGTH, LENGTH)
-    fixed = (plan.kernel, extent, plan.context, plan.rows, plan.flags)
-    return compiled.advance_together(*fixed, span, None, state, keys)
+    span, fixed = (np.int64(0), np.int64(length)), (plan.kernel, compiled.Extent(LENGTH))
+    ready = compiled.ahead_together(*fixed, plan.context, plan.rows, None, span[0], keys)
+    return compiled.advance_together(*fixed, plan.context, plan.flags, span, ready, state)
 
 
 def run_fused(plan, settled, begun, length=LENGTH):
@@ -214,9 +215,9 @@ def test_one_wrong_term_is_noticed(plan, begun, truth, term, registers, x64):
 def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
     parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
-    chains = Chains(*parts, "stacked", block=LENGTH, settled=fused_of(plan), settled_length=LENGTH)
+    chains = Chains(*parts, "stacked", length=LENGTH, settled=fused_of(plan), settled_length=LENGTH)
     chains._parts = [slice(0, CHAINS)]  # one group of chains, as on an accelerator
-    chains._group_keys = chains._group_starts = [chains.keys]
+    chains._group_keys, chains._group_starts = [chains.keys], [words_at_start(chains.keys)]
     chains.begin()
     assert chains.settled is not None
     assert len(chains._tables) == 1  # of all rows, in memory

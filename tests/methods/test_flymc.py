@@ -26,7 +26,7 @@ from modicum.kernels import flymc as kernel
 from modicum.kernels.flymc import implicit
 from modicum.methods.base import Task
 from modicum.methods.flymc.checks import look_back
-from modicum.random import chain_keys
+from modicum.random import chain_keys, words_at_start
 from modicum.run import History, runner
 from modicum.run.advance import begin_together
 
@@ -230,7 +230,7 @@ def test_lights_start_where_they_belong():
     """Bright rows need no warm-up: given the start, each has its own probability."""
     plan, _ = planned(toy.MODEL, toy.rows(), mo.FlyMC(tuned=False))
     with jax.enable_x64(True):
-        keys = chain_keys(2, 200)
+        keys = words_at_start(chain_keys(2, 200))
         state = begin_together(plan.kernel, plan.context, plan.rows, None, keys).state
     t = plan.anchor.point + np.asarray(state.z) @ plan.anchor.factor.T
     eta, xi = t @ toy.X.T, 1.5

@@ -105,16 +105,14 @@ def test_fetched_ahead_is_gathered_on_the_device(tmp_path, parallel):
 def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source):
     # as on an accelerator: parts of a call are copied while others are computed
     rows, counts = sources(tmp_path)[source], [8, 7, 8, 2]
-    truth = records(rows, counts, "stacked", thin=thin, block=2)
+    truth = records(rows, counts, "stacked", thin=thin, length=2)
     assert truth["position"].shape[1] == LENGTH // thin
     called, advance = [], compiled.advance_together
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
-    monkeypatch.setattr("modicum.run.chains.WINDOWS", 4)
     monkeypatch.setattr(compiled, "advance_together", Counted(advance, called))
-    assert_same(records(rows, counts, "stacked", thin=thin, block=2), truth)
+    assert_same(records(rows, counts, "stacked", thin=thin, length=2), truth)
     groups = len(Chains(Accumulate(), None, chain_keys(7, 3), 0, 8, rows, "stacked")._parts)
-    # windows of two if the rows are present, else one per call
-    assert len(called) == groups * (13 if source == "device" else 4)
+    assert len(called) == groups * 13  # windows of two
 
 
 @dataclass
@@ -133,11 +131,11 @@ class Counted:
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
+    "length", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)]
 )
-def test_draws_do_not_depend_on_how_many_are_prepared_together(tmp_path, block):
+def test_draws_do_not_depend_on_how_many_are_prepared_together(tmp_path, length):
     rows = sources(tmp_path)["device"]
-    assert_same(records(rows, [6, 6, 6, 6, 1], block=block), records(rows, [8, 8, 8, 1]))
+    assert_same(records(rows, [6, 6, 6, 6, 1], length=length), records(rows, [8, 8, 8, 1]))
 
 
 def test_probabilities_travel_with_the_rows(tmp_path):
@@ -212,7 +210,7 @@ def test_the_first_call_waits_for_its_code_instead_of_compiling_it_again(tmp_pat
         return jobs[-1]
 
     def watched(batches):
-        ready.append(jobs[0].done())
+        ready.append(jobs[1].done())  # the second job, after that of `ahead`
         return started(batches)
 
     monkeypatch.setattr(chains._pool, "submit", slowly)

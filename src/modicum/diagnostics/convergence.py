@@ -228,16 +228,22 @@ def _effective(a: Floats) -> Floats:
     return np.where(np.ptp(a, axis=(1, 2)) < CONSTANT, total, total / tau)
 
 
+def _fast_length(least: int) -> int:
+    """Return the least 2^k, 3 2^k or 5 2^k that is not below `least`, for a fast transform.
+
+    SciPy has such a function, but importing `scipy.fft` takes longer than the transforms.
+    """
+    return min(factor << (-(-least // factor) - 1).bit_length() for factor in (1, 3, 5))
+
+
 def _autocorrelations(a: Floats) -> Floats:
     """Autocorrelations of each scalar over all chains, (scalar, lag)."""
-    from scipy.fft import irfft, next_fast_len, rfft
-
     chains, n = a.shape[1:]
-    length = next_fast_len(2 * n, real=True)
+    length = _fast_length(2 * n)
     means = a.mean(axis=2, keepdims=True)
-    transformed = rfft(a - means, n=length, axis=2)
+    transformed = np.fft.rfft(a - means, n=length, axis=2)
     power = (transformed.real**2 + transformed.imag**2).mean(axis=1)
-    covariance = irfft(power, n=length, axis=1)[:, :n] / n
+    covariance = np.fft.irfft(power, n=length, axis=1)[:, :n] / n
     within = covariance[:, :1] * n / (n - 1)
     total = covariance[:, :1] + (means[..., 0].var(axis=1, ddof=1)[:, None] if chains > 1 else 0.0)
     rho: Floats = 1 - (within - covariance) / total

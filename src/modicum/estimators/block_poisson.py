@@ -17,6 +17,7 @@ from scipy.special import gammaln, pdtrc, xlogy
 
 from modicum.kernels.base import EMPTY, Draw, Estimate, Placement
 from modicum.kernels.slices import put_each
+from modicum.random import unrelated_key
 from modicum.runtime import Pytree
 
 __all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
@@ -109,7 +110,8 @@ class BlockPoisson:
         """Draw a Poisson number of factors per block, the paper's X_l, given that they fit."""
         share = poisson_chance(np.arange(self.parts + 1), self.products / self.blocks)
         below = jnp.asarray(np.cumsum(share / share.sum()))
-        counts = jnp.searchsorted(below, jax.random.uniform(key, (blocks,)), side="right")
+        uniform = jax.random.uniform(unrelated_key(key), (blocks,))
+        counts = jnp.searchsorted(below, uniform, side="right")
         return counts.astype(int)
 
     def most_parts(self, blocks: int) -> int:

@@ -462,7 +462,10 @@ class Estimator(Protocol[Tables]):
         ...
 
     def counts(self, key: jax.Array, blocks: int) -> jax.Array:
-        """Draw the number of parts of each of `blocks` fresh blocks."""
+        """Draw the number of parts of each of `blocks` fresh blocks.
+
+        `key` itself serves other numbers: use `unrelated_key`.
+        """
         ...
 
     def most_parts(self, blocks: int) -> int:

@@ -191,7 +191,7 @@ class EnergyConservingKernel:
         proxy = context.proxy
         size = proxy.point.shape[0]
         z = self.spread * normal(symmetric_uniforms(key, (size,), proxy.point.dtype))
-        counts = self.estimator.counts(unrelated_key(key), self.blocks)
+        counts = self.estimator.counts(key, self.blocks)
         subsample, owners = self.estimator.arrange(batch, counts)
         subsample = with_coreset(subsample, context)
         at, _ = straighten(z, proxy)
@@ -210,7 +210,7 @@ class EnergyConservingKernel:
         refresh = RefreshChances(
             jnp.minimum(place.astype(jnp.uint32), self.blocks - 1),
             log_uniform(uniform[self.refreshes : count]),
-            self.estimator.counts(unrelated_key(key), self.refreshes),
+            self.estimator.counts(key, self.refreshes),
         )
         move = path_chances(uniform[count:]) if is_hmc else unrelated_key(key, 1)
         return StepChances(refresh, move)

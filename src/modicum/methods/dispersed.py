@@ -17,8 +17,7 @@ from modicum.kernels.full_data import ModeStarts
 from modicum.methods.base import Task
 from modicum.passes import Anchor
 from modicum.passes.prior import prior_slope
-from modicum.random import Stream, generator
-from modicum.run import first_keys
+from modicum.random import Stream, generator, words_at_start
 from modicum.runtime import to_device
 
 __all__ = ["Dispersed", "disperse", "dispersed_starts", "far_from_normal"]
@@ -75,7 +74,7 @@ def disperse(task: Task) -> Dispersed:
 def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> ModeStarts:
     """Return the points in coordinates about `origin`, for kernels; `keys` are of the chains."""
     return ModeStarts(
-        keys=first_keys(keys),
+        keys=to_device(words_at_start(keys)[:, 1]),
         mode=jnp.arange(len(begin.points)),
         centre=to_device(begin.points - origin),
         spread=None,

@@ -39,8 +39,8 @@ from modicum.methods.mean_anchor import AtMean, NoMeanError, anchor_at_mean, may
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
 from modicum.passes import Anchor, Modes
 from modicum.passes.full_likelihood import Resident
-from modicum.random import chain_keys
-from modicum.run import History, first_keys
+from modicum.random import chain_keys, words_at_start
+from modicum.run import History
 from modicum.runtime import in_double_precision, to_device
 
 __all__ = ["HMC", "NUTS", "WIDER"]
@@ -284,7 +284,7 @@ def _starts(anchor: Anchor, task: Task) -> ModeStarts:
     assert modes is not None
     whiten = np.linalg.inv(anchor.dense_factor)
     return ModeStarts(
-        keys=first_keys(chain_keys(task.seed, task.chains)),
+        keys=to_device(words_at_start(chain_keys(task.seed, task.chains))[:, 1]),
         mode=to_device(modes.chains_at(task.chains)),
         centre=to_device((modes.points - anchor.point) @ whiten.T),
         spread=to_device(whiten @ modes.factors),

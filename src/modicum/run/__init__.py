@@ -1,6 +1,6 @@
 """Running chains: chunks, threads, prefetched rows, progress, checkpoints."""
 
-from modicum.run.advance import BLOCK, first_keys
+from modicum.run.advance import LENGTH
 from modicum.run.chain_tasks import ChainHost, ChainTasks
 from modicum.run.chains import Chains, Parallel, default_parallel
 from modicum.run.checkpoint import Checkpoint
@@ -11,7 +11,7 @@ from modicum.run.limits import require_writable, within_disk, within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
-    "BLOCK",
+    "LENGTH",
     "ChainCount",
     "ChainHost",
     "ChainTasks",
@@ -26,7 +26,6 @@ __all__ = [
     "capacity_for",
     "check_layout",
     "default_parallel",
-    "first_keys",
     "place_rows",
     "require_writable",
     "run",

@@ -1,12 +1,16 @@
-"""The compiled inner loop: advance chains by up to `capacity` iterations in one call.
+"""What is compiled: iterations are prepared, and then taken, up to `length` per call.
+
+The random numbers and rows of iterations depend on their keys alone, so a call of `ahead` prepares
+them for many iterations at once, and a call of `advance` takes the steps. As functions of their own
+they compile in less time than one function of both, and one is compiled while the other is traced.
 
 The number of iterations is an argument, not a shape, and each call gets the flags of its own
 iterations. So warm-up, sampling and the last short chunk run the same compiled code, and so do runs
 that differ only in length. The key of an iteration depends only on its number, so draws do not
-depend on how a run is divided into chunks.
+depend on how a run is divided into calls.
 
 Of every `thin` iterations the last is recorded, with the rows touched by all of them. A record is
-overwritten until its window of iterations is complete, so it does not depend on chunks either.
+overwritten until its window of iterations is complete, so it does not depend on calls either.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry_2x32
 
 from modicum.kernels.base import (
     Draw,
@@ -26,23 +29,25 @@ from modicum.kernels.base import (
     Settled,
     carried_fields,
 )
-from modicum.kernels.slices import entry, set_entry, take
+from modicum.kernels.slices import entry, set_entry
 from modicum.models.base import Batch
-from modicum.random import typed
+from modicum.random import iteration_keys, typed
 from modicum.run.records import Packed, packed
 from modicum.run.selection import Selection, select
 from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, Array, Pytree, jit
 
 __all__ = [
-    "BLOCK",
+    "LENGTH",
+    "Ahead",
     "Extent",
     "Progress",
     "advance",
     "advance_settled",
     "advance_together",
+    "ahead",
+    "ahead_together",
     "begin",
     "begin_together",
-    "first_keys",
     "initial_row_request",
     "initial_row_requests",
     "row_requests",
@@ -52,14 +57,13 @@ __all__ = [
 
 ChainKernel: TypeAlias = Kernel[Any, Any]
 Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of iterations
-BLOCK = 64  # iterations whose rows are read and prepared together, if memory allows
+LENGTH = 256  # iterations per call, if memory allows
 
 
 class Extent(NamedTuple):
     """Sizes of a compiled call: a static argument."""
 
-    capacity: int  # maximum number of iterations: a multiple of `block`, or less than `block`
-    block: int = BLOCK  # iterations whose rows are prepared together
+    length: int  # most iterations
     thin: int = 1
 
 
@@ -70,26 +74,18 @@ class Progress(NamedTuple):
     touched: jax.Array  # rows touched since the last recorded iteration
 
 
-def _keys(chain_key: Array, iteration: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """Return two keys for an iteration: for choosing its rows, and for its step.
+class Ahead(NamedTuple):
+    """What is known about the iterations of a call ahead of their steps."""
 
-    The generator turns each of the blocks (iteration, 0) and (iteration, 1) into a key. Folding in
-    and splitting would call it twice, and each call adds a few tenths of a second of compile time.
-    """
-    number = jnp.asarray(iteration).astype(jnp.uint32)
-    counts = jnp.stack([number, number, jnp.uint32(0), jnp.uint32(1)])
-    rows_key, step_key = threefry_2x32(chain_key, counts).reshape(2, 2).T
-    return typed(rows_key), typed(step_key)
+    chances: Pytree  # their random numbers
+    selection: Selection | None  # the rows that they read; None: all that they request
+    prepared: Pytree  # these rows, prepared
 
-
-def _start_keys(chain_key: Array) -> tuple[jax.Array, jax.Array]:
-    return _keys(chain_key, 2**32 - 1)
-
-
-@jit(options=FASTEST_COMPILE)
-def first_keys(chain_keys: Array) -> jax.Array:
-    """Return the words of the keys that a kernel's `init` receives, (chains, 2)."""
-    return jax.vmap(lambda key: jax.random.key_data(_start_keys(key)[1]))(jnp.asarray(chain_keys))
+    def of(self, k: jax.Array | int) -> tuple[Pytree, Pytree]:
+        """Return random numbers and rows of the k-th iteration."""
+        if self.selection is None:
+            return entry((self.chances, self.prepared), k)
+        return entry(self.chances, k), self.selection.batch(self.prepared, k)
 
 
 def _read(rows: Batch, request: RowRequest) -> Batch:
@@ -103,9 +99,9 @@ def _begin(
     context: Pytree,
     rows: Batch | None,
     batch: Batch | None,
-    chain_key: Array,
+    keys: Array,
 ) -> Progress:
-    rows_key, init_key = _start_keys(chain_key)
+    rows_key, init_key = typed(keys)
     request = kernel.initial_row_request(rows_key, context)
     if request is not None and batch is None:
         assert rows is not None
@@ -114,98 +110,73 @@ def _begin(
     if batch is not None:
         prepared = kernel.prepare(jax.lax.optimization_barrier(batch), context)
     state = kernel.init(init_key, prepared, context)
-    # Python numbers in a state are weakly typed, so the loop would be compiled a second time.
-    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
-    return Progress(state, jnp.zeros((), int))
+    return Progress(_strongly_typed(state), jnp.zeros((), int))
+
+
+def _strongly_typed(results: Pytree) -> Pytree:
+    """Give Python numbers a type, or what takes the results would be compiled a second time."""
+
+    def typed_leaf(leaf: Pytree) -> jax.Array:
+        is_weak = getattr(jax.typeof(leaf), "weak_type", False)
+        return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
+
+    return jax.tree.map(typed_leaf, results)
+
+
+def _ahead(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    keys: tuple[jax.Array, jax.Array],
+) -> Ahead:
+    rows_keys, step_keys = keys
+    chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
+    selection = _selection(kernel, chances, extent.length)
+    prepared = _prepared(kernel, context, rows, batches, rows_keys, selection)
+    return Ahead(*_strongly_typed((chances, selection, prepared)))
 
 
 def _advance(
     kernel: ChainKernel,
     extent: Extent,
     context: Pytree,
-    rows: Batch | None,
     flags: Pytree,
     span: Span,
-    batches: Batch | None,
+    ready: Ahead,
     progress: Progress,
-    chain_key: Array,
 ) -> tuple[Progress, Packed]:
     first, count = span
-    capacity, block, thin = extent
-    block = min(block, capacity)
+    length, thin = extent
 
-    def keys(b: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """Return the keys of all iterations of block `b` at once: small operations are costly."""
-        return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
-
-    # Functions called in two places are wrapped in `jax.jit`, so that they are traced once.
+    # called in two places, and traced once
     @jax.jit
-    def ahead(b: jax.Array | int) -> Ahead:
-        rows_keys, step_keys = keys(b)
-        chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
-        selection = _selection(kernel, chances, block)
-        read = batches
-        if batches is not None:
-            read = jax.tree.map(lambda field: take(field, b * block, block), batches)
-        return Ahead(
-            chances, selection, _prepared(kernel, context, rows, read, rows_keys, selection)
-        )
-
-    @jax.jit
-    def step(
-        i: jax.Array | int, k: jax.Array | int, state: Pytree, ready: Ahead
-    ) -> tuple[Pytree, Draw]:
-        chances, batch = ready.of(k)
+    def step(i: jax.Array | int, state: Pytree) -> tuple[Pytree, Draw]:
+        chances, batch = ready.of(i)
         return kernel.step(chances, state, entry(flags, i), batch, context)
 
-    def body(i: jax.Array, k: jax.Array, ready: Ahead, carry: Pytree) -> Pytree:
+    def body(i: jax.Array, carry: Pytree) -> Pytree:
         (state, touched), record = carry
-        state, draw = step(i, k, state, ready)
+        state, draw = step(i, state)
         if thin > 1 and "rows_touched" in draw:
             touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
             draw = draw | {"rows_touched": touched}
         slot = (first + i) // thin - first // thin if thin > 1 else i
         return Progress(state, touched), set_entry(record, slot, packed(draw))
 
-    def through_block(b: jax.Array, carry: Pytree) -> Pytree:
-        ready = ahead(b)
-
-        def inside(k: jax.Array, carry: Pytree) -> Pytree:
-            return body(b * block + k, k, ready, carry)
-
-        return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
-
-    def shapes(state: Pytree) -> Packed:
-        return packed(step(0, 0, state, ahead(0))[1])
-
-    slots = capacity if thin == 1 else capacity // thin + 2
-    record = jax.tree.map(
-        lambda s: jnp.zeros((slots, *s.shape), s.dtype), jax.eval_shape(shapes, progress.state)
-    )
-    blocks = (count + block - 1) // block
-    return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
+    slots = length if thin == 1 else length // thin + 2
+    shapes = jax.eval_shape(lambda state: packed(step(0, state)[1]), progress.state)
+    record = jax.tree.map(lambda s: jnp.zeros((slots, *s.shape), s.dtype), shapes)
+    return jax.lax.fori_loop(0, count, body, (progress, record))
 
 
-class Ahead(NamedTuple):
-    """What is known about a block of iterations ahead of their steps."""
-
-    chances: Pytree  # their random numbers
-    selection: Selection | None  # the rows that they read; None: all that they request
-    prepared: Pytree  # these rows, prepared
-
-    def of(self, k: jax.Array | int) -> tuple[Pytree, Pytree]:
-        """Return random numbers and rows of the k-th iteration."""
-        if self.selection is None:
-            return entry((self.chances, self.prepared), k)
-        return entry(self.chances, k), self.selection.batch(self.prepared, k)
-
-
-def _selection(kernel: ChainKernel, chances: Pytree, block: int) -> Selection | None:
-    """Select the rows that a block of iterations reads; None if it reads all it requests."""
+def _selection(kernel: ChainKernel, chances: Pytree, length: int) -> Selection | None:
+    """Select the rows that iterations read; None if they read all they request."""
     if not isinstance(kernel, SelectiveKernel):
         return None
     read = jax.vmap(kernel.rows_read)(chances)
-    return None if read is None else select(read, kernel.most_rows(block))
+    return None if read is None else select(read, kernel.most_rows(length))
 
 
 def _prepared(
@@ -216,7 +187,7 @@ def _prepared(
     rows_keys: jax.Array,
     selection: Selection | None,
 ) -> Pytree:
-    """Read (unless `batches` has them) and prepare the rows of a block's iterations at once."""
+    """Read (unless `batches` has them) and prepare the rows of all iterations at once."""
     fresh = batches
     if fresh is None:
         requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
@@ -234,20 +205,30 @@ def _prepared(
     return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
 
-def _row_requests(
-    kernel: ChainKernel, context: Pytree, chain_key: Array, iterations: Array
-) -> RowRequest | None:
+def _row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
     """Return the rows that iterations read, with a leading axis for iterations."""
-    return jax.vmap(lambda i: kernel.row_request(_keys(chain_key, i)[0], context))(iterations)
+    return jax.vmap(lambda each: kernel.row_request(typed(each)[0], context))(keys)
 
 
-def _initial_row_request(
-    kernel: ChainKernel, context: Pytree, chain_key: Array
-) -> RowRequest | None:
-    return kernel.initial_row_request(_start_keys(chain_key)[0], context)
+def _initial_row_request(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
+    return kernel.initial_row_request(typed(keys)[0], context)
 
 
-# One chain, which runs in its own thread ...
+# One chain, which runs in its own thread; its keys come as words, (iterations, 2 keys, 2 words) ...
+@jit(static=(0, 1))
+def ahead(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    words: Array,
+) -> Ahead:
+    """Prepare the iterations with these keys."""
+    keys = typed(words)
+    return _ahead(kernel, extent, context, rows, batches, (keys[:, 0], keys[:, 1]))
+
+
 begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
 advance = jit(static=(0, 1))(_advance)
 row_requests = jit(static=0)(_row_requests)
@@ -261,10 +242,35 @@ def begin_together(
     context: Pytree,
     rows: Batch | None,
     batch: Batch | None,
-    chain_keys: Array,
+    keys: Array,
 ) -> Progress:
     """`begin` for chains stacked along a leading axis."""
-    return jax.vmap(partial(_begin, kernel, context, rows))(batch, chain_keys)
+    return jax.vmap(partial(_begin, kernel, context, rows))(batch, keys)
+
+
+@jit(static=(0, 1))
+def ahead_together(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    first: Array,
+    chain_keys: Array,
+) -> Ahead:
+    """`ahead` for chains stacked along a leading axis, from iteration `first` on.
+
+    Keys are made here: an accelerator would wait for NumPy.
+    """
+    of_chain = partial(_ahead, kernel, extent, context, rows)
+    return jax.vmap(of_chain)(batches, _keys(chain_keys, first, extent.length))
+
+
+def _keys(chain_keys: Array, first: Array, length: int) -> tuple[jax.Array, jax.Array]:
+    """Return two keys per iteration of each chain, (chains, iterations)."""
+    numbers = jnp.asarray(first) + jnp.arange(length)
+    of_chain = jax.vmap(iteration_keys, in_axes=(None, 0))
+    return jax.vmap(of_chain, in_axes=(0, None))(jnp.asarray(chain_keys), numbers)
 
 
 @jit(static=(0, 1), on_gpu=GPU_GRAPHS)
@@ -272,16 +278,14 @@ def advance_together(
     kernel: ChainKernel,
     extent: Extent,
     context: Pytree,
-    rows: Batch | None,
     flags: Pytree,
     span: Span,
-    batches: Batch | None,
+    ready: Ahead,
     progress: Progress,
-    chain_keys: Array,
 ) -> tuple[Progress, Packed]:
     """`advance` for chains stacked along a leading axis."""
-    advance_chain = partial(_advance, kernel, extent, context, rows, flags, span)
-    return jax.vmap(advance_chain)(batches, progress, chain_keys)
+    of_chain = partial(_advance, kernel, extent, context, flags, span)
+    return jax.vmap(of_chain)(ready, progress)
 
 
 @jit(static=(0, 1))
@@ -300,9 +304,7 @@ def advance_settled(
     `rows` may be the table of all rows that `settled` made.
     """
     first, count = span
-    numbers = jnp.asarray(first) + jnp.arange(length)
-    of_chain = jax.vmap(_keys, in_axes=(None, 0))
-    rows_keys, step_keys = jax.vmap(of_chain, in_axes=(0, None))(chain_keys, numbers)
+    rows_keys, step_keys = _keys(chain_keys, first, length)
     fresh = _fresh(settled, context, rows, batches, rows_keys)
     state, draws = settled.advance(step_keys, progress.state, fresh, jnp.asarray(count), context)
     return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
@@ -335,16 +337,12 @@ def table_of(settled: Settled, context: Pytree, rows: Batch) -> jax.Array:
 
 
 @jit(static=0)
-def row_requests_together(
-    kernel: ChainKernel, context: Pytree, chain_keys: Array, iterations: Array
-) -> RowRequest | None:
+def row_requests_together(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
     """`row_requests` for chains stacked along a leading axis."""
-    return jax.vmap(lambda key: _row_requests(kernel, context, key, iterations))(chain_keys)
+    return jax.vmap(partial(_row_requests, kernel, context))(keys)
 
 
 @jit(static=0)
-def initial_row_requests(
-    kernel: ChainKernel, context: Pytree, chain_keys: Array
-) -> RowRequest | None:
+def initial_row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
     """`initial_row_request` for chains stacked along a leading axis."""
-    return jax.vmap(lambda key: _initial_row_request(kernel, context, key))(chain_keys)
+    return jax.vmap(partial(_initial_row_request, kernel, context))(keys)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -19,11 +20,12 @@ from modicum.errors import DataError
 from modicum.kernels.base import Kernel, Settled
 from modicum.models.base import Batch
 from modicum.progress import logger
+from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.run import executables
 from modicum.run.fetching import Batches, Fetcher, lengthened
-from modicum.run.records import Packed, PinnedPages, Record, side_by_side, unpacked
+from modicum.run.records import HostPacked, Packed, PinnedPages, Record, side_by_side, unpacked
 from modicum.runtime import (
     COMPILED,
     Array,
@@ -41,11 +43,19 @@ __all__ = ["Chains", "Parallel", "default_parallel"]
 
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
-Keys: TypeAlias = tuple[str | None, str | None]  # names on disk of the first call and the loop
+# A function that is being compiled.
+Compilation: TypeAlias = tuple[jax.stages.Lowered, Future[jax.stages.Compiled]]
 NOWHERE: Span = (np.int64(0), np.int64(0))  # no iterations
-WINDOWS = 8  # per call on an accelerator: finished windows are copied while the next one runs
 SHARE_OF_TABLE = 0.25  # share of the accelerator's free memory that a table of all rows may use
 CHAINS_PER_CORE = 8  # beyond this, stacking chains beats one thread per chain
+
+
+class Programs(NamedTuple):
+    """The compiled functions of a run, without their static arguments."""
+
+    begin: Callable[..., Pytree]
+    ahead: Callable[..., Pytree]
+    advance: Callable[..., Pytree]
 
 
 @dataclass
@@ -61,7 +71,7 @@ class Chains:
     flags
         One entry per iteration, warm-up and sampling together.
     capacity
-        Most iterations per call.
+        Most iterations per call of `advance`.
     rows
         The rows the kernel requests: on the device (a dict of arrays), or a `Rows` to fetch from
         ahead of time, or None for a kernel that requests none.
@@ -69,8 +79,8 @@ class Chains:
         "threads" (one thread per chain) or "stacked"; by default threads for a few chains on a CPU.
     thin
         Keep every `thin`-th iteration.
-    block
-        Most iterations whose rows are prepared together.
+    length
+        Most iterations that are prepared together, and taken by one compiled call.
     units
         What the kernel requests, as a noun for the progress bar: "rows" or "groups".
     start_keys
@@ -91,7 +101,7 @@ class Chains:
     rows: Batch | Rows | None = None
     parallel: Parallel | None = None
     thin: int = 1
-    block: int = compiled.BLOCK
+    length: int = compiled.LENGTH
     units: str = "rows"
     start_keys: np.ndarray | None = None
     settled: Settled | None = None
@@ -102,7 +112,8 @@ class Chains:
     def __post_init__(self) -> None:
         if self.parallel is None:
             self.parallel = default_parallel(len(self.keys))
-        self.capacity = _whole(self.capacity, self.block)
+        self.length = min(self.length, self.capacity)
+        self.capacity -= self.capacity % self.length
         self._flags = jax.tree.map(np.asarray, self.flags)
         self._stacked = self.parallel == "stacked"
         number = len(self.keys)
@@ -112,7 +123,7 @@ class Chains:
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
         self._group_keys: list[Array] = [*self._in_groups(self.keys)]
         begin_with = self.keys if self.start_keys is None else self.start_keys
-        self._group_starts = self._in_groups(begin_with)
+        self._group_starts = self._in_groups(words_at_start(begin_with))
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._pages = PinnedPages()
         self._fetcher: Fetcher | None = None
@@ -128,12 +139,9 @@ class Chains:
             )
         self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
         self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
-        # Rows that were fetched are those of a whole call.
-        parts = WINDOWS if self._through_pinned_pages and not self._fetcher else 1
-        window = _whole(max(self.capacity // parts, min(self.block, self.capacity)), self.block)
-        self._extent = compiled.Extent(window, self.block, self.thin)
-        self._first_from_disk: executables.Executable | None = None
-        self._loop_from_disk: executables.Executable | None = None
+        self._extent = compiled.Extent(self.length, self.thin)
+        self._programs = self._traced
+        self._made: list[executables.Made] = []
         self._quiet_from = 0
         self.obstacle = self._obstacle()
         if self.obstacle:
@@ -162,63 +170,100 @@ class Chains:
         batches = self._fetcher.at_start() if self._fetcher else None
         with uncollected():
             # one iteration, in the shapes of any call
-            fetched = self._fetcher.of(0, 1) if self._fetcher else None
+            fetched = self._of_call(self._fetcher.of(0, 1)) if self._fetcher else None
             keys = self._keys_on_disk(batches, fetched)
             if not self._begin_from_disk(keys, batches, fetched):
                 self._begin_afresh(keys, batches, fetched)
 
-    def _begin_afresh(self, keys: Keys, batches: Batches | None, fetched: Batches | None) -> None:
+    def _begin_afresh(
+        self, keys: Sequence[str | None], batches: Batches | None, fetched: Batches | None
+    ) -> None:
         """Trace and compile what chains need, and keep it for later processes."""
         before = COMPILED.from_disk
+        begin, ahead, advance = self._functions
+
+        def lower(function: Compiled[..., Pytree], *arguments: Pytree) -> Compilation:
+            lowered = function.lower(*arguments)
+            return lowered, self._pool.submit(lowered.compile)
+
         # Each function is compiled while the next one is traced, and before threads race to do so.
-        first = self._first.lower(*self._first_arguments(0, batches))
-        compiling = [self._pool.submit(first.compile)]
-        blank = NOWHERE, fetched, _zeros(first.out_info)
-        arguments = [self._arguments(g, *blank) for g in range(len(self._copies))]
-        loops = [self._loop.lower(*each) for each in arguments]
-        compiling += [self._pool.submit(loop.compile) for loop in loops]
+        places = range(len(self._copies))
+        to_prepare = [
+            lower(ahead, *self._static, *self._ahead_arguments(g, NOWHERE, fetched)) for g in places
+        ]
+        first = lower(begin, self.kernel, *self._first_arguments(0, batches))
+        blank = [_shapes(made.out_info) for made, _ in (to_prepare[0], first)]
+        steps = [
+            lower(advance, *self._static, *self._arguments(g, NOWHERE, *blank)) for g in places
+        ]
         if self._through_pinned_pages:
-            self._pages.reserve(self._bytes_recorded(loops[0].out_info[1]))
+            self._pages.reserve(self._bytes_recorded(steps[0][0].out_info[1]))
         if self.settled is not None:
-            self._compile_settled(*blank)
-        compiling[0].result()  # a call before it is there would compile it a second time
+            self._compile_settled(blank[1])
+        first[1].result()  # a call before it is there would compile it a second time
         self.state = self._started(batches)
-        programs = [one.result() for one in compiling]
+        for _, compilation in (*to_prepare, *steps):
+            compilation.result()
         fresh = COMPILED.from_disk == before
-        for key, lowered, program in zip(keys, (first, loops[0]), programs, strict=False):
-            executables.keep(key, lowered, program, fresh)
+        for_later = zip(keys, (first, to_prepare[0], steps[0]), strict=True)
+        self._made = [
+            executables.Made(key, lowered, compilation.result(), fresh)
+            for key, (lowered, compilation) in for_later
+        ]
 
     def _begin_from_disk(
-        self, keys: Keys, batches: Batches | None, fetched: Batches | None
+        self, keys: Sequence[str | None], batches: Batches | None, fetched: Batches | None
     ) -> bool:
         """Start with code compiled by an earlier process; False if there is none that runs."""
         programs = executables.stored(*keys)
         if programs is None:
             return False
-        self._first_from_disk, self._loop_from_disk = programs
+        self._programs = Programs(*programs)
         try:
             self.state = self._started(batches)
             # zero iterations, to check that the code runs
-            jax.block_until_ready(self._run_loop(0, NOWHERE, fetched, self.state[0]))
+            jax.block_until_ready(self._run(0, NOWHERE, fetched, self.state[0]))
         except Exception as error:  # what is raised depends on the version
             logger.info("compiled code of an earlier process does not run here: %s", error)
-            self._first_from_disk = self._loop_from_disk = None
+            self._programs = self._traced
             return False
         return True
 
-    def _keys_on_disk(self, batches: Batches | None, fetched: Batches | None) -> Keys:
-        """Return the names under which an earlier process stored the first call and the loop.
+    def _keys_on_disk(
+        self, batches: Batches | None, fetched: Batches | None
+    ) -> Sequence[str | None]:
+        """Return the names under which an earlier process stored the programs.
 
-        The first call makes the state, so its key stands for the state's shapes.
+        The first two make the state and what is known ahead, so their keys stand for the shapes of
+        these.
         """
         if len(self._copies) > 1 or self.settled is not None:
-            return None, None
-        kernel, *others = self._first_arguments(0, batches)
-        begin = executables.key_of(self._first, (kernel,), tuple(others))
-        if begin is None:
-            return None, None
-        kernel, extent, *others = self._arguments(0, NOWHERE, fetched, None)
-        return begin, executables.key_of(self._loop, (kernel, extent, begin), tuple(others))
+            return None, None, None
+        begin, ahead, advance = self._functions
+        key_of, static = executables.key_of, self._static
+        first = key_of(begin, (self.kernel,), self._first_arguments(0, batches))
+        prepared = key_of(ahead, static, self._ahead_arguments(0, NOWHERE, fetched))
+        if first is None or prepared is None:
+            return None, None, None
+        others = self._arguments(0, NOWHERE, None, None)
+        return first, prepared, key_of(advance, (*static, first, prepared), others)
+
+    @property
+    def _functions(self) -> tuple[Compiled[..., Pytree], ...]:
+        """What is compiled: the functions of `Programs`, with static arguments first."""
+        if self._stacked:
+            return compiled.begin_together, compiled.ahead_together, compiled.advance_together
+        return compiled.begin, compiled.ahead, compiled.advance
+
+    @property
+    def _static(self) -> tuple[Kernel[Any, Any], compiled.Extent]:
+        return self.kernel, self._extent
+
+    @property
+    def _traced(self) -> Programs:
+        """The programs as JAX finds them in memory, or compiles them."""
+        begin, *others = self._functions
+        return Programs(partial(begin, self.kernel), *(partial(f, *self._static) for f in others))
 
     def _spread(self) -> None:
         """Copy context and rows to every device that runs a group of chains."""
@@ -233,19 +278,12 @@ class Chains:
 
     def _started(self, batches: Batches | None) -> list[compiled.Progress]:
         """Return the initial states of all groups."""
-        arguments = (self._first_arguments(g, batches) for g in range(len(self._parts)))
-        if self._first_from_disk is not None:
-            return [self._first_from_disk(*dynamic) for _, *dynamic in arguments]
-        return [self._first(*each) for each in arguments]
-
-    @property
-    def _first(self) -> Compiled[..., compiled.Progress]:
-        return compiled.begin_together if self._stacked else compiled.begin
+        groups = range(len(self._parts))
+        return [self._programs.begin(*self._first_arguments(g, batches)) for g in groups]
 
     def _first_arguments(self, g: int, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments of the first call for group `g`."""
-        key = self._group_starts[g]
-        return (self.kernel, *self._at_device(g), self._of_group(batches, g), key)
+        return (*self._at_device(g), self._of_group(batches, g), self._group_starts[g])
 
     def _tabulate(self, settled: Settled) -> list[jax.Array]:
         """Prepare all rows for `settled`, once per device; [] if memory is short."""
@@ -259,16 +297,15 @@ class Chains:
             tables.append(compiled.table_of(settled, context, rows))
         return tables
 
-    def _compile_settled(
-        self, span: Span, batches: Batches | None, state: compiled.Progress
-    ) -> None:
+    def _compile_settled(self, state: Pytree) -> None:
         """Compile `settled`; fall back to the plain loop if the device cannot run it."""
         assert self.settled is not None
+        batches = self._fetcher.of(0, 1) if self._fetcher else None
         try:
             self._tables = self._tabulate(self.settled)
             for g in range(len(self._copies)):
                 loop = compiled.advance_settled.lower(
-                    *self._settled_arguments(g, span, batches, state)
+                    *self._settled_arguments(g, NOWHERE, batches, state)
                 )
                 loop.compile()
         except Exception as error:  # what is raised depends on device and version
@@ -280,9 +317,8 @@ class Chains:
     def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
         """Run iterations `first` to `first + count`; return what they recorded, (chain, ...).
 
-        That is one record or, on an accelerator, one for each of some consecutive windows. Rows
-        for the `next_count` iterations after these are fetched meanwhile. With thinning only the
-        windows that ended are returned.
+        There is one record per compiled call. Rows for the `next_count` iterations after these are
+        fetched meanwhile. With thinning only the windows that ended are returned.
         """
         batches = self._fetcher.of(first, count) if self._fetcher else None
         if self._fetcher and next_count:
@@ -300,28 +336,44 @@ class Chains:
     def _advance_group(
         self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
     ) -> tuple[compiled.Progress, list[Record]]:
-        """Advance group `g`; its records have a leading axis for chains."""
-        if self._through_pinned_pages:
-            return self._in_windows(g, span, batches, state)
-        state, record = self._run_loop(g, span, batches, state)
-        ended = self._ended(*span)
-        kept = {names: self._with_axis(values)[:, :ended] for names, values in record.items()}
-        return state, [unpacked(kept)]
+        """Advance group `g`; its records have a leading axis for chains.
 
-    def _in_windows(
-        self, g: int, span: Span, batches: Batches | None, state: compiled.Progress
-    ) -> tuple[compiled.Progress, list[Record]]:
-        """Advance group `g` on an accelerator, copying finished windows while others run."""
-        sent: list[tuple[Packed, int]] = []
+        On an accelerator, records of a call are copied while the next one runs.
+        """
+        done: list[tuple[Packed, int]] = []
         for start, size in self._windows(*map(int, span)):
             part = np.int64(start), np.int64(size)
+            before = start - int(span[0])
             if self.settled is not None and start >= self._quiet_from:
-                arguments = self._settled_arguments(g, part, batches, state)
+                read = self._of_call(batches, before, self.settled_length)
+                arguments = self._settled_arguments(g, part, read, state)
                 state, record = compiled.advance_settled(*arguments)
             else:
-                state, record = self._run_loop(g, part, batches, state)
-            sent.append((self._pages.send(record), self._ended(*part)))
-        return state, [unpacked(self._pages.arrived(*record)) for record in sent]
+                state, record = self._run(g, part, self._of_call(batches, before), state)
+            if self._through_pinned_pages:
+                record = self._pages.send(record)
+            else:
+                jax.block_until_ready(record)  # before the next call's rows take up memory
+            done.append((record, self._ended(*part)))
+        return state, [unpacked(self._arrived(*each)) for each in done]
+
+    def _arrived(self, record: Packed, count: int) -> HostPacked:
+        """Wait for a record, and return its first `count` slots."""
+        if self._through_pinned_pages:
+            return self._pages.arrived(record, count)
+        return {names: self._with_axis(values)[:, :count] for names, values in record.items()}
+
+    def _of_call(
+        self, batches: Batches | None, start: int = 0, length: int | None = None
+    ) -> Batches | None:
+        """Return the rows of a compiled call from those of all iterations, beginning at `start`."""
+        if batches is None:
+            return None
+        length = length or self.length
+        return {
+            name: lengthened(values[:, start : start + length], length, axis=1)
+            for name, values in batches.items()
+        }
 
     def _bytes_recorded(self, record: Packed) -> int:
         """Return how many bytes all iterations record, given the record of one call."""
@@ -333,11 +385,11 @@ class Chains:
         """Yield the first iteration and the length of each call of the compiled loops."""
         start, end = first, first + count
         while start < end:
-            most = self._extent.capacity
+            most = self.length
             if self.settled is not None and start >= self._quiet_from:
                 # equal windows: a short one would leave pages half empty
                 most = -(-(end - start) // -(-(end - start) // self.settled_length))
-            elif self.settled is not None and not self._fetcher:
+            elif self.settled is not None:
                 most = min(most, self._quiet_from - start)
             yield start, min(most, end - start)
             start += min(most, end - start)
@@ -350,27 +402,28 @@ class Chains:
     def _through_pinned_pages(self) -> bool:
         return self._stacked and jax.default_backend() != "cpu"
 
-    @property
-    def _loop(self) -> Compiled[..., tuple[Pytree, Pytree]]:
-        return compiled.advance_together if self._stacked else compiled.advance
-
-    def _run_loop(
+    def _run(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Pytree, Pytree]:
-        arguments = self._arguments(g, span, batches, state)
-        if self._loop_from_disk is None:
-            return self._loop(*arguments)
-        _, _, *dynamic = arguments
-        done: tuple[Pytree, Pytree] = self._loop_from_disk(*dynamic)
+        """Prepare some iterations and take their steps."""
+        ready = self._programs.ahead(*self._ahead_arguments(g, span, batches))
+        done: tuple[Pytree, Pytree] = self._programs.advance(
+            *self._arguments(g, span, ready, state)
+        )
         return done
 
-    def _arguments(
-        self, g: int, span: Span, batches: Batches | None, state: Pytree
-    ) -> tuple[Pytree, ...]:
-        """Return the arguments of the loop for group `g`."""
-        fixed = (self.kernel, self._extent, *self._at_device(g))
-        flags = self._flags_of(int(span[0]))
-        return (*fixed, flags, span, self._of_group(batches, g), state, self._group_keys[g])
+    def _ahead_arguments(self, g: int, span: Span, batches: Batches | None) -> tuple[Pytree, ...]:
+        """Return the arguments that prepare iterations of group `g`."""
+        read = (*self._at_device(g), self._of_group(batches, g))
+        if self._stacked:
+            return (*read, span[0], self._group_keys[g])
+        iterations = span[0] + np.arange(self.length)
+        return (*read, words_of_iterations(self.keys[g], iterations))
+
+    def _arguments(self, g: int, span: Span, ready: Pytree, state: Pytree) -> tuple[Pytree, ...]:
+        """Return the arguments of the steps of group `g`."""
+        context, _ = self._at_device(g)
+        return context, self._flags_of(int(span[0])), span, ready, state
 
     def _settled_arguments(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
@@ -382,13 +435,17 @@ class Chains:
         return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
 
     def _flags_of(self, first: int) -> Pytree:
-        """Return the flags from iteration `first` on, padded to the capacity of a call."""
-        size = self._extent.capacity
-        window = slice(first, first + size)
-        return jax.tree.map(lambda all_: lengthened(all_[window], size), self._flags)
+        """Return the flags from iteration `first` on, padded to the length of a compiled call."""
+        window = slice(first, first + self.length)
+        return jax.tree.map(lambda all_: lengthened(all_[window], self.length), self._flags)
 
     def close(self) -> None:
-        """Shut the threads down."""
+        """Shut the threads down, and keep what was compiled for later processes.
+
+        Not before: it would take a tenth of a second from the first iterations.
+        """
+        executables.keep(self._made)
+        self._made = []
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._fetcher:
             self._fetcher.close()
@@ -450,9 +507,9 @@ class Chains:
         ]
 
 
-def _zeros(shapes: Pytree) -> Pytree:
-    """Return arrays of these shapes, for compiling a function that takes them."""
-    return jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), shapes)
+def _shapes(results: Pytree) -> Pytree:
+    """Return the shapes of results, for lowering a function that takes them."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), results)
 
 
 def refuse_other_state(saved: Sequence[np.ndarray], begun: Sequence[np.ndarray]) -> None:
@@ -465,11 +522,6 @@ def default_parallel(chains: int = 1) -> Parallel:
     """Threads for a few chains on a CPU; stacked for many, and on an accelerator."""
     fits_threads = chains <= CHAINS_PER_CORE * (os.cpu_count() or 1)
     return "threads" if fits_threads and jax.default_backend() == "cpu" else "stacked"
-
-
-def _whole(capacity: int, block: int) -> int:
-    """Round down to whole blocks, unless there is less than one."""
-    return capacity - capacity % block if capacity > block else capacity
 
 
 def _groups(chains: int) -> int:

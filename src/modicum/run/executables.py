@@ -22,20 +22,20 @@ import platform
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from modicum.progress import logger
 from modicum.runtime import Compiled, Pytree, check_options, on_release, refuse_forked
 
-__all__ = ["Executable", "get_ready", "keep", "key_of", "stored"]
+__all__ = ["Executable", "Made", "get_ready", "keep", "key_of", "stored"]
 
 Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
@@ -89,40 +89,36 @@ def _read(folder: Path, key: str) -> Executable:
     return _loaded[key]
 
 
-def keep(
-    key: str | None, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, fresh: bool
-) -> None:
-    """Store a loop that this process has traced and compiled, for later processes.
+class Made(NamedTuple):
+    """A program that this process has traced and compiled."""
 
-    Parameters
-    ----------
-    fresh
-        Whether it was compiled just now. Code that JAX has loaded from its own cache cannot be
-        serialised again, since the result does not run; but code that an earlier process wrote may
-        serve this key too.
-    """
+    key: str | None
+    lowered: jax.stages.Lowered
+    compiled: jax.stages.Compiled
+    # Whether it was compiled just now. Code that JAX has loaded from its own cache cannot be
+    # serialised again, since the result does not run; but code that an earlier process wrote may
+    # serve this key too.
+    fresh: bool
+
+
+def keep(programs: Sequence[Made]) -> None:
+    """Store programs for later processes, in a thread."""
     folder = _folder()
-    if key is None or folder is None or key in _traced:
+    new = [made for made in programs if made.key is not None and made.key not in _traced]
+    if folder is None or not new:
         return
-    _traced.add(key)
+    _traced.update(made.key for made in new if made.key is not None)
     made_for = repr((_settings(), _surroundings()))
-    what = (folder, key, lowered, compiled, made_for, fresh)
-    threading.Thread(target=_name_and_write, args=what).start()  # while chains run
+    threading.Thread(target=_name_and_write, args=(folder, new, made_for)).start()
 
 
-def _name_and_write(
-    folder: Path,
-    key: str,
-    lowered: jax.stages.Lowered,
-    compiled: jax.stages.Compiled,
-    made_for: str,
-    fresh: bool,
-) -> None:
-    """Name the code by the compiler's input, and write it if it is fresh or known."""
-    text = lowered.as_text() + made_for
-    name = f"code-{hashlib.blake2b(text.encode(), digest_size=20).hexdigest()}"
-    if fresh or (folder / name).exists():
-        _write(folder, key, name, compiled)
+def _name_and_write(folder: Path, programs: Sequence[Made], made_for: str) -> None:
+    """Name code by the compiler's input, and write what is fresh or known."""
+    for key, lowered, compiled, fresh in programs:
+        text = lowered.as_text() + made_for
+        name = f"code-{hashlib.blake2b(text.encode(), digest_size=20).hexdigest()}"
+        if key is not None and (fresh or (folder / name).exists()):
+            _write(folder, key, name, compiled)
 
 
 def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> None:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from modicum.kernels.base import Kernel, RowRequest, carried_fields
+from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.runtime import Pytree, aligned, free_memory, in_double_precision
@@ -90,7 +91,7 @@ class Fetcher:
 
     def at_start(self) -> Batches | None:
         """Read the rows for `init`, without an axis for iterations; None if it needs none."""
-        keys = self.keys if self.start_keys is None else self.start_keys
+        keys = words_at_start(self.keys if self.start_keys is None else self.start_keys)
         if self.stacked:
             requests = compiled.initial_row_requests(self.kernel, self.context, keys)
             return None if requests is None else self._read(requests)
@@ -113,13 +114,12 @@ class Fetcher:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self, first: int, count: int) -> Batches:
-        iterations = np.arange(first, first + self.capacity)
+        keys = words_of_iterations(self.keys, np.arange(first, first + self.capacity))
         if self.stacked:
-            together = compiled.row_requests_together
-            requests = together(self.kernel, self.context, self.keys, iterations)
+            requests = compiled.row_requests_together(self.kernel, self.context, keys)
         else:
             of_chain = partial(compiled.row_requests, self.kernel, self.context)
-            requests = _joined([of_chain(key, iterations) for key in self.keys])
+            requests = _joined([of_chain(each) for each in keys])
         read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
         return {name: lengthened(values, self.capacity, axis=1) for name, values in read.items()}
 

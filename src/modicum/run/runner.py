@@ -14,6 +14,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning
 from modicum.kernels.base import Settled
 from modicum.progress import Progressbar, logger, phase
+from modicum.run.advance import LENGTH
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.monitor import Monitor
@@ -23,7 +24,7 @@ from modicum.runtime import Pytree
 __all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
 
 CHUNK_SECONDS = 0.7  # approximate time between updates of progress and checkpoint
-SHORTEST = 256  # minimum capacity of a compiled call in iterations, if memory allows
+SHORTEST = LENGTH  # minimum capacity in iterations, if memory allows
 
 
 @dataclass
@@ -161,10 +162,10 @@ class _Book:
 
 
 def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
-    """Return the capacity of a compiled call: about 32 MB at `numbers` float64 per iteration.
+    """Return the capacity of a call: about 32 MB at `numbers` float64 per iteration.
 
     `stacked` chains share that, or a gigabyte on an accelerator. On a CPU the capacity is a power
-    of two if memory allows, so that runs of similar length share the compiled loop; not on an
+    of two if memory allows, so that runs of similar length share compiled code; not on an
     accelerator, where the whole array is copied.
     """
     on_cpu = jax.default_backend() == "cpu"
