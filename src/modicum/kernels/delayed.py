@@ -12,6 +12,7 @@ dynamics applies: the acceptance rate falls as the variance of log Lhat grows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -32,9 +33,9 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     certain_rows,
-    replace_blocks,
 )
 from modicum.kernels.moves import at_point, longest_step
+from modicum.kernels.slices import entry, take
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -109,6 +110,19 @@ class DelayedAcceptanceKernel:
         del context
         return key
 
+    def _replace(self, subsample: Pytree, fresh: Pytree, blocks: jax.Array) -> Pytree:
+        """Put fresh rows in place of the given blocks, each of which is one part.
+
+        They are not accepted or rejected by eq. 3.5: u must be independent of the parameters here.
+        """
+        estimator, size = self.surrogate.estimator, self.surrogate.block
+
+        def replace_block(k: jax.Array, kept: Pytree) -> Pytree:
+            new = jax.tree.map(lambda rows: take(rows, k * size, size), fresh)
+            return jax.tree.map(partial(estimator.replace, slots=entry(blocks, k)), kept, new)
+
+        return jax.lax.fori_loop(0, blocks.shape[0], replace_block, subsample)
+
     def step(
         self,
         key: jax.Array,
@@ -121,8 +135,7 @@ class DelayedAcceptanceKernel:
         kernel = self.surrogate
         block_key, move_key, accept_key = jax.random.split(key, 3)
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
-        # Replaced unconditionally, not by eq. 3.5: u must be independent of the parameters here.
-        subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
+        subsample = self._replace(state.subsample, batch, blocks)
         surrogate = kernel.log_density(subsample, state.present, context.surrogate)
 
         def density(z: jax.Array) -> jax.Array:
