@@ -19,16 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import (
-    EMPTY,
-    Draw,
-    LogPosterior,
-    RowRequest,
-    from_anchor,
-    is_straight,
-    recorded,
-    straighten,
-)
+from modicum.kernels.base import EMPTY, Draw, LogPosterior, RowRequest
+from modicum.kernels.coordinates import coordinates_to_record, displacement, is_straight, straighten
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
@@ -93,7 +85,7 @@ class DelayedAcceptanceKernel:
     def _exact_log_density(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
         s, growth = straighten(z, context.surrogate.proxy)
         proxy = context.surrogate.proxy
-        exact = self.log_posterior(proxy.point + from_anchor(s, proxy), context.data)
+        exact = self.log_posterior(proxy.point + displacement(s, proxy), context.data)
         return exact if is_straight(proxy) else exact + growth
 
     def init(
@@ -163,7 +155,7 @@ class DelayedAcceptanceKernel:
         described = (values, state.present, context.surrogate.estimator)
         estimate = kernel.estimator.combine(*described)
         draw = {
-            "position": recorded(at, context.surrogate.proxy),
+            "position": coordinates_to_record(at, context.surrogate.proxy),
             "lp": exact if is_straight(context.surrogate.proxy) else exact - growth,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),

@@ -25,10 +25,8 @@ from modicum.kernels.base import (
     RowDesign,
     RowRequest,
     RowsRead,
-    is_straight,
-    recorded,
-    straighten,
 )
+from modicum.kernels.coordinates import coordinates_to_record, is_straight, straighten
 from modicum.kernels.moves import (
     Density,
     PathChances,
@@ -256,7 +254,7 @@ class EnergyConservingKernel:
         inputs = self._inputs(values, present, context)
         estimate = self.estimator.combine(*inputs)
         draw = {
-            "position": recorded(at, context.proxy),
+            "position": coordinates_to_record(at, context.proxy),
             "lp": logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
