@@ -11,6 +11,7 @@ overwritten until its window of iterations is complete, so it does not depend on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -70,7 +71,7 @@ class Progress(NamedTuple):
     touched: jax.Array  # rows touched since the last recorded iteration
 
 
-def _keys(chain_key: Array, iteration: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def _keys(chain_key: Array, iteration: Array | int) -> tuple[jax.Array, jax.Array]:
     """Return two keys for an iteration: for choosing its rows, and for its step.
 
     The generator turns each of the blocks (iteration, 0) and (iteration, 1) into a key. Folding in
@@ -130,18 +131,17 @@ def _advance(
     progress: Progress,
     chain_key: Array,
 ) -> tuple[Progress, Packed]:
+    """Run the iterations of `span`; return the chain's progress and what they recorded."""
     first, count = span
     capacity, block, thin = extent
     block = min(block, capacity)
 
-    def keys(b: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """Return the keys of all iterations of block `b` at once: small operations are costly."""
-        return jax.vmap(lambda k: _keys(chain_key, first + b * block + k))(jnp.arange(block))
-
     # Functions called in two places are wrapped in `jax.jit`, so that they are traced once.
     @jax.jit
     def ahead(b: jax.Array | int) -> Ahead:
-        rows_keys, step_keys = keys(b)
+        # the keys of a whole block at once, since small operations are costly
+        numbers = first + b * block + jnp.arange(block)
+        rows_keys, step_keys = jax.vmap(partial(_keys, chain_key))(numbers)
         chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
         selection = _selection(kernel, chances, block)
         read = batches
@@ -175,15 +175,16 @@ def _advance(
 
         return jax.lax.fori_loop(0, jnp.minimum(block, count - b * block), inside, carry)
 
-    def shapes(state: Pytree) -> Packed:
-        return packed(step(0, 0, state, ahead(0))[1])
-
     slots = capacity if thin == 1 else capacity // thin + 2
-    record = jax.tree.map(
-        lambda s: jnp.zeros((slots, *s.shape), s.dtype), jax.eval_shape(shapes, progress.state)
-    )
+    record = _empty(lambda state: packed(step(0, 0, state, ahead(0))[1]), progress.state, slots)
     blocks = (count + block - 1) // block
     return jax.lax.fori_loop(0, blocks, through_block, (progress, record))
+
+
+def _empty(record_of: Callable[[Pytree], Packed], state: Pytree, slots: int) -> Packed:
+    """Return zeros for `slots` of what `record_of` returns for a state, without computing it."""
+    shapes = jax.eval_shape(record_of, state)
+    return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), shapes)
 
 
 class Ahead(NamedTuple):
