@@ -155,7 +155,9 @@ class BlockPoisson:
         places = jnp.where(accept & (slots < self.slots), slots * self.batch, nowhere)
         return put_each(rows, parts, places)
 
-    def about(self, tables: BlockPoissonTables, difference: jax.Array) -> BlockPoissonTables:
+    def raise_expectation(
+        self, tables: BlockPoissonTables, difference: jax.Array
+    ) -> BlockPoissonTables:
         """Move the bound with the expected difference."""
         return tables._replace(centre=tables.centre + difference)
 

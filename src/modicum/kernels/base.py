@@ -414,7 +414,7 @@ class Estimator(Protocol[Tables]):
         """Return the statistics to record, one number per name, of what `combine` returned."""
         ...
 
-    def about(self, tables: Tables, difference: jax.Array) -> Tables:
+    def raise_expectation(self, tables: Tables, difference: jax.Array) -> Tables:
         """Return tables whose expectation of D is higher by `difference`."""
         ...
 

@@ -178,7 +178,7 @@ class EnergyConservingKernel:
         if not last:
             return values, present, context.estimator
         own, residuals = values[:-last], values[-last:]
-        tables = self.estimator.about(context.estimator, jnp.sum(residuals))
+        tables = self.estimator.raise_expectation(context.estimator, jnp.sum(residuals))
         return own, present, tables
 
     def init(
