@@ -161,6 +161,13 @@ def test_a_circle_is_caught_whatever_kind_of_import_closes_it():
 # The laboratory ----------------------------------------------------------------------------
 
 
+def test_completion_offers_public_names_alone():
+    import modicum
+
+    assert "posterior" in vars(modicum)  # a module that is imported, and not public
+    assert set(dir(modicum)) == set(modicum.__all__)
+
+
 def test_the_laboratory_uses_public_names_alone(laboratory, public):
     assert deep_uses(laboratory, public) == []
 

@@ -1,6 +1,6 @@
 """Modicum: Bayesian inference on tall data by Markov chains that touch a few rows per step."""
 
-from importlib.metadata import version
+from importlib.metadata import version as _version
 
 from modicum import datasets, diagnostics, engines, methods, models, priors, rows
 from modicum.digest import Digest, digest
@@ -53,7 +53,7 @@ from modicum.progress import ProgressEvent
 from modicum.rows import Rows
 from modicum.sample import sample
 
-__version__ = version("modicum")
+__version__ = _version("modicum")
 
 __all__ = [
     "BAOAB",
@@ -109,3 +109,8 @@ __all__ = [
     "sample",
     "simplex",
 ]
+
+
+def __dir__() -> list[str]:
+    # for completion in notebooks, which would else offer every module that has been imported
+    return __all__

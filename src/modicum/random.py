@@ -66,6 +66,7 @@ class Stream(IntEnum):
     LEFT_OUT_POINTS = 35  # points for left-out rows that importance weights cannot handle
     MODEL_WEIGHTS = 36  # the Bayesian bootstrap of model comparisons
     COUNTED_ROWS = 37  # which of the rows behind a weighted row are checked
+    RESAMPLING = 38  # which weighted draws are repeated to get equally weighted ones
     DIGEST_ROWS = 40  # rows that a digest keeps
     COORDINATE_ROWS = 50  # rows that choose the coordinates of control variates
     STUDY_DRAWS = 60  # points at which residuals are studied, the same in every run

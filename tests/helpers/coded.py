@@ -9,7 +9,7 @@ import numpy as np
 import modicum as mo
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import Description, Field
-from modicum.rows.fields import MemoryBackend
+from modicum.rows.memory import MemoryBackend
 
 
 class Pair(NamedTuple):

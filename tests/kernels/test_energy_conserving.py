@@ -21,7 +21,6 @@ from modicum.kernels.base import EMPTY, Proxy
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
-    replace_blocks,
 )
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs import composition
@@ -88,8 +87,8 @@ def test_replacing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, 
             a, b, c = jax.random.split(key, 3)
             before = jax.random.normal(a, (m,))
             fresh = jax.random.normal(b, (size,))
-            which = jax.random.randint(c, (1,), 0, blocks)
-            after = replace_blocks(before, fresh, which, size)
+            which = jax.random.randint(c, (), 0, blocks)
+            after = Perturbed().replace(before, fresh, which)
             return before.mean(), after.mean(), (before == after).sum()
 
         return jax.vmap(one)(keys)

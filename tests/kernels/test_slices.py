@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modicum.kernels.slices import entry, put, set_entry, take
+from modicum.kernels.slices import entry, locate, put, set_entry, starts, take
 
 TREE = {"x": np.arange(24.0).reshape(6, 2, 2), "y": np.arange(6), "flag": np.arange(6) % 2 == 0}
 
@@ -46,3 +46,13 @@ def test_no_operation_allows_for_negative_positions():
 
     assert count(entry) == 6  # a slice and a squeeze per array
     assert count(lambda tree, k: jax.tree.map(lambda array: array[k], tree)) > 6
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 2, 0], [0, 0, 4], [5]])
+def test_positions_are_found_in_blocks_some_of_which_are_empty(counts):
+    owner = np.repeat(np.arange(len(counts)), counts)
+    block, within, inside = map(np.asarray, locate(jnp.arange(7), jnp.array(counts)))
+    np.testing.assert_array_equal(inside, np.arange(7) < owner.size)
+    np.testing.assert_array_equal(block[inside], owner)
+    np.testing.assert_array_equal(block[~inside], len(counts) - 1)
+    np.testing.assert_array_equal(np.asarray(starts(jnp.array(counts)))[block] + within, range(7))

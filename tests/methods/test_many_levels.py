@@ -11,7 +11,7 @@ import pytest
 import modicum as mo
 from helpers.targets import TIMES, mean_and_error, sums_of
 from modicum.estimators import control_variate, proxy
-from modicum.kernels.base import straighten
+from modicum.kernels.coordinates import straighten
 from modicum.models import target as targets
 from modicum.models.arrow import ArrowCholesky, ArrowFactor, ArrowMatrix
 from modicum.passes import anchor_at_mode

@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 import modicum as mo
-from modicum.kernels.base import Proxy, Warp, straighten
+from modicum.kernels.base import Proxy, Warp
+from modicum.kernels.coordinates import straighten
 from modicum.models import Target
 from modicum.models.correlations import correlations, partials_of
 from modicum.models.groups.multilevel import multilevel

@@ -23,7 +23,7 @@ from modicum.designs import WeightTables
 from modicum.errors import DataError
 from modicum.rows import Rows
 from modicum.rows.description import Description, Field
-from modicum.rows.fields import MemoryBackend
+from modicum.rows.memory import MemoryBackend
 
 __all__ = ["Pool", "RowCounts", "choose", "hashes"]
 

@@ -20,11 +20,11 @@ from modicum.models import Target
 from modicum.passes import Engine, Quadratic, Sums
 from modicum.rows import Rows
 
-__all__ = ["Removed", "removed_sums"]
+__all__ = ["RemovedSums", "removed_sums"]
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedSums:
     """Sums over the rows removed from a digest.
 
     Attributes
@@ -56,27 +56,27 @@ class Removed:
 
 def removed_sums(
     target: Target, rows: Rows, pool: Pool, anchors: np.ndarray, engine: Engine
-) -> Removed:
+) -> RemovedSums:
     """Sum the expansions of `rows`, which are removed from the digest, about their anchors."""
 
-    def about(anchor: np.ndarray, subset: Rows) -> Quadratic:
+    def expand_at(anchor: np.ndarray, subset: Rows) -> Quadratic:
         return expansion(Sums(target, subset, engine, Ledger(rows=len(subset))), anchor)
 
     if len(anchors) == 1:
-        return Removed(about(anchors[0], rows))
+        return RemovedSums(expand_at(anchors[0], rows))
     parts, stands_for = _anchors_known(rows, pool)
-    unknown = [about(anchor, rows) for anchor in anchors]
+    unknown = [expand_at(anchor, rows) for anchor in anchors]
     total: Quadratic | None = None
     for part in np.unique(parts[parts >= 0]):
         rows_of_part = rows.subset(np.flatnonzero(parts == part))
         for k, anchor in enumerate(anchors):
-            part_sums = about(anchor, rows_of_part)
+            part_sums = expand_at(anchor, rows_of_part)
             unknown[k] = unknown[k] - part_sums
             if k == part:
                 total = part_sums if total is None else total + part_sums
     if not (parts < 0).any():
         assert total is not None
-        return Removed(total)
+        return RemovedSums(total)
     counts = np.bincount(parts[parts >= 0], minlength=len(anchors))
     others = np.bincount(pool.part, weights=pool.size, minlength=len(anchors))
     share = stands_for if stands_for.sum() > 0 else others
@@ -87,7 +87,7 @@ def removed_sums(
     assert total is not None
     smooth = (counts + 1) / (counts.sum() + len(anchors))  # an anchor without rows found gets some
     error = np.sqrt(smooth * (1 - smooth) / (counts.sum() + len(anchors)))
-    return Removed(
+    return RemovedSums(
         total, tuple(rest - unknown[0] for rest in unknown[1:]), tuple(map(float, error[1:]))
     )
 

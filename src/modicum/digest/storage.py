@@ -18,7 +18,7 @@ from modicum.posterior import FitRows, archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
 from modicum.rows.entries import Json, integer, mapping, text
-from modicum.rows.fields import MemoryBackend
+from modicum.rows.memory import MemoryBackend
 
 __all__ = ["Contents", "load", "save"]
 

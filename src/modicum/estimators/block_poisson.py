@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
 from modicum.kernels.base import EMPTY, Draw, Estimate, Placement
-from modicum.kernels.slices import put_each
+from modicum.kernels.slices import locate, put_each
 from modicum.random import unrelated_key
 from modicum.runtime import Pytree
 
@@ -124,12 +124,9 @@ class BlockPoisson:
         With probability 1e-6 there are more than slots, and the last are left out. Only the start
         of a chain is then affected: `place` tells whether a later block fits.
         """
-        end = jnp.cumsum(counts)
-        slot = jnp.arange(self.slots)
-        block = jnp.sum(slot[:, None] >= end, axis=1)  # `blocks` beyond the last factor
-        owners = jnp.where(slot < end[-1], block, EMPTY).astype(jnp.uint32)
-        part = slot + block * self.parts - (end - counts)[block]
-        part = jnp.where(slot < end[-1], part, 0)  # any rows will do in an empty slot
+        block, number, filled = locate(jnp.arange(self.slots), counts)
+        owners = jnp.where(filled, block, EMPTY).astype(jnp.uint32)
+        part = jnp.where(filled, block * self.parts + number, 0)  # an empty slot takes any rows
 
         def gather(rows: jax.Array) -> jax.Array:
             parts = rows.reshape(-1, self.batch, *rows.shape[1:])
@@ -160,7 +157,9 @@ class BlockPoisson:
         places = jnp.where(accept & (slots < self.slots), slots * self.batch, nowhere)
         return put_each(rows, parts, places)
 
-    def about(self, tables: BlockPoissonTables, difference: jax.Array) -> BlockPoissonTables:
+    def raise_expectation(
+        self, tables: BlockPoissonTables, difference: jax.Array
+    ) -> BlockPoissonTables:
         """Move the bound with the expected difference."""
         return tables._replace(centre=tables.centre + difference)
 

@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from modicum.errors import SettingError
-from modicum.kernels.base import BoundSums, Whitening, unwhiten
+from modicum.kernels.base import BoundSums, Whitening
+from modicum.kernels.coordinates import unwhiten
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.base import BaseModel, Batch
 from modicum.models.families import Logistic, Softmax, StudentT

@@ -18,13 +18,8 @@ import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.estimators.taylor import control_variate, proxy
-from modicum.kernels.base import (
-    ControlVariate,
-    Proxy,
-    StochasticGradientContext,
-    scaled,
-    unwhiten,
-)
+from modicum.kernels.base import ControlVariate, Proxy, StochasticGradientContext
+from modicum.kernels.coordinates import scaled, unwhiten
 from modicum.models import Target
 from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums

@@ -80,7 +80,7 @@ class EveryRow(ABC):
         kept = take(rows, slots * size, size)
         return put(rows, jnp.where(accept, fresh, kept), slots * size)
 
-    def about(self, tables: Pytree, difference: jax.Array) -> Pytree:
+    def raise_expectation(self, tables: Pytree, difference: jax.Array) -> Pytree:
         """Return the tables unchanged: they do not depend on the expected difference."""
         del difference
         return tables

@@ -26,7 +26,8 @@ from modicum.estimators.remainder import (
     remainder_and_slope,
 )
 from modicum.estimators.row_factor import whitened
-from modicum.kernels.base import ControlVariate, Proxy, from_anchor
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.coordinates import displacement
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import ArrowFactor, ArrowMatrix, Symmetric
 from modicum.models.base import Batch
@@ -139,7 +140,7 @@ def _with_exact(
     """Add the log-density of priors that are not part of the quadratic."""
     if prior is None:
         return total
-    return total + prior.log_density(proxy.point + from_anchor(z, proxy), proxy.prior)
+    return total + prior.log_density(proxy.point + displacement(z, proxy), proxy.prior)
 
 
 # A linear predictor -----------------------------------------------------------------------
@@ -332,7 +333,7 @@ class AutodiffTaylor:
 
         The path from t* to t is straight in the coordinates of expansion.
         """
-        away = from_anchor(z, proxy)
+        away = displacement(z, proxy)
 
         def phi(s: jax.Array) -> jax.Array:
             return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
@@ -358,7 +359,7 @@ class AutodiffTaylor:
             total = total + bent_sum(z, proxy)
         if isinstance(self.target.model, LinearPredictorModel):
             return _with_exact(total, self.prior, z, proxy)
-        return total + self.target.log_prior(proxy.point + from_anchor(z, proxy))
+        return total + self.target.log_prior(proxy.point + displacement(z, proxy))
 
 
 # The cheapest first; each returns None for models it does not fit.

@@ -12,29 +12,22 @@ dynamics applies: the acceptance rate falls as the variance of log Lhat grows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt
-from modicum.kernels.base import (
-    EMPTY,
-    Draw,
-    LogPosterior,
-    RowRequest,
-    from_anchor,
-    is_straight,
-    recorded,
-    straighten,
-)
+from modicum.kernels.base import EMPTY, Draw, LogPosterior, RowRequest
+from modicum.kernels.coordinates import coordinates_to_record, displacement, is_straight, straighten
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     certain_rows,
-    replace_blocks,
 )
 from modicum.kernels.moves import at_point, longest_step
+from modicum.kernels.slices import entry, take
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
@@ -92,7 +85,7 @@ class DelayedAcceptanceKernel:
     def _exact_log_density(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
         s, growth = straighten(z, context.surrogate.proxy)
         proxy = context.surrogate.proxy
-        exact = self.log_posterior(proxy.point + from_anchor(s, proxy), context.data)
+        exact = self.log_posterior(proxy.point + displacement(s, proxy), context.data)
         return exact if is_straight(proxy) else exact + growth
 
     def init(
@@ -109,6 +102,19 @@ class DelayedAcceptanceKernel:
         del context
         return key
 
+    def _replace(self, subsample: Pytree, fresh: Pytree, blocks: jax.Array) -> Pytree:
+        """Put fresh rows in place of the given blocks, each of which is one part.
+
+        They are not accepted or rejected by eq. 3.5: u must be independent of the parameters here.
+        """
+        estimator, size = self.surrogate.estimator, self.surrogate.block
+
+        def replace_block(k: jax.Array, kept: Pytree) -> Pytree:
+            new = jax.tree.map(lambda rows: take(rows, k * size, size), fresh)
+            return jax.tree.map(partial(estimator.replace, slots=entry(blocks, k)), kept, new)
+
+        return jax.lax.fori_loop(0, blocks.shape[0], replace_block, subsample)
+
     def step(
         self,
         key: jax.Array,
@@ -121,8 +127,7 @@ class DelayedAcceptanceKernel:
         kernel = self.surrogate
         block_key, move_key, accept_key = jax.random.split(key, 3)
         blocks = jax.random.randint(block_key, (kernel.refreshes,), 0, kernel.blocks)
-        # Replaced unconditionally, not by eq. 3.5: u must be independent of the parameters here.
-        subsample = replace_blocks(state.subsample, batch, blocks, kernel.block)
+        subsample = self._replace(state.subsample, batch, blocks)
         surrogate = kernel.log_density(subsample, state.present, context.surrogate)
 
         def density(z: jax.Array) -> jax.Array:
@@ -150,7 +155,7 @@ class DelayedAcceptanceKernel:
         described = (values, state.present, context.surrogate.estimator)
         estimate = kernel.estimator.combine(*described)
         draw = {
-            "position": recorded(at, context.surrogate.proxy),
+            "position": coordinates_to_record(at, context.surrogate.proxy),
             "lp": exact if is_straight(context.surrogate.proxy) else exact - growth,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),

@@ -25,10 +25,8 @@ from modicum.kernels.base import (
     RowDesign,
     RowRequest,
     RowsRead,
-    is_straight,
-    recorded,
-    straighten,
 )
+from modicum.kernels.coordinates import coordinates_to_record, is_straight, straighten
 from modicum.kernels.moves import (
     Density,
     PathChances,
@@ -38,7 +36,7 @@ from modicum.kernels.moves import (
     path_chances,
     path_size,
 )
-from modicum.kernels.slices import entry, put, take
+from modicum.kernels.slices import entry, locate, starts, take
 from modicum.models.base import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
@@ -48,7 +46,6 @@ __all__ = [
     "EnergyConservingKernel",
     "EnergyConservingState",
     "certain_rows",
-    "replace_blocks",
     "with_coreset",
 ]
 
@@ -181,7 +178,7 @@ class EnergyConservingKernel:
         if not last:
             return values, present, context.estimator
         own, residuals = values[:-last], values[-last:]
-        tables = self.estimator.about(context.estimator, jnp.sum(residuals))
+        tables = self.estimator.raise_expectation(context.estimator, jnp.sum(residuals))
         return own, present, tables
 
     def init(
@@ -220,13 +217,11 @@ class EnergyConservingKernel:
         most, size = self.estimator.parts, self.part
         if most == 1:
             return None
-        end = jnp.cumsum(chances.refresh.counts)
-        start = end - chances.refresh.counts
+        counts = chances.refresh.counts
         row = jnp.arange(self.refreshes * self.block)
-        part = row // size
-        block = jnp.minimum(jnp.sum(part[:, None] >= end, axis=1), self.refreshes - 1)
-        order = (part - start[block] + block * most) * size + row % size
-        return RowsRead(order, end[-1] * size)
+        block, number, _ = locate(row // size, counts)
+        order = (number + block * most) * size + row % size
+        return RowsRead(order, jnp.sum(counts) * size)
 
     def most_rows(self, iterations: int) -> int:
         """Return a number of rows that so many refreshes practically never exceed."""
@@ -259,7 +254,7 @@ class EnergyConservingKernel:
         inputs = self._inputs(values, present, context)
         estimate = self.estimator.combine(*inputs)
         draw = {
-            "position": recorded(at, context.proxy),
+            "position": coordinates_to_record(at, context.proxy),
             "lp": logdensity + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
@@ -290,12 +285,12 @@ class EnergyConservingKernel:
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
-        starts = jnp.cumsum(chances.counts) - chances.counts
+        first = starts(chances.counts)
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
             (subsample, values, owners), log_now, accepted = carry
             k = k.astype(jnp.uint32)
-            (block, limit, count), start = entry((chances, starts), k)
+            (block, limit, count), start = entry((chances, first), k)
             rows, of_rows = jax.tree.map(
                 lambda each: take(each, start * self.part, self.block), (fresh, fresh_values)
             )
@@ -337,14 +332,3 @@ def _count(cached: Pytree) -> int:
     """Number of cached rows."""
     leaves = jax.tree.leaves(cached)
     return leaves[0].shape[0] if leaves else 0
-
-
-def replace_blocks(subsample: Pytree, fresh: Pytree, blocks: jax.Array, size: int) -> Pytree:
-    """Put `fresh` rows, `size` at a time, in place of the given blocks of the subsample."""
-
-    def replace_block(k: jax.Array, kept: Pytree) -> Pytree:
-        return jax.tree.map(
-            lambda all_, new: put(all_, take(new, k * size, size), blocks[k] * size), kept, fresh
-        )
-
-    return jax.lax.fori_loop(0, blocks.shape[0], replace_block, subsample)

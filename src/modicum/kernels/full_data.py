@@ -19,9 +19,11 @@ from modicum.kernels.base import (
     MoveInfo,
     Point,
     Warp,
-    from_anchor,
+)
+from modicum.kernels.coordinates import (
+    coordinates_to_record,
+    displacement,
     is_straight,
-    recorded,
     straighten,
     unwhiten,
 )
@@ -105,7 +107,7 @@ class FullDataKernel:
 
         def density(z: jax.Array) -> jax.Array:
             s, growth = straighten(z, context)
-            t = context.point + from_anchor(s, context)
+            t = context.point + displacement(s, context)
             return self.log_posterior(t, context.data) + growth
 
         return density
@@ -147,7 +149,7 @@ class FullDataKernel:
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
         at, growth = straighten(point.position, context)
         draw = {
-            "position": recorded(at, context),
+            "position": coordinates_to_record(at, context),
             "lp": point.logdensity if is_straight(context) else point.logdensity - growth,
             "step_size": learned.step_size,
             "rows_touched": info.n_steps * context.n,

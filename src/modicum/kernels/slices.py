@@ -1,4 +1,4 @@
-"""Slices of arrays at positions that compiled code computes.
+"""Slices and blocks of arrays at positions that compiled code computes.
 
 JAX's own indexing allows for negative positions, with some operations per array that are traced,
 lowered and compiled: a fifth of all operations in the loop of HMC-ECS. Positions here are unsigned,
@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.runtime import Array, Pytree
 
-__all__ = ["entry", "put", "put_each", "set_entry", "take"]
+__all__ = ["entry", "locate", "put", "put_each", "set_entry", "starts", "take"]
 
 Position: TypeAlias = Array | int
 UNSIGNED = jnp.uint32
@@ -73,6 +73,37 @@ def put_each(array: jax.Array, parts: jax.Array, positions: jax.Array) -> jax.Ar
         unique_indices=True,
         mode=jax.lax.GatherScatterMode.FILL_OR_DROP,
     )
+
+
+def starts(counts: jax.Array) -> jax.Array:
+    """Return the position at which each block begins; blocks have these `counts` of entries."""
+    return jnp.cumsum(counts) - counts
+
+
+def locate(positions: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Find the block in which each position falls; blocks have these `counts` of entries.
+
+    Returns
+    -------
+    block
+        Index of the block; the last one for positions beyond its end.
+    within
+        Position relative to the beginning of the block.
+    inside
+        False for positions beyond the end of the last block.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> block, within, inside = locate(jnp.arange(5), jnp.array([1, 0, 3]))
+    >>> block.tolist(), within.tolist()
+    ([0, 2, 2, 2, 2], [0, 0, 1, 2, 3])
+    >>> inside.tolist()
+    [True, True, True, True, False]
+    """
+    end = jnp.cumsum(counts)
+    block = jnp.minimum(jnp.sum(positions[:, None] >= end, axis=1), counts.shape[0] - 1)
+    return block, positions - (end - counts)[block], positions < end[-1]
 
 
 def _corner(array: jax.Array, position: Position) -> list[Array | np.uint32]:

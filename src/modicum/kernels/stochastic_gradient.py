@@ -15,12 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from modicum.designs import Design, Drawn
-from modicum.kernels.base import (
-    Draw,
-    GradientEstimator,
-    StochasticGradientContext,
-    scaled,
-)
+from modicum.kernels.base import Draw, GradientEstimator, StochasticGradientContext
+from modicum.kernels.coordinates import scaled
 from modicum.kernels.integrators import Integrator, IntegratorState
 from modicum.kernels.selectors import Selector
 from modicum.models.base import Batch

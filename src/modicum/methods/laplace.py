@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
     noise: float  # sd of the shift of a posterior mean due to the pool, in posterior sds
 
     @classmethod
-    def on(cls, log_ratio: np.ndarray, noise: float) -> Verdict:
+    def judge(cls, log_ratio: np.ndarray, noise: float) -> Verdict:
         """Judge draws with these log-weights."""
         weights, tail = pareto_smoothed(log_ratio)
         return cls(tail, float(1 / np.sum(weights**2) / len(weights)), noise)
@@ -99,7 +99,7 @@ class Proposals(NamedTuple):
         if curves is None:
             z = study.centre + u
             weighed = pool.weigh(z.reshape(-1, d)[:TRIAL])
-            return cls(z, weighed.log_ratio, Verdict.on(*weighed))
+            return cls(z, weighed.log_ratio, Verdict.judge(*weighed))
         bent, log_volume = along_curves(as_either(u), curves)
         away = np.sum(np.asarray(bent) ** 2 - u**2, axis=2) / 2
         growth = np.asarray(log_volume) - away
@@ -107,7 +107,7 @@ class Proposals(NamedTuple):
         flat = z.reshape(-1, d)[:TRIAL]
         log_ratio, noise = pool.weigh(flat, flat.mean(axis=0))
         log_ratio = log_ratio + growth.ravel()[:TRIAL]
-        return cls(z, log_ratio, Verdict.on(log_ratio, noise), curves, growth)
+        return cls(z, log_ratio, Verdict.judge(log_ratio, noise), curves, growth)
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ from modicum.models.base import Batch
 from modicum.random import Stream, generator
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
-__all__ = ["Weighed", "WeighingPool"]
+__all__ = ["PoolWeights", "WeighingPool"]
 
 BLOCK = 1_024  # rows and draws evaluated at once, so that a block of each stays in the caches
 
 
-class Weighed(NamedTuple):
+class PoolWeights(NamedTuple):
     """Log-weights of some draws, and the noise in them due to the pool."""
 
     log_ratio: np.ndarray  # posterior over normal approximation, up to a constant; (S,)
@@ -87,7 +87,7 @@ class WeighingPool:
 
     @in_double_precision
     @np.errstate(invalid="ignore")  # far from the mode, rows may have density 0
-    def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> Weighed:
+    def weigh(self, z: np.ndarray, middle: np.ndarray | None = None) -> PoolWeights:
         """Weight draws (S, d) in whitened coordinates with mean `middle`, by default the centre."""
         study = self.study
         middle = study.centre if middle is None else middle
@@ -100,7 +100,7 @@ class WeighingPool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return Weighed(total + study.log_proxy(z) + away, self._noise(slopes / len(z)))
+        return PoolWeights(total + study.log_proxy(z) + away, self._noise(slopes / len(z)))
 
     @property
     def whitened(self) -> np.ndarray | None:

@@ -32,9 +32,9 @@ from modicum.posterior.prediction import Predictor
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows import Rows
-from modicum.rows.description import Level, level_names
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.groups import GroupedRows
+from modicum.rows.level_names import Level, level_names
 from modicum.runtime import in_double_precision
 
 if TYPE_CHECKING:

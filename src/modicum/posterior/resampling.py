@@ -44,6 +44,6 @@ def equal_places(
     if weights is None or np.ptp(weights) == 0:
         return evenly_spaced(total, number)
     edges = np.cumsum(weights)
-    start = generator(seed, Stream.OUTCOMES).random()
+    start = generator(seed, Stream.RESAMPLING).random()
     at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
     return np.asarray(np.minimum(at, total - 1))

@@ -1,9 +1,9 @@
-"""Fields given as arrays, series or data frames: described, checked, and kept in memory."""
+"""Fields given as arrays, series or data frames: described and checked."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, TypeAlias
@@ -21,8 +21,10 @@ from modicum.rows.checks import (
     require_finite,
 )
 from modicum.rows.coding import code_type, treatment
-from modicum.rows.description import KINDS, Array, Description, DType, Field, Level
+from modicum.rows.description import KINDS, Array, Description, DType, Field
+from modicum.rows.level_names import Level
 from modicum.rows.levels import MOST_LEVELS, distinct, ordered, reference_first
+from modicum.rows.memory import MemoryBackend, allocate
 from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 from modicum.rows.table_encoding import Encoder, floating
@@ -332,33 +334,6 @@ def _refuse_other_order(values: Mapping[str, Any]) -> None:  # fields as they we
             )
 
 
-class MemoryBackend:
-    """Fields as read-only arrays; slices are views."""
-
-    where = "in memory"
-
-    def __init__(self, description: Description, arrays: dict[str, Array]) -> None:
-        self.description = description
-        self._arrays = {name: _frozen(array) for name, array in arrays.items()}
-
-    def take(self, row_ids: Array) -> dict[str, Array]:
-        """Rows at `row_ids`, any shape."""
-        return {name: np.take(array, row_ids, axis=0) for name, array in self._arrays.items()}
-
-    def slice(self, start: int, stop: int) -> dict[str, Array]:
-        """Rows from `start` up to `stop`, as views."""
-        return {name: array[start:stop] for name, array in self._arrays.items()}
-
-    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
-        """All rows in order, `size` at a time, as views."""
-        for start in range(0, self.description.n, size):
-            yield self.slice(start, min(start + size, self.description.n))
-
-    def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
-        # Through the constructor, so that the unpickled arrays are read-only too.
-        return MemoryBackend, (self.description, self._arrays)
-
-
 def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
     """Return the factors by name; refuse anything but a mapping or a table."""
     if codes is None:
@@ -394,40 +369,6 @@ def _with_factors(description: Description, factors: Mapping[str, CodesField]) -
             "the other."
         )
     return replace(description, columns=columns, levels=levels, coding=coding)
-
-
-def fill(description: Description, blocks: Iterable[Array]) -> MemoryBackend:
-    """Load packed blocks, which together hold all rows, into memory."""
-    arrays = {
-        f.name: allocate((description.n, *f.shape), description.dtypes[f.name])
-        for f in description.fields
-    }
-    start = 0
-    for block in blocks:
-        for name, part in description.split(block).items():
-            arrays[name][start : start + len(block)] = part
-        start += len(block)
-    return MemoryBackend(description, arrays)
-
-
-def _frozen(array: Array) -> Array:
-    # A view, so that the user's own array stays writable.
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
-    """Return an empty array; if memory is too small, raise an error that says how much it takes."""
-    try:
-        return np.empty(shape, dtype)
-    except (MemoryError, ValueError):  # NumPy raises a ValueError beyond the address space
-        size = np.prod([float(length) for length in shape]) * dtype.itemsize
-        raise DataError(
-            f"{shape[0]:,} rows of {dtype.name} take {size / 1e9:,.3g} GB, which is more memory "
-            "than is available: write them to a store with modicum.rows.ingest, or pass "
-            "dtype='float32'."
-        ) from None
 
 
 def _field(name: str, value: object) -> RawField:

@@ -17,10 +17,11 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
-from modicum.rows.description import Array, Description, Level
+from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.lake import LakeSource, is_remote, is_uri, local_path
+from modicum.rows.level_names import Level
 from modicum.rows.object_storage import Bucket, holds_store
 from modicum.rows.roles import ColumnChoice
 from modicum.rows.rows import Rows

@@ -11,7 +11,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import name_list, names_like
-from modicum.rows.description import Level
+from modicum.rows.level_names import Level
 
 __all__ = ["ColumnChoice", "Roles", "resolve"]
 

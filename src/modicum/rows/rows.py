@@ -15,12 +15,14 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
 from modicum.rows.coding import Coding
-from modicum.rows.description import Array, Description, DType, Level, RowsSchema
-from modicum.rows.fields import FieldSet, MemoryBackend, fill
+from modicum.rows.description import Array, Description, DType, RowsSchema
+from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.memory import encoded
 from modicum.rows.lake import is_remote, local_path
+from modicum.rows.level_names import Level
+from modicum.rows.memory import MemoryBackend, fill
 from modicum.rows.roles import ColumnChoice
 from modicum.rows.sources import TableSource, is_table
 from modicum.rows.table_encoding import read_table, read_table_like
@@ -171,17 +173,15 @@ class Rows:
         >>> Rows.from_table(flights[:1], like=rows).slice(0, 1)["carrier"]
         array([2], dtype=uint8)
         """
+        choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
         if like is not None:
-            if ColumnChoice(outcome, predictors, offset, weight, categorical, dense) != (
-                ColumnChoice()
-            ):
+            if choice != ColumnChoice():
                 raise SettingError(
                     "like= already determines the columns: leave the other column arguments out."
                 )
             return _encode_like(table, like, dtype)
-        choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
         description, blocks = read_table(table, choice, dtype)
-        return cls._at(description, fill(description, blocks))
+        return cls._at(description, fill(description, map(description.split, blocks)))
 
     @classmethod
     def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
@@ -212,7 +212,7 @@ class Rows:
             backend = encoded(encoding, TableSource(table), outcome=outcome)
             return cls._at(backend.description, backend)
         description, blocks = read_table_like(table, schema, outcome)
-        return cls._at(description, fill(description, blocks))
+        return cls._at(description, fill(description, map(description.split, blocks)))
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.rows.description import Array, Level, level_names
+from modicum.rows.description import Array
+from modicum.rows.level_names import Level, level_names
 from modicum.rows.rows import Rows
 from modicum.rows.sources import BATCH_ROWS
 

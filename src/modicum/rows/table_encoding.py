@@ -20,15 +20,8 @@ from modicum.rows.checks import (
     require_finite,
 )
 from modicum.rows.coding import CodedTerm, Coding, code_type
-from modicum.rows.description import (
-    Array,
-    Description,
-    DType,
-    Field,
-    Level,
-    RowsSchema,
-    level_names,
-)
+from modicum.rows.description import Array, Description, DType, Field, RowsSchema
+from modicum.rows.level_names import Level, level_names
 from modicum.rows.levels import (
     code_field,
     collect_levels,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.base import RowsRead
-from modicum.kernels.slices import entry, take
+from modicum.kernels.slices import entry, locate, starts, take
 from modicum.runtime import Pytree
 
 __all__ = ["Selection", "select"]
@@ -64,10 +64,8 @@ def select(read: RowsRead, most: int) -> Selection:
     >>> selection.batch(selection.of(requested), 1)[:1]  # the second iteration reads one row
     Array([22], dtype=int32)
     """
-    iterations, requested = read.order.shape
-    end = jnp.cumsum(read.number)
-    start = end - read.number
+    requested = read.order.shape[1]
     place = jnp.arange(most + requested)  # a batch may reach beyond the last row that is read
-    iteration = jnp.minimum(jnp.sum(place[:, None] >= end, axis=1), iterations - 1)
-    number = jnp.minimum(place - start[iteration], requested - 1)
-    return Selection(iteration * requested + read.order[iteration, number], start, requested)
+    iteration, number, _ = locate(place, read.number)
+    index = iteration * requested + read.order[iteration, jnp.minimum(number, requested - 1)]
+    return Selection(index, starts(read.number), requested)

@@ -18,7 +18,8 @@ import numpy as np
 
 from modicum.arrays import as_either
 from modicum.estimators.groups.taylor import FlatCache, GroupTaylor
-from modicum.kernels.base import ControlVariate, Proxy, scaled
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.coordinates import scaled
 from modicum.models.base import Batch
 from modicum.models.groups.batches import NumPyGroups
 from modicum.runtime import Pytree, in_double_precision, jit, one_blas_thread

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.kernels.slices import locate, starts
 from modicum.models import IntegratedEffects
 from modicum.models.base import Batch
 from modicum.models.groups.integrals import Integrands, Nodes
@@ -54,12 +55,8 @@ class _Piece(NamedTuple):
     def of(cls, k: jax.Array, rows: int, cached: PaddedCache) -> _Piece:
         """Return the k-th piece of `rows` rows."""
         count, width = cached.eta.shape
-        end = jnp.cumsum(cached.size)
-        slot = k * rows + jnp.arange(rows)
-        group = jnp.sum(slot[:, None] >= end, axis=1)
-        present = group < count
-        group = jnp.minimum(group, count - 1)
-        place = jnp.clip(slot - (end - cached.size)[group], 0, width - 1)
+        group, place, present = locate(k * rows + jnp.arange(rows), cached.size)
+        place = jnp.clip(place, 0, width - 1)
         few = count * rows <= DENSE
         members = (group[:, None] == jnp.arange(count)) & present[:, None]
         return cls(group, place, present, members.astype(jnp.float64) if few else None)
@@ -186,7 +183,6 @@ def _scores(
     length = rows * ceil(count * width / rows)
     start = (jnp.zeros(length), jnp.stack([zero] * model.effects), *[zero] * len(extras))
     by_row, scores, *by_extra = jax.lax.fori_loop(0, number, add, start)
-    first = jnp.cumsum(cached.size) - cached.size
-    at = jnp.minimum(first[:, None] + jnp.arange(width), length - 1)
+    at = jnp.minimum(starts(cached.size)[:, None] + jnp.arange(width), length - 1)
     padded = jnp.where(jnp.arange(width) < cached.size[:, None], by_row[at], 0.0)
     return padded, scores, by_extra

@@ -26,7 +26,8 @@ from modicum.estimators.groups.coordinates import (
     to_variances,
 )
 from modicum.estimators.groups.padded import PaddedCache, group_likelihoods
-from modicum.kernels.base import Proxy, scaled
+from modicum.kernels.base import Proxy
+from modicum.kernels.coordinates import scaled
 from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch, Params
 from modicum.models.groups.batches import GROUP_FIELDS, FlatGroups, NumPyGroups, PaddedGroup

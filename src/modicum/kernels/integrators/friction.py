@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import SettingError, is_number, whole_number
-from modicum.kernels.base import StochasticGradientContext, scaled
+from modicum.kernels.base import StochasticGradientContext
+from modicum.kernels.coordinates import scaled
 from modicum.kernels.integrators.base import (
     Integrator,
     IntegratorState,

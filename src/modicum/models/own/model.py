@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from modicum.errors import SettingError, fault_text, suggestion
 from modicum.models.base import BaseModel, Batch, Params, named_leaves
 from modicum.models.constraints import Constraint, Shape, positive
 from modicum.models.layout import ParameterLayout
+from modicum.models.own.faults import missing_name, require_both, why_failed
 from modicum.models.own.independence import refuse_mixed_rows, two_batches
 from modicum.models.own.parameters import (
     ProbedParameters,
@@ -137,7 +137,7 @@ class Model(BaseModel):
         for name, function in functions.items():
             if not callable(function):
                 raise SettingError(f"{name} must be a function, not {type(function).__name__}.")
-        _require_both(log_prior, log_likelihood)
+        require_both(log_prior, log_likelihood)
         self._functions: dict[str, Callable[..., Any]] = {
             name: uncompiled(function) for name, function in functions.items()
         }
@@ -191,9 +191,9 @@ class Model(BaseModel):
         except SettingError:
             raise
         except KeyError as missing:
-            raise SettingError(_missing(missing, rows)) from missing
+            raise SettingError(missing_name(missing, rows)) from missing
         except jax.errors.JAXTypeError as fault:
-            raise SettingError(_why_failed(fault, None)) from fault
+            raise SettingError(why_failed(fault, None)) from fault
         except Exception as fault:
             raise SettingError(
                 f"without `init` every parameter is a single number unless `shapes` says otherwise "
@@ -362,9 +362,9 @@ class Model(BaseModel):
             prior = jax.eval_shape(lambda t: self.log_prior(t), theta).shape
             likelihood = jax.eval_shape(lambda t, b: self.log_likelihood(t, b), theta, batch).shape
         except KeyError as missing:
-            raise SettingError(_missing(missing, rows)) from missing
+            raise SettingError(missing_name(missing, rows)) from missing
         except Exception as fault:
-            raise SettingError(_why_failed(fault, self.init)) from fault
+            raise SettingError(why_failed(fault, self.init)) from fault
         if prior != ():
             raise SettingError(f"log_prior must return one number, but its shape is {prior}.")
         if likelihood != (count,):
@@ -481,56 +481,3 @@ def _floating(value: ArrayLike) -> jax.Array:
     """Convert to a floating-point array: a flat prior may be written as the integer 0."""
     array = jnp.asarray(value)
     return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
-
-
-def _require_both(log_prior: object, log_likelihood: object) -> None:
-    """Refuse functions that are missing, swapped, or take the wrong number of arguments."""
-    for name, function, takes, given in (
-        ("log_prior", log_prior, 1, "the parameters"),
-        ("log_likelihood", log_likelihood, 2, "the parameters and a batch of rows"),
-    ):
-        if function is None:
-            raise SettingError(
-                f"{name} must be a function of {given}, not None"
-                + ("; lambda theta: 0.0 is a flat prior." if name == "log_prior" else ".")
-            )
-        if not _accepts(function, takes):
-            swapped = _accepts(log_prior, 2) and _accepts(log_likelihood, 1)
-            raise SettingError(
-                f"{name} must be a function of {given}, but this one does not take "
-                + ("one argument" if takes == 1 else "two arguments")
-                + ("; log_prior comes first, log_likelihood after it." if swapped else ".")
-            )
-
-
-def _accepts(function: object, count: int) -> bool:
-    """Whether a function can be called with `count` arguments, as far as its signature shows."""
-    assert callable(function)
-    try:
-        inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:  # no signature, as for some built-in functions
-        return True
-    return True
-
-
-def _missing(name: KeyError, rows: Rows) -> str:
-    return (
-        f"the model asks for {name}, which neither its parameters nor the rows hold (the rows "
-        f"hold {', '.join(sorted(rows.fields))})."
-    )
-
-
-def _why_failed(fault: Exception, init: Params) -> str:
-    """Say why the functions failed on the first rows."""
-    if isinstance(fault, jax.errors.JAXTypeError):  # Python control flow on traced values
-        remedy = (
-            "they are traced by JAX, so `if`, `while`, float() and NumPy cannot be used on "
-            "parameters or rows: use jnp.where and jax.numpy"
-        )
-    else:
-        remedy = "check the shapes they expect"
-    if isinstance(init, list):
-        remedy += ", and if `init` is meant as several points, pass them as mo.sample(starts=[...])"
-    return f"the model's functions fail on the first rows ({fault_text(fault)}); {remedy}."

@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 Support = Literal["real", "positive", "correlation"]
+FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 
 
 def is_positive(value: object) -> bool:
@@ -491,8 +492,6 @@ class LKJ(Prior):
         (eta,) = numbers
         return (eta - 1) * value
 
-
-FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 
 DISTRIBUTIONS: dict[str, type[Prior]] = {
     kind.__name__: kind

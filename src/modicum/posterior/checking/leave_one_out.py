@@ -203,7 +203,7 @@ class _Prepared(NamedTuple):
             return row_ids
         return np.argsort(self.numbers)[row_ids]
 
-    def called(self, row_ids: np.ndarray) -> np.ndarray:
+    def names(self, row_ids: np.ndarray) -> np.ndarray:
         """Return the table indices of rows given by their rank; for groups, their names."""
         if isinstance(self.units, GroupedRows):
             return group_levels(self.units)[row_ids]
@@ -325,7 +325,7 @@ def _leave_out(
 ) -> LeaveOneOut:
     """Run PSIS-LOO on the rows of the sample, a piece at a time."""
     parts, first = [], 0
-    unit, called = "group" if subject.grouped else "row", subject.called(sample.row_ids)
+    unit, called = "group" if subject.grouped else "row", subject.names(sample.row_ids)
     places = subject.places(sample.row_ids)
     for values in log_likelihoods(subject.target, subject.units, places, subject.points):
         piece = slice(first, first + values.shape[1])

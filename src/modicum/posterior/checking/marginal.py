@@ -27,7 +27,7 @@ from modicum.posterior.prediction import Predictor
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows.checks import names_like
-from modicum.rows.description import Level, level_places
+from modicum.rows.level_names import Level, level_places
 
 if TYPE_CHECKING:
     import pandas as pd

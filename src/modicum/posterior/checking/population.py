@@ -16,9 +16,9 @@ from modicum.errors import DataError, SettingError
 from modicum.posterior.alignment import AlignedRows, Batch, FitRows
 from modicum.posterior.checking.columns import random_rows, table_sample
 from modicum.rows.checks import names_like
-from modicum.rows.description import Level
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
+from modicum.rows.level_names import Level
 from modicum.rows.reading import encode_table, source_of
 
 if TYPE_CHECKING:

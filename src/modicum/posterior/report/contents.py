@@ -25,7 +25,7 @@ from modicum.rows import Rows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["GroupEffects", "Reportable", "Reported", "contents_of"]
+__all__ = ["GroupEffects", "ReportContents", "Reportable", "contents_of"]
 
 DRAWS = 100  # draws of the predictive check, and of the effects of columns
 COLUMN_ROWS = 1_000  # rows over which the effects of columns are averaged
@@ -58,7 +58,7 @@ class GroupEffects:
 
 
 @dataclass
-class Reported:
+class ReportContents:
     """The contents of a report.
 
     Attributes
@@ -103,7 +103,7 @@ class Reported:
 
 def contents_of(
     post: Reportable, summary: pd.DataFrame, title: str | None, prob: float, data: RowsLike | None
-) -> Reported:
+) -> ReportContents:
     """Return the contents of a report; what cannot be computed is a sentence that says why.
 
     The arguments are those of `Posterior.report`; `summary` has intervals of probability `prob`.
@@ -114,7 +114,7 @@ def contents_of(
     has_rows = model is not None and (post.rows is not None or data is not None)
     encoding = None if post.fit_rows is None else post.fit_rows.encoding
     fields = {} if encoding is None else encoding.fields
-    return Reported(
+    return ReportContents(
         title=title or str(post.settings.get("formula", name)),
         summary=summary,
         stats=post.stats,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from modicum.markup import Markup, table, tag
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.report.contents import GroupEffects, Reported
+from modicum.posterior.report.contents import GroupEffects, ReportContents
 from modicum.posterior.report.lights import Light, lights, overall, predictive_light
 from modicum.posterior.report.pictures import Band, band_chart, bar_chart, forest, shrinkage_chart
 from modicum.posterior.report.style import CSS
@@ -23,7 +23,7 @@ WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def report_page(report: Reported) -> str:
+def report_page(report: ReportContents) -> str:
     """Return the page as one HTML document."""
     shape = (report.chains, report.draws)
     traffic_lights = lights(
@@ -76,7 +76,7 @@ def _wide(markup: Markup) -> Markup:
     return tag("div", markup, class_="scroll")
 
 
-def _fitted(report: Reported) -> Markup:
+def _fitted(report: ReportContents) -> Markup:
     settings = report.settings
     pairs: list[tuple[str, object]] = []
     if "formula" in settings:
@@ -130,7 +130,7 @@ def _trust(traffic_lights: Sequence[Light]) -> Markup:
     return tag("div", lines, class_="checks")
 
 
-def _warnings(report: Reported) -> Markup | None:
+def _warnings(report: ReportContents) -> Markup | None:
     if not report.warnings:
         return None
     lines = [
@@ -141,7 +141,7 @@ def _warnings(report: Reported) -> Markup | None:
     return tag("ul", lines, class_="warnings")
 
 
-def _coefficients(report: Reported) -> list[Markup]:
+def _coefficients(report: ReportContents) -> list[Markup]:
     effects = [name for name in report.summary.index if "|" in str(name).split("[")[0]]
     rest = report.summary.drop(index=effects)
     first = rest.head(MOST_LINES)
@@ -201,7 +201,7 @@ def _label(level: object) -> str:
     return f"{level:.3g}" if isinstance(level, float) else str(level)
 
 
-def _columns(report: Reported) -> list[Markup]:
+def _columns(report: ReportContents) -> list[Markup]:
     intro = (
         "Average predictions: the column is set to one value at a time in all rows, which are "
         "otherwise left as they are."
@@ -255,7 +255,7 @@ def _check(check: PredictiveCheck | str) -> list[Markup]:
     return [tag("p", words, class_="note"), tag("figure", picture)]
 
 
-def _cost(report: Reported) -> list[Markup]:
+def _cost(report: ReportContents) -> list[Markup]:
     ledger = report.ledger
     lines = [
         [purpose, kind, f"{n:,}", f"{n / ledger.rows:,.1f}"]
@@ -271,7 +271,7 @@ def _cost(report: Reported) -> list[Markup]:
     return [tag("p", text + "."), _wide(table(head, lines))]
 
 
-def _priors(report: Reported) -> Markup:
+def _priors(report: ReportContents) -> Markup:
     priors = report.tuning.get("priors")
     if not isinstance(priors, Mapping) or not priors:
         return tag("p", "The priors of this model were not recorded.", class_="note")
@@ -284,7 +284,7 @@ def _priors(report: Reported) -> Markup:
     return tag("details", tag("summary", title), body)
 
 
-def _method(report: Reported) -> Markup:
+def _method(report: ReportContents) -> Markup:
     pairs: list[tuple[str, object]] = []
     for name, entry in report.tuning.items():
         if name == "priors":
@@ -303,7 +303,7 @@ def _method(report: Reported) -> Markup:
     return _facts(pairs) if pairs else tag("p", "Nothing was tuned.", class_="note")
 
 
-def _how_to_repeat(report: Reported) -> list[Markup]:
+def _how_to_repeat(report: ReportContents) -> list[Markup]:
     versions = [
         (k, report.settings[k]) for k in ("modicum", "jax", "backend") if k in report.settings
     ]

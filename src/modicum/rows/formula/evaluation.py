@@ -10,11 +10,12 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import NewLevelError, WeightCheck, require_finite
 from modicum.rows.coding import code_type
-from modicum.rows.description import Array, DType, Level, level_places
+from modicum.rows.description import Array, DType
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
 from modicum.rows.formula.structure import Codes, Factor, Numbers
+from modicum.rows.level_names import Level, level_places
 
 __all__ = ["Evaluated", "NewLevels", "as_type", "check_weights", "level_array"]
 

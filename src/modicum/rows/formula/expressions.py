@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import SettingError, suggestion
-from modicum.rows.description import Array, Level
+from modicum.rows.description import Array
+from modicum.rows.level_names import Level
 
 __all__ = [
     "BINARY",

@@ -15,9 +15,10 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import NewLevelError
 from modicum.rows.coding import code_type
-from modicum.rows.description import Array, Level, level_key, level_places
+from modicum.rows.description import Array
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.parsing import GroupTerm
+from modicum.rows.level_names import Level, level_key, level_places
 from modicum.rows.levels import RESERVED, ordered
 
 __all__ = ["Grouping", "GroupingLevels", "grouping_name", "refuse_fractions"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.description import Array, Level, level_places
+from modicum.rows.description import Array
 from modicum.rows.formula.expressions import (
     BINARY,
     COMPARISONS,
@@ -23,6 +23,7 @@ from modicum.rows.formula.expressions import (
     constant_of,
     function_of,
 )
+from modicum.rows.level_names import Level, level_places
 
 __all__ = ["ColumnArray", "Columns", "LevelArray", "State", "Value", "evaluate"]
 

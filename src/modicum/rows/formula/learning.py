@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import reads_as_number
-from modicum.rows.description import Array, Level, level_key
+from modicum.rows.description import Array
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import level_array
@@ -18,6 +18,7 @@ from modicum.rows.formula.grouping import GroupingLevels
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
+from modicum.rows.level_names import Level, level_key
 from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source, absent
 

@@ -11,9 +11,9 @@ import numpy as np
 from modicum.errors import ResourceError, SettingError, argument
 from modicum.rows.checks import as_dtype
 from modicum.rows.description import Array, Description, DType
-from modicum.rows.fields import MemoryBackend, allocate
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.evaluation import NewLevels
+from modicum.rows.memory import MemoryBackend, fill
 from modicum.rows.sources import Source
 from modicum.rows.table_encoding import floating
 
@@ -81,17 +81,7 @@ def in_memory(
         description = replace(description, n=len(next(iter(arrays.values()))))
         return MemoryBackend(description, arrays)
     _require_memory(n * description.row_bytes)
-    description = replace(description, n=n)
-    arrays = {
-        f.name: allocate((n, *f.shape), description.dtypes[f.name]) for f in description.fields
-    }
-    start = 0
-    for chunk in chunks:
-        stop = start + len(next(iter(chunk.values())))
-        for name, part in chunk.items():
-            arrays[name][start:stop] = part
-        start = stop
-    return MemoryBackend(description, arrays)
+    return fill(replace(description, n=n), chunks)
 
 
 def _require_memory(size: int) -> None:

@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 from modicum.errors import DataError
 from modicum.rows.coding import CodedTerm, Coding
-from modicum.rows.description import Level, level_names
 from modicum.rows.formula.expressions import Contrast
+from modicum.rows.level_names import Level, level_names
 from modicum.rows.levels import code_field
 
 Scoped: TypeAlias = tuple[int, bool]

@@ -35,9 +35,9 @@ from modicum_lab.papers.hmc_ecs.pictures import draw_marginals, draw_moments, so
 from modicum_lab.papers.hmc_ecs.tables import (
     accuracy_table,
     accurate,
-    biased,
+    bias_claim,
     calibration_table,
-    charged,
+    charging_note,
     efficiency_table,
     full_cost,
     monte_carlo_error,
@@ -154,7 +154,7 @@ def _claims(fits: dict[str, Fit], truth: Fit, rows: Rows) -> Table:
     if "SG-HMC, L = 60" in fits:
         texts.append(accurate("SG-HMC, L = 60", fits, truth, where))
     wrong = [label for label in ("SG-HMC, L = 7", "SGLD") if label in fits]
-    texts += [biased(label, fits, truth, where) for label in wrong]
+    texts += [bias_claim(label, fits, truth, where) for label in wrong]
     order, _ = _groups(rows)
     ours, theirs = (_predicted(fit, rows, order)[1] for fit in (fits[PERTURBED], truth))
     apart = float(np.abs(ours / theirs - 1).max())
@@ -177,7 +177,7 @@ NOTES = [
 
 def _notes(size: Size, fits: dict[str, Fit]) -> list[str]:
     return [
-        charged(BANKRUPTCY, size),
+        charging_note(BANKRUPTCY, size),
         "The paper's costs of full HMC, 478.7 and 311.5, agree with about 40 passes charged to "
         "both methods.",
         stochastic_gradients_cost(size.part_of(BANKRUPTCY), fits),

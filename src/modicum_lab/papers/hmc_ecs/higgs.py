@@ -45,8 +45,8 @@ from modicum_lab.papers.hmc_ecs.pictures import (
 from modicum_lab.papers.hmc_ecs.tables import (
     accuracy_table,
     accurate,
-    biased,
-    charged,
+    bias_claim,
+    charging_note,
     efficiency_table,
     full_cost,
     monte_carlo_error,
@@ -130,7 +130,7 @@ def tables_1_2(scale: Scale, seed: int) -> Result:
 
 def _notes(size: Size, fits: Mapping[str, Fit]) -> list[str]:
     return [
-        charged(HIGGS, size),
+        charging_note(HIGGS, size),
         *([_schedule(fits[SCHEDULE])] if SCHEDULE in fits else []),
         "The paper's 1.15 for the signed method and its costs of full HMC, 642.8 and 554.1, agree "
         "with about 30 passes charged to both methods.",
@@ -193,10 +193,10 @@ def _claims_1_3(
     """Compare what section 6.5 says about the figures with our results."""
     where = "Figures 1 and 2"
     rows = [accurate(label, fits, truth, where) for label in (PERTURBED, SIGNED, "SG-HMC")]
-    rows += [biased(label, fits, truth, where) for label in fits if label.startswith("SGLD")]
+    rows += [bias_claim(label, fits, truth, where) for label in fits if label.startswith("SGLD")]
     plain = "SG-HMC, no control variates"
     if plain in fits:
-        rows.append(biased(plain, fits, truth, where))
+        rows.append(bias_claim(plain, fits, truth, where))
     first, *others = (y for _, y in curves.values())
     apart = max(float(np.abs(y - first).max()) for y in others)
     text = f"{apart:.2g} apart at most"

@@ -26,9 +26,9 @@ from modicum_lab.papers.hmc_ecs.comparison import (
 __all__ = [
     "accuracy_table",
     "accurate",
-    "biased",
+    "bias_claim",
     "calibration_table",
-    "charged",
+    "charging_note",
     "efficiency_table",
     "full_cost",
     "full_data_ratio",
@@ -164,7 +164,7 @@ def accurate(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Cla
     )
 
 
-def biased(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
+def bias_claim(label: str, fits: Mapping[str, Fit], truth: Fit, where: str) -> Claim:
     """Judge the claim that a method's means or variances are wrong."""
     off, spread = float(fits[label].off(truth).max()), fits[label].sd / truth.sd
     wrong = off > BIASED or not 0.8 < float(spread.min()) <= float(spread.max()) < 1.25
@@ -203,7 +203,7 @@ def calibration_table(fit: Fit, rows: int, note: str) -> Table:
     return Table("recalibration", columns, lines, f"{words} {note}")
 
 
-def charged(problem: Problem, size: Size) -> str:
+def charging_note(problem: Problem, size: Size) -> str:
     """Return a note on what RCT charges for."""
     return (
         "RCT is CT(method) / CT(perturbed). As in the paper's captions HMC-ECS is compared "

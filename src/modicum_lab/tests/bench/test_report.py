@@ -1,13 +1,17 @@
 """Reports of a run: Markdown, JSON round trip, plots, description of the machine."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from modicum_lab.bench.machine import describe_machine, in_words
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.report import from_json, markdown, to_json, write_report
 from modicum_lab.tests.bench.made_up import MACHINE, measurements, results, run_result
+
+KEPT = Path(__file__).parents[4] / "docs" / "benchmarks"
 
 
 def usual():
@@ -43,6 +47,13 @@ def test_a_report_survives_the_way_to_json_and_back():
         )
         np.testing.assert_allclose([r.rate for r in one.runs], [r.rate for r in other.runs], 1e-6)
     assert {"machine", "measured", "limits"} <= set(json.loads(to_json(first)))
+
+
+@pytest.mark.skipif(not KEPT.exists(), reason="the documentation is not installed")
+def test_the_page_of_the_documentation_is_that_of_its_measurements():
+    page = (KEPT / "last.md").read_text(encoding="utf-8")
+    results = from_json((KEPT / "last.json").read_text(encoding="utf-8"))
+    assert markdown(results, ["esspersecond", "error-against-time", "memory"]) == page
 
 
 def test_the_page_has_ratios_medians_marks_and_what_was_left_out():

@@ -25,7 +25,7 @@ from modicum_lab.papers.hmc_ecs.higgs import HIGGS, SIZES, roc_curves
 from modicum_lab.papers.hmc_ecs.pictures import density
 from modicum_lab.papers.hmc_ecs.tables import (
     accurate,
-    biased,
+    bias_claim,
     calibration_table,
     full_data_ratio,
     relative_table,
@@ -127,8 +127,8 @@ def test_claims_of_accuracy_are_judged():
     fits = {"good": good, "bad": made("bad", truth.draws + np.array([0, 0, 1.0]), 1)}
     assert accurate("good", fits, truth, "Figure 2")[-1]
     assert not accurate("bad", fits, truth, "Figure 2")[-1]
-    assert biased("bad", fits, truth, "Figure 2")[-1]
-    assert not biased("good", fits, truth, "Figure 2")[-1]
+    assert bias_claim("bad", fits, truth, "Figure 2")[-1]
+    assert not bias_claim("good", fits, truth, "Figure 2")[-1]
 
 
 def test_the_recalibration_of_m_is_shown_beside_the_papers():

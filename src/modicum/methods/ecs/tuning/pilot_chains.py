@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.kernels.adaptation import typical_step_size
-from modicum.kernels.base import ControlVariate, Proxy, straighten
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.coordinates import straighten
 from modicum.kernels.moves import follow, path_chances, path_size
 from modicum.methods.ecs.tuning.residuals import reweighted
 from modicum.models.arrow import ArrowFactor

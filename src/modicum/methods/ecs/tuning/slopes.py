@@ -15,7 +15,8 @@ import numpy as np
 
 from modicum.estimators.by_numpy import NumPyRows, needs_no_compiler
 from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
-from modicum.kernels.base import ControlVariate, Proxy, scaled
+from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.coordinates import scaled
 from modicum.methods.ecs.tuning.moments import representatives
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
