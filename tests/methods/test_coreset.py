@@ -26,7 +26,7 @@ from modicum.methods.ecs.tuning.coreset import FarOut
 from modicum.methods.ecs.tuning.residuals import reweighted
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
-BY_HAND = {"certainty": 0, "batch": 5, "products": 60}
+BY_HAND = {"certainty": 0, "batch": 5, "products": 60, "levels": False}
 
 
 def separated_rows(n=4_000, level=300):

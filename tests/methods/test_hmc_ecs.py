@@ -324,7 +324,7 @@ def test_the_ledger_adds_up(good):
     np.testing.assert_array_equal(touched, K * m // G + m * (steps + 1))
     spent = good.ledger.by_purpose
     assert spent["sampling"] == touched.sum()
-    assert spent["design"] == toy.N
+    assert spent["design"] == 3 * toy.N  # expected residuals, and whether curves of levels pay
     assert spent["pilot"] == 256 * toy.N
     assert spent["warm-up"] > 0
     assert spent["start"] == m * good.chains

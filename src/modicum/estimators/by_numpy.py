@@ -17,15 +17,15 @@ import jax
 import numpy as np
 
 from modicum.arrays import as_either
+from modicum.estimators.levels import REACH, along_levels
 from modicum.estimators.remainder import (
-    direct,
     far_apart,
     less_polynomial,
-    series,
+    remainder_and_slope_by_numpy,
     series_value,
 )
 from modicum.estimators.taylor import LinearRows, LinearTaylor
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.kernels.base import ControlVariate, LevelCurves, Proxy
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.runtime import Pytree, one_blas_thread
@@ -55,6 +55,7 @@ class NumPyRows:
         model = control_variate.target.model
         assert isinstance(model, LinearPredictorModel)
         self._model, self._order = model, control_variate.order
+        self._levels: LevelCurves | None = jax.tree.map(np.asarray, proxy.levels)
         self.count = len(batch["probability"])
         on_host = jax.tree.map(np.asarray, proxy)
         fields = {name: np.asarray(values) for name, values in batch.items()}
@@ -92,36 +93,50 @@ class NumPyRows:
         """Gradient of D of each row at one draw (d,), (rows, d)."""
         parts = []
         for block in self._blocks:
-            rows, eta, y, taylor, scale = map(np.asarray, block)
+            rows, scale = np.asarray(block.rows), np.asarray(block.scale)
             with np.errstate(all="ignore"):
-                e = rows @ z.astype(rows.dtype)
-                slope = self._slope(e, eta, y, taylor.T)
-                parts.append((scale * slope)[:, None] * rows)
+                slope = self._slope(rows @ z.astype(rows.dtype), block)
+                gradients = slope[:, None] * rows
+                if self._levels is not None:
+                    gradients -= self._gradients_along_levels(z, block)
+                parts.append(scale[:, None] * gradients)
         return np.concatenate(parts).astype(np.float64)
 
-    def _evaluate_block(self, z: np.ndarray, block: LinearRows) -> np.ndarray:
-        rows, eta, y, taylor, scale = map(np.asarray, block)
-        with np.errstate(all="ignore"):  # callers check for non-finite values
-            e = z.astype(rows.dtype) @ rows.T
-            values = np.asarray(
-                series_value(as_either(e), as_either(taylor.T[:, None, :]), self._order)
-            )
-            large = np.asarray(far_apart(self._model, as_either(e)))
-            if large.any():
-                at, far = np.nonzero(large)[1], as_either(e[large])
-                f = self._model.value(as_either(eta[at]) + far, as_either(y[at]))
-                taylor_there = as_either(taylor.T[:, at])
-                rise = f - taylor_there[0]
-                values[large] = less_polynomial(rise, far, taylor_there, self._order)
-            return np.asarray(scale * values, np.float64)
+    def _gradients_along_levels(self, z: np.ndarray, block: LinearRows) -> np.ndarray:
+        """Gradient of the remainder along the direction of each row's level."""
+        assert self._levels is not None
+        e = self._along_levels(z[None], block)[0]
+        direction = np.asarray(self._levels.direction)
+        within = np.abs(direction @ z) < REACH
+        slope = self._slope(e, block) * np.asarray(block.along) * within[block.curve]
+        return np.asarray(slope[:, None] * direction[block.curve])
 
-    def _slope(
-        self, e: np.ndarray, eta: np.ndarray, y: np.ndarray, taylor: np.ndarray
-    ) -> np.ndarray:
-        """Derivative in e of the remainder of each row."""
-        slope = np.asarray(series(as_either(e), as_either(taylor), self._order)[1])
+    def _along_levels(self, z: np.ndarray, block: LinearRows) -> np.ndarray:
+        """Return how far the predictors of rows are from eta* along their level's direction."""
+        assert self._levels is not None
+        away = np.asarray(along_levels(as_either(z), self._levels))
+        return np.asarray(away[:, block.curve] * np.asarray(block.along))
+
+    def _evaluate_block(self, z: np.ndarray, block: LinearRows) -> np.ndarray:
+        rows = np.asarray(block.rows)
+        with np.errstate(all="ignore"):  # callers check for non-finite values
+            values = self._remainders(z.astype(rows.dtype) @ rows.T, block)
+            if self._levels is not None:
+                values -= self._remainders(self._along_levels(z, block), block)
+            return np.asarray(np.asarray(block.scale) * values, np.float64)
+
+    def _remainders(self, e: np.ndarray, block: LinearRows) -> np.ndarray:
+        """Remainder of each row at these distances of its predictor, (draws, rows)."""
+        taylor = block.taylor.T
+        values = np.asarray(series_value(as_either(e), taylor[:, None, :], self._order))
         large = np.asarray(far_apart(self._model, as_either(e)))
         if large.any():
-            there = map(as_either, (e[large], eta[large], y[large], taylor[:, large]))
-            slope[large] = direct(self._model, self._order, *there)[1]
-        return slope
+            at, far = np.nonzero(large)[1], as_either(e[large])
+            rise = self._model.value(block.eta[at] + far, block.y[at]) - taylor[0][at]
+            values[large] = less_polynomial(rise, far, taylor[:, at], self._order)
+        return values
+
+    def _slope(self, e: np.ndarray, block: LinearRows) -> np.ndarray:
+        """Derivative in e of the remainder of each row."""
+        about = block.eta, block.y, block.taylor.T
+        return remainder_and_slope_by_numpy(self._model, self._order, as_either(e), *about)[1]

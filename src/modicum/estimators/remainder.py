@@ -29,6 +29,7 @@ __all__ = [
     "less_polynomial",
     "remainder",
     "remainder_and_slope",
+    "remainder_and_slope_by_numpy",
     "series",
     "series_value",
 ]
@@ -100,6 +101,23 @@ def remainder_and_slope(
         return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
 
     return jax.lax.cond(any_of(large), mixed, lambda: near)
+
+
+def remainder_and_slope_by_numpy(
+    model: LinearPredictorModel,
+    order: int,
+    e: jax.Array,
+    eta: jax.Array,
+    y: jax.Array,
+    taylor: jax.Array,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Like `remainder_and_slope`, of NumPy arrays with one axis."""
+    value, slope = map(np.array, series(e, taylor, order))
+    large = np.asarray(far_apart(model, e))
+    if large.any():
+        there = e[large], eta[large], y[large], taylor[:, large]
+        value[large], slope[large] = map(np.asarray, direct(model, order, *there))
+    return value, slope
 
 
 def any_by_maximum(large: jax.Array) -> jax.Array:

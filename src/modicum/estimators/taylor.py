@@ -18,6 +18,7 @@ import numpy as np
 from modicum.arrays import namespace
 from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
+from modicum.estimators.levels import along_levels, curve_of_rows, curve_sum
 from modicum.estimators.remainder import (
     any_by_maximum,
     by_rise,
@@ -156,6 +157,10 @@ class LinearRows(NamedTuple):
     y: jax.Array
     taylor: jax.Array  # coefficients of f at eta, (rows, 7)
     scale: jax.Array  # frequency weight over probability
+    # Of `Proxy.levels`: the curve of the row's level, and how far the row moves along its
+    # direction; 0 if it belongs to no level.
+    curve: jax.Array | None = None
+    along: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +232,9 @@ class LinearTaylor:
             taylor=coefficients(model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
+        if proxy.levels is not None:
+            curve, along = self._along_level(x, proxy)
+            cached = cached._replace(curve=curve, along=along)
         rounded: LinearRows = jax.tree.map(self._rounded, cached)
         if proxy.row_factor is None:
             return rounded
@@ -240,6 +248,13 @@ class LinearTaylor:
             return whitened(x.densely(), proxy.row_factor)
         assert not isinstance(proxy.factor, ArrowFactor)
         return x @ proxy.factor[: self.target.size]
+
+    def _along_level(self, x: ModelMatrix, proxy: Proxy) -> tuple[jax.Array, jax.Array]:
+        """Return the curve of each row's level, and the row's part along its direction."""
+        assert proxy.levels is not None
+        curve, has_level = curve_of_rows(x, proxy.levels)
+        along = x.times_own(proxy.levels.lines, curve)
+        return curve, namespace(along).where(has_level, along, 0.0)
 
     def _columns(self, batch: Batch) -> Batch:
         """Return the fields that define the columns: dense columns and codes."""
@@ -264,8 +279,13 @@ class LinearTaylor:
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row: one product of the whitened rows with z."""
-        e = self.along(cached, z)
-        d = remainder(self.target.model, self.order, e, cached.eta, cached.y, cached.taylor.T)
+        about = cached.eta, cached.y, cached.taylor.T
+        d = remainder(self.target.model, self.order, self.along(cached, z), *about)
+        if proxy.levels is not None:
+            assert cached.along is not None
+            away = along_levels(z, proxy.levels)[cached.curve]
+            e = (cached.along * away).astype(self.precision)
+            d = d - remainder(self.target.model, self.order, e, *about)
         return (cached.scale * d).astype(jnp.float64)
 
     def residual(
@@ -278,7 +298,10 @@ class LinearTaylor:
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """Return the quadratic, which includes normal priors, plus the other log-priors."""
-        return _with_exact(_quadratic(z, proxy), self.prior, z, proxy)
+        total = _quadratic(z, proxy)
+        if proxy.levels is not None:
+            total = total + curve_sum(z, proxy.levels)
+        return _with_exact(total, self.prior, z, proxy)
 
 
 # Any other model --------------------------------------------------------------------------

@@ -29,6 +29,7 @@ __all__ = [
     "Estimator",
     "GradientEstimator",
     "Kernel",
+    "LevelCurves",
     "LogDensity",
     "LogPosterior",
     "Move",
@@ -307,6 +308,19 @@ class RowFactor(NamedTuple):
     blocks: tuple[jax.Array, ...]  # each without its trailing rows of zeros
 
 
+class LevelCurves(NamedTuple):
+    """Remainders of rows along the direction of their level (`estimators.levels`)."""
+
+    scale: jax.Array  # sd of each column's coefficient given the others; 0: it has no curve
+    place: jax.Array  # of each column's curve among the curves
+    # How far chains and rows are along the directions, one of unit length per curve: z with
+    # whitened coordinates, t - t* with coefficients, and the rows' columns.
+    direction: jax.Array
+    probe: jax.Array
+    lines: jax.Array
+    table: jax.Array  # cubics of the sums over all rows, (curves, pieces, 4)
+
+
 class Proxy(NamedTuple):
     """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, without the constant C."""
 
@@ -320,6 +334,7 @@ class Proxy(NamedTuple):
     unit: jax.Array | None = None  # unit of groups' variances (`estimators.groups.coordinates`)
     row_factor: RowFactor | None = None  # L in blocks; None: L itself
     curves: Curves | None = None  # curved axes, along which the posterior is skewed
+    levels: LevelCurves | None = None  # of rare levels, and other columns of few rows
 
 
 class ControlVariate(Protocol[Cached]):

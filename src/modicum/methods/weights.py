@@ -20,6 +20,7 @@ from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import GroupTaylor, LinearTaylor
 from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.estimators.levels import along_levels, curve_of_rows
 from modicum.estimators.remainder import (
     coefficients,
     far_apart,
@@ -27,7 +28,7 @@ from modicum.estimators.remainder import (
     series_value,
 )
 from modicum.estimators.row_factor import whitened
-from modicum.kernels.base import ControlVariate, Proxy, RowFactor
+from modicum.kernels.base import ControlVariate, LevelCurves, Proxy, RowFactor
 from modicum.methods.base import Task
 from modicum.models import LinearPredictorModel
 from modicum.models.arrow import ArrowFactor, ArrowLayout
@@ -214,6 +215,7 @@ class PredictorPosterior(NamedTuple):
     factor: np.ndarray  # L, with L L' their covariance
     covariance: np.ndarray
     row_factor: RowFactor | None  # L in blocks; None: L itself
+    levels: LevelCurves | None
 
 
 def _predictor_posterior(
@@ -221,8 +223,9 @@ def _predictor_posterior(
 ) -> PredictorPosterior:
     size = control_variate.target.size  # parameters of priors come after
     L = np.asarray(proxy.factor)[:size]
-    rows = jax.tree.map(np.asarray, proxy.row_factor)
-    return PredictorPosterior(np.asarray(proxy.point)[:size], L @ centre, L, L @ L.T, rows)
+    rows, levels = jax.tree.map(np.asarray, (proxy.row_factor, proxy.levels))
+    point = np.asarray(proxy.point)[:size]
+    return PredictorPosterior(point, L @ centre, L, L @ L.T, rows, levels)
 
 
 @jit(static=0)
@@ -242,10 +245,42 @@ def _residuals_from_predictors(
     xp = namespace(posterior.point)
     x = control_variate.matrix(batch)
     eta = x @ as_either(posterior.point) + batch.get("offset", 0.0)
-    h = _leverage(x, posterior) + (x @ as_either(posterior.away)) ** 2
+    away = x @ as_either(posterior.away)
+    h = _leverage(x, posterior) + away**2
     taylor = coefficients(model, eta, xp.asarray(model.outcome(batch), np.float64))
-    size = _residual_size(control_variate.order, h, taylor)
+    if posterior.levels is None:
+        size = _residual_size(control_variate.order, h, taylor)
+    else:
+        size = _size_beside_level(x, h, away, taylor, posterior)
     return xp.asarray(batch.get("weight", 1.0) * size)
+
+
+def _size_beside_level(
+    x: ModelMatrix,
+    h: jax.Array,
+    away: jax.Array,
+    taylor: jax.Array,
+    posterior: PredictorPosterior,
+) -> jax.Array:
+    """`_residual_size` of order 2, less the remainder along the direction of each row's level.
+
+    With e and b, the distance along that direction alone, jointly normal with variances h and g and
+    covariance c: the root mean square of f_3 (e^3 - b^3) / 6 + f_4 (e^4 - b^4) / 24.
+    """
+    levels, xp = posterior.levels, namespace(h)
+    assert levels is not None
+    curve, has_level = curve_of_rows(x, levels)
+    along = xp.where(has_level, x.times_own(levels.lines, curve), 0.0)
+    S, probe = as_either(posterior.covariance), levels.probe
+    spread = probe @ S  # covariances of the distance along each direction with all coefficients
+    centre = (probe @ as_either(posterior.away))[curve] * along
+    g = along**2 * xp.sum(spread * probe, axis=1)[curve] + centre**2
+    c = along * x.times_own(spread, curve) + centre * away
+    third = 15 * (power(h, 3) + power(g, 3)) - 2 * (9 * h * g * c + 6 * power(c, 3))
+    fourth = 105 * (power(h, 4) + power(g, 4))
+    fourth -= 2 * (9 * (h * g) ** 2 + 72 * h * g * c**2 + 24 * power(c, 4))
+    total = third * taylor[3] ** 2 + fourth * taylor[4] ** 2
+    return xp.sqrt(xp.maximum(total, 0.0))
 
 
 def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
@@ -303,6 +338,8 @@ class PredictorDraws(NamedTuple):
 
     point: np.ndarray  # t*
     away: np.ndarray  # draws less t*, (draws, d)
+    levels: LevelCurves | None = None
+    by_level: np.ndarray | None = None  # how far the draws are along them, (draws, curves)
 
 
 def _predictor_draws(
@@ -310,7 +347,13 @@ def _predictor_draws(
 ) -> PredictorDraws:
     size = control_variate.target.size
     L = np.asarray(proxy.factor)[:size]
-    return PredictorDraws(np.asarray(proxy.point)[:size], pilot @ L.T)
+    draws = PredictorDraws(np.asarray(proxy.point)[:size], pilot @ L.T)
+    if proxy.levels is None:
+        return draws
+    levels = jax.tree.map(np.asarray, proxy.levels)
+    return draws._replace(
+        levels=levels, by_level=np.asarray(along_levels(as_either(pilot), levels))
+    )
 
 
 def _residuals_at_draws(
@@ -325,8 +368,17 @@ def _residuals_at_draws(
     y = xp.asarray(model.outcome(batch), np.float64)
     e = (x @ as_either(draws.away.T)).T  # (draws, rows)
     taylor = coefficients(model, eta, y)[:, None]
-    far = less_polynomial(model.value(eta + e, y) - taylor[0], e, taylor, order)
-    residual = xp.where(far_apart(model, e), far, series_value(e, taylor, order))
+
+    def remainders(e: jax.Array) -> jax.Array:
+        far = less_polynomial(model.value(eta + e, y) - taylor[0], e, taylor, order)
+        return xp.where(far_apart(model, e), far, series_value(e, taylor, order))
+
+    residual = remainders(e)
+    if draws.levels is not None:
+        assert draws.by_level is not None
+        curve, has_level = curve_of_rows(x, draws.levels)
+        along = xp.where(has_level, x.times_own(draws.levels.lines, curve), 0.0)
+        residual = residual - remainders(along * as_either(draws.by_level)[:, curve])
     return xp.asarray(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
 
 

@@ -49,6 +49,21 @@ class DenseMatrix:
         x = jnp.asarray(self.x)
         return DenseMatrix(jnp.concatenate([x, jnp.ones((*x.shape[:-1], 1), x.dtype)], axis=-1))
 
+    def largest(self, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the column with the largest |x_j| scale_j of each row, and its entry."""
+        xp = namespace(self.x)
+        x: jax.Array = xp.asarray(self.x)
+        column = xp.argmax(xp.abs(x) * scale[: x.shape[-1]], axis=-1)
+        return column, xp.take_along_axis(x, column[..., None], axis=-1)[..., 0]
+
+    def times_own(self, vectors: jax.Array, which: jax.Array) -> jax.Array:
+        """Multiply each row by its own vector, `vectors[which]`."""
+        xp = namespace(which)
+        own = xp.asarray(vectors)[which]
+        if not self.ones:
+            return xp.sum(self.x * own, axis=-1)
+        return xp.sum(self.x * own[..., :-1], axis=-1) + own[..., -1]
+
     def densely(self) -> jax.Array:
         """Return all columns, (..., columns)."""
         xp = namespace(self.x)
@@ -124,6 +139,37 @@ class CodedMatrix:
                 mixed += its_scale * _entries(padded, (place, other))
             own = _entries(padded, (place, place))
             total = total + scale * (scale * own + 2 * mixed)
+        return total
+
+    def largest(self, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the column with the largest |x_j| scale_j of each row, and its entry."""
+        xp = namespace(next(iter(self.codes.values())))
+        scale = xp.asarray(scale)
+        padded = xp.concatenate([xp.zeros((1,), scale.dtype), scale])  # 0: the reference level
+        numbers, places = self.numbers(), xp.asarray(self.dense_places())
+        column = xp.zeros(numbers.shape[:-1], int)
+        entry = size = xp.zeros(numbers.shape[:-1], scale.dtype)
+        if numbers.shape[-1]:
+            at = xp.argmax(xp.abs(numbers) * scale[places], axis=-1)
+            column = places[at]
+            entry = xp.take_along_axis(numbers, at[..., None], axis=-1)[..., 0]
+            size = xp.abs(entry) * scale[column]
+        for term in self.coding.terms:
+            place, its_entry = self.place(term), self.scale(term).astype(scale.dtype)
+            its_size = xp.abs(its_entry) * _entries(padded, place)
+            larger = its_size > size
+            column = xp.where(larger, place - 1, column)
+            entry, size = xp.where(larger, its_entry, entry), xp.where(larger, its_size, size)
+        return column, entry
+
+    def times_own(self, vectors: jax.Array, which: jax.Array) -> jax.Array:
+        """Multiply each row by its own vector, `vectors[which]`."""
+        xp = namespace(which)
+        padded = xp.pad(vectors, ((0, 0), (1, 0)))  # 0: the reference level
+        own = xp.asarray(vectors)[which][..., xp.asarray(self.dense_places())]
+        total = xp.sum(self.numbers() * own, axis=-1)
+        for term in self.coding.terms:
+            total = total + self.scale(term) * _entries(padded, (which, self.place(term)))
         return total
 
     def in_double(self) -> CodedMatrix:

@@ -23,7 +23,13 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes.engine import of_numpy
 from modicum.rows import CodedTerm
 
-__all__ = ["gradient_by_numpy", "hessian_by_numpy", "map_by_numpy", "values_by_numpy"]
+__all__ = [
+    "gradient_by_numpy",
+    "hessian_by_numpy",
+    "in_blocks",
+    "map_by_numpy",
+    "values_by_numpy",
+]
 
 # Floats per block (its weighted copy takes as much again), and the row limits of a block.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
@@ -35,7 +41,7 @@ def map_by_numpy(
 ) -> np.ndarray:
     """Return one number per row of a chunk, computed block by block."""
     with np.errstate(all="ignore"):  # callers check whether the result is finite
-        return np.concatenate([function(block) for block in _blocks(batch, present)])
+        return np.concatenate([function(block) for block in in_blocks(batch, present)])
 
 
 @of_numpy
@@ -52,7 +58,7 @@ def gradient_by_numpy(
                 value += f
                 gradient += slope
             return np.asarray(value), gradient
-        (all_present,) = _blocks(batch, present, len(present))
+        (all_present,) = in_blocks(batch, present, len(present))
         coded = _CodedRows(model, t, all_present)
         return np.asarray(coded.value), coded.gradient()
 
@@ -66,7 +72,7 @@ def values_by_numpy(
     assert isinstance(model, LinearPredictorModel)
     columns, values = np.shape(batch["x"])[1], np.zeros(len(points))
     with np.errstate(all="ignore"):
-        for block in _blocks(batch, present):
+        for block in in_blocks(batch, present):
             eta = block["x"].astype(np.float64, copy=False) @ points[:, :columns].T
             eta += points[:, columns] if model.intercept else 0.0
             eta += np.reshape(block.get("offset", 0.0), (-1, 1))
@@ -86,12 +92,12 @@ def hessian_by_numpy(
     with np.errstate(all="ignore"):
         if target.coding is None:
             return _hessian_dense(model, t, batch, present)
-        (all_present,) = _blocks(batch, present, len(present))
+        (all_present,) = in_blocks(batch, present, len(present))
         coded = _CodedRows(model, t, all_present)
         return np.asarray(coded.value), coded.gradient(), coded.hessian()
 
 
-def _blocks(
+def in_blocks(
     batch: Batch, present: np.ndarray, size: int | None = None
 ) -> Iterator[Mapping[str, np.ndarray]]:
     """Yield the present rows in blocks; padding, which comes last, is dropped."""
@@ -144,7 +150,7 @@ def _first_order(
 ) -> Iterator[tuple[np.ndarray, float, np.ndarray, np.ndarray]]:
     """Yield the columns of each block, its log-likelihood and gradient, and f'' of its rows."""
     columns = np.shape(batch["x"])[1]
-    for block in _blocks(batch, present):
+    for block in in_blocks(batch, present):
         x = block["x"]
         wide = x.astype(np.float64, copy=False)  # once, for both products
         eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
+from modicum.arrays import as_either
 from modicum.estimators import (
     LinearTaylor,
     control_variate,
@@ -17,6 +19,7 @@ from modicum.estimators import (
     proxy,
     variance_unit,
 )
+from modicum.estimators.levels import curve_sum
 from modicum.estimators.row_factor import MANY, row_factor, share_of_work
 from modicum.kernels.base import Proxy
 from modicum.methods.base import Chosen, Task, Tuning
@@ -122,14 +125,21 @@ class AnchoredProxy:
         terms = self._quadratic_terms(z)
         if terms is None:
             return np.asarray(self.log_proxy(z) + np.sum(away, axis=1))
-        return np.asarray(np.sum(terms + away, axis=1))
+        return np.asarray(np.sum(terms + away, axis=1) + self._curve_sum(z))
 
     def log_proxy(self, z: np.ndarray) -> np.ndarray:
         """Return the log of proxy times prior at whitened points, up to a constant."""
         terms = self._quadratic_terms(z)
         if terms is None:
             return np.asarray(log_proxies(self.control_variate, self.proxy, z))
-        return np.asarray(np.sum(terms, axis=1))
+        return np.asarray(np.sum(terms, axis=1) + self._curve_sum(z))
+
+    def _curve_sum(self, z: np.ndarray) -> np.ndarray | float:
+        """Return what the curves of rare levels add to the quadratic."""
+        if self.proxy.levels is None:
+            return 0.0
+        levels = jax.tree.map(np.asarray, self.proxy.levels)
+        return np.asarray(curve_sum(as_either(z), levels))
 
     def _quadratic_terms(self, z: np.ndarray) -> np.ndarray | None:
         """Return what each coordinate adds to `log_proxy`; None if that is not quadratic."""

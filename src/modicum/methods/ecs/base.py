@@ -53,6 +53,7 @@ class EnergyConserving(Method):
     anchor: str | tuple[float, ...] | np.ndarray = "mode"
     floor: float = 0.1
     certainty: int | Literal["auto"] = "auto"
+    levels: bool | Literal["auto"] = "auto"
     precision: Literal["float64", "float32"] = "float64"
     whitening: Literal["auto", "float64"] = "auto"
     memory_limit: int | None = None
@@ -77,6 +78,8 @@ class EnergyConserving(Method):
             raise SettingError(f"design must be {names}, not {self.design!r}.")
         if self.certainty != "auto":
             whole_number("certainty", self.certainty, 0)
+        if self.levels not in ("auto", True, False):
+            raise SettingError(f"levels must be 'auto', True or False, not {self.levels!r}.")
         check_memory_limit(self.memory_limit)
         check_fused(self.fused)
         if self.order not in (0, 1, 2):

@@ -82,6 +82,7 @@ class Composition:
             | {"design": design}
             | study.expansion.tuning
             | study.whitening
+            | study.explain_levels()
             | explain_curves(study.curves),
             notes=[*study.anchor.notes, *notes, *uneven],
             memo=study,

@@ -68,6 +68,8 @@ def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingCon
         return "rows do not enter through a single linear predictor"
     if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
         return "a prior is not normal"
+    if proxy.levels is not None:
+        return "rare levels have control variates of their own"
     if proxy.curves is not None:
         return "the posterior is skewed along some axes"
     if proxy.B is not None:

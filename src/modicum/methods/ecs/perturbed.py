@@ -100,6 +100,11 @@ class HMCECS(EnergyConserving):
         Number of rows that every evaluation reads, those with the largest expected residuals; the
         others are subsampled. "auto": the number, possibly 0, that makes an effective draw
         cheapest.
+    levels
+        Whether rare levels of factors, and other columns of few rows, have control variates of
+        their own, which follow how the rows of a level move together. "auto": unless a chain may
+        run as one program on a GPU, which lacks them. Only models with one linear predictor, the
+        weighted design and order 2 have them.
     precision
         "float64" or "float32": type of the subsample's rows and residuals (sums are float64).
     whitening

@@ -60,7 +60,7 @@ class SignedHMCECS(EnergyConserving):
         Blocks proposed anew per iteration.
     design, order, inner, trajectory, integrator, jitter, target_accept, step_size, anchor, floor
         As for `HMCECS`.
-    certainty, precision, whitening, memory_limit, fused
+    certainty, levels, precision, whitening, memory_limit, fused
         As for `HMCECS`.
     tuning
         "auto": anchor at the mode. "paper": the schedule of the paper's section 6.3, with burn-in

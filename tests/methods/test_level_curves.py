@@ -1,0 +1,183 @@
+"""Control variates of rare levels: exact sums, the same rows everywhere, and fewer of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import modicum as mo
+from helpers.interrupted import planned
+from modicum.estimators.by_numpy import NumPyRows
+from modicum.estimators.levels import REACH, curve_of_rows, curve_sum
+from modicum.kernels.base import LevelCurves
+from modicum.methods.ecs import level_curves
+from modicum.methods.weights import cached_rows, expected_residuals
+from modicum.models.matrix import DenseMatrix
+
+N, LEVELS = 6_000, 12
+RNG = np.random.default_rng(5)
+CODE = np.minimum(RNG.geometric(0.35, N) - 1, LEVELS - 1)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+ETA = 0.5 * X[:, 0] - 1 + 0.4 * RNG.normal(size=LEVELS)[CODE]
+
+
+def dense_rows(y, **fields):
+    x = np.concatenate([X, CODE[:, None] == np.arange(1, LEVELS)], axis=1)
+    return mo.Rows(x=x, y=y, **fields)
+
+
+def events():
+    return (np.random.default_rng(6).random(N) < 1 / (1 + np.exp(-ETA))).astype(float)
+
+
+def counts():
+    return np.random.default_rng(7).poisson(np.exp(ETA)).astype(float)
+
+
+def coded_rows(y):
+    names = np.char.add("l", CODE.astype(str))
+    table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "level": names, "y": y})
+    return mo.Rows.from_table(table, outcome="y")
+
+
+PLANS = {
+    "logistic": lambda: (mo.models.Logistic(), dense_rows(events())),
+    "poisson": lambda: (
+        mo.models.Poisson(),
+        dense_rows(counts(), offset=0.1 * X[:, 0], weight=1.0 + (CODE % 3)),
+    ),
+    "coded": lambda: (mo.models.Logistic(), coded_rows(events())),
+}
+
+
+@pytest.fixture(scope="module", params=PLANS)
+def study(request):
+    return planned(*PLANS[request.param](), mo.HMCECS())[0].memo
+
+
+def all_rows(study):
+    rows = study.task.rows
+    return rows.slice(0, len(rows)) | {"probability": np.ones(len(rows))}
+
+
+def residuals(study, z, proxy):
+    cached = cached_rows(study.control_variate, all_rows(study), proxy)
+    return study.control_variate.values(cached, jnp.asarray(z), proxy)
+
+
+def points(study, count=6, scale=1.5):
+    return scale * np.random.default_rng(8).standard_normal((count, len(study.centre)))
+
+
+def test_what_is_subtracted_from_rows_is_added_to_the_proxy(study, x64):
+    levels = study.proxy.levels
+    assert levels is not None
+    assert 1 < len(levels.lines) < LEVELS
+    without = study.proxy._replace(levels=None)
+    off = []
+    for z in points(study):
+        right = float(residuals(study, z, without).sum())
+        total = float(residuals(study, z, study.proxy).sum())
+        added = float(curve_sum(jnp.asarray(z), levels))
+        assert abs(total + added - right) < 1e-5
+        off.append(abs(total - right))
+    assert max(off) > 0.01  # negative control: without the proxy's part
+
+
+def test_rows_of_levels_have_much_smaller_residuals(study, x64):
+    without = study.proxy._replace(levels=None)
+    sizes = [
+        np.sqrt(np.mean([np.square(residuals(study, z, proxy)) for z in points(study, 12, 1.0)]))
+        for proxy in (study.proxy, without)
+    ]
+    assert sizes[0] < 0.4 * sizes[1]
+
+
+def test_numpy_and_jax_agree(study, x64):
+    cv, proxy, batch = study.control_variate, study.proxy, all_rows(study)
+    cached = cached_rows(cv, batch, proxy)
+    plain = cv.cache(batch, jax.tree.map(np.asarray, proxy))
+    np.testing.assert_array_equal(cached.curve, plain.curve)
+    np.testing.assert_array_equal(np.asarray(cached.along) == 0, np.asarray(plain.along) == 0)
+    np.testing.assert_allclose(cached.along, plain.along, rtol=1e-9, atol=1e-12)
+    rows, z = NumPyRows(cv, batch, proxy), points(study, 1)
+    np.testing.assert_allclose(rows.values(z)[0], residuals(study, z[0], proxy), atol=1e-9)
+    some = np.arange(0, N, 97)
+    few = {name: values[some] for name, values in batch.items()}
+    cached = cached_rows(cv, few, proxy)
+    slopes = jax.jit(jax.jacfwd(lambda z: cv.values(cached, z, proxy)))(jnp.asarray(z[0]))
+    np.testing.assert_allclose(NumPyRows(cv, few, proxy).gradients(z[0]), slopes, atol=1e-9)
+
+
+def test_ties_go_to_the_same_column(x64):
+    """Two entries with the same product: the pass and the kernel must agree on one."""
+    x = np.array([[1.0, 1.0], [0.5, 1.0], [-1.0, 1.0], [0.0, 0.0]])
+    for scale in ([0.2, 0.2], [0.4, 0.2], [0.0, 0.0]):
+        blank = np.zeros((2, 2))
+        arrays = np.array(scale), np.arange(2), blank, blank, blank, np.zeros((2, 4, 4))
+        of_numpy = curve_of_rows(DenseMatrix(x), LevelCurves(*arrays))
+        of_jax = curve_of_rows(DenseMatrix(jnp.asarray(x)), LevelCurves(*map(jnp.asarray, arrays)))
+        for a, b in zip(of_numpy, of_jax, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_curves_are_constant_beyond_their_reach(study, x64):
+    every = study.proxy.levels
+    first = [every.direction[:1], every.probe[:1], every.lines[:1], every.table[:1]]
+    one = LevelCurves(every.scale, every.place, *first)
+    at = jax.jit(jax.value_and_grad(lambda far: curve_sum(far * one.direction[0], one)))
+    (edge, _), (beyond, slope) = at(REACH), at(20.0)
+    assert edge == beyond
+    assert slope == 0
+    assert at(REACH - 1)[1] != 0
+
+
+def test_expected_residuals_are_those_of_normal_draws(x64):
+    study = planned(*PLANS["logistic"](), mo.HMCECS())[0].memo
+    z = study.centre + points(study, 400, 1.0)
+    with_, without = (
+        np.asarray(expected_residuals(study.task.sums, study.control_variate, proxy, z))
+        for proxy in (study.proxy, study.proxy._replace(levels=None))
+    )
+    some = np.flatnonzero(CODE >= 6)
+    batch = {name: values[some] for name, values in all_rows(study).items()}
+    drawn = NumPyRows(study.control_variate, batch, study.proxy).values(z)
+    ratio = np.median(with_[some] / np.sqrt(np.mean(drawn**2, axis=0)))
+    assert 0.7 < ratio < 1.4
+    assert np.median(without[some]) > 3 * np.median(with_[some])  # negative control
+
+
+def test_fewer_rows_are_needed():
+    model, rows = PLANS["logistic"]()
+    with_, without = (
+        planned(model, rows, mo.HMCECS(levels=levels, certainty=0))[0] for levels in (True, False)
+    )
+    assert (
+        with_.memo.pilot_with(0).variance.mean() < 0.2 * without.memo.pilot_with(0).variance.mean()
+    )
+    assert with_.tuning["levels"]["value"] == len(with_.memo.proxy.levels.lines)
+    assert without.memo.proxy.levels is None
+    assert "levels" not in without.tuning
+
+
+@pytest.mark.parametrize("settings", [{"design": "uniform"}, {"order": 1}])
+def test_published_methods_stay_as_they_are(settings):
+    model, rows = PLANS["logistic"]()
+    assert planned(model, rows, mo.HMCECS(subsample=200, **settings))[0].memo.proxy.levels is None
+
+
+def test_columns_that_many_rows_determine_have_none(monkeypatch):
+    rng = np.random.default_rng(9)
+    rows = mo.Rows(x=rng.normal(size=(20_000, 3)), y=rng.integers(0, 2, 20_000))
+
+    def never(*_):
+        raise AssertionError("no pass is needed")
+
+    monkeypatch.setattr(level_curves, "_sums_by_numpy", never)
+    assert planned(mo.models.Logistic(), rows, mo.HMCECS())[0].memo.proxy.levels is None
+
+
+def test_the_setting_is_checked():
+    with pytest.raises(mo.SettingError, match="levels"):
+        mo.HMCECS(levels="yes")
