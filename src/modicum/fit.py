@@ -268,7 +268,7 @@ def model_for(
         )
     model = _model(family, encoding)
     if priors is not None:
-        changes: dict[str, Any] = {"priors": priors}
+        changes: dict[str, Any] = {"priors": priors}  # to fields of the family
         model = replace(model, **changes)
     _check_outcome(model, encoding)
     if not encoding.groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from modicum.errors import SettingError
 from modicum.markup import box, table, tag
@@ -12,6 +12,7 @@ from modicum.markup import box, table, tag
 __all__ = ["Kind", "Ledger"]
 
 Kind = Literal["density", "gradient", "hessian"]
+Saved: TypeAlias = Mapping[str, Any]  # as json.loads returns it
 
 
 @dataclass(repr=False)
@@ -120,7 +121,7 @@ class Ledger:
             self.full_data = (self.full_data or 0) + other.full_data
         return self
 
-    def since(self, before: Mapping[str, Any]) -> dict[str, Any]:
+    def since(self, before: Saved) -> dict[str, Any]:
         """Return the entries made since `before` (an earlier `to_dict`), in the same form."""
         earlier = {(purpose, kind): n for purpose, kind, n in before["counts"]}
         fresh = {key: n - earlier.get(key, 0) for key, n in self.counts.items()}
@@ -142,7 +143,7 @@ class Ledger:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Ledger:
+    def from_dict(cls, values: Saved) -> Ledger:
         """Make a ledger from the result of `to_dict`."""
         full_data = values["full_data"]
         return cls(

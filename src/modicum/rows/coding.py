@@ -130,7 +130,7 @@ class Coding:
         once = all(len(set(places)) == len(places) for places in begins.values())
         return once and bool(np.all(uses <= 1))
 
-    def densely(self, batch: Mapping[str, Any]) -> np.ndarray:
+    def densely(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the dense model matrix, (rows, size), in the type of x (or y, without x)."""
         x = batch.get("x")
         like = np.asarray(x if x is not None else batch.get("y", np.zeros(0)))
@@ -155,7 +155,7 @@ class Coding:
             terms.append(replace(term, first=first))
         return Coding(tuple(places[place] for place in self.dense), tuple(terms))
 
-    def fault(self, batch: Mapping[str, Any]) -> tuple[str, int] | None:
+    def fault(self, batch: Mapping[str, np.ndarray]) -> tuple[str, int] | None:
         """Return field and row of the first code out of range; None if all are valid."""
         for term in self.terms:
             codes = np.asarray(batch[term.field])

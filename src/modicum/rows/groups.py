@@ -33,8 +33,8 @@ class NodePlaces(NamedTuple):
     point: Array  # flat vector of parameters
 
     @classmethod
-    def in_batch(cls, batch: Mapping[str, Any]) -> NodePlaces | None:
-        """Return the modes in a batch of groups, as NumPy or traced arrays; None without modes."""
+    def in_batch(cls, batch: Mapping[str, Any]) -> NodePlaces | None:  # NumPy or traced arrays
+        """Return the modes in a batch of groups; None without modes."""
         if "group_centre" not in batch:
             return None
         return cls(batch["group_centre"], batch["group_point"])

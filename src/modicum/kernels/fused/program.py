@@ -244,7 +244,7 @@ class _Chain:
     a: Vector
 
     @property
-    def slices(self) -> list[Any]:
+    def slices(self) -> list[Any]:  # of Pallas, which has no public type for them
         """Slices of a vector's pieces in memory."""
         widths = self.program.shape.widths
         return [pl.ds(sum(widths[:k]), width) for k, width in enumerate(widths)]

@@ -243,6 +243,7 @@ def _integrated(
     effects = [effect for term in terms for effect in term.effects]
     assert sd is None or isinstance(sd, HalfNormal)
     assert isinstance(correlation, LKJ)
+    # Any: values of fields of the family, of different types
     changes: dict[str, Any] = {"priors": by_key or None, "groups": tuple(others)}
     return IntegratedEffects(
         replace(family, **changes),
