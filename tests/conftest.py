@@ -30,9 +30,9 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("digest/test_digest.py", "run/test_chains.py", "posterior/test_simulate.py"),
     *("methods/test_no_mode.py", "traps/test_models.py", "kernels/test_lights.py"),
 )
-LAST = (  # files that clear compiled code, which other files might have used
-    *("methods/test_ecs_tuning.py", "passes/test_blocks.py", "run/test_executables.py"),
-    *("run/test_memory.py", "test_designs.py", "test_patching.py", "test_runtime.py"),
+LAST = (  # files that clear compiled code, which other files might have used; the longest first
+    *("methods/test_ecs_tuning.py", "run/test_executables.py", "test_designs.py"),
+    *("passes/test_blocks.py", "run/test_memory.py", "test_patching.py", "test_runtime.py"),
 )
 SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),

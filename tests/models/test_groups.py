@@ -61,8 +61,8 @@ def test_one_standard_deviation_may_have_a_prior_of_its_own(x64):
         for of in ({"group_sd": slope}, {"group_sd": slope, "group_sd[h]": group})
     ]
     t = np.linspace(-1, 1, targets[0].size)
-    gap = np.subtract(*(target.log_prior(t) for target in targets))
-    sd = np.asarray(targets[0].report(t)["group_sd"])[0]
+    gap = np.subtract(*(target.log_priors(t[None])[0] for target in targets))
+    sd = targets[0].reports(t[None])["group_sd"][0, 0]
     truth = stats.expon.logpdf(sd, scale=1 / 3) - stats.halfnorm.logpdf(sd, scale=2)
     np.testing.assert_allclose(gap, truth, atol=1e-9)
 

@@ -8,6 +8,7 @@ import pytest
 import modicum as mo
 from helpers.targets import quick
 from modicum.models import Target
+from modicum.runtime import COMPILED
 
 RNG = np.random.default_rng(3)
 GROUP = RNG.integers(0, 3, 60)
@@ -165,6 +166,22 @@ def test_rows_that_are_not_independent_are_refused(mixed):
     rows = mo.Rows(y=np.arange(1.0, 9.0) ** 2)  # at the start, where a is 0, nothing shows
     with pytest.raises(mo.SettingError, match="changes with the other rows of its batch"):
         Target.of(mo.Model(flat, lambda th, b: -((th["a"] * mixed(b["y"])) ** 2)), rows)
+
+
+def test_independence_of_the_same_formula_is_compiled_once_and_follows_its_globals():
+    rows, share = mo.Rows(y=np.arange(1.0, 9.0) ** 2), {"of the mean": 0.0}
+
+    def likelihood(th, b):
+        return -((th["a"] * (b["y"] - share["of the mean"] * jnp.mean(b["y"]))) ** 2)
+
+    Target.of(mo.Model(flat, likelihood), rows)
+    before = COMPILED.total
+    Target.of(mo.Model(flat, lambda th, b: likelihood(th, b)), rows)
+    assert COMPILED.total == before
+    share["of the mean"] = 1.0
+    with pytest.raises(mo.SettingError, match="changes with the other rows of its batch"):
+        Target.of(mo.Model(flat, likelihood), rows)
+    assert COMPILED.total > before
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -397,7 +397,7 @@ def rare_rows(n):
 @pytest.mark.parametrize("made", [logistic_rows, rare_rows])
 def test_gradients_lead_from_a_subset_to_where_one_hessian_is_enough(made, monkeypatch):
     """Where the subset says next to nothing of a column, Newton's steps take over."""
-    sums, start = sums_of(M.Logistic(), made(300_000))
+    sums, start = sums_of(M.Logistic(), made(120_000))
     of_rows = []
 
     def counted(these, t, purpose, *prior):
@@ -427,11 +427,11 @@ def test_gradients_lead_from_a_subset_to_where_one_hessian_is_enough(made, monke
 def test_levels_without_events_in_a_subset_come_back_within_a_few_passes(monkeypatch):
     """There the curvature is next to nothing, and a Newton step back goes far past the mode."""
     rng = np.random.default_rng(5)
-    level = rng.integers(0, 80, 60_000)
-    level[rng.random(60_000) > 0.04] = 80  # 30 rows in each of the others
-    number = rng.standard_normal(60_000) + 0.1 * level
-    x = np.c_[np.eye(81)[level][:, :80], number]
-    y = rng.random(60_000) < 0.15
+    level = rng.integers(0, 40, 42_000)
+    level[rng.random(42_000) > 0.028] = 40  # 30 rows in each of the others
+    number = rng.standard_normal(42_000) + 0.1 * level
+    x = np.c_[np.eye(41)[level][:, :40], number]
+    y = rng.random(42_000) < 0.15
     sums, start = sums_of(M.Logistic(prior_scale=30.0), mo.Rows(x=x, y=y))
     at, record = find_mode(sums, start)
     assert record.passes <= 12

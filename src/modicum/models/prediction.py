@@ -18,7 +18,7 @@ from modicum.models.base import BaseModel, Batch
 from modicum.models.groups.integrated import IntegratedEffects
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
-from modicum.models.tracing import digest_of
+from modicum.models.tracing import AsTraced, digest_of
 from modicum.random import typed
 from modicum.rows.entries import Json
 from modicum.runtime import Array, in_double_precision, jit
@@ -109,7 +109,7 @@ class ModelPredictor:
         pieces = ceil(widest / BUDGET)
         if pieces == 1 or length_of(fields) == 1:
             together = min(length_of(draws), max(1, BUDGET // widest))
-            as_traced = _AsTraced(self.model, digest)
+            as_traced = AsTraced(self.model, digest)
             answers = _over_draws(question, as_traced, together, draws, fields)
             return tuple(np.asarray(answer) for answer in answers)
         step = ceil(length_of(fields) / pieces)
@@ -240,26 +240,12 @@ def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
             )
 
 
-@dataclass(frozen=True)
-class _AsTraced:
-    """A model compared by what it computes now: a global read by a user's function may change."""
-
-    model: BaseModel
-    digest: str
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _AsTraced) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-
 @jit(static=(0, 1, 2))
 def _over_draws(
-    question: Question, traced: _AsTraced, together: int, draws: Draws, fields: Batch
+    question: Question, model: AsTraced[BaseModel], together: int, draws: Draws, fields: Batch
 ) -> tuple[jax.Array, ...]:
     answers: tuple[jax.Array, ...] = jax.lax.map(
-        lambda draw: question(traced.model, draw, fields), draws, batch_size=together
+        lambda draw: question(model.traced, draw, fields), draws, batch_size=together
     )
     return answers
 

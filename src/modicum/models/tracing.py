@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,11 @@ from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array, Pytree, in_double_precision
 
-__all__ = ["Trace", "digest_of", "expression_digest", "trace_of", "uncompiled"]
+__all__ = ["AsTraced", "Trace", "digest_of", "expression_digest", "trace_of", "uncompiled"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # in a repr; differs between processes
 MEANINGLESS = {"name", "debug_info"}  # parameters of an operation that do not change its result
 
@@ -50,6 +51,23 @@ class Trace:
 
     digest: str
     captured_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class AsTraced(Generic[T]):
+    """A user's function or model, compared by what it computes now: a global it reads may change.
+
+    Functions compiled with it as a static argument are compiled again only if that has changed.
+    """
+
+    traced: T
+    digest: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsTraced) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 class Traceable(Protocol):
