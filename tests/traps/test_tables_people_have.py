@@ -12,6 +12,7 @@ from modicum.errors import as_options
 from modicum.models.separation import find_silent_counts
 from modicum.passes.faults import require_noise
 from modicum.rows.checks import names_like
+from modicum.rows.dialect import Dialect
 from modicum.rows.formula.parsing import parse
 from modicum.rows.reading import read_formula
 
@@ -27,14 +28,46 @@ def table():
 
 
 @pytest.mark.parametrize(("mark", "word"), [(";", "a semicolon"), ("\t", "a tab"), ("|", "a bar")])
-def test_a_file_with_another_separator_is_named_as_one(mark, word, table, tmp_path):
-    path = tmp_path / "t.csv"
+def test_a_file_with_another_separator_is_read_and_a_frame_named(mark, word, table, tmp_path):
+    path = tmp_path / "t.csv.gz"
     table.to_csv(path, sep=mark, index=False)
-    for source in (path, pd.read_csv(path)):
-        with pytest.raises(mo.SettingError, match=f"seem to be separated by {word};") as refused:
-            mo.fit("y ~ x", source, **RUN)
-        assert f"sep={mark!r}" in str(refused.value)
+    found, expected = (mo.fit("y ~ x", data, **RUN) for data in (path, table))
+    np.testing.assert_array_equal(found["beta"], expected["beta"])
+    with pytest.raises(mo.SettingError, match=f"seem to be separated by {word};") as refused:
+        mo.fit("y ~ x", pd.read_csv(path), **RUN)
+    assert f"sep={mark!r}" in str(refused.value)
     assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were recognised
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ('"x, cm";y\n1;2\n', ";."),
+        ("x;y,z\n1;2,3\n", ",."),  # as before: commas if there are any
+        ("x\n1;2\n", ",."),
+        ("x;y\n1.5;2\n", ";."),
+        ("x;y\n1,5;2\n", ";,"),
+        ("x;y\n1.5;2,5\n", ";."),  # which of them is a number is for the reader to say
+        ("x;y\n1,500;2\n", ";."),  # 1500?
+        ("x;y\n1,500;0,250\n", ";,"),
+        ("x\ty\n1,5\t2\n", "\t."),
+        ("", ",."),
+    ],
+)
+def test_how_columns_are_separated_and_numbers_are_written(text, dialect):
+    assert "".join(Dialect.seen_in(text)) == dialect
+
+
+def test_a_text_among_decimal_commas_is_named(table, tmp_path, monkeypatch):
+    monkeypatch.setattr("modicum.rows.csv.BLOCK_BYTES", 200)  # its type is seen before the text
+    path = tmp_path / "t.csv"
+    lines = [f"{value:.3f};{y}".replace(".", ",") for value, y in table.to_numpy()]
+    path.write_text("x;y\n" + "\n".join([*lines, "1,o;0,0"]))
+    for data in (path, pd.read_csv(path, sep=";")):
+        with pytest.raises(mo.DataError, match="'1,o' in row 200"):
+            mo.fit("y ~ x", data, **RUN)
+    with pytest.raises(mo.DataError, match="'1,o' in row 200"):
+        mo.rows.ingest(path, tmp_path / "rows", outcome="y")
 
 
 def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
