@@ -87,6 +87,12 @@ def test_a_power_of_a_column_is_not_taken_for_the_column(term, table):
         mo.fit(f"z ~ {term}", table.assign(z=table.x), **RUN)
 
 
+def test_the_power_of_a_call_is_named_by_the_call(table):
+    for term, instead in (("I(x)^2", "I(... ** 2)"), ("log(x) ** 3", "I(log(...) ** 3)")):
+        with pytest.raises(mo.SettingError, match=re.escape(f"write {instead}")):
+            mo.fit(f"y ~ {term}", table, **RUN)
+
+
 def test_powers_of_sums_and_of_numbers_stay():
     assert len(parse("y ~ (x + w)^2").terms) == 3
     assert len(parse("y ~ I(x ** 2) + x").terms) == 2
@@ -165,3 +171,9 @@ def test_a_column_in_the_index_is_said_to_be_there(table):
         mo.fit("y ~ x", table.set_index("x"), **RUN)
     with pytest.raises(mo.SettingError, match="'z' of the formula is not in the data: there are"):
         mo.fit("y ~ z", table.set_index("x"), **RUN)
+
+
+def test_numbers_in_another_byte_order_are_numbers(table):
+    foreign = table.assign(x=table.x.astype(">f8"), y=table.y.astype(">i4"))
+    one, other = (mo.fit("y ~ x", data, **RUN) for data in (table, foreign))
+    np.testing.assert_array_equal(one["beta"], other["beta"])

@@ -217,9 +217,11 @@ def _terms(
 
     power = re.search(r"(?<![)`\w])([^\W\d]\w*)\s*(?:\^|\*\*)\s*(\d+)", _outside_calls(text))
     if power is not None:
+        term = power[1] + "(...)" * bool(re.search(rf"\b{power[1]}\s*\(", text))
+        inside = "..." if term == "I(...)" else term
         raise SettingError(
-            f"{power[0]} in a formula means {power[1]} and its interactions with itself, which is "
-            f"just {power[1]}; write I({power[1]} ** {power[2]}) for the power of a column."
+            f"{term}^{power[2]} in a formula means {term} and its interactions with itself, which "
+            f"is just {term}; write I({inside} ** {power[2]}) for the power of a column."
         )
     if "%in%" in _outside_calls(text):  # R leaves the main effect out, formulaic does not
         raise SettingError(
