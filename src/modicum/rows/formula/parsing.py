@@ -120,6 +120,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
         )
     text = QUOTED_OR_STATEMENT.sub(lambda m: f"`{m[1]}`" if m[1] else m[0], text)
+    _refuse_bare_names(text, columns)
     left, right = _sides(text)
     outcome, fields = _outcome_side(left)
     common, offsets, groups = _terms_side(right)
@@ -133,6 +134,17 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             "explain: remove it after ~."
         )
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+
+
+def _refuse_bare_names(text: str, columns: Sequence[str]) -> None:
+    """Refuse column names of several words that are not in backticks, or in quotes."""
+    bare = re.sub(r"""`[^`]*`|"[^"]*"|'[^']*'""", "", text)
+    for name in columns:
+        if re.fullmatch(r"\w+( +\w+)+", name) and re.search(rf"\b{name}\b", bare):
+            raise SettingError(
+                f"the formula {text!r} has a column whose name holds a space: write `{name}` in "
+                f"backticks, or Q('{name}')."
+            )
 
 
 def _sides(text: str) -> tuple[str, str]:
