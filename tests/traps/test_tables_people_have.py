@@ -123,6 +123,24 @@ def test_a_reference_level_without_counts_is_named():
     )
 
 
+@pytest.mark.parametrize("name", ["Exponential", "Weibull", "ZeroInflatedPoisson"])
+def test_a_level_without_events_or_counts_is_left_to_the_prior(name):
+    level, model = np.arange(60) % 2, getattr(mo.models, name)()
+    events = "event" in model.outcome_fields
+    words = "every time is censored" if events else "every count is 0"
+    for some, where in (
+        (1.0 - level, " in rows where ward differs"),
+        (0.0 * level, ", so the rate"),
+    ):
+        x, y = level[:, None], np.arange(1.0, 61.0) if events else some
+        rows = mo.Rows(x=x, y=y, columns=["ward"], **({"event": some} if events else {}))
+        doubt, passes = model.separation(rows, {})
+        assert (doubt.code, passes) == ("separation", 1)
+        assert words + where in doubt.sentence
+    both = mo.Rows(x=x, y=y + 1, columns=["ward"], **({"event": np.ones(60)} if events else {}))
+    assert model.separation(both, {})[0] is None
+
+
 def test_a_fit_of_silent_counts_warns():
     level = np.arange(60) % 2
     with pytest.warns(mo.ModicumWarning, match="in rows where ward differs"):
