@@ -543,7 +543,7 @@ def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp
     moved.loc[[7, 9, 11], "x"] = np.nan
     fits["shift"] = stored_by_group(moved, "shift", tmp_path / "moved")
     fits["ward"].table = table
-    with pytest.raises(DataError, match="different outcomes"):
+    with pytest.raises(DataError, match="different rows: missing values dropped as many"):
         mo.compare(fits)
 
 

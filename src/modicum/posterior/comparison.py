@@ -33,6 +33,8 @@ CHUNK = 1 << 20  # rows whose outcomes are compared at a time
 
 # What two fits may have observed differently, and why they cannot be compared then.
 DIFFERENCES = {
+    "rows": "different rows: missing values dropped as many from both, but not the same ones; fit "
+    "both to the rows that are complete for both",
     "outcome": "different outcomes, or to the same in another order: densities of different "
     "outcomes cannot be compared; if the rows are sorted by different groups, give the table they "
     "were made from, by mo.compare(posteriors, table)",
@@ -216,7 +218,7 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
     """
     numbers = [np.sort(indices) for _, _, indices in fits if indices is not None]
     if len(numbers) == 2 and not np.array_equal(numbers[0], numbers[1]):
-        return "outcome"  # missing values dropped as many rows from both, but different ones
+        return "rows"
     same_rows = fits[0][1] is fits[1][1]
     observed = [_observed(model) for model, _, _ in fits]
     for what in observed[0] | observed[1]:
