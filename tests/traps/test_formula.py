@@ -234,3 +234,12 @@ def test_a_name_of_two_words_is_to_be_quoted():
     quoted = ("y ~ `ward name`", "y ~ Q('ward name')", "y ~ C(x, levels=['ward name'])")
     for formula in (*quoted, "z ~ x + y"):
         parse(formula, columns)
+
+
+@pytest.mark.parametrize(("degree", "words"), [(0, "at least 1"), (4, "different values.* is 4")])
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_polynomial_has_as_many_columns_as_its_values_determine(degree, raw, words):
+    table = pd.DataFrame({"w": np.arange(40) % 4, "y": np.arange(40.0)})
+    with pytest.raises(mo.SettingError, match=f"cannot be computed .*{words}"):
+        rows_of(f"y ~ poly(w, {degree}, raw={raw})", table)
+    assert len(rows_of(f"y ~ poly(w, 3, raw={raw})", table).columns) == 3
