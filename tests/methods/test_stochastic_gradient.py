@@ -387,6 +387,8 @@ def test_a_learning_curve_follows_realisations_along_passes():
     assert at["kl"].iloc[1] == pytest.approx(target.kl(post["theta"][:, 29]))
     with pytest.raises(mo.SettingError, match="no draw was made by 0"):
         post.learning_curve(lambda now: 0.0, at=[0.05])
+    with pytest.raises(mo.SettingError, match="must be a function of draws by name"):
+        post.learning_curve("theta")
     warm = sample(mo.SGLD(**RAW), draws=10, tune=30)
     assert warm.learning_curve(lambda now: 0.0).index[0] == pytest.approx(31 * 2 / 20)
 

@@ -1,6 +1,7 @@
 """Leave-one-out against closed forms, ArviZ and NumPy; comparisons of models."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -418,6 +419,60 @@ def test_what_cannot_be_compared_is_refused(post):
         mo.compare({"a": post, "b": fewer})
 
 
+def of_family(model, **fields):
+    """Return a posterior of one coefficient, for rows with these fields."""
+    x = np.linspace(-1, 1, 40)[:, None]
+    rows = mo.Rows(x=x, y=np.arange(40) % 5 + 1.0, columns=["x"], **fields)
+    draws = {"beta": np.random.default_rng(1).normal(0, 0.1, (2, 100, 1))}
+    return mo.Posterior(
+        draws,
+        {},
+        mo.Ledger(rows=40),
+        predictor=ModelPredictor(model),
+        fit_rows=FitRows.of(rows),
+        rows=rows,
+    )
+
+
+TIMES = mo.models.Exponential(intercept=False)
+AMONG = mo.models.Binomial(intercept=False)
+NUMBERS = mo.models.Gaussian(scale=1.0, intercept=False)
+COUNTS = mo.models.Poisson(intercept=False)
+ONES, SOME = np.ones(40), np.arange(40) % 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (of_family(TIMES, event=ONES), of_family(TIMES, event=SOME), "different events"),
+        (of_family(NUMBERS), of_family(TIMES, event=SOME), "different events"),
+        (of_family(AMONG, trials=ONES * 9), of_family(AMONG, trials=ONES * 8), "numbers of trials"),
+        (of_family(NUMBERS), of_family(NUMBERS, weight=SOME), "different weights"),
+    ],
+)
+def test_what_was_observed_besides_the_outcome_must_be_the_same(one, other, words):
+    with pytest.raises(DataError, match=words):
+        mo.compare({"a": one, "b": other})
+
+
+def test_events_that_a_model_does_not_read_are_those_of_all_times():
+    rows = of_family(TIMES, event=SOME)
+    deaf = replace(rows, predictor=ModelPredictor(NUMBERS))  # the same rows
+    with pytest.raises(DataError, match="different events"):
+        mo.compare({"a": rows, "b": deaf})
+    table = mo.compare({"a": of_family(TIMES, event=ONES), "b": of_family(NUMBERS)})
+    assert len(table) == 2
+
+
+def test_densities_and_probabilities_are_not_compared_unquestioned():
+    with pytest.warns(mo.ModicumWarning, match="'normal' sums logarithms of densities") as caught:
+        mo.compare({"counts": of_family(COUNTS), "normal": of_family(NUMBERS)})
+    assert "density-and-probability" in {w.message.code for w in caught}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", mo.ModicumWarning)
+        mo.compare({"counts": of_family(COUNTS), "among": of_family(AMONG, trials=ONES * 9)})
+
+
 def stored_by_group(table, group, folder, effects=None):
     """Return a made-up posterior of rows in the order of groups, or of the table."""
     read = read_formula(
@@ -499,7 +554,7 @@ def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp
     moved.loc[[7, 9, 11], "x"] = np.nan
     fits["shift"] = stored_by_group(moved, "shift", tmp_path / "moved")
     fits["ward"].table = table
-    with pytest.raises(DataError, match="different outcomes"):
+    with pytest.raises(DataError, match="different rows: missing values dropped as many"):
         mo.compare(fits)
 
 

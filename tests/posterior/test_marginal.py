@@ -265,3 +265,30 @@ def test_rows_that_a_fit_left_out_are_left_out_again(missing):
     pd.testing.assert_frame_equal(
         post.marginal("dose", at=[0, 1]), by_hand.marginal("dose", at=[0, 1])
     )
+
+
+def test_missing_values_that_a_fit_refused_are_refused_again(by_formula):
+    post, table = by_formula
+    for column in ("dose", "well"):  # averages over some of the rows would look like those over all
+        holes = table.assign(**{column: table[column].astype(object).where(table["dose"] > 0)})
+        first = int(np.argmin(table["dose"] > 0))
+        with pytest.raises(DataError, match=f"'{column}' holds a missing value in row {first}"):
+            post.marginal("ward", holes)
+
+
+def test_a_csv_file_is_read_as_the_fit_read_it(tmp_path, monkeypatch):
+    """Columns in C(...) as text, and columns whose type a late value changes."""
+    monkeypatch.setattr("modicum.rows.csv.BLOCK_BYTES", 1000)
+    path = tmp_path / "table.csv"
+    table = pd.DataFrame({"dose": X[:, 0], "ward": RNG.choice(["01", "02"], N), "y": X[:, 1]})
+    table.assign(visit=[*range(N - 1), "late"]).to_csv(path, index=False)
+    formula = "y ~ dose + C(ward)"
+    rows = read_formula(formula, path, progressbar=False).rows
+    post = made(mo.models.Gaussian(scale=1.0).resolved(rows), rows)
+    found = []
+    for given in (path, table):
+        post.table = given
+        found.append(pd.concat([post.marginal("ward"), post.contrast("ward", ["01", "02"])]))
+    pd.testing.assert_frame_equal(*found)
+    post.table = path
+    assert "late" in set(post.ppc(by="visit", draws=50).table["at"])

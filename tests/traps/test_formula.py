@@ -15,6 +15,7 @@ from modicum.rows import csv as csv_module
 from modicum.rows import ingest, sources
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import CALLED_ELSEWHERE, NATURAL
+from modicum.rows.formula.parsing import parse
 from modicum.rows.reading import encode_table, read_formula
 
 
@@ -223,3 +224,22 @@ def test_a_column_that_is_coded_differently_has_no_new_levels():
             encode_table(encoding, new, outcome=False, newlevels="reference")
     new = encode_table(encoding, table.assign(c="w"), outcome=False, newlevels="reference")
     np.testing.assert_array_equal(new.slice(0, 3)["c"], 0)
+
+
+def test_a_name_of_two_words_is_to_be_quoted():
+    columns = ["y", "x", "ward name", "x + y"]
+    for formula in ("y ~ x + ward name", "y ~ (1 | ward name)", "y ~ log(ward name):x"):
+        with pytest.raises(mo.SettingError, match=re.escape("write `ward name` in backticks")):
+            parse(formula, columns)
+    quoted = ("y ~ `ward name`", "y ~ Q('ward name')", "y ~ C(x, levels=['ward name'])")
+    for formula in (*quoted, "z ~ x + y"):
+        parse(formula, columns)
+
+
+@pytest.mark.parametrize(("degree", "words"), [(0, "at least 1"), (4, "different values.* is 4")])
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_polynomial_has_as_many_columns_as_its_values_determine(degree, raw, words):
+    table = pd.DataFrame({"w": np.arange(40) % 4, "y": np.arange(40.0)})
+    with pytest.raises(mo.SettingError, match=f"cannot be computed .*{words}"):
+        rows_of(f"y ~ poly(w, {degree}, raw={raw})", table)
+    assert len(rows_of(f"y ~ poly(w, 3, raw={raw})", table).columns) == 3

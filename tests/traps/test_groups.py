@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.reading import encode_table, read_formula
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +62,15 @@ def test_groups_is_for_formulas_with_groups(frame: pd.DataFrame) -> None:
         mo.fit("well ~ dose", frame, groups="explicit", progressbar=False)
     with pytest.raises(mo.SettingError, match="must be 'explicit' or 'integrate', not 'both'"):
         mo.fit("well ~ (1 | ward)", frame, groups="both", progressbar=False)  # type: ignore[arg-type]
+
+
+def test_combinations_of_levels_with_colons_stay_apart() -> None:
+    """("p", "q:r") and ("p:q", "r") are two groups, also in a new table."""
+    outer, inner = ["p", "p:q", "p", "p:q"], ["q:r", "r", "r", 's"']
+    table = pd.DataFrame({"outer": outer, "inner": inner, "y": [0.0, 1.0, 2.0, 3.0]})
+    rows = read_formula("y ~ 1 + (1 | outer:inner)", table, progressbar=False).rows
+    names = np.array(rows.levels["outer:inner"])[rows.slice(0, 4)["outer:inner"].astype(int)]
+    assert names.tolist() == ['p:"q:r"', '"p:q":r', "p:r", '"p:q":"s"""']
+    known = read_formula("y ~ 1 + (1 | outer:inner)", table[1:], progressbar=False).rows
+    with pytest.raises(mo.DataError, match="a group that the rows of the fit did not have"):
+        encode_table(FormulaEncoding.from_dict(known.schema.origin), table, outcome=False)

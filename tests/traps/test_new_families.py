@@ -86,6 +86,17 @@ def test_impossible_settings_are_refused(make, words):
     assert words in str(caught.value)
 
 
+def test_settings_by_position_are_those_of_the_family():
+    """Not the prior scale of its coefficients, which every family has."""
+    assert M.AsymmetricLaplace(0.9) == M.AsymmetricLaplace(quantile=0.9)
+    assert M.StudentT(3.0) == M.StudentT(df=3.0)
+    assert M.Ordinal(4) == M.Ordinal(classes=4)
+    assert M.Binomial("probit") == M.Binomial(link="probit")
+    for without_settings in (M.Logistic, M.Gaussian, M.Gamma):
+        with pytest.raises(TypeError, match="positional argument"):
+            without_settings(2.0)
+
+
 def test_two_classes_have_no_order():
     rows = mo.Rows(x=np.eye(4), y=np.array([0.0, 1, 0, 1]))
     with pytest.raises(mo.DataError, match="fewer than three classes"):

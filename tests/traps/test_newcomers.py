@@ -112,8 +112,7 @@ def test_semicolons_with_decimal_commas(tmp_path):
     """As saved by European spreadsheets: the header has no comma, the other lines do."""
     path = tmp_path / "table.csv"
     path.write_text("x;y\n" + "1,5;0\n2,5;1\n" * 5)
-    with pytest.raises(mo.DataError, match="separated by a semicolon"):
-        mo.fit("y ~ x", str(path), progressbar=False)
+    assert read_formula("y ~ x", path).rows.slice(0, 2)["x"].tolist() == [[1.5], [2.5]]
     path.write_text("x,y\n1,2\n3\n")
     with pytest.raises(mo.DataError, match="begin with a line of column names"):
         mo.fit("y ~ x", str(path), progressbar=False)

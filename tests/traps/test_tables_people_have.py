@@ -12,6 +12,7 @@ from modicum.errors import as_options
 from modicum.models.separation import find_silent_counts
 from modicum.passes.faults import require_noise
 from modicum.rows.checks import names_like
+from modicum.rows.dialect import Dialect
 from modicum.rows.formula.parsing import parse
 from modicum.rows.reading import read_formula
 
@@ -27,14 +28,46 @@ def table():
 
 
 @pytest.mark.parametrize(("mark", "word"), [(";", "a semicolon"), ("\t", "a tab"), ("|", "a bar")])
-def test_a_file_with_another_separator_is_named_as_one(mark, word, table, tmp_path):
-    path = tmp_path / "t.csv"
+def test_a_file_with_another_separator_is_read_and_a_frame_named(mark, word, table, tmp_path):
+    path = tmp_path / "t.csv.gz"
     table.to_csv(path, sep=mark, index=False)
-    for source in (path, pd.read_csv(path)):
-        with pytest.raises(mo.SettingError, match=f"seem to be separated by {word};") as refused:
-            mo.fit("y ~ x", source, **RUN)
-        assert f"sep={mark!r}" in str(refused.value)
+    found, expected = (mo.fit("y ~ x", data, **RUN) for data in (path, table))
+    np.testing.assert_array_equal(found["beta"], expected["beta"])
+    with pytest.raises(mo.SettingError, match=f"seem to be separated by {word};") as refused:
+        mo.fit("y ~ x", pd.read_csv(path), **RUN)
+    assert f"sep={mark!r}" in str(refused.value)
     assert "separate" not in names_like("x", ["a", "b;c"])  # two columns were recognised
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [
+        ('"x, cm";y\n1;2\n', ";."),
+        ("x;y,z\n1;2,3\n", ",."),  # as before: commas if there are any
+        ("x\n1;2\n", ",."),
+        ("x;y\n1.5;2\n", ";."),
+        ("x;y\n1,5;2\n", ";,"),
+        ("x;y\n1.5;2,5\n", ";."),  # which of them is a number is for the reader to say
+        ("x;y\n1,500;2\n", ";."),  # 1500?
+        ("x;y\n1,500;0,250\n", ";,"),
+        ("x\ty\n1,5\t2\n", "\t."),
+        ("", ",."),
+    ],
+)
+def test_how_columns_are_separated_and_numbers_are_written(text, dialect):
+    assert "".join(Dialect.seen_in(text)) == dialect
+
+
+def test_a_text_among_decimal_commas_is_named(table, tmp_path, monkeypatch):
+    monkeypatch.setattr("modicum.rows.csv.BLOCK_BYTES", 200)  # its type is seen before the text
+    path = tmp_path / "t.csv"
+    lines = [f"{value:.3f};{y}".replace(".", ",") for value, y in table.to_numpy()]
+    path.write_text("x;y\n" + "\n".join([*lines, "1,o;0,0"]))
+    for data in (path, pd.read_csv(path, sep=";")):
+        with pytest.raises(mo.DataError, match="'1,o' in row 200"):
+            mo.fit("y ~ x", data, **RUN)
+    with pytest.raises(mo.DataError, match="'1,o' in row 200"):
+        mo.rows.ingest(path, tmp_path / "rows", outcome="y")
 
 
 def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
@@ -52,6 +85,12 @@ def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
 def test_a_power_of_a_column_is_not_taken_for_the_column(term, table):
     with pytest.raises(mo.SettingError, match=re.escape("write I(x ** ")):
         mo.fit(f"z ~ {term}", table.assign(z=table.x), **RUN)
+
+
+def test_the_power_of_a_call_is_named_by_the_call(table):
+    for term, instead in (("I(x)^2", "I(... ** 2)"), ("log(x) ** 3", "I(log(...) ** 3)")):
+        with pytest.raises(mo.SettingError, match=re.escape(f"write {instead}")):
+            mo.fit(f"y ~ {term}", table, **RUN)
 
 
 def test_powers_of_sums_and_of_numbers_stay():
@@ -82,6 +121,24 @@ def test_a_reference_level_without_counts_is_named():
     assert (
         find_silent_counts(mo.Rows(y=1.0 * (level != 0), codes={"town": level}), False)[0] is None
     )
+
+
+@pytest.mark.parametrize("name", ["Exponential", "Weibull", "ZeroInflatedPoisson"])
+def test_a_level_without_events_or_counts_is_left_to_the_prior(name):
+    level, model = np.arange(60) % 2, getattr(mo.models, name)()
+    events = "event" in model.outcome_fields
+    words = "every time is censored" if events else "every count is 0"
+    for some, where in (
+        (1.0 - level, " in rows where ward differs"),
+        (0.0 * level, ", so the rate"),
+    ):
+        x, y = level[:, None], np.arange(1.0, 61.0) if events else some
+        rows = mo.Rows(x=x, y=y, columns=["ward"], **({"event": some} if events else {}))
+        doubt, passes = model.separation(rows, {})
+        assert (doubt.code, passes) == ("separation", 1)
+        assert words + where in doubt.sentence
+    both = mo.Rows(x=x, y=y + 1, columns=["ward"], **({"event": np.ones(60)} if events else {}))
+    assert model.separation(both, {})[0] is None
 
 
 def test_a_fit_of_silent_counts_warns():
@@ -132,3 +189,9 @@ def test_a_column_in_the_index_is_said_to_be_there(table):
         mo.fit("y ~ x", table.set_index("x"), **RUN)
     with pytest.raises(mo.SettingError, match="'z' of the formula is not in the data: there are"):
         mo.fit("y ~ z", table.set_index("x"), **RUN)
+
+
+def test_numbers_in_another_byte_order_are_numbers(table):
+    foreign = table.assign(x=table.x.astype(">f8"), y=table.y.astype(">i4"))
+    one, other = (mo.fit("y ~ x", data, **RUN) for data in (table, foreign))
+    np.testing.assert_array_equal(one["beta"], other["beta"])

@@ -8,7 +8,7 @@ one pass over the rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import ClassVar, Self
 
 import jax
@@ -58,13 +58,14 @@ __all__ = ["CoefficientPriors", "extra_key"]
 class CoefficientPriors(BaseModel):
     """The settings and priors of a model's coefficients; see `LinearPredictorModel`."""
 
+    _: KW_ONLY  # AsymmetricLaplace(0.9) is of that quantile, not of that prior scale
     prior_scale: float | tuple[float, ...] | None = None
     intercept: bool = True
     intercept_scale: float | None = None
-    priors: Mapping[str, Prior] | PriorTable | None = field(default=None, kw_only=True)
-    resolved_priors: ModelPriors | None = field(default=None, kw_only=True)
-    groups: str | GroupTerm | Sequence[str | GroupTerm] = field(default=(), kw_only=True)
-    coding: Coding | None = field(default=None, kw_only=True)
+    priors: Mapping[str, Prior] | PriorTable | None = None
+    resolved_priors: ModelPriors | None = None
+    groups: str | GroupTerm | Sequence[str | GroupTerm] = ()
+    coding: Coding | None = None
 
     extras: ClassVar[tuple[str, ...]] = ()  # names of the parameters that are not coefficients
 

@@ -114,6 +114,11 @@ class LinearPredictorModel(CoefficientPriors):
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Return a mask of outcomes outside the family's support, and the support in words."""
 
+    @property
+    def has_whole_outcomes(self) -> bool:
+        """Whether outcomes are whole numbers, and their likelihood a probability, not a density."""
+        return bool(self.outcome_fault(np.array([0.5]))[0].all())
+
     def variance(self, eta: jax.Array) -> jax.Array:
         """Variance of the outcome given the vector of predictors of one row."""
         raise SettingError(

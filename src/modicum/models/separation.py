@@ -144,12 +144,14 @@ class _Trials(_Sides):
 
 @dataclass(frozen=True)
 class _Counts(_Sides):
-    """Rows with a positive count (class 0) against rows with count 0."""
+    """Rows with a positive count (class 0) against rows with count 0; or with an event or none."""
+
+    field: str
 
     def classify(
         self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        return x, np.asarray(chunk["y"] == 0).astype(int)
+        return x, np.asarray(chunk[self.field] == 0).astype(int)
 
 
 @dataclass(frozen=True)
@@ -236,20 +238,29 @@ def find_separation(
     return separation, 1 + passes
 
 
-def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | None, int]:
+def find_silent_counts(
+    rows: Rows, intercept: bool, field: str = "y"
+) -> tuple[ModicumWarning | None, int]:
     """Look for columns along which all counts are 0; return a warning and the passes used.
+
+    In the field "event" of survival times, an event counts as 1 and a censored time as 0.
 
     Where all rows with a positive count have one value of a column, and the others lie on one side
     of it, the likelihood increases without bound in the coefficient, as for a level without counts.
     """
-    sides = _Counts(rows, 2, intercept, False)
+    sides = _Counts(rows, 2, intercept, False, field)
+    events = field == "event"
+    none, counts = (
+        ("every time is censored", "events") if events else ("every count is 0", "counts")
+    )
     names = (*rows.columns, *sides.references.values())
     ranges = _Ranges(2, len(names))
     for x, y in sides.chunks(references=True):
         ranges.add(x, y)
     silent, counted = ranges.low[1], ranges.low[0]
     if not np.isfinite(counted).all():  # no row has a count
-        return _no_counts("every count is 0", "the rate", "check the outcome's column"), 1
+        column = "event's" if events else "outcome's"
+        return _no_counts(none, "the rate", f"check the {column} column"), 1
     level = (counted == ranges.high[0]) & (intercept | (counted == 0))
     aside = (silent >= counted) | (ranges.high[1] <= counted)
     varies = (silent < counted) | (ranges.high[1] > counted)
@@ -261,10 +272,10 @@ def find_silent_counts(rows: Rows, intercept: bool) -> tuple[ModicumWarning | No
     named = ", ".join(names[j] for j in which[:3])
     more = f" and {len(which) - 3} more" if len(which) > 3 else ""
     what = (
-        f"every count is 0 in rows where {'one of ' if len(which) > 1 else ''}{named}{more} "
-        "differs from one value, as in a level without counts"
+        f"{none} in rows where {'one of ' if len(which) > 1 else ''}{named}{more} "
+        f"differs from one value, as in a level without {counts}"
     )
-    remedy = "merge a level without counts into another"
+    remedy = f"merge a level without {counts} into another"
     return _no_counts(what, "how far the rate falls there", remedy, len(which)), 1
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
-from modicum.models import BaseModel, IntegratedEffects
+from modicum.errors import DataError, ModicumWarning, SettingError, warn
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
+from modicum.models.prediction import length_of
 from modicum.posterior.alignment import RowsLike
 from modicum.posterior.checking.evidence import log_evidence
 from modicum.posterior.checking.leave_one_out import LeaveOneOut, leave_one_out
@@ -29,6 +30,21 @@ __all__ = ["compare"]
 
 POINTS = 500  # importance points of the evidence, each evaluated on all rows
 CHUNK = 1 << 20  # rows whose outcomes are compared at a time
+
+# What two fits may have observed differently, and why they cannot be compared then.
+DIFFERENCES = {
+    "rows": "different rows: missing values dropped as many from both, but not the same ones; fit "
+    "both to the rows that are complete for both",
+    "outcome": "different outcomes, or to the same in another order: densities of different "
+    "outcomes cannot be compared; if the rows are sorted by different groups, give the table they "
+    "were made from, by mo.compare(posteriors, table)",
+    "weight": "different weights, or to the same in another order, so that rows count differently: "
+    "fit both with the same weights",
+    "trials": "different numbers of trials, which makes their counts different outcomes: fit both "
+    "with the same trials",
+    "event": "different events: where a time is censored for one and an event for the other, a "
+    "probability would be compared with a density; fit both with the same events",
+}
 
 
 def compare(
@@ -96,6 +112,7 @@ def compare(
     subjects = _subjects(posteriors, data)
     numbers = _table_numbers(posteriors, data, subjects)
     _require_same_outcomes(subjects, numbers)
+    _question_measures(subjects)
     results = leave_one_out(
         list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match, numbers
     )
@@ -170,16 +187,10 @@ def _require_same_outcomes(
                 "were integrated out, rows otherwise; hold the effects explicitly "
                 "(groups='explicit'), or integrate both over the same group."
             )
-        if rows is not other and not _same_outcomes(
-            (rows, fit.model.outcome_field, numbers[0]),
-            (other, other_fit.model.outcome_field, its_numbers),
-        ):
-            raise DataError(
-                f"{first!r} and {name!r} were fitted to different outcomes, or to the same in "
-                "another order: densities of different outcomes cannot be compared; if the rows "
-                "are sorted by different groups, give the table they were made from, by "
-                "mo.compare(posteriors, table)."
-            )
+        what = _difference((fit.model, rows, numbers[0]), (other_fit.model, other, its_numbers))
+        if what is not None:
+            why = DIFFERENCES.get(what, f"different values of the field {what!r}")
+            raise DataError(f"{first!r} and {name!r} were fitted to {why}.")
 
 
 def _units(model: BaseModel) -> str | None:
@@ -187,34 +198,75 @@ def _units(model: BaseModel) -> str | None:
     return model.group if isinstance(model, IntegratedEffects) else None
 
 
-def _same_outcomes(*fits: tuple[Rows, str, np.ndarray | None]) -> bool:
-    """Return whether two fits, (rows, outcome field, table indices), share outcomes and weights.
+def _family(model: BaseModel) -> BaseModel:
+    return model.family if isinstance(model, IntegratedEffects) else model
 
-    Rows whose table indices are known are compared in the table's order.
+
+def _observed(model: BaseModel) -> dict[str, str]:
+    """Return the fields of what was observed in a row, by what they hold."""
+    family = _family(model)
+    others = family.outcome_fields[1:] if isinstance(family, LinearPredictorModel) else ()
+    return {"outcome": model.outcome_field, "weight": "weight"} | {name: name for name in others}
+
+
+def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
+    """Return what two fits, (model, rows, table indices), observed differently; None if nothing.
+
+    Rows whose table indices are known are compared in the table's order. What only one of the
+    models reads says nothing about the other, except for events: a model without them takes every
+    time for that of an event.
     """
-    (rows, outcome, numbers), (other, theirs, their_numbers) = fits
-    if numbers is None and their_numbers is None:
-        pairs = zip(rows.chunks(CHUNK), other.chunks(CHUNK), strict=True)
-        return all(
-            np.array_equal(a.get(name, 1.0), b.get(its_name, 1.0))
-            for a, b in pairs
-            for name, its_name in ((outcome, theirs), ("weight", "weight"))
+    numbers = [np.sort(indices) for _, _, indices in fits if indices is not None]
+    if len(numbers) == 2 and not np.array_equal(numbers[0], numbers[1]):
+        return "rows"
+    same_rows = fits[0][1] is fits[1][1]
+    observed = [_observed(model) for model, _, _ in fits]
+    for what in observed[0] | observed[1]:
+        names = {fields.get(what) for fields in observed}
+        if (same_rows and len(names) == 1) or (None in names and what != "event"):
+            continue
+        columns = [
+            _values(rows, fields.get(what), indices, whole=bool(numbers))
+            for (_, rows, indices), fields in zip(fits, observed, strict=True)
+        ]
+        if not all(np.array_equal(a, b) for a, b in zip(*columns, strict=True)):
+            return what
+    return None
+
+
+def _values(
+    rows: Rows, field: str | None, numbers: np.ndarray | None, whole: bool
+) -> Iterator[np.ndarray]:
+    """Yield a field in chunks, or as a whole in the table's order; ones in place of no field."""
+    if not whole:
+        for chunk in rows.chunks(CHUNK):
+            yield chunk[field] if field in chunk else np.ones(length_of(chunk))
+    elif field in rows.fields:
+        values = whole_field(rows, field)
+        yield values if numbers is None else values[np.argsort(numbers)]
+    else:
+        yield np.ones(len(rows))
+
+
+def _question_measures(subjects: Mapping[str, Subject]) -> None:
+    """Warn where the likelihood of one family is a density and that of another a probability."""
+    kinds: dict[bool, str] = {}  # a model by whether its likelihood is a probability
+    for name, (_, fit, _) in subjects.items():
+        family = _family(fit.model)
+        if isinstance(family, LinearPredictorModel):
+            kinds.setdefault(family.has_whole_outcomes, name)
+    if len(kinds) < 2:
+        return
+    warn(
+        ModicumWarning(
+            "density-and-probability",
+            f"the elpd of {kinds[False]!r} sums logarithms of densities, which depend on the unit "
+            f"of the outcome, and that of {kinds[True]!r} logarithms of probabilities, so that "
+            "their difference may say nothing about the models",
+            "compare models of one kind; only for whole numbers that vary by much more than 1 is a "
+            "density close to a probability",
         )
-    known = [np.sort(indices) for indices in (numbers, their_numbers) if indices is not None]
-    if len(known) == 2 and not np.array_equal(known[0], known[1]):
-        return False  # missing values dropped as many rows from both, but different ones
-    return all(
-        np.array_equal(_in_table_order(rows, a, numbers), _in_table_order(other, b, their_numbers))
-        for a, b in ((outcome, theirs), ("weight", "weight"))
     )
-
-
-def _in_table_order(rows: Rows, field: str, numbers: np.ndarray | None) -> np.ndarray:
-    """Return a field of all rows in the table's order; ones if the rows lack it."""
-    if field not in rows.fields:
-        return np.ones(len(rows))
-    values = whole_field(rows, field)
-    return values if numbers is None else values[np.argsort(numbers)]
 
 
 def _table(results: Mapping[str, LeaveOneOut], method: Weighting, random_seed: int) -> pd.DataFrame:

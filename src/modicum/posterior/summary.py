@@ -111,6 +111,11 @@ def learning_curve(
     """Tabulate a statistic over chains against passes; see `Posterior.learning_curve`."""
     import pandas as pd
 
+    if not callable(statistic):
+        raise SettingError(
+            "the statistic must be a function of draws by name, such as "
+            f"lambda draws: draws['beta'].mean(axis=0), not {statistic!r}."
+        )
     spent = _passes(source, warmup_rows)
     moments = _evenly_spread(spent) if at is None else np.asarray(at, dtype=float)
     if moments.ndim != 1 or not np.isfinite(moments).all():

@@ -9,11 +9,10 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.description import STORED_TYPES, Array, DType
+from modicum.rows.dialect import SEPARATORS
 
 # Numbers checked at a time: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
-
-SEPARATORS = {"a semicolon": ";", "a tab": "\t", "a bar": "|"}  # found in files instead of commas
 
 
 class RowIndexError(DataError, IndexError):
@@ -217,8 +216,8 @@ def other_separator(names: list[str]) -> str | None:
         return None
     return (
         f"there is a single column, named {names[0]!r}, so the columns seem to be separated by "
-        f"{mark}; Modicum reads CSV files with commas: save the file with commas, or read it with "
-        f"pandas, pd.read_csv(path, sep={SEPARATORS[mark]!r}), and pass the data frame."
+        f"{mark}; read the table with pd.read_csv(path, sep={SEPARATORS[mark]!r}), or pass the "
+        "path of the file itself."
     )
 
 

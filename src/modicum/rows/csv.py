@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.rows.checks import other_separator
+from modicum.rows.dialect import Dialect
 from modicum.rows.sources import (
     line,
     refuse_booleans_and_numbers,
@@ -34,7 +33,7 @@ class CsvSource:
     Categorical columns are read as text, so that levels stay as they are written: "01234" and
     "1234" are two ZIP codes. Arrow infers the type of every other column from its first few
     megabytes. If a later value does not fit, the column is read as floats from then on, and
-    `TypesWidened` tells the caller to start over.
+    `TypesWidened` tells the caller to start over. Each file may have its own `Dialect`.
 
     Parameters
     ----------
@@ -64,6 +63,7 @@ class CsvSource:
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
         self._paths, self._levels = paths, levels
+        self._dialects = {path: Dialect.of(path, self._encoding) for path in paths}
         texts = dict.fromkeys(categorical, pa.string())
         self._types: dict[Path, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
         self._schema = self._first_rows(paths[0])
@@ -103,12 +103,6 @@ class CsvSource:
             except (pa.ArrowException, OSError, UnicodeError) as error:
                 self._widen(path, columns, error)
 
-    def _other_separator(self, path: Path) -> str | None:
-        """Return advice if the header line is not separated by commas."""
-        with suppress(OSError, UnicodeError), open(path, encoding=self._encoding) as file:
-            return other_separator([file.readline().strip()])
-        return None
-
     def _first_rows(self, path: Path) -> pa.Schema:
         """Names and types of all columns, as inferred from the first rows of a file."""
         import pyarrow as pa
@@ -118,11 +112,10 @@ class CsvSource:
             schema.names  # noqa: B018 - decoded on access
         except (pa.ArrowException, OSError, UnicodeError) as error:
             self._require_encoding(path)
-            remedy = self._other_separator(path) or (
-                "it should begin with a line of column names, and every later line should have a "
-                "value for each of them."
-            )
-            raise DataError(f"{path} cannot be read as CSV ({line(error)}): {remedy}") from None
+            raise DataError(
+                f"{path} cannot be read as CSV ({line(error)}): it should begin with a line of "
+                "column names, and every later line should have a value for each of them."
+            ) from None
         return schema
 
     def _open(
@@ -130,15 +123,16 @@ class CsvSource:
     ) -> arrow_csv.CSVStreamingReader:
         from pyarrow import csv as arrow_csv
 
-        tab = ".tsv" in [suffix.lower() for suffix in path.suffixes]
+        dialect = self._dialects[path]
         return arrow_csv.open_csv(
             path,
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
-            parse_options=arrow_csv.ParseOptions(delimiter="\t" if tab else ","),
+            parse_options=arrow_csv.ParseOptions(delimiter=dialect.separator),
             convert_options=arrow_csv.ConvertOptions(
                 include_columns=None if columns is None else list(columns),
                 column_types=dict(types),
                 strings_can_be_null=True,
+                decimal_point=dialect.point,
             ),
         )
 
@@ -180,11 +174,11 @@ class CsvSource:
         import pyarrow as pa
 
         misfits: dict[str, tuple[int, str]] = {}
-        start = 0
+        start, point = 0, self._dialects[path].point
         for batch in self._open(path, list(types), dict.fromkeys(types, pa.string())):
             for name in types.keys() - misfits.keys():
                 values = batch.column(name)
-                row = _first_misfit(values, types[name])
+                row = _first_misfit(values, types[name], point)
                 if row is not None:
                     misfits[name] = start + row, values[row].as_py()
             start += batch.num_rows
@@ -232,7 +226,7 @@ class CsvSource:
         return "pass its actual encoding, or convert it to UTF-8."
 
 
-def _first_misfit(values: pa.Array, kind: pa.DataType) -> int | None:
+def _first_misfit(values: pa.Array, kind: pa.DataType, point: str = ".") -> int | None:
     """Index of the first text that cannot be read as `kind`, found by bisection."""
     import pyarrow as pa
     from pyarrow import compute
@@ -241,7 +235,8 @@ def _first_misfit(values: pa.Array, kind: pa.DataType) -> int | None:
         if pa.types.is_null(kind):
             return bool(part.null_count == len(part))
         try:
-            compute.cast(compute.utf8_trim_whitespace(part), kind)
+            pointed = compute.replace_substring(part, point, ".")
+            compute.cast(compute.utf8_trim_whitespace(pointed), kind)
         except pa.ArrowException:
             return False
         return True

@@ -192,7 +192,8 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
             f"column {name!r} holds numbers that are written as text, such as {fractions[0]!r}: "
             f"convert it to numbers, or {remedy}."
         )
-    stray = [level for level in texts if not re.fullmatch(NUMBER, level.strip())]
+    number = re.compile(f"{NUMBER}|{WITH_COMMA}")
+    stray = [level for level in texts if not number.fullmatch(level.strip())]
     if not stray or len(stray) == len(texts):
         return
     start = 0

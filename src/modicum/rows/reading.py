@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from modicum.errors import SettingError, argument
 from modicum.progress import Progressbar, phase, say
@@ -42,10 +42,12 @@ __all__ = [
     "is_tabular",
     "largest_factor",
     "read_formula",
+    "reread",
     "source_of",
 ]
 
 Missing: TypeAlias = Literal["refuse", "drop"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -141,16 +143,14 @@ def read_formula(
             formula, source, offset=offset, weight=weight, missing=missing, store=folder,
             overwrite=True, dtype=dtype, progressbar=progressbar,
         ))  # fmt: skip
-    while True:
-        try:
-            return _read(
-                parsed, source, weight, missing == "drop", store, overwrite, dtype, progressbar
-            )
-        except TypesWidened:  # a column of a CSV file needs a wider type
-            continue
-        except MissingValueError as fault:
-            remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
-            raise MissingValueError(fault.column, fault.row, remedy) from None
+    drop = missing == "drop"
+    try:
+        return reread(
+            lambda: _read(parsed, source, weight, drop, store, overwrite, dtype, progressbar)
+        )
+    except MissingValueError as fault:
+        remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
+        raise MissingValueError(fault.column, fault.row, remedy) from None
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
@@ -203,12 +203,19 @@ def encode_table(
     The arguments are those of `modicum.rows.formula.memory.encoded`.
     """
     source = _source(table, text_encoding, _level_columns(encoding.expressions()))
+    backend = reread(
+        lambda: encoded(
+            encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
+        )
+    )
+    return Rows._at(backend.description, backend)
+
+
+def reread(read: Callable[[], Result]) -> Result:
+    """Return what `read` returns, started over if a column of a CSV file needs a wider type."""
     while True:
         try:
-            backend = encoded(
-                encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
-            )
-            return Rows._at(backend.description, backend)
+            return read()
         except TypesWidened:
             continue
 
@@ -221,9 +228,11 @@ def is_tabular(value: object) -> bool:
     return single or isinstance(value, str | os.PathLike | TextFiles)
 
 
-def source_of(table: object) -> Source:
-    """Return any table that `read_formula` takes as a `Source`."""
-    return _source(table, "utf-8", ())
+def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
+    """Return any table that `read_formula` takes as a `Source`; CSV files as the fit read them."""
+    return _source(
+        table, "utf-8", () if encoding is None else _level_columns(encoding.expressions())
+    )
 
 
 def _read(

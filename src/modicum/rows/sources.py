@@ -167,9 +167,14 @@ def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
 
 
 def _arrow_compatible(series: pd.Series) -> pd.Series:
-    """Convert sparse numbers to dense ones, and intervals (from `pd.cut`) to ordered text."""
+    """Convert what Arrow does not take: sparse numbers, foreign byte orders, and intervals.
+
+    Intervals (from `pd.cut`) become ordered text; other byte orders come from FITS or Stata files.
+    """
     import pandas as pd
 
+    if isinstance(series.dtype, np.dtype) and not series.dtype.isnative:
+        return series.astype(series.dtype.newbyteorder("="))
     if isinstance(series.dtype, pd.SparseDtype):
         return series.astype(series.dtype.subtype)
     if isinstance(series.dtype, pd.IntervalDtype):

@@ -7,7 +7,7 @@ import numpy as np
 from modicum.rows.description import Array
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.columns import complete_rows
-from modicum.rows.reading import largest_factor, source_of
+from modicum.rows.reading import largest_factor, reread, source_of
 from modicum.rows.rows import Rows
 
 __all__ = ["table_numbers", "whole_field"]
@@ -62,12 +62,16 @@ def whole_field(rows: Rows, name: str) -> Array:
 
 def _read(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[Array, Array]:
     """Return the numbers of the table rows that a fit keeps, and the codes of their factor."""
-    source = source_of(table)
+    source = source_of(table, encoding)
     needed = encoding.needed() if encoding.drops else ()
     factors = [group for group in encoding.groupings if group.field == field]
     columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
-    numbers, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
-        numbers.append(part.row_ids)
-        codes += [group.places(part) for group in factors]
-    return np.concatenate(numbers), np.concatenate(codes)
+
+    def read() -> tuple[Array, Array]:
+        numbers, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
+            numbers.append(part.row_ids)
+            codes += [group.places(part) for group in factors]
+        return np.concatenate(numbers), np.concatenate(codes)
+
+    return reread(read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from math import factorial, inf, log, sqrt
 from typing import ClassVar, Self
 
@@ -39,6 +39,7 @@ class ScaleFamily(LinearPredictorModel):
     predictor at the mean of the columns has mean(y) and 2.5 units as its default prior.
     """
 
+    _: KW_ONLY
     scale: float | None = None
     scale_prior: float | None = None
 

@@ -17,11 +17,13 @@ import numpy as np
 from scipy.special import zeta
 
 from modicum.arrays import namespace
-from modicum.errors import DataError
-from modicum.models.base import Batch
+from modicum.errors import DataError, ModicumWarning
+from modicum.models.base import Batch, Params
 from modicum.models.families.drawing import bounded_exp
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
 from modicum.models.families.special import log_gamma
+from modicum.models.separation import find_silent_counts
+from modicum.rows import Rows
 
 __all__ = ["Exponential", "Weibull"]
 
@@ -53,6 +55,11 @@ class _Survival(LogLink):
     def shape_of(self, eta: np.ndarray) -> np.ndarray:
         """Return the Weibull shape; 1 for exponential times."""
         return np.ones(eta.shape[:-1])
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns along which all times are censored."""
+        del theta
+        return find_silent_counts(rows, self.intercept, "event")
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse events that are neither 0 nor 1."""

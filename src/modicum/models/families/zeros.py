@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models.base import Batch
+from modicum.errors import ModicumWarning
+from modicum.models.base import Batch, Params
 from modicum.models.families.counts import count_fault
 from modicum.models.families.drawing import (
     bounded_exp,
@@ -21,6 +22,8 @@ from modicum.models.families.drawing import (
 from modicum.models.families.extras import LOGIT, Coordinate, ExtraParameter, LogLink
 from modicum.models.families.links import LINKS, log_some
 from modicum.models.families.special import log_factorial, softplus
+from modicum.models.separation import find_silent_counts
+from modicum.rows import Rows
 
 __all__ = ["HurdlePoisson", "ZeroInflatedPoisson"]
 
@@ -63,6 +66,11 @@ class ZeroInflatedPoisson(_Zeros):
     def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
         """Draw Poisson counts."""
         return draw_counts(rng, rate)
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns along which all counts are 0."""
+        del theta
+        return find_silent_counts(rows, self.intercept)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(pi + (1 - pi) e^-mu) for a zero, log(1 - pi) plus the Poisson's for other counts."""

@@ -10,9 +10,10 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.checks import names_like
-from modicum.rows.reading import is_tabular, source_of
-from modicum.rows.sources import absent
+from modicum.rows.checks import MissingValueError, names_like
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.reading import is_tabular, reread, source_of
+from modicum.rows.sources import Source, absent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +96,7 @@ def _table_values(table: object, name: str, number: int, row_ids: np.ndarray) ->
     source = source_of(table)
     if name not in source.names:
         raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
-    parts = [_plain(batch.column(name)) for batch in source.batches([name])]
+    parts = reread(lambda: [_plain(batch.column(name)) for batch in source.batches([name])])
     values = np.concatenate(parts)
     if len(values) != number:
         raise DataError(
@@ -128,24 +129,53 @@ def _complete(table: pa.Table) -> pa.Table:
     return table
 
 
-def table_sample(table: object, columns: Sequence[str], most: int, seed: int) -> pa.Table:
-    """Return up to `most` random rows of a table, complete in these columns, in one reading."""
-    import pyarrow as pa
+def table_sample(
+    table: object,
+    columns: Sequence[str],
+    most: int,
+    seed: int,
+    encoding: FormulaEncoding,
+    drop: bool = True,
+) -> pa.Table:
+    """Return up to `most` random rows of a table, in one reading.
 
-    source = source_of(table)
+    Rows that are incomplete in these columns are left out, or refused unless `drop`.
+    """
+    source = source_of(table, encoding)
     for name in columns:
         if name not in source.names:
             raise DataError(absent(source, name))
+    sample = reread(lambda: _sample(source, columns, most, seed, drop))
+    if sample is None or not len(sample):
+        raise DataError("there are no (complete) rows in the data: at least one is needed.")
+    return sample
+
+
+def _sample(
+    source: Source, columns: Sequence[str], most: int, seed: int, drop: bool
+) -> pa.Table | None:
+    import pyarrow as pa
+
     rng = generator(seed, Stream.CHECKED_ROWS)
-    sample, keys = None, np.zeros(0)
+    sample, keys, first = None, np.zeros(0), 0
     for batch in source.batches(columns):
-        complete = _complete(pa.Table.from_batches([batch]).select(list(columns)))
+        part = pa.Table.from_batches([batch]).select(list(columns))
+        complete = _complete(part)
+        if len(complete) < len(part) and not drop:
+            raise _missing(part, first)
         joined = complete if sample is None else pa.concat_tables([sample, complete])
         keys = np.concatenate([keys, rng.random(len(complete))])
         if len(keys) > most:  # rows with the smallest keys are a random sample of all so far
             chosen = np.sort(np.argpartition(keys, most - 1)[:most])
             joined, keys = joined.take(chosen), keys[chosen]
-        sample = joined
-    if sample is None or not len(sample):
-        raise DataError("there are no (complete) rows in the data: at least one is needed.")
+        sample, first = joined, first + len(part)
     return sample
+
+
+def _missing(part: pa.Table, first: int) -> MissingValueError:
+    """Return the error for the first missing value of a table that begins at row `first`."""
+    name = next(
+        name for name in part.column_names if len(_complete(part.select([name]))) < len(part)
+    )
+    holes = np.asarray(part.column(name).is_null(nan_is_null=True))
+    return MissingValueError(name, first + int(np.argmax(holes)))

@@ -187,10 +187,11 @@ def population(
                 "this needs the table that the formula was applied to, which this posterior, made "
                 "from a digest or loaded from a file, does not hold; give it as `data`."
             )
-        source, needed = source_of(data), encoding.needed(outcome=True)
+        source, needed = source_of(data, encoding), encoding.needed(outcome=True)
         if any(name not in source.names for name in needed):
             needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
-        return TablePopulation(table_sample(data, needed, most, seed), encoding)
+        sample = table_sample(data, needed, most, seed, encoding, drop=encoding.drops)
+        return TablePopulation(sample, encoding)
     if rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "

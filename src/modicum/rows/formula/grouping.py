@@ -52,7 +52,8 @@ class Grouping:
     columns
         The table columns whose levels, or combinations of levels, are the groups.
     levels
-        The levels; combinations are text such as "UA:N14228".
+        The levels; combinations are text such as "UA:N14228", with quotes around a level that
+        holds a colon.
     """
 
     columns: tuple[str, ...]
@@ -147,7 +148,13 @@ def _distinct(names: Sequence[str], columns: BatchColumns) -> tuple[list[Level],
         return [parts[0].values[i] for i in cells], codes
     places = np.unravel_index(cells, widths)
     combined = zip(
-        *([level_key(p.values[i]) for i in at] for p, at in zip(parts, places, strict=True)),
+        *([_part(p.values[i]) for i in at] for p, at in zip(parts, places, strict=True)),
         strict=True,
     )
     return [":".join(texts) for texts in combined], codes
+
+
+def _part(level: Level) -> str:
+    """Return a level as part of a combination; quoted if "p" of "q:r" might be "p:q" of "r"."""
+    text = level_key(level)
+    return '"{}"'.format(text.replace('"', '""')) if ":" in text or '"' in text else text

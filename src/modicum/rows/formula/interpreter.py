@@ -209,6 +209,8 @@ class _Interpreter:
             if self.learning and name == "bs" and not state:
                 state.update(_spline_state(data, *options, **words))
                 data = data[:1]  # all columns of all rows would take much memory
+            if self.learning and name == "poly":
+                _require_degree(data, *options, **words)
             result = TRANSFORMS[name](data, *options, **words, _state=state)
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
@@ -238,6 +240,18 @@ class _Interpreter:
                 f'{data[at]:g}: leave such rows out, or fit with extrapolation="clip" or '
                 '"extend" in bs(...).'
             )
+
+
+def _require_degree(x: Array, degree: int = 1, raw: bool = False) -> None:
+    """Refuse a polynomial without columns, or with more than the values of x determine."""
+    del raw
+    values = len(np.unique(x))
+    if degree < 1:
+        raise ValueError("the degree must be at least 1")
+    if degree >= values:  # the columns beyond would be rounding errors, scaled up
+        raise ValueError(
+            f"the degree must be less than the number of different values, which is {values}"
+        )
 
 
 def _spline_state(

@@ -120,6 +120,7 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
         )
     text = QUOTED_OR_STATEMENT.sub(lambda m: f"`{m[1]}`" if m[1] else m[0], text)
+    _refuse_bare_names(text, columns)
     left, right = _sides(text)
     outcome, fields = _outcome_side(left)
     common, offsets, groups = _terms_side(right)
@@ -133,6 +134,17 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             "explain: remove it after ~."
         )
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+
+
+def _refuse_bare_names(text: str, columns: Sequence[str]) -> None:
+    """Refuse column names of several words that are not in backticks, or in quotes."""
+    bare = re.sub(r"""`[^`]*`|"[^"]*"|'[^']*'""", "", text)
+    for name in columns:
+        if re.fullmatch(r"\w+( +\w+)+", name) and re.search(rf"\b{name}\b", bare):
+            raise SettingError(
+                f"the formula {text!r} has a column whose name holds a space: write `{name}` in "
+                f"backticks, or Q('{name}')."
+            )
 
 
 def _sides(text: str) -> tuple[str, str]:
@@ -217,9 +229,11 @@ def _terms(
 
     power = re.search(r"(?<![)`\w])([^\W\d]\w*)\s*(?:\^|\*\*)\s*(\d+)", _outside_calls(text))
     if power is not None:
+        term = power[1] + "(...)" * bool(re.search(rf"\b{power[1]}\s*\(", text))
+        inside = "..." if term == "I(...)" else term
         raise SettingError(
-            f"{power[0]} in a formula means {power[1]} and its interactions with itself, which is "
-            f"just {power[1]}; write I({power[1]} ** {power[2]}) for the power of a column."
+            f"{term}^{power[2]} in a formula means {term} and its interactions with itself, which "
+            f"is just {term}; write I({inside} ** {power[2]}) for the power of a column."
         )
     if "%in%" in _outside_calls(text):  # R leaves the main effect out, formulaic does not
         raise SettingError(
