@@ -143,7 +143,7 @@ def test_its_posterior_is_that_of_a_sum_over_a_grid(post, rows, monkeypatch):
 
 def test_lp_is_the_log_posterior_of_all_rows(post, rows):
     exact = post.correct(rows, draws=200, progressbar=False)
-    assert exact.tuning["correction"]["weight_variance"] < 1e-7
+    assert exact.tuning["correction"]["weight_variance"] < 1e-8
 
 
 def test_nuts_moves_along_the_curves(rows, monkeypatch):

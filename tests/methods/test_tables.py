@@ -225,7 +225,7 @@ def test_a_table_of_rare_levels_is_right_by_few_rows(census_post):
     right, post = reference("census"), census_post
     assert right.rows == len(census()[1])
     rows = post.tuning["subsample"]["value"] + post.tuning["certainty"]["value"]
-    # 80; 2,040 with certainty rows in place of the levels' own control variates, 12,000 without both
+    # 80; with certainty rows in place of control variates of levels 2,040, and without both 12,000
     assert rows <= 200
     off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
     assert off.max() < 0.06

@@ -137,10 +137,10 @@ def without(arrays, name):
 @pytest.mark.parametrize(
     ("method", "files"),
     [
-        (mo.HMCECS(), {"anchor", "design-weighted"}),
+        (mo.HMCECS(), {"anchor", "levels", "design-weighted"}),
         (
             mo.HMCECS(anchor=toy.poor_anchor(), **toy.POOR),
-            {"anchor", "design-weighted", "design-again-weighted"},
+            {"anchor", "levels", "design-weighted", "design-again-weighted"},
         ),
         (mo.FlyMC(), {"anchor", "bound"}),
     ],

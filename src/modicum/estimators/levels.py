@@ -14,6 +14,8 @@ every row. So it depends on one product in float64 per entry, which all compiler
 
 from __future__ import annotations
 
+from math import asinh
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,10 +24,12 @@ from modicum.arrays import namespace
 from modicum.kernels.base import LevelCurves
 from modicum.models.matrix import ModelMatrix
 
-__all__ = ["REACH", "along_levels", "curve_of_rows", "curve_sum"]
+__all__ = ["REACH", "UNIT", "along_levels", "curve_of_rows", "curve_sum"]
 
 NEAR = 0.03  # |x_j| s_j up to which a row belongs to no level: its residual is negligible
-REACH = 12.0  # posterior sds from the anchor that curves cover, since tails may be long
+# Posterior sds from the anchor that curves cover: without events, a level's tail is long. Pieces of
+# a curve have equal lengths in asinh(distance / UNIT), so that they are short about the anchor.
+REACH, UNIT = 60.0, 2.0
 
 
 def curve_of_rows(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, jax.Array]:
@@ -49,7 +53,7 @@ def curve_sum(z: jax.Array, levels: LevelCurves) -> jax.Array:
     """Return the sum over all rows of the remainders along the directions of their levels."""
     away = along_levels(z, levels)
     xp, (number, pieces, _) = namespace(away), levels.table.shape
-    place = (away / REACH + 1) * (pieces / 2)
+    place = (xp.arcsinh(away / UNIT) / asinh(REACH / UNIT) + 1) * (pieces / 2)
     piece = xp.clip(xp.floor(place), 0, pieces - 1).astype(np.intp if xp is np else jnp.int32)
     cubics = xp.asarray(levels.table)[xp.arange(number), piece]
     within = place - piece
