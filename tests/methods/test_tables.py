@@ -76,13 +76,12 @@ def test_hmc_ecs_is_right_at_its_defaults(name):
     assert doubts(post) == []
 
 
-# Tables with nearly normal posteriors. For the others, weights of normal draws have a Pareto k of
-# .55 or more, and weighted means are off by .1 posterior sd. On flights k is .38 to .41 by chance,
-# and the limit is .4: either method may be chosen, and must be right.
+# On Covertype and flights, Pareto k of weighted normal draws is .37 to .41 by chance, and the limit
+# is .4: either method may be chosen, and must be right.
 CHOSEN = {
     "claims": {"laplace"},
     "taxi": {"laplace"},
-    "covertype": {"hmc-ecs"},
+    "covertype": {"laplace", "hmc-ecs"},
     "flights": {"laplace", "hmc-ecs"},
 }
 
@@ -147,7 +146,9 @@ def test_signed_means_are_right_to_within_monte_carlo_error(name):
 
 @pytest.mark.slow
 def test_too_few_products_on_covertype_are_warned_of():
-    post = sampled("covertype", method=mo.SignedHMCECS(products=8), draws=500, tune=300)
+    post = sampled(
+        "covertype", method=mo.SignedHMCECS(products=8, levels=False), draws=500, tune=300
+    )
     assert any("8 products are too few" in text for text in map(str, post.warnings))
 
 
@@ -256,8 +257,8 @@ def test_too_few_rows_of_rare_levels_are_warned_of_and_wrong():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)
         post = mo.sample(
-            *census(), method=mo.HMCECS(subsample=100), draws=1_000, tune=500, chains=4,
-            random_seed=1, progressbar=False,
+            *census(), method=mo.HMCECS(subsample=100, levels=False), draws=1_000, tune=500,
+            chains=4, random_seed=1, progressbar=False,
         )  # fmt: skip
     assert {"subsample-small", "variance-high"} & {doubt.code for doubt in post.warnings}
     assert post.tuning["bias_bound"]["value"] is None
