@@ -521,7 +521,7 @@ def _chains(
     parts = (plan.kernel, plan.context, keys, plan.flags, capacity, rows, how, thin)
     ready = Chains(
         *parts,
-        length=min(with_rows, LENGTH),
+        length=_length(plan, with_rows, together),
         units=f"{task.ledger.unit}s",
         start_keys=layout.start_keys(keys),
         settled=plan.settled,
@@ -529,6 +529,16 @@ def _chains(
         group=task.chains // len(hosts) if hosts is not None and how == at_hosts else None,
     )
     return ready if hosts is None else ChainTasks(ready, hosts)
+
+
+def _length(plan: Plan, with_rows: int, together: int) -> int:
+    """Return how many iterations are prepared at once, however few of them a call takes.
+
+    Many chains side by side on a CPU prepare fewer, since calls are short.
+    """
+    many_on_cpu = together > 1 and jax.default_backend() == "cpu"
+    most = LENGTH // 4 if many_on_cpu else LENGTH
+    return min(with_rows, most, plan.hook.every if plan.hook is not None else most)
 
 
 def _settled_length(plan: Plan, task: Task) -> int:
