@@ -24,7 +24,7 @@ from modicum.arrays import namespace
 from modicum.kernels.base import LevelCurves
 from modicum.models.matrix import ModelMatrix
 
-__all__ = ["REACH", "UNIT", "along_levels", "curve_of_rows", "curve_sum"]
+__all__ = ["REACH", "UNIT", "along_levels", "curve_of_rows", "curve_sum", "rows_along_levels"]
 
 NEAR = 0.03  # |x_j| s_j up to which a row belongs to no level: its residual is negligible
 # Posterior sds from the anchor that curves cover: without events, a level's tail is long. Pieces of
@@ -38,6 +38,13 @@ def curve_of_rows(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, jax.A
     xp = namespace(entry)
     has_level = xp.abs(entry) * xp.asarray(levels.scale)[column] > NEAR
     return xp.asarray(levels.place)[column], has_level
+
+
+def rows_along_levels(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, jax.Array]:
+    """Return the curve of each row's level, and the row's part along its direction; 0 if none."""
+    curve, has_level = curve_of_rows(x, levels)
+    along = x.times_own(levels.lines, curve)
+    return curve, namespace(along).where(has_level, along, 0.0)
 
 
 def along_levels(z: jax.Array, levels: LevelCurves) -> jax.Array:

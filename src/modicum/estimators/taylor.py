@@ -18,7 +18,7 @@ import numpy as np
 from modicum.arrays import namespace
 from modicum.estimators.coordinates import bent_path, bent_sum
 from modicum.estimators.groups import GroupTaylor, group_proxy
-from modicum.estimators.levels import along_levels, curve_of_rows, curve_sum
+from modicum.estimators.levels import along_levels, curve_sum, rows_along_levels
 from modicum.estimators.remainder import (
     any_by_maximum,
     by_rise,
@@ -233,7 +233,7 @@ class LinearTaylor:
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
         if proxy.levels is not None:
-            curve, along = self._along_level(x, proxy)
+            curve, along = rows_along_levels(x, proxy.levels)
             cached = cached._replace(curve=curve, along=along)
         rounded: LinearRows = jax.tree.map(self._rounded, cached)
         if proxy.row_factor is None:
@@ -248,13 +248,6 @@ class LinearTaylor:
             return whitened(x.densely(), proxy.row_factor)
         assert not isinstance(proxy.factor, ArrowFactor)
         return x @ proxy.factor[: self.target.size]
-
-    def _along_level(self, x: ModelMatrix, proxy: Proxy) -> tuple[jax.Array, jax.Array]:
-        """Return the curve of each row's level, and the row's part along its direction."""
-        assert proxy.levels is not None
-        curve, has_level = curve_of_rows(x, proxy.levels)
-        along = x.times_own(proxy.levels.lines, curve)
-        return curve, namespace(along).where(has_level, along, 0.0)
 
     def _columns(self, batch: Batch) -> Batch:
         """Return the fields that define the columns: dense columns and codes."""

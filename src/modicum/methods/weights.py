@@ -20,7 +20,7 @@ from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError
 from modicum.estimators import GroupTaylor, LinearTaylor
 from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
-from modicum.estimators.levels import along_levels, curve_of_rows
+from modicum.estimators.levels import along_levels, rows_along_levels
 from modicum.estimators.remainder import (
     coefficients,
     far_apart,
@@ -269,8 +269,7 @@ def _size_beside_level(
     """
     levels, xp = posterior.levels, namespace(h)
     assert levels is not None
-    curve, has_level = curve_of_rows(x, levels)
-    along = xp.where(has_level, x.times_own(levels.lines, curve), 0.0)
+    curve, along = rows_along_levels(x, levels)
     S, probe = as_either(posterior.covariance), levels.probe
     spread = probe @ S  # covariances of the distance along each direction with all coefficients
     centre = (probe @ as_either(posterior.away))[curve] * along
@@ -376,8 +375,7 @@ def _residuals_at_draws(
     residual = remainders(e)
     if draws.levels is not None:
         assert draws.by_level is not None
-        curve, has_level = curve_of_rows(x, draws.levels)
-        along = xp.where(has_level, x.times_own(draws.levels.lines, curve), 0.0)
+        curve, along = rows_along_levels(x, draws.levels)
         residual = residual - remainders(along * as_either(draws.by_level)[:, curve])
     return xp.asarray(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
 
