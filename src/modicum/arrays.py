@@ -24,6 +24,7 @@ __all__ = [
     "as_either",
     "differentiable",
     "erfc",
+    "expansion",
     "is_numpy",
     "log_gamma_of",
     "log_sum_exp",
@@ -48,6 +49,29 @@ def namespace(x: object) -> ModuleType:
 def as_either(x: np.ndarray | jax.Array) -> jax.Array:
     """Cast to `jax.Array` for the type checker: formulas for both kinds of arrays are so typed."""
     return x  # type: ignore[return-value]
+
+
+def expansion(
+    function: Callable[..., jax.Array],
+) -> Callable[..., tuple[jax.Array, jax.Array, jax.Array]]:
+    """Return a function that gives the value, gradient and Hessian in the first argument.
+
+    The function is traced once; `jax.value_and_grad` and `jax.hessian` would trace it twice.
+
+    >>> value, gradient, hessian = expansion(lambda x, k: k * x[0] ** 2 * x[1])(np.ones(2), 3.0)
+    >>> hessian.tolist()
+    [[6.0, 6.0], [6.0, 0.0]]
+    """
+
+    def slope(x: jax.Array, *others: object) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        value, gradient = jax.value_and_grad(function)(x, *others)
+        return gradient, (value, gradient)
+
+    def expanded(x: jax.Array, *others: object) -> tuple[jax.Array, jax.Array, jax.Array]:
+        hessian, (value, gradient) = jax.jacfwd(slope, has_aux=True)(x, *others)
+        return value, gradient, hessian
+
+    return expanded
 
 
 def differentiable(

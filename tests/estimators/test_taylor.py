@@ -12,7 +12,7 @@ from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.estimators import AutodiffTaylor, LinearTaylor, Perturbed, control_variate
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
-from modicum.passes.prior import prior_hessian
+from modicum.passes.prior import expanded_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
 linear = pytest.mark.parametrize("family", LINEAR)
@@ -85,7 +85,7 @@ def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
     assert (e.proxy.B is not None) is mended
     assert not (mended and family in ("logistic", "poisson", "gaussian"))
     size = len(e.anchor.point)
-    L, hessian = e.anchor.factor, e.anchor.B + prior_hessian(e.target, e.anchor.point)
+    L, hessian = e.anchor.factor, e.anchor.B + expanded_prior(e.target, e.anchor.point)[2]
     spelled_out = e.proxy._replace(B=L.T @ hessian @ L)
     log_proxy = jax.jit(jax.value_and_grad(e.cv.log_proxy))
     for z in (somewhere(size), somewhere(size, seed=4, scale=3.0)):

@@ -20,7 +20,7 @@ from modicum.passes import anchor_at, engine
 from modicum.passes import sums as on_sums
 from modicum.passes.linear import linear_hessian_sum
 from modicum.passes.on_numpy import hessian_by_numpy
-from modicum.passes.prior import _prior_hessian, _prior_slope, prior_hessian, prior_slope
+from modicum.passes.prior import _expanded_prior, expanded_prior, prior_slope
 from modicum.passes.sums import _values_sum
 from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
 
@@ -181,10 +181,9 @@ def test_normal_priors_agree(model):
     target, start = Target.of(model, poisson_rows() if model == M.Poisson else logistic_rows())
     t = start + np.linspace(-1, 1, len(start))
     assert target.normal_prior is not None
-    (value, slope), bend = prior_slope(target, t), prior_hessian(target, t)
-    np.testing.assert_allclose(value, _prior_slope(target, t)[0], rtol=1e-12)
-    np.testing.assert_allclose(slope, _prior_slope(target, t)[1], rtol=1e-12, atol=1e-14)
-    np.testing.assert_allclose(bend, _prior_hessian(target, t), rtol=1e-12, atol=1e-14)
+    ours, traced = expanded_prior(target, t), _expanded_prior(target, t)
+    for a, b in zip((*ours, *prior_slope(target, t)), (*traced, *traced[:2]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
     points = np.stack([t, start])
     np.testing.assert_allclose(target.log_priors(points), _log_priors(target, points), rtol=1e-12)
 

@@ -52,7 +52,7 @@ from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
 from modicum.passes.curvature import Curvature, whitening_factor
-from modicum.passes.prior import flat_prior, prior_hessian, prior_slope
+from modicum.passes.prior import expanded_prior, flat_prior
 from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
@@ -217,7 +217,7 @@ class Digest:
         A, B = np.zeros(size), np.zeros((size, size))
         A[:read], B[:read, :read] = self.total.A, self.total.B
         if target.exact_prior is None:
-            prior = (*prior_slope(target, start), prior_hessian(target, start))
+            prior = expanded_prior(target, start)
             return Curvature(start, self.total.C, A, B, *prior)
         flat = flat_prior(target)
         assert flat is not None

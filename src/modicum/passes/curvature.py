@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.models.arrow import ArrowCholesky, ArrowMatrix, Factor, Symmetric, all_finite
-from modicum.passes.prior import StandInPrior, plus, prior_hessian, prior_slope
+from modicum.passes.prior import StandInPrior, expanded_prior, plus
 from modicum.passes.sums import Sums
 
 __all__ = ["Curvature", "curvature", "solve_uphill", "whitening", "whitening_factor"]
@@ -90,8 +90,7 @@ def curvature(
     """Expand to second order at `t` in one pass; `prior` replaces the target's prior."""
     if prior is not None:
         return Curvature(t, *sums.curvature(t, purpose), *prior.expanded(t))
-    exact = (*prior_slope(sums.target, t), prior_hessian(sums.target, t))
-    return Curvature(t, *sums.hessian(t, purpose), *exact)
+    return Curvature(t, *sums.hessian(t, purpose), *expanded_prior(sums.target, t))
 
 
 def solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:

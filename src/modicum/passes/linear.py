@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import expansion
 from modicum.models import LinearPredictorModel, Softmax, Target
 from modicum.models.base import Batch
 from modicum.models.matrix import ModelMatrix
@@ -75,8 +76,7 @@ def row_derivatives(
     if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # Softmax of two classes
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         return f, f1[:, None], f2[:, None, None]
-    value_and_slope = jax.vmap(jax.value_and_grad(model.log_density))
-    return *value_and_slope(predictors, y), jax.vmap(jax.hessian(model.log_density))(predictors, y)
+    return jax.vmap(expansion(model.log_density))(predictors, y)
 
 
 def _blocks(products: Products, h: jax.Array, count: int) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import expansion
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.arrow import ArrowLayout, ArrowMatrix, Covariance, Symmetric
 from modicum.models.priors.exact import ExactPrior, Numbers
@@ -16,10 +17,10 @@ from modicum.runtime import Array, in_double_precision, jit
 __all__ = [
     "StandInPrior",
     "exact_log_priors",
+    "expanded_prior",
     "flat_prior",
     "folded_prior",
     "plus",
-    "prior_hessian",
     "prior_slope",
 ]
 
@@ -34,11 +35,12 @@ def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 @in_double_precision
-def prior_hessian(target: Target, t: np.ndarray) -> np.ndarray:
-    """Return the Hessian of the log-prior at `t`."""
+def expanded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    """Return the log-prior, its gradient and its Hessian at `t`."""
     if target.normal_prior is not None:
-        return target.normal_prior.expanded(t)[2]
-    return np.asarray(_prior_hessian(target, t))
+        return target.normal_prior.expanded(t)
+    value, gradient, hessian = _expanded_prior(target, t)
+    return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
 @jit(static=0)
@@ -47,8 +49,8 @@ def _prior_slope(target: Target, t: Array) -> tuple[jax.Array, jax.Array]:
 
 
 @jit(static=0)
-def _prior_hessian(target: Target, t: Array) -> jax.Array:
-    return jax.hessian(target.log_prior)(t)
+def _expanded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return expansion(target.log_prior)(t)
 
 
 def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
@@ -56,7 +58,7 @@ def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symm
     if target.arrow is not None:
         return _folded_arrow(target, target.arrow, t)
     if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
-        return *prior_slope(target, t), prior_hessian(target, t)  # whole prior: already compiled
+        return expanded_prior(target, t)  # the whole prior, already compiled
     return _folded(target, t)
 
 
@@ -68,8 +70,7 @@ def _folded(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarra
 
 @jit(static=0)
 def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    folded = target.log_folded_prior
-    return *jax.value_and_grad(folded)(t), jax.hessian(folded)(t)
+    return expansion(target.log_folded_prior)(t)
 
 
 @in_double_precision
@@ -93,8 +94,7 @@ def _folded_border(
     def folded(border: jax.Array) -> jax.Array:
         return target.log_folded_prior(at.at[layout.border].set(border))
 
-    border = at[layout.border]
-    return *jax.value_and_grad(folded)(border), jax.hessian(folded)(border)
+    return expansion(folded)(at[layout.border])
 
 
 @in_double_precision

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arrays import expansion
 from modicum.ledger import Kind, Ledger
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import Symmetric
@@ -244,6 +245,4 @@ def _gradients_sum(target: Target, points: Array, batch: Batch, present: Array) 
 
 @jit(static=0)
 def _hessian_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[jax.Array, ...]:
-    value, gradient = jax.value_and_grad(log_likelihood_sum, argnums=1)(target, t, batch, present)
-    hessian = jax.hessian(log_likelihood_sum, argnums=1)(target, t, batch, present)
-    return value, gradient, hessian
+    return expansion(partial(log_likelihood_sum, target))(t, batch, present)

@@ -32,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI, as_either, is_numpy, log_sum_exp, namespace
+from modicum.arrays import HALF_LOG_2PI, as_either, expansion, is_numpy, log_sum_exp, namespace
 from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.groups.batches import FlatGroups, Groups
 from modicum.models.groups.covariance import Covariance
@@ -172,8 +172,7 @@ class GroupIntegrals(BaseModel):
             batch = jax.tree.map(lambda field: field[None], row)
             return self.row_values(w[:1], list(w[1:]), batch)[0]
 
-        f, first = jax.vmap(jax.value_and_grad(of))(w, seen)
-        return f, first, jax.vmap(jax.hessian(of))(w, seen)
+        return jax.vmap(expansion(of))(w, seen)
 
     def row_derivatives(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
         """f and its derivatives in eta, for a family without extra parameters."""

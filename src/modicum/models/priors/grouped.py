@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI
+from modicum.arrays import HALF_LOG_2PI, expansion
 from modicum.models.arrow import ArrowCovariance, Covariance, diagonal
 from modicum.models.correlations import correlation_factor, unnormalized_lkj
 from modicum.models.priors.distributions import Prior
@@ -180,10 +180,9 @@ def _hyper_mode(
         return of_effects + _log_hyper(kinds, hyper, numbers)
 
     def newton(_: int, hyper: jax.Array) -> jax.Array:
-        values, vectors = jnp.linalg.eigh(-jax.hessian(expected)(hyper))
-        uphill = vectors @ (
-            (vectors.T @ jax.grad(expected)(hyper)) / jnp.maximum(jnp.abs(values), 0.1)
-        )
+        gradient, hessian = expansion(expected)(hyper)[1:]
+        values, vectors = jnp.linalg.eigh(-hessian)
+        uphill = vectors @ ((vectors.T @ gradient) / jnp.maximum(jnp.abs(values), 0.1))
         return hyper + jnp.clip(uphill, -0.7, 0.7)
 
     mode = jax.lax.fori_loop(0, steps, newton, jnp.asarray(start))

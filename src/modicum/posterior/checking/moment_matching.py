@@ -21,7 +21,7 @@ from modicum.ledger import Ledger
 from modicum.models.base import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.pointwise import log_likelihoods
-from modicum.passes.prior import prior_hessian, prior_slope
+from modicum.passes.prior import expanded_prior
 from modicum.posterior.checking.proposal import NormalProposal, average, log_joint
 from modicum.random import Stream, generator
 
@@ -122,9 +122,8 @@ def _normal_without(sums: Sums, start: np.ndarray, row: int, share: float) -> No
 
 def _expand(sums: Sums, at: np.ndarray) -> _Expansion:
     value, slope, hessian = sums.hessian(at, "leave-one-out")
-    prior, prior_uphill = prior_slope(sums.target, at)
-    precision = -(hessian + prior_hessian(sums.target, at))
-    return _Expansion(value + prior, at, slope + prior_uphill, precision)
+    prior, prior_uphill, prior_hessian = expanded_prior(sums.target, at)
+    return _Expansion(value + prior, at, slope + prior_uphill, -(hessian + prior_hessian))
 
 
 def _row_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
 from modicum.passes import Sums
-from modicum.passes.prior import prior_hessian
+from modicum.passes.prior import expanded_prior
 
 __all__ = ["Evidence", "NormalProposal", "average", "log_joint"]
 
@@ -52,7 +52,7 @@ class NormalProposal(NamedTuple):
         cov = (weights[:, None] * centred).T @ centred / weights.sum()
         if len(mean) ** 2 / (2 * effective) > NOISY:
             _, _, hessian = sums.hessian(mean, purpose)
-            precision = -(hessian + prior_hessian(sums.target, mean))
+            precision = -(hessian + expanded_prior(sums.target, mean)[2])
             try:
                 return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
             except np.linalg.LinAlgError:  # not concave at the mean: use the draws' covariance
