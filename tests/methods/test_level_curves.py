@@ -1,5 +1,7 @@
 """Control variates of rare levels: exact sums, the same rows everywhere, and fewer of them."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,12 +63,18 @@ def all_rows(study):
     return rows.slice(0, len(rows)) | {"probability": np.ones(len(rows))}
 
 
-def residuals(study, z, proxy):
+@partial(jax.jit, static_argnums=0)
+def values_at(control_variate, cached, points, proxy):
+    return jax.lax.map(lambda z: control_variate.values(cached, z, proxy), points)
+
+
+def residuals(study, points, proxy):
+    """Residuals of all rows at each of `points`."""
     cached = cached_rows(study.control_variate, all_rows(study), proxy)
-    return study.control_variate.values(cached, jnp.asarray(z), proxy)
+    return values_at(study.control_variate, cached, points, proxy)
 
 
-def points(study, count=6, scale=1.5):
+def points(study, count, scale=1.5):
     return scale * np.random.default_rng(8).standard_normal((count, len(study.centre)))
 
 
@@ -75,23 +83,20 @@ def test_what_is_subtracted_from_rows_is_added_to_the_proxy(study, x64):
     assert levels is not None
     assert 1 < len(levels.lines) < LEVELS
     without = study.proxy._replace(levels=None)
-    off = []
-    for z in points(study):
-        right = float(residuals(study, z, without).sum())
-        total = float(residuals(study, z, study.proxy).sum())
-        added = float(curve_sum(jnp.asarray(z), levels))
-        assert abs(total + added - right) < 1e-6
-        off.append(abs(total - right))
-    assert max(off) > 0.01  # negative control: without the proxy's part
+    z = points(study, 12)
+    right, total = (residuals(study, z, p).sum(axis=1) for p in (without, study.proxy))
+    added = jax.jit(jax.vmap(partial(curve_sum, levels=levels)))(z)
+    np.testing.assert_allclose(total + added, right, rtol=0, atol=1e-6)
+    assert np.abs(total - right).max() > 0.01  # negative control: without the proxy's part
 
 
 def test_rows_of_levels_have_much_smaller_residuals(study, x64):
-    without = study.proxy._replace(levels=None)
-    sizes = [
-        np.sqrt(np.mean([np.square(residuals(study, z, proxy)) for z in points(study, 12, 1.0)]))
-        for proxy in (study.proxy, without)
-    ]
-    assert sizes[0] < 0.4 * sizes[1]
+    z = points(study, 12, 1.0)
+    with_, without = (
+        np.sqrt(np.mean(np.square(residuals(study, z, proxy))))
+        for proxy in (study.proxy, study.proxy._replace(levels=None))
+    )
+    assert with_ < 0.4 * without
 
 
 def test_numpy_and_jax_agree(study, x64):
@@ -101,8 +106,8 @@ def test_numpy_and_jax_agree(study, x64):
     np.testing.assert_array_equal(cached.curve, plain.curve)
     np.testing.assert_array_equal(np.asarray(cached.along) == 0, np.asarray(plain.along) == 0)
     np.testing.assert_allclose(cached.along, plain.along, rtol=1e-9, atol=1e-12)
-    rows, z = NumPyRows(cv, batch, proxy), points(study, 1)
-    np.testing.assert_allclose(rows.values(z)[0], residuals(study, z[0], proxy), atol=1e-9)
+    rows, z = NumPyRows(cv, batch, proxy), points(study, 12)
+    np.testing.assert_allclose(rows.values(z), residuals(study, z, proxy), atol=1e-9)
     some = np.arange(0, N, 97)
     few = {name: values[some] for name, values in batch.items()}
     cached = cached_rows(cv, few, proxy)
