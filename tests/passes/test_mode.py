@@ -24,11 +24,13 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.errors import NoModeError
-from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, mode
+from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, mode, settling
 from modicum.passes.anchor import whitening_factor
 from modicum.passes.curvature import curvature
 from modicum.passes.mode import TOLERANCE, _is_idle
 from modicum.passes.prior import prior_slope
+from modicum.passes.settling import settle
+from modicum.runtime import in_double_precision
 
 M = mo.models
 
@@ -475,3 +477,32 @@ def test_only_steps_that_hardly_rise_far_from_a_mode_are_idle():
     assert not is_idle(40.0, 1e-8, 0.01)  # it converged
     assert not is_idle(40.0, 0.5, 45.0)
     assert not is_idle(0.05, 1e-8, 0.04)
+
+
+def censored_times(groups=60, n=240):
+    """Return times of which 17 are observed, so that they say little of how much groups differ."""
+    rng = np.random.default_rng(1)
+    g = rng.integers(0, groups, n)
+    time = np.exp(0.5 * rng.normal(size=groups)[g]) * rng.weibull(1.5, n)
+    until = rng.exponential(0.1, n)
+    fields = {"event": time < until, "codes": {"g": g}}
+    return mo.Rows(x=rng.normal(size=(n, 1)), y=np.minimum(time, until), **fields)
+
+
+@in_double_precision
+def test_a_scale_that_jumps_to_and_fro_is_held_back():
+    sums, start = sums_of(mo.models.Weibull(groups="g"), censored_times())
+    at, record = find_mode(sums, start, within=NEAR)
+    assert record.converged
+    again, _ = settle(at, sums.target)
+    assert np.abs(again.point - at.point).max() < 0.05  # a fixed point; its log has an sd of 0.4
+
+
+@pytest.mark.slow
+@in_double_precision
+def test_otherwise_its_mode_is_not_found(monkeypatch):
+    """Negative control of the test above."""
+    monkeypatch.setattr(settling, "FREE", 10**9)
+    sums, start = sums_of(mo.models.Weibull(groups="g"), censored_times())
+    with pytest.raises(mo.ConvergenceError, match="passes the search is still"):
+        find_mode(sums, start, within=NEAR)

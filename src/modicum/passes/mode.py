@@ -15,7 +15,7 @@ from modicum.passes.curvature import Curvature, curvature, solve_uphill
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import require_noise, why_no_mode, why_not_finite
 from modicum.passes.prior import StandInPrior, flat_prior, prior_slope
-from modicum.passes.settling import settle
+from modicum.passes.settling import Settling
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
@@ -216,10 +216,11 @@ def _rise(
         kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
         raise kind(why_not_finite(sums, at))
     damping, idle = 0.0, 0
+    settling = None if prior is None else Settling(sums.target, prior)
     for _ in range(MAX_STEPS):
-        if prior is not None:
-            at, prior = settle(at, sums.target, prior)
-        if _is_near(at, goal):
+        if settling is not None:
+            at, prior = settling.next(at), settling.prior
+        if _is_near(at, goal) and not (settling and settling.held_back):
             break
         better, damping = _step(sums, at, purpose, damping, origin, prior)
         if better is None:  # no ascent left at working precision

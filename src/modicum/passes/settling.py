@@ -23,28 +23,65 @@ from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.prior import StandInPrior, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
-__all__ = ["settle"]
+__all__ = ["Settling", "settle"]
 
 MAX_SETTLING = 100
 SETTLED = 3e-3  # tolerance in posterior standard deviations; nothing depends on its exact value
 LEAST_INFORMATION = 1e-4  # minimum information about an entry, for the initial stand-in prior
+FREE = 8  # fixed points that hyperparameters go to however far away they are
+LONGEST = 0.25  # their longest step after that, in logarithms of scales
+
+
+class Settling:
+    """Fixed points from one Newton step to the next, which approach a common one.
+
+    Each belongs to the quadratic at one point. If the data say little, quadratics at different
+    points may lead to very different scales, in turn small and large. After `FREE` fixed points,
+    hyperparameters therefore move by `LONGEST` at most, and by less where they turned back.
+    """
+
+    def __init__(self, target: Target, prior: StandInPrior):
+        self.prior = prior
+        self.held_back = False  # whether the last fixed point was not reached
+        self._target = target
+        self._read = target.likelihood.size
+        self._fixed_points = 0
+        self._longest = np.full(target.size - self._read, LONGEST)
+        self._last = np.zeros(target.size - self._read)
+
+    def next(self, at: Curvature) -> Curvature:
+        """Return `at` with the hyperparameters of its fixed point, or on the way to it."""
+        self._fixed_points += 1
+        limit = self._longest if self._fixed_points > FREE else None
+        settled, self.prior = settle(at, self._target, self.prior, limit)
+        step = settled.point[self._read :] - at.point[self._read :]
+        if limit is not None:
+            short = np.abs(step) >= limit
+            self.held_back = bool(np.any(short))
+            self._longest = np.where(short & (step * self._last < 0), limit / 2, limit)
+        self._last = step
+        return settled
 
 
 def settle(
-    at: Curvature, target: Target, before: StandInPrior | None = None
+    at: Curvature,
+    target: Target,
+    before: StandInPrior | None = None,
+    longest: np.ndarray | None = None,
 ) -> tuple[Curvature, StandInPrior]:
     """Iterate a stand-in prior and the hyperparameters to a fixed point, without a pass.
 
     The log-likelihood is replaced by its quadratic at `at`. Two steps alternate: first the mode and
     covariance of the posterior under the normal stand-in, then the stand-in and the marginal modes
-    of the hyperparameters, given these. The iteration starts from `before`.
+    of the hyperparameters, given these. The iteration starts from `before`. No hyperparameter
+    moves further than `longest`.
     """
     with one_blas_thread.for_small(len(at.point)):
-        return _settled(at, target, before)
+        return _settled(at, target, before, longest)
 
 
 def _settled(
-    at: Curvature, target: Target, before: StandInPrior | None
+    at: Curvature, target: Target, before: StandInPrior | None, longest: np.ndarray | None
 ) -> tuple[Curvature, StandInPrior]:
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
@@ -64,6 +101,8 @@ def _settled(
         mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
         if np.all(np.abs(t - last) < SETTLED * np.sqrt(diagonal(V))):
             break
+    if longest is not None:
+        t[read:] = at.point[read:] + np.clip(t[read:] - at.point[read:], -longest, longest)
     mean, precision = exact.normal_approximation(t, V, numbers)
     V = _with_variances(V, 1 / diagonal(precision)[read:])
     # The pass was made at `at.point`: only the hyperparameters move.
