@@ -25,13 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.digest.doubts import (
-    anchor_left,
-    overlap,
-    parts_mixed_up,
-    pool_crude,
-    unknown_rows,
-)
 from modicum.digest.keeping import expansion, keep, proxy_at
 from modicum.digest.likelihood import (
     identity_of,
@@ -42,6 +35,13 @@ from modicum.digest.likelihood import (
 from modicum.digest.pool import Pool
 from modicum.digest.removing import removed_sums
 from modicum.digest.storage import Contents, load, save
+from modicum.digest.warnings import (
+    anchor_left,
+    overlap,
+    parts_mixed_up,
+    pool_crude,
+    unknown_rows,
+)
 from modicum.errors import DataError, ModicumWarning, SettingError, warn
 from modicum.estimators import control_variate
 from modicum.kernels.base import ControlVariate, Proxy
@@ -52,8 +52,8 @@ from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
 from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.fixed_point import settle
 from modicum.passes.prior import expanded_prior, flat_prior
-from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError

@@ -17,7 +17,7 @@ from modicum.models.priors.units import MomentSums
 from modicum.posterior import FitRows, archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.entries import Json, integer, mapping, text
+from modicum.rows.json_entries import Json, integer, mapping, text
 from modicum.rows.memory import MemoryBackend
 
 __all__ = ["Contents", "load", "save"]

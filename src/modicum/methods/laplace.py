@@ -21,7 +21,7 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ModicumWarning, SettingError, whole_number
-from modicum.kernels.curves import Curves, along_curves
+from modicum.kernels.curved_axes import Curves, along_curves
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Study

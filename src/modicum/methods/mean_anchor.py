@@ -28,7 +28,7 @@ from modicum.kernels.adaptation import schedule
 from modicum.kernels.full_data import FullDataContext, FullDataKernel
 from modicum.kernels.moves import NUTSMove
 from modicum.methods.base import Task
-from modicum.methods.dispersed import disperse, dispersed_starts
+from modicum.methods.dispersed_starts import disperse, dispersed_starts
 from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes import Anchor, Sums
 from modicum.passes.prior import prior_slope

@@ -9,8 +9,8 @@ heavy-tailed columns, single rows far from all others cut the posterior off alon
 
 An axis is skewed if the log-posterior two standard deviations away differs from that of a normal
 distribution. The posterior along it is then computed on a grid, by density evaluations alone. The
-resulting curves (`modicum.kernels.curves`) serve as coordinates for NUTS and HMC, and as proposals
-for weighted draws.
+resulting curves (`modicum.kernels.curved_axes`) serve as coordinates for NUTS and HMC, and as
+proposals for weighted draws.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from modicum.estimators import LinearTaylor, control_variate, proxy
 from modicum.estimators.by_numpy import needs_no_compiler
-from modicum.kernels.curves import FIRST, NODES, STEP, Curves
+from modicum.kernels.curved_axes import FIRST, NODES, STEP, Curves
 from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel

@@ -14,8 +14,8 @@ from modicum.models.arrow import ArrowMatrix
 from modicum.passes.curvature import Curvature, curvature, solve_uphill
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import require_noise, why_no_mode, why_not_finite
+from modicum.passes.fixed_point import settle
 from modicum.passes.prior import StandInPrior, flat_prior, prior_slope
-from modicum.passes.settling import settle
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError
-from modicum.rows.entries import Json
+from modicum.rows.json_entries import Json
 from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.rows.entries import integer, mapping, sequence, text
+from modicum.rows.json_entries import integer, mapping, sequence, text
 
 __all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
 

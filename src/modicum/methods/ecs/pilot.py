@@ -29,7 +29,7 @@ from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import LevelCurves, Proxy, RowDesign
-from modicum.kernels.curves import Curves, along_curves
+from modicum.kernels.curved_axes import Curves, along_curves
 from modicum.methods.base import Tuning
 from modicum.methods.ecs.anchored_proxy import AnchoredProxy
 from modicum.methods.ecs.checks import ANCHOR_FAR

@@ -17,7 +17,7 @@ from scipy import special
 from modicum.arrays import is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
-from modicum.models.families.drawing import bounded_exp
+from modicum.models.families.random_outcomes import bounded_exp
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive

@@ -44,7 +44,7 @@ from modicum.models.priors.exact import (
     SharedScale,
 )
 from modicum.models.priors.grouped import Effects, covariance_factor
-from modicum.rows.entries import Json
+from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
 
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]

@@ -24,9 +24,9 @@ from modicum.posterior.checking.sensitivity import sensitivity
 from modicum.posterior.correction import correct, exact_log_posterior, require_correctable
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.guards import Warnings
 from modicum.posterior.resampling import equal_places, require_positive
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
+from modicum.posterior.warnings import Warnings
 from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
