@@ -84,10 +84,10 @@ def devices() -> list[jax.Device]:
 
 def on_device(number: int) -> contextlib.AbstractContextManager[object]:
     """Make device `number`, modulo the number of devices, the default inside the block."""
-    every = devices()
-    if len(every) == 1:
+    all_devices = devices()
+    if len(all_devices) == 1:
         return contextlib.nullcontext()
-    return jax.default_device(every[number % len(every)])
+    return jax.default_device(all_devices[number % len(all_devices)])
 
 
 def to_device(tree: Pytree) -> Pytree:

@@ -50,10 +50,10 @@ def fault_of(error: Exception) -> ModicumError:
     return could_not_finish(f"a worker died, and so did its replacements ({message})")
 
 
-def could_not_finish(what: str) -> ResourceError:
+def could_not_finish(cause: str) -> ResourceError:
     """Return an error that says why the cluster failed, and what to do."""
     return ResourceError(
-        f"the Ray cluster could not finish its work: {what}; use fewer workers per node or nodes "
+        f"the Ray cluster could not finish its work: {cause}; use fewer workers per node or nodes "
         "with more memory, and run again (with a checkpoint the run resumes where it stopped)."
     )
 

@@ -177,11 +177,11 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
     return draws, small
 
 
-def _check_agreement(draws: np.ndarray, rows: int) -> None:
+def _check_agreement(draws: np.ndarray, n: int) -> None:
     worst = float(np.max(r_hat(draws)))
     if not worst < APART:  # NaN if no chain moved
         raise NoMeanError(
-            f"short chains on {rows:,} rows disagree about where the posterior is (R-hat "
+            f"short chains on {n:,} rows disagree about where the posterior is (R-hat "
             f"{worst:.2f}), so that there is no mean to expand about; use method='nuts'."
         )
 

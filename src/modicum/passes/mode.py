@@ -164,8 +164,8 @@ def _subset(sums: Sums, seed: int) -> Sums:
 
 def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     """Draw groups with about as many rows as a subset of rows has."""
-    n, rows = len(groups), len(groups.members)
-    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
+    n, n_rows = len(groups), len(groups.members)
+    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / n_rows))
     if 2 * size > n:
         return sums
     group_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))

@@ -203,8 +203,8 @@ class FormulaEncoding:
         groups = [g for g in self.groupings if _is_requested(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         any_rows = False
-        read = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
-        for columns, _ in read:
+        chunks = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
+        for columns, _ in chunks:
             if len(columns) == 0:
                 continue
             any_rows = True
