@@ -12,7 +12,7 @@ from modicum.markup import box, table, tag
 __all__ = ["Kind", "Ledger"]
 
 Kind = Literal["density", "gradient", "hessian"]
-Saved: TypeAlias = Mapping[str, Any]  # as json.loads returns it
+Saved: TypeAlias = Mapping[str, Any]  # as json.loads returns it, and json.dumps takes it
 
 
 @dataclass(repr=False)
