@@ -140,7 +140,7 @@ class ChecksMixin(FittedDraws):
         Pareto-smoothed importance sampling leaves each row out (Vehtari, Gelman and Gabry 2017).
         If there are many rows, one pass approximates every row from a few draws, and `subsample`
         rows, drawn in proportion to the likely error of the approximation, correct it (difference
-        estimator; Magnusson and others 2019), so that no array of draws x rows is held. In a model
+        estimator; Magnusson et al. 2019), so that no array of draws x rows is held. In a model
         with explicit effects of groups, single rows are left out; if effects were integrated out,
         whole groups are.
 
@@ -158,9 +158,9 @@ class ChecksMixin(FittedDraws):
         progressbar
             Whether to show progress on a long pass.
         moment_match
-            Whether to leave out rows whose Pareto k is too large, because they move the posterior
-            beyond the reach of its draws, with new points at which all rows are evaluated: a few
-            passes, and 1,000 evaluations per row, for each of the 20 worst rows.
+            Whether to evaluate all rows at new points for up to 20 rows with the largest Pareto k,
+            if it is too large: without such a row, the posterior lies beyond the reach of its
+            draws. Each takes a few passes, and 1,000 evaluations of every row.
 
         Returns
         -------
