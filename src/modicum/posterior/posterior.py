@@ -23,9 +23,9 @@ from modicum.posterior.datatree import (
     weight_name,
 )
 from modicum.posterior.draws import check_interval
+from modicum.posterior.notebook import posterior_box
 from modicum.posterior.other_libraries import missing_attribute
 from modicum.posterior.report import Reportable, contents_of, report_page
-from modicum.posterior.report.words import posterior_box
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows import Rows
