@@ -68,10 +68,10 @@ def _write_table(table: Table, folder: Path) -> None:
 
 def _write_figure(figure: Figure, folder: Path) -> None:
     plt = pyplot()
-    drawn = figure.draw()
-    drawn.savefig(folder / f"{figure.name}.png", dpi=130)
-    drawn.savefig(folder / f"{figure.name}.svg", metadata={"Date": None})
-    plt.close(drawn)
+    drawing = figure.draw()
+    drawing.savefig(folder / f"{figure.name}.png", dpi=130)
+    drawing.savefig(folder / f"{figure.name}.svg", metadata={"Date": None})
+    plt.close(drawing)
 
 
 def _header(experiment: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
