@@ -250,8 +250,8 @@ def jit(
             refuse_forked()  # here, since all of Modicum's computations pass through
             with lock:
                 if not compiled_once:
-                    wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
-                    usable = _usable(_not_in_flags(wished or {}))
+                    chosen = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
+                    usable = _usable(_not_in_flags(chosen or {}))
                     compiled_once.append(
                         jax.jit(function, static_argnums=static, compiler_options=usable)
                     )

@@ -85,7 +85,7 @@ class ScaleFamily(LinearPredictorModel):
         return self.scale if self.scale is not None else jnp.exp(eta[1])
 
     def known_scale(self) -> float:
-        """Return the scale where derivatives in eta alone are asked for."""
+        """Return the known scale, for derivatives in eta alone."""
         if self.scale is None:
             raise SettingError("derivatives in eta alone need a known scale; give scale=.")
         return self.scale
