@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, first_line
 from modicum.rows.checks import names_like, reads_as_number
 
 if TYPE_CHECKING:
@@ -224,8 +224,8 @@ class FileSource(_WithSchema):
         except (pa.ArrowException, OSError) as error:
             kind = "a Parquet" if self._parquet else "an Arrow (Feather)"
             raise DataError(
-                f"{path} cannot be read as {kind} file ({line(error)}): check its format, and that "
-                "it is complete."
+                f"{path} cannot be read as {kind} file ({first_line(error)}): check its format, "
+                "and that it is complete."
             ) from None
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -264,7 +264,7 @@ class FileSource(_WithSchema):
                     batch.validate(full=True)  # memory-mapped data have not been checked yet
                     yield batch
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
+            raise DataError(f"{path} is damaged ({first_line(error)}): write it again.") from None
 
 
 class DatasetSource(_WithSchema):
@@ -286,7 +286,9 @@ class DatasetSource(_WithSchema):
             scan = self._dataset.scanner(columns=list(columns), batch_size=BATCH_ROWS, **ahead)
             yield from scan.to_batches()
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"the dataset cannot be read ({line(error)}): check it.") from None
+            raise DataError(
+                f"the dataset cannot be read ({first_line(error)}): check it."
+            ) from None
 
 
 class Unread:
@@ -362,7 +364,7 @@ def _polars(compute: Callable[[], T]) -> T:
         return compute()
     except Exception as error:
         raise DataError(
-            f"the polars LazyFrame cannot be computed ({line(error)}): try frame.collect()."
+            f"the polars LazyFrame cannot be computed ({first_line(error)}): try frame.collect()."
         ) from None
 
 
@@ -437,9 +439,3 @@ def refuse_twice(paths: Sequence[str]) -> None:
                 f"{path} is in the list twice, so its rows would count twice: name it once."
             )
         seen.add(path)
-
-
-def line(error: BaseException) -> str:
-    """Return the first line of another library's error message, to quote in ours."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:") if lines else type(error).__name__

@@ -9,14 +9,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, first_line
 from modicum.rows.checks import names_like
 from modicum.rows.sources import (
     BATCH_ROWS,
     FileSource,
     TableSource,
     is_table,
-    line,
     refuse_booleans_and_numbers,
 )
 
@@ -84,6 +83,6 @@ def _cast_to_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
         return part.select(schema.names).cast(schema)
     except pa.ArrowException as error:
         raise DataError(
-            f"table {number} holds other types of values than the first ({line(error)}): convert "
-            "its columns to the types of the first."
+            f"table {number} holds other types of values than the first ({first_line(error)}): "
+            "convert its columns to the types of the first."
         ) from None
