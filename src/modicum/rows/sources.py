@@ -146,7 +146,7 @@ def absent(source: Source, name: str) -> str:
     return f"column {name!r} of the formula is not in the data: {hint}"
 
 
-def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
+def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:  # of any library
     """Return a pandas or polars series as an Arrow array."""
     import pyarrow as pa
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel, Settled
+from modicum.kernels.base import Settled
 from modicum.models.base import Batch
 from modicum.progress import logger
 from modicum.random import words_at_start, words_of_iterations
@@ -93,7 +93,7 @@ class Chains:
         Chains per stacked group; by default, one group per core or accelerator.
     """
 
-    kernel: Kernel[Any, Any]
+    kernel: compiled.ChainKernel
     context: Pytree
     keys: np.ndarray
     flags: Pytree
@@ -256,7 +256,7 @@ class Chains:
         return compiled.begin, compiled.ahead, compiled.advance
 
     @property
-    def _static(self) -> tuple[Kernel[Any, Any], compiled.Extent]:
+    def _static(self) -> tuple[compiled.ChainKernel, compiled.Extent]:
         return self.kernel, self._extent
 
     @property

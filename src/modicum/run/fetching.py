@@ -8,12 +8,12 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
-from modicum.kernels.base import Kernel, RowRequest, carried_fields
+from modicum.kernels.base import RowRequest, carried_fields
 from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
 from modicum.run import advance as compiled
@@ -77,7 +77,7 @@ class Fetcher:
         The keys with which chains begin, if they differ from `keys`.
     """
 
-    kernel: Kernel[Any, Any]
+    kernel: compiled.ChainKernel
     context: Pytree
     keys: np.ndarray
     rows: Rows
