@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.arguments import ELSEWHERE, OTHER_NAMES, names_checked
+from modicum.arguments import INSTEAD, OTHER_NAMES, names_checked
 from modicum.errors import ModicumWarning, UnknownArgumentError, argument, as_options, warn
 from modicum.sklearn import Regressor
 
@@ -82,7 +82,7 @@ def test_the_table_names_what_there_is():
     # `data` in one is `rows` in the other, scikit-learn has its own name for seeds, and
     # `prior` of `predictive` is not a list of priors
     assert foreign.isdisjoint(doors - {"data", "random_seed", "prior"})
-    called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(ELSEWHERE.values()))
+    called = re.findall(r"mo\.(models\.)?(\w+)\((\w+)=", " ".join(INSTEAD.values()))
     assert len(called) > 8
     for family, name, setting in called:
         kind = getattr(mo.models if family else mo, name)

@@ -44,7 +44,7 @@ OTHER_NAMES = {
     "prob": "ci_prob level ci credible_interval conf_level confidence probability interval",
 }
 # Names that are not arguments here, and what to use instead.
-ELSEWHERE = {
+INSTEAD = {
     "iter": "other packages count warm-up and draws together: give tune and draws, per chain",
     "n_iter": "other packages count warm-up and draws together: give tune and draws, per chain",
     "exposure": "an exposure is an offset on the log scale: add offset(log(COLUMN)) to the "
@@ -143,7 +143,7 @@ def _answer(name: str, known: Collection[str]) -> str:
         if own in known:
             return f": it is called {own} here"
     for own in ours:
-        if own in ELSEWHERE:
-            return f": {ELSEWHERE[own]}"
+        if own in INSTEAD:
+            return f": {INSTEAD[own]}"
     listed = ", ".join(argument for argument in known if argument != "self")
     return suggestion(name, known) or f"; it has {listed}"

@@ -40,7 +40,6 @@ __all__ = [
     "Design",
     "Drawn",
     "RowFacts",
-    "Sampled",
     "StrataTables",
     "Stratified",
     "Uniform",
@@ -49,7 +48,6 @@ __all__ = [
     "Weighted",
     "certainty_rows",
     "draw_on_host",
-    "sample_on_host",
     "strata_tables",
     "weight_tables",
 ]
@@ -375,63 +373,6 @@ def certainty_rows(tables: WeightTables, count: int, floor: float = 0.1) -> Cert
     row_ids = np.asarray(tables.order[remaining:]).astype(np.int64)
     scale = 1 / mass[-1]
     return CertaintyRows(row_ids, rest, share * scale, (even - share * floor / n) * scale)
-
-
-class Sampled(NamedTuple):
-    """Certainty rows followed by drawn rows.
-
-    A sum over all rows is estimated by the sum of values / expected over these.
-    """
-
-    row_ids: np.ndarray
-    probability: np.ndarray  # under the weighted design over all rows
-    expected: np.ndarray  # expected number of times each was drawn: 1 for certainty rows
-    certain: int  # number of certainty rows, which come first
-
-
-def sample_on_host(
-    rng: np.random.Generator, count: int, tables: WeightTables, floor: float = 0.1
-) -> Sampled:
-    """Sample `count` rows, taking rows that would be drawn repeatedly exactly once.
-
-    A few rows may have nearly all of the weight, and `count` draws would be copies of these. If
-    there are no more than `count` rows, all are taken.
-    """
-    assert tables.order is not None, "chains draw places, and nobody else does"
-    n = len(tables.order)
-    if n <= count:
-        every = np.asarray(tables.order).astype(np.int64)
-        return Sampled(every, _probability_at(np.arange(n), tables), np.ones(n), n)
-    number, rest = 0, tables
-    for _ in range(8):  # the more rows are set apart, the more often the others are drawn
-        size, chance = np.asarray(rest.size), np.asarray(rest.probability)
-        often = min(count // 2, number + int(size[chance * (count - number) >= 1].sum()))
-        if often == number:
-            break
-        number = often
-        rest = certainty_rows(tables, number, floor).rest
-    drawn = draw_on_host(rng, count - number, rest)
-    certain = certainty_rows(tables, number, floor)
-    among_rest = np.asarray(drawn.probability)
-    before = (
-        (among_rest - certain.even) / certain.slope
-        if certain.slope
-        else np.full(len(among_rest), 1 / n)
-    )
-    largest = np.arange(n - number, n)
-    return Sampled(
-        np.r_[certain.row_ids, np.asarray(drawn.row_ids, np.int64)],
-        np.r_[_probability_at(largest, tables), before],
-        np.r_[np.ones(number), (count - number) * among_rest],
-        number,
-    )
-
-
-def _probability_at(places: np.ndarray, tables: WeightTables) -> np.ndarray:
-    """Probability of the rows at these places of `order`."""
-    filled = np.flatnonzero(np.asarray(tables.size))
-    kind = np.searchsorted(np.asarray(tables.start)[filled], places, side="right") - 1
-    return np.asarray(tables.probability)[filled[kind]]
 
 
 # Stratified -------------------------------------------------------------------------------

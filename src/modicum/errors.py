@@ -28,6 +28,7 @@ __all__ = [
     "argument",
     "as_options",
     "fault_text",
+    "first_line",
     "is_number",
     "suggestion",
     "too_few",
@@ -191,6 +192,20 @@ def fault_text(fault: Exception) -> str:
     """
     message = str(fault).splitlines()
     return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
+
+
+def first_line(fault: BaseException | str) -> str:
+    """Return the first line of another library's message, to quote within a sentence of ours.
+
+    Examples
+    --------
+    >>> first_line(OSError("No such file."))
+    'No such file'
+    """
+    lines = str(fault).strip().splitlines()
+    if lines:
+        return lines[0].rstrip(".:")
+    return "no message" if isinstance(fault, str) else type(fault).__name__
 
 
 def suggestion(name: str, candidates: Iterable[str]) -> str:

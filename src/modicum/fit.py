@@ -162,8 +162,8 @@ def fit(
             "dtype": dtype is not None,
             "encoding": encoding != "utf-8",
         }
-        given = [name for name, is_given in settled.items() if is_given]
-        has_groups = _check_digest(formula, data, given, groups)
+        no_effect = [name for name, is_given in settled.items() if is_given]
+        has_groups = _check_digest(formula, data, no_effect, groups)
         table_rows = TableRows(data.pool.rows, 0)
         formula_model = model_for(
             table_rows.rows, family, priors, "explicit" if has_groups else groups
@@ -222,10 +222,10 @@ def _check_digest(formula: str, data: Digest, settled: Sequence[str], groups: ob
             "the data: give that formula, or the table."
         )
     if settled:
-        given = " and ".join(settled)
+        names = " and ".join(settled)
         raise SettingError(
-            f"the rows of a digest were read when it was made, so that {given} would have no "
-            f"effect: leave {given} out, or pass the table instead of the digest."
+            f"the rows of a digest were read when it was made, so that {names} would have no "
+            f"effect: leave {names} out, or pass the table instead of the digest."
         )
     if encoding.groups and groups not in (None, "explicit"):
         raise SettingError(

@@ -121,7 +121,7 @@ class Ledger:
             self.full_data = (self.full_data or 0) + other.full_data
         return self
 
-    def since(self, before: Saved) -> dict[str, Any]:
+    def since(self, before: Saved) -> dict[str, Any]:  # ready for json.dumps
         """Return the entries made since `before` (an earlier `to_dict`), in the same form."""
         earlier = {(purpose, kind): n for purpose, kind, n in before["counts"]}
         fresh = {key: n - earlier.get(key, 0) for key, n in self.counts.items()}
@@ -132,7 +132,7 @@ class Ledger:
             unit=self.unit,
         ).to_dict()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:  # ready for json.dumps
         """Return plain types only, ready for JSON."""
         return {
             "rows": self.rows,

@@ -423,21 +423,21 @@ def shrinkage(
         )
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
-    drawn = unpooled.shrinkage(post, post.fit(), post.rows, group, name, effects)
-    raw, (wide, edge) = drawn.unpooled, drawn.limits(prob)
-    rows, mean = (drawn.table[column].to_numpy() for column in ("rows", "mean"))
+    shrunk = unpooled.shrinkage(post, post.fit(), post.rows, group, name, effects)
+    raw, (wide, edge) = shrunk.unpooled, shrunk.limits(prob)
+    counts, mean = (shrunk.table[column].to_numpy() for column in ("rows", "mean"))
     colour = colour_of(post)
     ax = new_axes(ax)
     inside = np.clip(raw, -edge, edge)
     beyond = np.abs(raw) > edge
-    ax.plot(rows, mean, "o", color=colour, markersize=4, label="posterior mean", zorder=3)
-    ax.vlines(rows, mean, inside, color=colour, linewidth=0.8, alpha=0.5)
+    ax.plot(counts, mean, "o", color=colour, markersize=4, label="posterior mean", zorder=3)
+    ax.vlines(counts, mean, inside, color=colour, linewidth=0.8, alpha=0.5)
     for marker, mask, label in (
         ("o", ~beyond, "unpooled estimate"),
         ("^", beyond & (raw > 0), None),
         ("v", beyond & (raw < 0), None),
     ):
-        (line,) = ax.plot(rows[mask], inside[mask], marker, color=colour, label=label)
+        (line,) = ax.plot(counts[mask], inside[mask], marker, color=colour, label=label)
         line.set(markersize=4, markerfacecolor="white", clip_on=False)
     ax.axhspan(-wide, wide, color=OTHER, alpha=0.12, label=f"{prob:.0%} of new levels", zorder=0)
     ax.axhline(0, color=OTHER, linewidth=0.8)

@@ -178,7 +178,7 @@ class _Callback:
         self.call(ProgressEvent(phase.name, phase.done, phase.total, phase.detail))
 
     def end(self, phase: Phase) -> None:
-        """Do nothing: the last update told all."""
+        """Do nothing: the last update was complete."""
 
 
 class _Lines:

@@ -98,7 +98,7 @@ def _count_rows(task: Task, plan: Plan, history: History) -> None:
 
 def _settings(
     task: Task,
-    rows: int,
+    n: int,
     method: Method,
     history: History,
     seconds: float,
@@ -110,7 +110,7 @@ def _settings(
         "method": method.name,
         "settings": repr(method),
         "model": task.target.identity,
-        "rows": rows,
+        "rows": n,
         "tune": task.tune,
         "thin": thin,
         "warmup_rows": _rows_touched(history.warmup) // task.chains,  # per chain

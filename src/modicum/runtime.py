@@ -84,10 +84,10 @@ def devices() -> list[jax.Device]:
 
 def on_device(number: int) -> contextlib.AbstractContextManager[object]:
     """Make device `number`, modulo the number of devices, the default inside the block."""
-    every = devices()
-    if len(every) == 1:
+    all_devices = devices()
+    if len(all_devices) == 1:
         return contextlib.nullcontext()
-    return jax.default_device(every[number % len(every)])
+    return jax.default_device(all_devices[number % len(all_devices)])
 
 
 def to_device(tree: Pytree) -> Pytree:
@@ -250,8 +250,8 @@ def jit(
             refuse_forked()  # here, since all of Modicum's computations pass through
             with lock:
                 if not compiled_once:
-                    wished = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
-                    usable = _usable(_not_in_flags(wished or {}))
+                    chosen = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
+                    usable = _usable(_not_in_flags(chosen or {}))
                     compiled_once.append(
                         jax.jit(function, static_argnums=static, compiler_options=usable)
                     )

@@ -39,8 +39,8 @@ from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.results import posterior_of
 from modicum.rows import Rows
+from modicum.rows.doubtful_weights import doubtful_weights
 from modicum.rows.groups import GroupedRows
-from modicum.rows.weight_sums import doubtful_weights
 from modicum.run import (
     LENGTH,
     ChainCount,

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.designs import Weighted, certainty_rows, sample_on_host, weight_tables
+from modicum.designs import Weighted, certainty_rows, weight_tables
 from modicum.engines.ray_engine import RayEngine
 from modicum.engines.sharded_weights import NumbersAtWorkers
 from modicum.engines.worker import Worker
+from modicum.methods.ecs.sampled_rows import sample_on_host
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
 from modicum.rows import weight_classes

@@ -28,7 +28,6 @@ from modicum.designs import (
     Weighted,
     certainty_rows,
     draw_on_host,
-    sample_on_host,
     weight_tables,
 )
 from modicum.estimators import BlockPoisson, BlockPoissonTables, LinearTaylor, Perturbed
@@ -36,7 +35,7 @@ from modicum.estimators.gradients import Taylor
 from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.moves import HMCMove
-from modicum.methods.ecs.sampled_rows import SampledRows
+from modicum.methods.ecs.sampled_rows import SampledRows, sample_on_host
 from modicum.methods.ecs.tuning import Pilot, cheapest_certainty, choose
 from modicum.methods.sgmcmc.design import _cheapest
 

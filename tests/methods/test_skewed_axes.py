@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.interrupted import task_of
-from modicum.kernels.curves import Curves, along_curves
+from modicum.kernels.curved_axes import Curves, along_curves
 from modicum.methods import choice, cost, full_data
 from modicum.methods.skewed_axes import COARSE, KEPT, skewed_axes
 from modicum.passes import Anchor

@@ -24,12 +24,12 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.errors import NoModeError
-from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, mode, settling
+from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, fixed_point, mode
 from modicum.passes.anchor import whitening_factor
 from modicum.passes.curvature import curvature
+from modicum.passes.fixed_point import settle
 from modicum.passes.mode import TOLERANCE, _is_idle
 from modicum.passes.prior import prior_slope
-from modicum.passes.settling import settle
 from modicum.runtime import in_double_precision
 
 M = mo.models
@@ -502,7 +502,7 @@ def test_a_scale_that_jumps_to_and_fro_is_held_back():
 @in_double_precision
 def test_otherwise_its_mode_is_not_found(monkeypatch):
     """Negative control of the test above."""
-    monkeypatch.setattr(settling, "FREE", 10**9)
+    monkeypatch.setattr(fixed_point, "FREE", 10**9)
     sums, start = sums_of(mo.models.Weibull(groups="g"), censored_times())
     with pytest.raises(mo.ConvergenceError, match="passes the search is still"):
         find_mode(sums, start, within=NEAR)

@@ -9,8 +9,8 @@ from scipy.optimize import minimize_scalar
 
 import modicum as mo
 from modicum import plots
+from modicum.posterior.intraclass import intraclass
 from modicum.posterior.unpooled import unpooled_effects
-from modicum.posterior.variation import intraclass
 
 G = mo.models.GroupTerm
 SDS, SLOPE = (0.9, 0.4), 0.7

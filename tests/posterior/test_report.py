@@ -13,9 +13,9 @@ from modicum.markup import Markup, tag
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.checking.predictive_check import PredictiveCheck
+from modicum.posterior.report.fit_code import code_for
 from modicum.posterior.report.lights import lights, overall, predictive_light
 from modicum.posterior.report.pictures import _powers, _ticks
-from modicum.posterior.report.words import code_for
 from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'

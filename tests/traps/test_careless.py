@@ -13,7 +13,7 @@ import pytest
 import modicum as mo
 from modicum import plots
 from modicum.posterior import Prediction
-from modicum.posterior.elsewhere import ELSEWHERE
+from modicum.posterior.other_libraries import INSTEAD
 from modicum.rows.reading import read_formula
 
 SHORT = {"draws": 50, "chains": 2, "random_seed": 1, "progressbar": False, "method": "laplace"}
@@ -195,7 +195,7 @@ def test_a_function_in_place_of_a_model_leads_to_what_takes_it(frame):
 
 
 def test_names_of_other_libraries_lead_to_ours(post):
-    for name, instead in ELSEWHERE.items():
+    for name, instead in INSTEAD.items():
         assert not hasattr(post, name)
         for attribute in re.findall(r"post\.(\w+)", instead):
             assert hasattr(post, attribute)

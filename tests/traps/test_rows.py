@@ -19,7 +19,7 @@ import pytest
 import modicum as mo
 from modicum.errors import DataError, ModicumError, SettingError, as_options
 from modicum.rows import Rows, first_not_finite, ingest
-from modicum.rows.weight_sums import doubtful_weights
+from modicum.rows.doubtful_weights import doubtful_weights
 
 FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
 

@@ -8,10 +8,10 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
     from modicum.posterior import Posterior
     from modicum.rows import Rows
+    from modicum.rows.json_entries import Json
     from modicum.rows.reading import TableRows
     from modicum.run import ChainCount
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
 BEING_MADE = "being made"
+Values: TypeAlias = dict[str, Any]  # keyword arguments, which their class checks
 NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # family fields without an option
 
 
-def build_model(
-    family: str, options: Mapping[str, Any], settings: Sequence[str] = ()
-) -> LinearPredictorModel:
+def build_model(family: str, options: Values, settings: Sequence[str] = ()) -> LinearPredictorModel:
     """Return the named family with its settings.
 
     Parameters
@@ -89,11 +89,9 @@ def _settings(method: type[Method]) -> list[str]:
     return [f.name for f in fields(method) if f.init]  # type: ignore[arg-type]
 
 
-def named_values(
-    option: str, settings: Sequence[str], takes: Sequence[str], of: str
-) -> dict[str, Any]:
+def named_values(option: str, settings: Sequence[str], takes: Sequence[str], of: str) -> Values:
     """Parse settings, each NAME=VALUE with a name in `takes`; messages call their owner `of`."""
-    values: dict[str, Any] = {}
+    values: Values = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         key = key.strip().replace("-", "_")
@@ -262,7 +260,7 @@ def read_formula_rows(
 
 
 def stored_rows(
-    origin: dict[str, Any],
+    origin: dict[str, object],
     make: Callable[[Path], tuple[Rows, int]],
     data: str,
     out: Path,
@@ -298,7 +296,7 @@ def stored_rows(
     return rows, dropped
 
 
-def _note(path: Path) -> dict[str, Any]:
+def _note(path: Path) -> dict[str, Json]:
     """Read the note about the store that `fit` made; empty if there is none."""
     try:
         entry = json.loads(path.read_text())
@@ -315,7 +313,7 @@ def _digest(store: Path) -> str | None:
         return None
 
 
-def _files(data: str) -> list[list[Any]]:
+def _files(data: str) -> list[list[str | int]]:
     """Name, size and modification time of each file of `data`, to detect changes."""
     path = Path(data)
     if path.is_dir():
@@ -354,7 +352,7 @@ def ingest_table(
 def sample_rows(
     model: BaseModel,
     rows: Rows,
-    settings: dict[str, Any],
+    settings: Values,
     checkpoint: Path,
     say: Console,
 ) -> Posterior:

@@ -127,8 +127,7 @@ def _table(
         return pd.read_csv(file, compression=compression)
     # Below its "@" lines, an ARFF file of numbers is a CSV file.
     names = [f"Attr{i}" for i in range(1, 65)] + ["class"]
-    settings: dict[str, Any] = {"names": names, "na_values": "?", "comment": "@"}
-    return pd.read_csv(file, compression=compression, skip_blank_lines=True, **settings)
+    return pd.read_csv(file, compression=compression, names=names, na_values="?", comment="@")
 
 
 def _columns(table: pd.DataFrame) -> Arrays:

@@ -70,9 +70,9 @@ def _read(path: Path) -> Arrays:
     }
 
 
-def _wrong_file(path: Path, what: str) -> DataError:
+def _wrong_file(path: Path, fault: str) -> DataError:
     return DataError(
-        f"{path} is {what}, so it does not hold the trips of May 2023 as the commission publishes "
+        f"{path} is {fault}, so it does not hold the trips of May 2023 as the commission publishes "
         "them; delete it, and it will be downloaded again."
     )
 

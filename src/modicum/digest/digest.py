@@ -25,13 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.digest.doubts import (
-    anchor_left,
-    overlap,
-    parts_mixed_up,
-    pool_crude,
-    unknown_rows,
-)
 from modicum.digest.keeping import expansion, keep, proxy_at
 from modicum.digest.likelihood import (
     identity_of,
@@ -42,6 +35,13 @@ from modicum.digest.likelihood import (
 from modicum.digest.pool import Pool
 from modicum.digest.removing import removed_sums
 from modicum.digest.storage import Contents, load, save
+from modicum.digest.warnings import (
+    anchor_left,
+    overlap,
+    parts_mixed_up,
+    pool_crude,
+    unknown_rows,
+)
 from modicum.errors import DataError, ModicumWarning, SettingError, warn
 from modicum.estimators import control_variate
 from modicum.kernels.base import ControlVariate, Proxy
@@ -52,8 +52,8 @@ from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
 from modicum.passes import Engine, LocalEngine, Quadratic, Sums
 from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.fixed_point import settle
 from modicum.passes.prior import expanded_prior, flat_prior
-from modicum.passes.settling import settle
 from modicum.posterior import FitRows
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
@@ -191,10 +191,10 @@ class Digest:
         as rows are added and removed, and as digests with other anchors are added.
         """
         at, target = self._curvature
-        read = target.likelihood.size
+        likelihood_size = target.likelihood.size
         factor, _ = whitening_factor(at.dense_precision)
-        mode = (at.point + at.newton_step())[:read]
-        sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
+        mode = (at.point + at.newton_step())[:likelihood_size]
+        sd = np.sqrt(np.sum(factor**2, axis=1))[:likelihood_size]
         return float(np.max(np.abs(mode - self.anchors) / sd))
 
     @cached_property
@@ -213,9 +213,9 @@ class Digest:
 
     @in_double_precision
     def _expand(self, target: Target, start: np.ndarray) -> Curvature:
-        size, read = target.size, len(self.total.A)
+        size, likelihood_size = target.size, len(self.total.A)
         A, B = np.zeros(size), np.zeros((size, size))
-        A[:read], B[:read, :read] = self.total.A, self.total.B
+        A[:likelihood_size], B[:likelihood_size, :likelihood_size] = self.total.A, self.total.B
         if target.exact_prior is None:
             prior = expanded_prior(target, start)
             return Curvature(start, self.total.C, A, B, *prior)
@@ -251,9 +251,9 @@ class Digest:
 
     def doubts(self, point: np.ndarray, factor: np.ndarray, error: float) -> list[ModicumWarning]:
         """Return warnings about a posterior around `point` with covariance L L' and this error."""
-        read = len(self.total.point)
-        sd = np.sqrt(np.sum(factor**2, axis=1))[:read]
-        distance = float(np.max(np.abs(point[:read] - self.anchors) / sd))
+        likelihood_size = len(self.total.point)
+        sd = np.sqrt(np.sum(factor**2, axis=1))[:likelihood_size]
+        distance = float(np.max(np.abs(point[:likelihood_size] - self.anchors) / sd))
         notes = [note for note in self.notes if note.code == "separation"]
         if distance > FAR:
             notes.append(anchor_left(distance))

@@ -28,9 +28,9 @@ FLOOR = 0.1  # share of the pool that is drawn uniformly from all rows
 
 def expansion(sums: Sums, point: np.ndarray) -> Quadratic:
     """Return sums over all rows to second order about `point`, in the likelihood's parameters."""
-    read = sums.target.likelihood.size
+    size = sums.target.likelihood.size
     C, A, B = sums.hessian(np.append(point, np.zeros(sums.target.size - len(point))), "digest")
-    return Quadratic(point, C, A[:read], B[:read, :read])
+    return Quadratic(point, C, A[:size], B[:size, :size])
 
 
 def proxy_at(point: np.ndarray, factor: np.ndarray) -> Proxy:

@@ -81,16 +81,16 @@ def digest(
     ['beta[x0]', 'beta[x1]', 'intercept']
     """
     refuse_forked()
-    model, known = _model_and_rows(model, rows) if isinstance(model, Posterior) else (model, rows)
-    _check(model, known, like)
-    assert isinstance(known, Rows)
+    model, data = _model_and_rows(model, rows) if isinstance(model, Posterior) else (model, rows)
+    _check(model, data, like)
+    assert isinstance(data, Rows)
     whole_number("size", size)
     seed = fresh_seed() if random_seed is None else whole_number("random_seed", random_seed, 0)
     passing = engine_for(engine, progressbar)
     with phase("digest", None, progressbar):
         if like is not None:
-            return like.shard(model, known, size, seed, passing)
-        return _make(model, known, size, seed, passing)
+            return like.shard(model, data, size, seed, passing)
+        return _make(model, data, size, seed, passing)
 
 
 def _model_and_rows(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
@@ -138,9 +138,12 @@ def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) ->
         )
     sums = Sums(target, rows, engine, ledger)
     anchor = anchor_at_mode(sums, start, seed=seed, within=NEAR)
-    read = target.likelihood.size
+    likelihood_size = target.likelihood.size
     total = Quadratic(
-        anchor.point[:read], anchor.C, anchor.A[:read], anchor.dense_hessian[:read, :read]
+        anchor.point[:likelihood_size],
+        anchor.C,
+        anchor.A[:likelihood_size],
+        anchor.dense_hessian[:likelihood_size, :likelihood_size],
     )
     pool = keep(sums, anchor.point, anchor.dense_factor, np.zeros(target.size), size, seed)
     return Digest(

@@ -17,7 +17,7 @@ from modicum.models.priors.units import MomentSums
 from modicum.posterior import FitRows, archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.entries import Json, integer, mapping, text
+from modicum.rows.json_entries import Json, integer, mapping, text
 from modicum.rows.memory import MemoryBackend
 
 __all__ = ["Contents", "load", "save"]
@@ -109,7 +109,7 @@ def _rows(description: Description, fields: dict[str, object]) -> Rows:
     return Rows._at(description, MemoryBackend(description, columns))
 
 
-def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
+def _arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
     """Return the arrays of the pool and sums, after checking that they are consistent."""
     loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
@@ -122,7 +122,7 @@ def _arrays(arrays: dict[str, object], rows: int) -> dict[str, np.ndarray]:
     d, strata, parts = len(loaded["point"]), len(loaded["size"]), len(loaded["anchors"])
     shapes = {
         "point": (d,), "C": (), "A": (d,), "B": (d, d), "anchors": (parts, d),
-        "share": (rows,), "count": (rows,), "stratum": (rows,),
+        "share": (n,), "count": (n,), "stratum": (n,),
         "size": (strata,), "drawn": (strata,), "part": (strata,),
     }  # fmt: skip
     for name, shape in shapes.items():

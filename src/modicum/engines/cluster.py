@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Literal
 
 from modicum.engines.base import EngineChoice
-from modicum.engines.faults import NO_MEMORY, RESTARTS, could_not_finish, first_line
+from modicum.engines.faults import NO_MEMORY, RESTARTS, could_not_finish
 from modicum.engines.ray_engine import PULSE, RayEngine
 from modicum.engines.ray_library import ray_library
 from modicum.engines.sharded_weights import Actor
 from modicum.engines.worker import Worker
-from modicum.errors import ResourceError, SettingError, whole_number
+from modicum.errors import ResourceError, SettingError, first_line, whole_number
 from modicum.progress import Progressbar
 
 __all__ = ["Ray"]
@@ -143,7 +143,7 @@ class Ray(EngineChoice):
                 ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
             except Exception as error:  # Ray raises many kinds, depending on what is missing
                 raise ResourceError(
-                    f"Ray could not be started on this machine ({first_line(str(error))}): free "
+                    f"Ray could not be started on this machine ({first_line(error)}): free "
                     "some memory and cores, or use mo.engines.Local()."
                 ) from None
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modicum.engines.ray_library import ray_library
-from modicum.errors import ModicumError, ResourceError, SettingError
+from modicum.errors import ModicumError, ResourceError, SettingError, first_line
 
 __all__ = [
     "NO_MEMORY",
@@ -11,7 +11,6 @@ __all__ = [
     "SILENCE",
     "could_not_finish",
     "fault_of",
-    "first_line",
     "silence_of",
 ]
 
@@ -46,18 +45,13 @@ def fault_of(error: Exception) -> ModicumError:
         raise error
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return could_not_finish(NO_MEMORY)
-    message = first_line(str(error))
+    message = first_line(error)
     return could_not_finish(f"a worker died, and so did its replacements ({message})")
 
 
-def could_not_finish(what: str) -> ResourceError:
+def could_not_finish(cause: str) -> ResourceError:
     """Return an error that says why the cluster failed, and what to do."""
     return ResourceError(
-        f"the Ray cluster could not finish its work: {what}; use fewer workers per node or nodes "
+        f"the Ray cluster could not finish its work: {cause}; use fewer workers per node or nodes "
         "with more memory, and run again (with a checkpoint the run resumes where it stopped)."
     )
-
-
-def first_line(text: str) -> str:
-    """Return the first line of one of Ray's long messages."""
-    return (text.strip().splitlines() or ["no answer"])[0].rstrip(".")

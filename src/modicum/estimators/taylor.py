@@ -221,8 +221,8 @@ class LinearTaylor:
         xp = namespace(proxy.point)
         x = self.matrix(batch)
         y = xp.asarray(model.outcome(batch), np.float64)
-        read = slice(None, self.target.size)  # hyperparameters come after
-        eta = x @ proxy.point[read] + batch.get("offset", 0.0)
+        likelihood_part = slice(None, self.target.size)  # hyperparameters come after
+        eta = x @ proxy.point[likelihood_part] + batch.get("offset", 0.0)
         cached = LinearRows(
             rows=self._columns(batch)
             if isinstance(proxy.factor, ArrowFactor)

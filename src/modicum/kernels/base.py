@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 import jax
 import numpy as np
 
-from modicum.kernels.curves import Curves
+from modicum.kernels.curved_axes import Curves
 from modicum.models.arrow import ArrowFactor, ArrowMatrix
 from modicum.models.base import Batch
 from modicum.runtime import Pytree

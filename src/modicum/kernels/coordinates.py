@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.base import Warp, Warped, Whitening
-from modicum.kernels.curves import along_curves
+from modicum.kernels.curved_axes import along_curves
 from modicum.models.arrow import ArrowFactor
 
 __all__ = [

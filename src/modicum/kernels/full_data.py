@@ -27,7 +27,7 @@ from modicum.kernels.coordinates import (
     straighten,
     unwhiten,
 )
-from modicum.kernels.curves import Curves
+from modicum.kernels.curved_axes import Curves
 from modicum.kernels.moves import at_point
 from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch

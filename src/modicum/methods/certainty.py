@@ -29,7 +29,7 @@ C = TypeVar("C", bound=Costed)
 
 
 def cheapest_number(
-    choose: Callable[[int], C], none: C, most: int, each: float = 0.0, again: float = 1.0
+    choose: Callable[[int], C], none: C, most: int, row_cost: float = 0.0, stop_ratio: float = 1.0
 ) -> tuple[int, C]:
     """Return the cheapest number of certainty rows, and what `choose` returns for it.
 
@@ -41,15 +41,15 @@ def cheapest_number(
         The choice without certainty rows, which are taken only if they save a tenth of its cost.
     most
         The most certainty rows to consider.
-    each
+    row_cost
         What a certainty row costs at least: numbers that cost more than `none` are not tried.
-    again
+    stop_ratio
         Cost relative to that of half as many, above which doubling stops.
     """
     count, best, number = 0, none, FIRST
-    while number <= most and number * each < none.cost:
+    while number <= most and number * row_cost < none.cost:
         choice = choose(number)
-        if choice.cost >= (again * best.cost if count else best.cost):
+        if choice.cost >= (stop_ratio * best.cost if count else best.cost):
             break
         count, best, number = number, choice, 2 * number
     return (count, best) if best.cost < GAIN * none.cost else (0, none)

@@ -122,14 +122,14 @@ def _weighted_draws(
 ) -> tuple[tuple[Method, Plan] | None, str | None]:
     """Plan weighted draws, normal or along skewed axes, if they suffice; else say why not."""
     method, started = Laplace(weighted=False), time.perf_counter()
-    taken = "weighted normal draws"
+    description = "weighted normal draws"
     pool, proposals = method.weighed(study, ENOUGH)
     if not _enough(proposals.verdict) and may_be_curved(task, study.anchor):
         curves = skewed_axes(pool.log_posterior, study.centre, study.anchor, pool.whitened)
         task.cache[KEPT] = curves
         if curves is not None:
             count = curves.axes.shape[1]
-            taken = f"weighted draws, normal but for {count} skewed " + (
+            description = f"weighted draws, normal but for {count} skewed " + (
                 "axis" if count == 1 else "axes"
             )
             pool, proposals = method.weighed(study, ENOUGH, curves)
@@ -138,7 +138,7 @@ def _weighted_draws(
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
     plan = method.of(pool, proposals)
     took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
-    plan.tuning["method"] = _cost_line(taken, took, others)
+    plan.tuning["method"] = _cost_line(description, took, others)
     return (method, plan), None
 
 
@@ -210,9 +210,9 @@ def _plan_subsampling(
     certain = plan.tuning["certainty"]
     assert isinstance(certain, dict)
     rows = kernel.subsample + int(certain["value"] or 0)
-    each = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
+    cost = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
     steps = study.steps + 1
-    work = Work.of_chains(task, rows * steps * each, steps)
+    work = Work.of_chains(task, rows * steps * cost, steps)
     if work.gradients > all_rows.gradients:
         return (
             None,
@@ -252,9 +252,9 @@ def _seconds_since(task: Task, started: float) -> float:
     return task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
 
 
-def _cost_line(taken: str, seconds: float, all_rows: float) -> str:
+def _cost_line(description: str, seconds: float, all_rows: float) -> str:
     """Describe the chosen method, its time, and the time that NUTS on all rows would take."""
     return (
-        f"{taken}: about {duration(seconds)}; NUTS on all rows would take about "
+        f"{description}: about {duration(seconds)}; NUTS on all rows would take about "
         f"{duration(all_rows)}."
     )

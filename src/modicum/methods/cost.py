@@ -116,9 +116,9 @@ def seconds_per_row(task: Task, point: np.ndarray) -> float:
 
         return _quickest(evaluate)
 
-    here = int(np.asarray(chunk[1]).sum())
+    rows_in_chunk = int(np.asarray(chunk[1]).sum())
     calling = seconds(_nothing) if resident else 0.0  # chains that stream rows pay for calls too
-    return max((seconds(chunk_gradient) - calling) / here, LEAST)
+    return max((seconds(chunk_gradient) - calling) / rows_in_chunk, LEAST)
 
 
 @compiled_pass
@@ -206,13 +206,13 @@ def seconds_for(task: Task, *works: Work) -> list[float]:
         return {"pace": np.array([_seconds_per_gradient(task), _seconds_of_compiling(task)])}
 
     def read(arrays: dict[str, np.ndarray]) -> tuple[float, float]:
-        each, compiling = arrays["pace"]
-        return float(each), float(compiling)
+        per_gradient, compiling = arrays["pace"]
+        return float(per_gradient), float(compiling)
 
-    each, compiling = task.remember("pace", compute, read)
+    per_gradient, compiling = task.remember("pace", compute, read)
 
     def seconds(work: Work) -> float:
-        one_by_one = ITERATION * work.iterations + STEP * work.steps + each * work.rows
+        one_by_one = ITERATION * work.iterations + STEP * work.steps + per_gradient * work.rows
         return compiling + one_by_one / _chains_at_once(work.chains)
 
     return [seconds(work) for work in works]
@@ -238,8 +238,8 @@ def _seconds_per_gradient(task: Task) -> float:
     if not linear:
         return measured / (1 + target.size)
     # Two matrix-vector products, against a matrix product, which does twice as much per second.
-    each = _operations(task)
-    return measured * each / (((each - LINK) / 4) ** 2 + each)
+    operations = _operations(task)
+    return measured * operations / (((operations - LINK) / 4) ** 2 + operations)
 
 
 def duration(seconds: float) -> str:

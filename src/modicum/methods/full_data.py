@@ -33,7 +33,7 @@ from modicum.methods.base import (
     check_memory_limit,
 )
 from modicum.methods.cost import slow_run
-from modicum.methods.dispersed import disperse, dispersed_starts, far_from_normal
+from modicum.methods.dispersed_starts import disperse, dispersed_starts, far_from_normal
 from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.methods.mean_anchor import AtMean, NoMeanError, anchor_at_mean, may_have_mean
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves

@@ -86,17 +86,17 @@ def uneven_groups(groups: GroupedRows, subsample: int) -> list[ModicumWarning]:
 
     Since any group may be drawn, every step allots that many rows and computes with all of them.
     """
-    rows = len(groups.members)
-    if subsample * groups.largest < rows:
+    n = len(groups.members)
+    if subsample * groups.largest < n:
         return []
     return [
         ModicumWarning(
             "groups-uneven",
-            f"the largest group holds {groups.largest:,} of {rows:,} rows, and a step computes as "
+            f"the largest group holds {groups.largest:,} of {n:,} rows, and a step computes as "
             f"for {subsample:,} groups of that size, which costs more than all rows",
             "use method='nuts' on all rows",
             largest=groups.largest,
-            rows=rows,
+            rows=n,
         )
     ]
 
@@ -145,31 +145,31 @@ def quadrature_doubts(sums: Sums, points: np.ndarray, seed: int) -> list[Modicum
 
 @jit(static=(0, 1), options=SCATTERS)
 def _differences(finer: Target, target: Target, points: Array, batch: Batch) -> jax.Array:
-    flat, known = FlatGroups.of(batch), NodePlaces.in_batch(batch)
-    return jax.lax.map(partial(_difference, finer, target, flat, known), jnp.asarray(points))
+    flat, node_places = FlatGroups.of(batch), NodePlaces.in_batch(batch)
+    return jax.lax.map(partial(_difference, finer, target, flat, node_places), jnp.asarray(points))
 
 
 def _difference(
-    finer: Target, target: Target, flat: Groups, known: NodePlaces | None, t: jax.Array
+    finer: Target, target: Target, flat: Groups, node_places: NodePlaces | None, t: jax.Array
 ) -> jax.Array:
     """Sum over groups with finer nodes placed at t, less the sum with the known nodes."""
     assert isinstance(finer.model, IntegratedEffects)
     assert isinstance(target.model, IntegratedEffects)
     theta = target.unravel(t)
     exact = finer.model.group_likelihoods(theta, flat, None)
-    return (exact - target.model.group_likelihoods(theta, flat, known)).sum()
+    return (exact - target.model.group_likelihoods(theta, flat, node_places)).sum()
 
 
 def _differences_by_numpy(
     finer: Target, target: Target, points: np.ndarray, batch: Batch
 ) -> np.ndarray:
     """Like `_differences`, in NumPy and block by block."""
-    known = NodePlaces.in_batch(batch)
-    assert known is not None
+    node_places = NodePlaces.in_batch(batch)
+    assert node_places is not None
 
     def in_block(part: tuple[slice, NumPyGroups]) -> np.ndarray:
         own, block = part
-        places = known._replace(centre=known.centre[own])
+        places = node_places._replace(centre=node_places.centre[own])
         with np.errstate(all="ignore"):
             at = [_difference(finer, target, block, places, as_either(t)) for t in points]
         return np.array(at)
@@ -231,5 +231,5 @@ def of_groups(
     """Return a design that requests the rows of the groups that `design` draws."""
     assert rows.nodes is not None, "nodes are fixed before groups are drawn"
     index = rows.index
-    known = (index.order, index.start[:-1], index.size, rows.nodes.centre)
-    return GroupDesign(design, rows.largest), GroupTables(tables, *known)
+    group_tables = (index.order, index.start[:-1], index.size, rows.nodes.centre)
+    return GroupDesign(design, rows.largest), GroupTables(tables, *group_tables)

@@ -21,7 +21,7 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ModicumWarning, SettingError, whole_number
-from modicum.kernels.curves import Curves, along_curves
+from modicum.kernels.curved_axes import Curves, along_curves
 from modicum.methods.base import Method, Outcome, Plan, Task
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Study
@@ -34,7 +34,7 @@ from modicum.runtime import in_double_precision
 
 __all__ = ["ENOUGH", "FAR", "STILL", "Laplace", "Proposals", "Verdict"]
 
-FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari and others, 2024)
+FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
 NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small
 STILL = 0.01  # standard error that a pool of automatic size aims at

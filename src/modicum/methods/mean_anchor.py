@@ -28,7 +28,7 @@ from modicum.kernels.adaptation import schedule
 from modicum.kernels.full_data import FullDataContext, FullDataKernel
 from modicum.kernels.moves import NUTSMove
 from modicum.methods.base import Task
-from modicum.methods.dispersed import disperse, dispersed_starts
+from modicum.methods.dispersed_starts import disperse, dispersed_starts
 from modicum.methods.full_log_posterior import FullLogPosterior
 from modicum.passes import Anchor, Sums
 from modicum.passes.prior import prior_slope
@@ -177,11 +177,11 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
     return draws, small
 
 
-def _check_agreement(draws: np.ndarray, rows: int) -> None:
+def _check_agreement(draws: np.ndarray, n: int) -> None:
     worst = float(np.max(r_hat(draws)))
     if not worst < APART:  # NaN if no chain moved
         raise NoMeanError(
-            f"short chains on {rows:,} rows disagree about where the posterior is (R-hat "
+            f"short chains on {n:,} rows disagree about where the posterior is (R-hat "
             f"{worst:.2f}), so that there is no mean to expand about; use method='nuts'."
         )
 

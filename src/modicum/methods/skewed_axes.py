@@ -9,8 +9,8 @@ heavy-tailed columns, single rows far from all others cut the posterior off alon
 
 An axis is skewed if the log-posterior two standard deviations away differs from that of a normal
 distribution. The posterior along it is then computed on a grid, by density evaluations alone. The
-resulting curves (`modicum.kernels.curves`) serve as coordinates for NUTS and HMC, and as proposals
-for weighted draws.
+resulting curves (`modicum.kernels.curved_axes`) serve as coordinates for NUTS and HMC, and as
+proposals for weighted draws.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from modicum.estimators import LinearTaylor, control_variate, proxy
 from modicum.estimators.by_numpy import needs_no_compiler
-from modicum.kernels.curves import FIRST, NODES, STEP, Curves
+from modicum.kernels.curved_axes import FIRST, NODES, STEP, Curves
 from modicum.methods.base import Chosen, Task, Tuning
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
@@ -92,12 +92,12 @@ def skewed_axes(
     medians = np.zeros(axes.shape[1])
     for _ in range(SWEEPS):
         quantiles = _quantiles(log_posterior, centre, axes, medians, grid, finer_at_walls)
-        known = [k for k, q in enumerate(quantiles) if q is not None]
-        if not known:
+        with_quantiles = [k for k, q in enumerate(quantiles) if q is not None]
+        if not with_quantiles:
             return None
         medians = np.array([0.0 if q is None else q[NODES // 2] for q in quantiles])
     kept = [q for q in quantiles if q is not None]
-    return Curves(axes[:, known], np.stack([_pieces(q) for q in kept]))  # type: ignore[arg-type]
+    return Curves(axes[:, with_quantiles], np.stack([_pieces(q) for q in kept]))  # type: ignore[arg-type]
 
 
 def may_be_curved(task: Task, anchor: Anchor) -> bool:
@@ -121,8 +121,8 @@ def curves_on_all_rows(task: Task, anchor: Anchor) -> Curves | None:
     A run that has already weighted normal draws reuses the axes found then.
     """
     if KEPT in task.cache:
-        known = task.cache[KEPT]
-        return known if isinstance(known, Curves) else None
+        cached = task.cache[KEPT]
+        return cached if isinstance(cached, Curves) else None
     if not may_be_curved(task, anchor):
         return None
 
@@ -196,8 +196,8 @@ def _whitened_rows(task: Task, anchor: Anchor) -> np.ndarray | None:
     longest = np.zeros((0, len(anchor.point)))
     for first, last in chunk_bounds(task.rows):
         batch = task.rows.slice(first, last) | {"probability": np.ones(last - first)}
-        here = np.asarray(cached_rows(form, batch, about).rows)
-        longest = _longest(np.concatenate([longest, here]))
+        whitened = np.asarray(cached_rows(form, batch, about).rows)
+        longest = _longest(np.concatenate([longest, whitened]))
     task.ledger.add("skewness", len(task.rows), "density")
     return longest
 

@@ -20,7 +20,7 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.matrix import CodedMatrix
 from modicum.models.tracing import AsTraced, digest_of
 from modicum.random import typed
-from modicum.rows.entries import Json
+from modicum.rows.json_entries import Json
 from modicum.runtime import Array, in_double_precision, jit
 
 __all__ = ["ModelPredictor", "length_of", "rebuild"]

@@ -271,18 +271,18 @@ def find_silent_counts(
         return None, 1
     named = ", ".join(names[j] for j in which[:3])
     more = f" and {len(which) - 3} more" if len(which) > 3 else ""
-    what = (
+    observation = (
         f"{none} in rows where {'one of ' if len(which) > 1 else ''}{named}{more} "
         f"differs from one value, as in a level without {counts}"
     )
     remedy = f"merge a level without {counts} into another"
-    return _no_counts(what, "how far the rate falls there", remedy, len(which)), 1
+    return _no_counts(observation, "how far the rate falls there", remedy, len(which)), 1
 
 
-def _no_counts(what: str, decided: str, remedy: str, columns: int = 0) -> ModicumWarning:
+def _no_counts(observation: str, decided: str, remedy: str, columns: int = 0) -> ModicumWarning:
     return ModicumWarning(
         "separation",
-        f"{what}, so {decided} is decided by the prior and not by the data",
+        f"{observation}, so {decided} is decided by the prior and not by the data",
         f"{remedy}, or choose the prior with care (prior_scale, intercept_scale)",
         complete=float(columns == 0),
         columns=float(columns),

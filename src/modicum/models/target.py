@@ -253,8 +253,8 @@ class Target:
         if away is None:
             return None
         flat = [np.reshape(leaf, (len(points), -1)) for leaf in jax.tree.leaves(away)]
-        every = np.concatenate(flat, axis=1).astype(np.float64)[:, places]
-        here, at_zero, *lines = every
+        distances = np.concatenate(flat, axis=1).astype(np.float64)[:, places]
+        here, at_zero, *lines = distances
         return here, (np.array(lines) - at_zero).T
 
     @cached_property

@@ -3,9 +3,9 @@
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
 from modicum.passes.engine import Engine, Hosts, LocalEngine
 from modicum.passes.mode import NEAR, ModeRecord, find_mode
-from modicum.passes.nodes import common_start, units_of, with_nodes
 from modicum.passes.other_modes import Modes, Starts
 from modicum.passes.quadratic import Quadratic
+from modicum.passes.quadrature_nodes import common_start, units_of, with_nodes
 from modicum.passes.sums import Sums
 
 __all__ = [

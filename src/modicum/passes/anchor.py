@@ -18,13 +18,13 @@ from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
 from modicum.passes.faults import require_noise
+from modicum.passes.fixed_point import settle
 from modicum.passes.improper import parameter_name, require_proper
 from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
 from modicum.passes.mode import quasi_newton_on_subset as near_mode
 from modicum.passes.other_modes import Modes, Starts, find_modes
 from modicum.passes.prior import flat_prior
 from modicum.passes.scales import group_notes, with_scale_widths
-from modicum.passes.settling import settle
 from modicum.passes.sums import Sums
 from modicum.runtime import to_device
 

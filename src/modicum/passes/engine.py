@@ -105,7 +105,9 @@ class Hosts(Protocol):
         """Send objects that all hosts read; return references to them."""
         ...
 
-    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+    def calls(
+        self, method: str, arguments: Sequence[tuple[object, ...]]
+    ) -> list[Any]:  # what the method returns
         """Call the first hosts, one for each tuple of arguments; return their results."""
         ...
 
@@ -164,8 +166,8 @@ class LocalEngine:
         bounds = chunk_bounds(rows)
         unit = "groups" if isinstance(rows, GroupedRows) else "rows"
         with pass_progress(description, len(rows), self.progressbar, unit) as advance:
-            every = range(len(bounds))
-            parts = chunk_results(function, arguments, rows, every, dtype, self.threads)
+            numbers = range(len(bounds))
+            parts = chunk_results(function, arguments, rows, numbers, dtype, self.threads)
             for (start, stop), part in zip(bounds, parts, strict=True):
                 yield part
                 advance(stop - start)

@@ -69,11 +69,11 @@ def group_hessian_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
 ) -> tuple[jax.Array, ...]:
     """Like `group_hessian_sum`, in NumPy."""
-    flat, known = NumPyGroups.of(batch), NodePlaces.in_batch(batch)
+    flat, by_group = NumPyGroups.of(batch), NodePlaces.in_batch(batch)
     total: tuple[jax.Array, ...] = (as_either(np.zeros(())),) * 3
     with np.errstate(all="ignore"):  # callers check whether the sums are finite
         for own, block in flat.in_blocks():
-            places = None if known is None else known._replace(centre=known.centre[own])
+            places = None if by_group is None else by_group._replace(centre=by_group.centre[own])
             nodes = _model(target).nodes_of(target.unravel(t), block, places)
             block_present = as_either(present[own])
             part = curvature_sum(target, as_either(t), block, nodes, block_present)
@@ -95,15 +95,15 @@ def curvature_sum(
         for k, f in enumerate(bends):
             total = rows.add(total, as_either(by_node[k]), p[:, k], f)
     else:
-        every = jnp.moveaxis(nodes.v, 1, 0)
+        nodes_first = jnp.moveaxis(nodes.v, 1, 0)
         # node by node, so that no array of all rows and all nodes is formed
-        terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), every)
+        terms = jax.lax.map(lambda v: flat.sum(rows.bends(v).value), nodes_first)
         value, p = _probabilities(nodes.log_weight + terms.T, present)
 
         def add(moments: _Moments, node: tuple[jax.Array, jax.Array]) -> tuple[_Moments, None]:
             return rows.add(moments, *node, rows.bends(node[0])), None
 
-        total, _ = jax.lax.scan(add, total, (every, p.T))
+        total, _ = jax.lax.scan(add, total, (nodes_first, p.T))
     cross = rows.X.T @ total.curved[:, 1:]
     corner = (rows.X * total.curved[:, :1]).T @ rows.X
     hessian = xp.block([[corner, cross], [cross.T, total.others]])

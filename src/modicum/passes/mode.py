@@ -14,8 +14,8 @@ from modicum.models.arrow import ArrowMatrix
 from modicum.passes.curvature import Curvature, curvature, solve_uphill
 from modicum.passes.engine import chunk_rows
 from modicum.passes.faults import require_noise, why_no_mode, why_not_finite
+from modicum.passes.fixed_point import Settling
 from modicum.passes.prior import StandInPrior, flat_prior, prior_slope
-from modicum.passes.settling import Settling
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
@@ -164,8 +164,8 @@ def _subset(sums: Sums, seed: int) -> Sums:
 
 def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     """Draw groups with about as many rows as a subset of rows has."""
-    n, rows = len(groups), len(groups.members)
-    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / rows))
+    n, n_rows = len(groups), len(groups.members)
+    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / n_rows))
     if 2 * size > n:
         return sums
     group_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))

@@ -230,8 +230,8 @@ def _dispersed(
     def about_the_mode() -> np.ndarray:
         return at + rng.uniform(3, 10) * (factor @ rng.standard_normal(size))
 
-    drawn = (kind() for kind in cycle((from_the_prior, about_init, about_the_mode)))
-    yield from islice(chain(mirrored, drawn), count - 1)
+    random_starts = (kind() for kind in cycle((from_the_prior, about_init, about_the_mode)))
+    yield from islice(chain(mirrored, random_starts), count - 1)
 
 
 def _reversed(target: Target, t: np.ndarray) -> list[np.ndarray]:
@@ -254,7 +254,7 @@ class _RowSample:
     batch: dict[str, np.ndarray]
     present: np.ndarray
     count: int  # number of rows in the sample
-    rows: int  # number of all rows
+    n: int  # number of all rows
     centre: np.ndarray
     factor: np.ndarray
     evaluations: int = 0
@@ -278,7 +278,7 @@ class _RowSample:
     @property
     def holds_all_rows(self) -> bool:
         """Whether the sample holds all rows."""
-        return self.count == self.rows
+        return self.count == self.n
 
     def distance(self, a: np.ndarray, b: np.ndarray) -> float:
         """Return the distance of two points, in standard deviations at the first mode."""

@@ -86,13 +86,13 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     """Return the log-posterior of the hyperparameters in `points`, all others integrated out."""
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
-    read = target.likelihood.size
+    likelihood_size = target.likelihood.size
     _, slope, bent = folded_prior(target, at.point)
     information, none = -plus(at.B, bent), _none(at)
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
-        pull = (at.A + slope - precision @ (t - mean))[:read]
+        pull = (at.A + slope - precision @ (t - mean))[:likelihood_size]
         square, half_log_det = _integral(information, precision, pull)
         logs[k] += square / 2
         logs[k] -= half_log_det
@@ -114,14 +114,14 @@ def _integral(
 
     P is information plus precision, in the leading entries that `pull` has.
     """
-    read = len(pull)
+    size = len(pull)
     if isinstance(information, ArrowMatrix):
         assert isinstance(precision, ArrowMatrix)
-        factored = ArrowCholesky.of((information + precision).leading(read))
+        factored = ArrowCholesky.of((information + precision).leading(size))
         parts = factored.half_solve(pull)
         return sum(float(np.sum(part**2)) for part in parts), factored.half_log_det
     assert isinstance(precision, np.ndarray)
-    lower = np.linalg.cholesky(information[:read, :read] + precision[:read, :read])
+    lower = np.linalg.cholesky(information[:size, :size] + precision[:size, :size])
     square = float(np.sum(solve_triangular(lower, pull, lower=True) ** 2))
     return square, float(np.sum(np.log(np.diag(lower))))
 

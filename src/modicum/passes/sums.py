@@ -52,9 +52,9 @@ class Clock:
         """Seconds of compilation since the clock was started."""
         return COMPILED.seconds - self._before
 
-    def took(self, kind: Kind, rows: int, seconds: float) -> None:
+    def took(self, kind: Kind, n: int, seconds: float) -> None:
         """Record the time of a pass."""
-        per_row = seconds / max(rows, 1)
+        per_row = seconds / max(n, 1)
         self.per_row[kind] = min(per_row, self.per_row.get(kind, per_row))
 
 

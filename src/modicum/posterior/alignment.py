@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 from modicum.errors import DataError, SettingError
 from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
-from modicum.rows.entries import Json
 from modicum.rows.formula import FormulaEncoding, NewLevels
+from modicum.rows.json_entries import Json
 from modicum.rows.reading import TextFiles, encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
 from modicum.rows.table_order import whole_field

@@ -15,17 +15,18 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError
-from modicum.rows.entries import Json
+from modicum.rows.json_entries import Json
 from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
 
 DEEPEST = 100  # levels of nesting allowed; `write` uses a handful
+Decoded: TypeAlias = Any  # like Json, with arrays
 T = TypeVar("T")
 
 
@@ -86,7 +87,7 @@ def read(
     path: str | os.PathLike[str],
     kind: Format,
     parts: tuple[str, ...],
-    make: Callable[[dict[str, Any], dict[str, Json]], T],
+    make: Callable[[dict[str, Decoded], dict[str, Json]], T],
 ) -> T:
     """Read a file that `write` wrote; return ``make(decoded parts, whole page)``."""
     try:
@@ -153,7 +154,7 @@ def _encode(value: object, arrays: list[np.ndarray]) -> Json:
     return repr(value)
 
 
-def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Any:
+def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Decoded:
     """Undo `_encode`."""
     if isinstance(value, list) or depth > DEEPEST:
         raise ValueError("its page is not laid out as Modicum does")

@@ -1,4 +1,4 @@
-"""Lazy import of matplotlib, with an error that says how to install it."""
+"""The axes that plots draw on, and their colours; matplotlib is imported at its first use."""
 
 from __future__ import annotations
 

@@ -187,9 +187,9 @@ def _require_same_outcomes(
                 "were integrated out, rows otherwise; hold the effects explicitly "
                 "(groups='explicit'), or integrate both over the same group."
             )
-        what = _difference((fit.model, rows, numbers[0]), (other_fit.model, other, its_numbers))
-        if what is not None:
-            why = DIFFERENCES.get(what, f"different values of the field {what!r}")
+        field = _difference((fit.model, rows, numbers[0]), (other_fit.model, other, its_numbers))
+        if field is not None:
+            why = DIFFERENCES.get(field, f"different values of the field {field!r}")
             raise DataError(f"{first!r} and {name!r} were fitted to {why}.")
 
 
@@ -221,16 +221,16 @@ def _difference(*fits: tuple[BaseModel, Rows, np.ndarray | None]) -> str | None:
         return "rows"
     same_rows = fits[0][1] is fits[1][1]
     observed = [_observed(model) for model, _, _ in fits]
-    for what in observed[0] | observed[1]:
-        names = {fields.get(what) for fields in observed}
-        if (same_rows and len(names) == 1) or (None in names and what != "event"):
+    for field in observed[0] | observed[1]:
+        names = {fields.get(field) for fields in observed}
+        if (same_rows and len(names) == 1) or (None in names and field != "event"):
             continue
         columns = [
-            _values(rows, fields.get(what), indices, whole=bool(numbers))
+            _values(rows, fields.get(field), indices, whole=bool(numbers))
             for (_, rows, indices), fields in zip(fits, observed, strict=True)
         ]
         if not all(np.array_equal(a, b) for a, b in zip(*columns, strict=True)):
-            return what
+            return field
     return None
 
 

@@ -142,9 +142,9 @@ def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
     if density is not None:
         shaped = density.reshape(chains, number, -1)
         tree["log_likelihood"] = xr.Dataset({name: (("chain", "draw", ROW), shaped)}, coords | rows)
-    drawn = groups.posterior_predictive
-    if drawn is not None:
-        shaped = drawn.reshape(chains, number, *drawn.shape[1:])
+    predictive = groups.posterior_predictive
+    if predictive is not None:
+        shaped = predictive.reshape(chains, number, *predictive.shape[1:])
         outcomes = {name: (("chain", "draw", *dims), shaped)}
         tree["posterior_predictive"] = xr.Dataset(outcomes, coords | rows)
     if groups.prior_predictive is not None:

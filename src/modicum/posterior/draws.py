@@ -106,7 +106,7 @@ class Draws:
     def weighted(self) -> bool:
         """Whether the weights differ, so that draws do not count alike."""
         w = self.weights
-        # NaN != NaN: weights with a NaN count as unequal, and every estimate is nan
+        # NaN != NaN: weights with a NaN count as unequal, and every estimate is NaN
         return w is not None and w.size > 0 and bool((w != w.flat[0]).any() or w.flat[0] <= 0)
 
     def mean(self, name: str) -> np.ndarray:

@@ -165,8 +165,8 @@ def _explicit_effects(
             np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
         )
         size = np.asarray(counts)[ids]
-    found = fit_levels if level_names(fit_levels) == tuple(entries) else entries
-    called = np.asarray(found, object)[ids]
+    names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
+    called = np.asarray(names_of_levels, object)[ids]
     return _frame(tabulated(x, weights, prob), group, called, effect_labels, size, prob)
 
 

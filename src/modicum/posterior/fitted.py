@@ -21,11 +21,11 @@ from modicum.posterior.alignment import (
     rows_of_fit,
 )
 from modicum.posterior.draws import Draws
-from modicum.posterior.guards import Warnings
 from modicum.posterior.prediction import Predictor
+from modicum.posterior.warnings import Warnings
 from modicum.rows import Rows
-from modicum.rows.entries import Json
 from modicum.rows.formula import NewLevels
+from modicum.rows.json_entries import Json
 from modicum.rows.reading import is_tabular
 from modicum.rows.table_order import table_numbers
 

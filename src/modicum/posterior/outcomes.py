@@ -24,11 +24,11 @@ from modicum.posterior.checking.marginal import (
 from modicum.posterior.checking.predictive import outcome_array, outcome_draws
 from modicum.posterior.draws import check_interval
 from modicum.posterior.effects import effects, known_groups, with_groups
-from modicum.posterior.either_groups import parts_by_known_groups
 from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.intraclass import intraclass
+from modicum.posterior.known_groups import parts_by_known_groups
 from modicum.posterior.prediction import Prediction, Predictor, joined, predict
 from modicum.posterior.score import Score, score
-from modicum.posterior.variation import intraclass
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.rows.sources import is_table, library

@@ -23,9 +23,9 @@ from modicum.posterior.datatree import (
     weight_name,
 )
 from modicum.posterior.draws import check_interval
-from modicum.posterior.elsewhere import name_elsewhere
+from modicum.posterior.notebook import posterior_box
+from modicum.posterior.other_libraries import missing_attribute
 from modicum.posterior.report import Reportable, contents_of, report_page
-from modicum.posterior.report.words import posterior_box
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows import Rows
@@ -296,7 +296,7 @@ class Posterior(Reportable):
 
         def __getattr__(self, name: str) -> None:
             """Raise an error that translates names used by other libraries."""
-            raise AttributeError(name_elsewhere(name), name=name, obj=self)
+            raise AttributeError(missing_attribute(name), name=name, obj=self)
 
     def __repr__(self) -> str:
         chains = f"{self.chains} chain" + "s" * (self.chains != 1)

@@ -13,7 +13,7 @@ from modicum.ledger import Ledger
 from modicum.posterior import archive
 from modicum.posterior.alignment import FitRows
 from modicum.posterior.labels import LabelsLike
-from modicum.rows.entries import Json
+from modicum.rows.json_entries import Json
 
 __all__ = ["Contents", "load", "save"]
 

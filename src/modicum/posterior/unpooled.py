@@ -76,8 +76,8 @@ def shrinkage(
     assert entries is not None
     sd = float(source.quantile("group_sd", 0.5)[entries.index(effect)])
     table = table.iloc[places]
-    drawn = (group, effect, list(table.index), pooled, sd)
-    return Shrinkage(table, unpooled_effects(source, fit, rows, *drawn), sd)
+    selection = (group, effect, list(table.index), pooled, sd)
+    return Shrinkage(table, unpooled_effects(source, fit, rows, *selection), sd)
 
 
 def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from modicum.rows.entries import integer, mapping, sequence, text
+from modicum.rows.json_entries import integer, mapping, sequence, text
 
 __all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
 
@@ -134,8 +134,8 @@ class Coding:
         """Return the dense model matrix, (rows, size), in the type of x (or y, without x)."""
         x = batch.get("x")
         like = np.asarray(x if x is not None else batch.get("y", np.zeros(0)))
-        rows = len(batch[self.terms[0].field]) if self.terms else len(like)
-        out = np.zeros((rows, self.size), like.dtype)
+        n = len(batch[self.terms[0].field]) if self.terms else len(like)
+        out = np.zeros((n, self.size), like.dtype)
         if self.dense:
             out[:, list(self.dense)] = like[:, : len(self.dense)]
         for term in self.terms:

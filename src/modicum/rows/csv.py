@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from modicum.errors import DataError, SettingError, argument
+from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.rows.dialect import Dialect
 from modicum.rows.sources import (
-    line,
     refuse_booleans_and_numbers,
     refuse_repeated,
     require_columns,
@@ -113,8 +112,8 @@ class CsvSource:
         except (pa.ArrowException, OSError, UnicodeError) as error:
             self._require_encoding(path)
             raise DataError(
-                f"{path} cannot be read as CSV ({line(error)}): it should begin with a line of "
-                "column names, and every later line should have a value for each of them."
+                f"{path} cannot be read as CSV ({first_line(error)}): it should begin with a line "
+                "of column names, and every later line should have a value for each of them."
             ) from None
         return schema
 
@@ -147,10 +146,12 @@ class CsvSource:
             misfits = self._misfits(path, types)
         except (pa.ArrowException, OSError) as malformed:
             raise DataError(
-                f"{path} is not well-formed CSV ({line(malformed)}): correct it."
+                f"{path} is not well-formed CSV ({first_line(malformed)}): correct it."
             ) from None
         if not misfits:
-            raise DataError(f"{path} cannot be read as CSV ({line(error)}): correct it.") from None
+            raise DataError(
+                f"{path} cannot be read as CSV ({first_line(error)}): correct it."
+            ) from None
         for name, (row, value) in misfits.items():
             if types[name] == pa.float64() and self._levels:
                 for types_of_file in self._types.values():  # text in one file is text in all
@@ -210,7 +211,9 @@ class CsvSource:
                 f"{path} is not {self._encoding} text ({at}): {self._remedy(start, before)}"
             ) from None
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} cannot be read ({line(error)}): check the file.") from None
+            raise DataError(
+                f"{path} cannot be read ({first_line(error)}): check the file."
+            ) from None
 
     def _remedy(self, start: bytes, before: bytes) -> str:
         if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from modicum.errors import DataError
 from modicum.rows.coding import CODE_TYPES, Coding
-from modicum.rows.entries import integer, mapping, sequence, short, text, text_or_none
+from modicum.rows.json_entries import integer, mapping, sequence, short, text, text_or_none
 from modicum.rows.level_names import Level, level_names
 
 Array: TypeAlias = npt.NDArray[Any]

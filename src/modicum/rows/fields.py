@@ -169,7 +169,10 @@ class CodesField:
         return self._codes
 
 
-def _level_codes(name: str, value: Any) -> tuple[list[Level], Array, bool]:
+def _level_codes(
+    name: str,
+    value: Any,  # a categorical column of any library
+) -> tuple[list[Level], Array, bool]:
     """Return the distinct values, a code per row, and whether the user has ordered the values."""
     import pyarrow as pa
 

@@ -31,8 +31,8 @@ def fragments(
     )
     factory = dataset.FileSystemDatasetFactory(system, files, file_format, options)
     in_file, in_names = factory.inspect_schemas()
-    found = factory.finish(_with_text(in_names, in_file)).get_fragments()
-    by_path = {fragment.path: fragment for fragment in found}
+    fragments = factory.finish(_with_text(in_names, in_file)).get_fragments()
+    by_path = {fragment.path: fragment for fragment in fragments}
     return [by_path[file] for file in files]
 
 

@@ -32,7 +32,6 @@ from modicum.rows.sources import (
     FileSource,
     LazySource,
     Source,
-    SpooledSource,
     TableSource,
     Unread,
     frame_of_columns,
@@ -41,6 +40,7 @@ from modicum.rows.sources import (
     library,
     refuse_twice,
 )
+from modicum.rows.spooling import SpooledSource
 from modicum.rows.staging import refuse_existing, staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
 from modicum.rows.table_encoding import read_source

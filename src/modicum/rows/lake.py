@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, first_line
 from modicum.rows.checks import names_like
 from modicum.rows.folder_names import folder_values, fragments, is_text, refuse_contradiction
-from modicum.rows.sources import BATCH_ROWS, DatasetSource, line, refuse_twice
+from modicum.rows.sources import BATCH_ROWS, DatasetSource, refuse_twice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -237,7 +237,7 @@ def file_system(uri: str) -> tuple[FileSystem, str]:
         system, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SettingError(
-            f"{uri!r} cannot be read ({line(error)}): give a path, or a URI such as "
+            f"{uri!r} cannot be read ({first_line(error)}): give a path, or a URI such as "
             "s3://bucket/folder or gs://bucket/folder."
         ) from None
     if not path.strip("/"):
@@ -306,8 +306,8 @@ def _unify_schemas(schemas: list[pa.Schema], called: str) -> pa.Schema:
         return pa.unify_schemas(_one_kind_of_text(schemas), promote_options="permissive")
     except pa.ArrowException as error:
         raise DataError(
-            f"the files at {called} do not hold the same types of values ({line(error)}): write "
-            "them again with one schema, or read them separately."
+            f"the files at {called} do not hold the same types of values ({first_line(error)}): "
+            "write them again with one schema, or read them separately."
         ) from None
 
 
@@ -335,6 +335,6 @@ def _one_kind_of_text(schemas: list[pa.Schema]) -> list[pa.Schema]:
 
 def _unreadable(path: str, error: BaseException) -> LakeError:
     return LakeError(
-        f"{path} cannot be read ({line(error)}): check that it exists, is complete, and that you "
-        "may read it."
+        f"{path} cannot be read ({first_line(error)}): check that it exists, is complete, and that "
+        "you may read it."
     )

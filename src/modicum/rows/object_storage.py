@@ -18,11 +18,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, argument
+from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.rows.description import Array, Description
 from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
 from modicum.rows.shard_writing import JOURNAL
-from modicum.rows.sources import line
 from modicum.rows.store import (
     DESCRIPTION,
     MOST_DESCRIPTION_BYTES,
@@ -142,8 +141,8 @@ class Bucket:
                     "store if it was replaced in the meantime."
                 ) from None
             raise LakeError(
-                f"{self.called}/{name} cannot be read ({line(error)}): check the connection, and "
-                "that you may read it."
+                f"{self.called}/{name} cannot be read ({first_line(error)}): check the connection, "
+                "and that you may read it."
             ) from None
 
     def _is_gone(self, name: str) -> bool:
@@ -241,8 +240,8 @@ class Bucket:
             with_retries(once)
         except (pa.ArrowException, OSError) as error:
             raise LakeError(
-                f"{self.called}/{name} cannot be written ({line(error)}): check the connection, "
-                "that the bucket exists, and that you may write to it."
+                f"{self.called}/{name} cannot be written ({first_line(error)}): check the "
+                "connection, that the bucket exists, and that you may write to it."
             ) from None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from modicum.errors import DataError
 from modicum.rows.description import Array, Description
-from modicum.rows.entries import mapping, sequence
+from modicum.rows.json_entries import mapping, sequence
 from modicum.rows.store import (
     SEQUENTIAL,
     Mapped,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, first_line
 from modicum.rows.checks import names_like, reads_as_number
 
 if TYPE_CHECKING:
@@ -149,7 +146,7 @@ def absent(source: Source, name: str) -> str:
     return f"column {name!r} of the formula is not in the data: {hint}"
 
 
-def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:
+def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:  # of any library
     """Return a pandas or polars series as an Arrow array."""
     import pyarrow as pa
 
@@ -227,8 +224,8 @@ class FileSource(_WithSchema):
         except (pa.ArrowException, OSError) as error:
             kind = "a Parquet" if self._parquet else "an Arrow (Feather)"
             raise DataError(
-                f"{path} cannot be read as {kind} file ({line(error)}): check its format, and that "
-                "it is complete."
+                f"{path} cannot be read as {kind} file ({first_line(error)}): check its format, "
+                "and that it is complete."
             ) from None
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -267,7 +264,7 @@ class FileSource(_WithSchema):
                     batch.validate(full=True)  # memory-mapped data have not been checked yet
                     yield batch
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is damaged ({line(error)}): write it again.") from None
+            raise DataError(f"{path} is damaged ({first_line(error)}): write it again.") from None
 
 
 class DatasetSource(_WithSchema):
@@ -289,7 +286,9 @@ class DatasetSource(_WithSchema):
             scan = self._dataset.scanner(columns=list(columns), batch_size=BATCH_ROWS, **ahead)
             yield from scan.to_batches()
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"the dataset cannot be read ({line(error)}): check it.") from None
+            raise DataError(
+                f"the dataset cannot be read ({first_line(error)}): check it."
+            ) from None
 
 
 class Unread:
@@ -365,70 +364,7 @@ def _polars(compute: Callable[[], T]) -> T:
         return compute()
     except Exception as error:
         raise DataError(
-            f"the polars LazyFrame cannot be computed ({line(error)}): try frame.collect()."
-        ) from None
-
-
-class SpooledSource(FileSource):
-    """Tables that can be iterated only once, written to a temporary file.
-
-    Parameters
-    ----------
-    tables
-        pandas or polars frames, or Arrow tables or record batches, of one schema.
-    """
-
-    def __init__(self, tables: Iterable[object]) -> None:
-        folder = tempfile.mkdtemp(prefix="modicum-tables-")
-        self._gone = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        path = Path(folder) / "tables.arrow"
-        rows = _spool(tables, path)
-        super().__init__([path], parquet=False)
-        self.rows = rows
-
-
-def _spool(tables: Iterable[object], path: Path) -> int:
-    import pyarrow as pa
-
-    writer, schema, rows = None, None, 0
-    try:
-        for number, table in enumerate(tables):
-            if not is_table(table):
-                raise SettingError(
-                    f"entry {number} is a {type(table).__name__}, but all entries must be data "
-                    "frames or Arrow tables, or all must be paths."
-                )
-            source = TableSource(table)
-            part = source.table(source.names)
-            if writer is None or schema is None:
-                schema = part.schema
-                writer = pa.ipc.new_file(str(path), schema)
-            writer.write_table(_cast_to_first(part, schema, number), max_chunksize=BATCH_ROWS)
-            rows += part.num_rows
-    finally:
-        if writer is not None:
-            writer.close()
-    if not rows:
-        raise DataError("there are no rows in the tables: at least one is needed.")
-    return rows
-
-
-def _cast_to_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:
-    """Cast a table to the schema of the first; refuse other columns and values that do not fit."""
-    import pyarrow as pa
-
-    for name in schema.names:
-        if name not in part.column_names:
-            raise DataError(
-                f"column {name!r} is not in table {number}: {names_like(name, part.column_names)}"
-            )
-    refuse_booleans_and_numbers(schema.names, {"table 0": schema, f"table {number}": part.schema})
-    try:
-        return part.select(schema.names).cast(schema)
-    except pa.ArrowException as error:
-        raise DataError(
-            f"table {number} holds other types of values than the first ({line(error)}): convert "
-            "its columns to the types of the first."
+            f"the polars LazyFrame cannot be computed ({first_line(error)}): try frame.collect()."
         ) from None
 
 
@@ -503,9 +439,3 @@ def refuse_twice(paths: Sequence[str]) -> None:
                 f"{path} is in the list twice, so its rows would count twice: name it once."
             )
         seen.add(path)
-
-
-def line(error: BaseException) -> str:
-    """Return the first line of another library's error message, to quote in ours."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:") if lines else type(error).__name__

@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 
 from modicum.errors import DataError
 from modicum.rows.description import Array, Description
-from modicum.rows.entries import integer, mapping, sequence, text
+from modicum.rows.json_entries import integer, mapping, sequence, text
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from modicum.errors import DataError
-from modicum.kernels.base import Kernel, Settled
+from modicum.kernels.base import Settled
 from modicum.models.base import Batch
 from modicum.progress import logger
 from modicum.random import words_at_start, words_of_iterations
@@ -93,7 +93,7 @@ class Chains:
         Chains per stacked group; by default, one group per core or accelerator.
     """
 
-    kernel: Kernel[Any, Any]
+    kernel: compiled.ChainKernel
     context: Pytree
     keys: np.ndarray
     flags: Pytree
@@ -141,7 +141,7 @@ class Chains:
         self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
         self._extent = compiled.Extent(self.length, self.thin)
         self._programs = self._traced
-        self._made: list[executables.Made] = []
+        self._new_programs: list[executables.NewProgram] = []
         self._quiet_from = 0
         self.obstacle = self._obstacle()
         if self.obstacle:
@@ -192,7 +192,7 @@ class Chains:
             lower(ahead, *self._static, *self._ahead_arguments(g, NOWHERE, fetched)) for g in places
         ]
         first = lower(begin, self.kernel, *self._first_arguments(0, batches))
-        blank = [_shapes(made.out_info) for made, _ in (to_prepare[0], first)]
+        blank = [_shapes(lowered.out_info) for lowered, _ in (to_prepare[0], first)]
         steps = [
             lower(advance, *self._static, *self._arguments(g, NOWHERE, *blank)) for g in places
         ]
@@ -206,8 +206,8 @@ class Chains:
             compilation.result()
         fresh = COMPILED.from_disk == before
         for_later = zip(keys, (first, to_prepare[0], steps[0]), strict=True)
-        self._made = [
-            executables.Made(key, lowered, compilation.result(), fresh)
+        self._new_programs = [
+            executables.NewProgram(key, lowered, compilation.result(), fresh)
             for key, (lowered, compilation) in for_later
         ]
 
@@ -256,7 +256,7 @@ class Chains:
         return compiled.begin, compiled.ahead, compiled.advance
 
     @property
-    def _static(self) -> tuple[Kernel[Any, Any], compiled.Extent]:
+    def _static(self) -> tuple[compiled.ChainKernel, compiled.Extent]:
         return self.kernel, self._extent
 
     @property
@@ -340,7 +340,7 @@ class Chains:
 
         On an accelerator, records of a call are copied while the next one runs.
         """
-        done: list[tuple[Packed, int]] = []
+        records: list[tuple[Packed, int]] = []
         for start, size in self._windows(*map(int, span)):
             part = np.int64(start), np.int64(size)
             before = start - int(span[0])
@@ -354,8 +354,8 @@ class Chains:
                 record = self._pages.send(record)
             else:
                 jax.block_until_ready(record)  # before the next call's rows take up memory
-            done.append((record, self._ended(*part)))
-        return state, [unpacked(self._arrived(*each)) for each in done]
+            records.append((record, self._ended(*part)))
+        return state, [unpacked(self._arrived(*each)) for each in records]
 
     def _arrived(self, record: Packed, count: int) -> HostPacked:
         """Wait for a record, and return its first `count` slots."""
@@ -407,10 +407,10 @@ class Chains:
     ) -> tuple[Pytree, Pytree]:
         """Prepare some iterations and take their steps."""
         ready = self._programs.ahead(*self._ahead_arguments(g, span, batches))
-        done: tuple[Pytree, Pytree] = self._programs.advance(
+        advanced: tuple[Pytree, Pytree] = self._programs.advance(
             *self._arguments(g, span, ready, state)
         )
-        return done
+        return advanced
 
     def _ahead_arguments(self, g: int, span: Span, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments that prepare iterations of group `g`."""
@@ -444,8 +444,8 @@ class Chains:
 
         Not before: it would take a tenth of a second from the first iterations.
         """
-        executables.keep(self._made)
-        self._made = []
+        executables.keep(self._new_programs)
+        self._new_programs = []
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._fetcher:
             self._fetcher.close()
@@ -472,10 +472,10 @@ class Chains:
 
     def leaves(self) -> list[np.ndarray]:
         """Return the state as plain arrays with a leading chain axis."""
-        each = [jax.tree.leaves(state) for state in self.state]
+        by_group = [jax.tree.leaves(state) for state in self.state]
         return [
             np.concatenate([self._with_axis(leaf) for leaf in leaves])
-            for leaves in zip(*each, strict=True)
+            for leaves in zip(*by_group, strict=True)
         ]
 
     @in_double_precision

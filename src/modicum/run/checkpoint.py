@@ -23,7 +23,7 @@ import textwrap
 import weakref
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from typing import IO, Any, Self, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError
+from modicum.rows.json_entries import Json
 from modicum.run.limits import DISK_FULL
 
 __all__ = ["Checkpoint"]
@@ -67,9 +68,9 @@ class Checkpoint:
     2
     """
 
-    def __init__(self, folder: str | os.PathLike[str], identity: dict[str, Any]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], identity: Mapping[str, object]) -> None:
         self.folder = Path(folder)
-        self.identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self.identity: dict[str, Json] = json.loads(json.dumps(identity))
         if self.folder.exists() and not self.folder.is_dir():
             raise SettingError(f"the checkpoint '{self.folder}' is a file; name a folder.")
         with _writing(self.folder):
@@ -112,10 +113,10 @@ class Checkpoint:
             self._write(INDEX, fresh.to_bytes())
             return fresh
         index = _Index.read(path)
-        for name, here in self.identity.items():
+        for name, value in self.identity.items():
             saved = index.identity.get(name)
-            if saved != here:
-                there, now = _apart(str(saved), str(here))
+            if saved != value:
+                there, now = _apart(str(saved), str(value))
                 raise SettingError(
                     f"the checkpoint in '{self.folder}' belongs to another run ({name} is "
                     f"{_short(there)} there and {_short(now)} here); delete the folder or choose "
@@ -124,7 +125,7 @@ class Checkpoint:
         return index
 
     @staticmethod
-    def saved_identity(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    def saved_identity(folder: str | os.PathLike[str]) -> dict[str, Json]:
         """Return the identity of the run saved in `folder`; empty if none can be resumed."""
         try:
             return _Index.read(Path(folder) / INDEX).identity
@@ -215,7 +216,7 @@ class _Index:
     """Content of `run.json`; only file names that `append` gives are valid."""
 
     format: str
-    identity: dict[str, Any]
+    identity: dict[str, Json]
     iterations: int
     parts: list[str]
     state: str | None
@@ -275,12 +276,12 @@ def _number(name: object, kind: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _apart(saved: str, here: str) -> tuple[str, str]:
+def _apart(saved: str, current: str) -> tuple[str, str]:
     """Shorten two long texts to start at the word in which they begin to differ."""
-    pairs = enumerate(zip(saved, here, strict=False))
-    same = next((i for i, (a, b) in pairs if a != b), min(len(saved), len(here)))
+    pairs = enumerate(zip(saved, current, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(saved), len(current)))
     cut = max(saved.rfind(mark, 0, same) + len(mark) for mark in ("(", ", "))
-    return (saved, here) if cut < SHORT // 2 else (f"... {saved[cut:]}", f"... {here[cut:]}")
+    return (saved, current) if cut < SHORT // 2 else (f"... {saved[cut:]}", f"... {current[cut:]}")
 
 
 def _short(value: object) -> str:

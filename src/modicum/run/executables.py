@@ -35,7 +35,7 @@ import jax
 from modicum.progress import logger
 from modicum.runtime import Compiled, Pytree, check_options, on_release, refuse_forked
 
-__all__ = ["Executable", "Made", "get_ready", "keep", "key_of", "stored"]
+__all__ = ["Executable", "NewProgram", "get_ready", "keep", "key_of", "stored"]
 
 Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
@@ -89,7 +89,7 @@ def _read(folder: Path, key: str) -> Executable:
     return _loaded[key]
 
 
-class Made(NamedTuple):
+class NewProgram(NamedTuple):
     """A program that this process has traced and compiled."""
 
     key: str | None
@@ -101,18 +101,20 @@ class Made(NamedTuple):
     fresh: bool
 
 
-def keep(programs: Sequence[Made]) -> None:
+def keep(programs: Sequence[NewProgram]) -> None:
     """Store programs for later processes, in a thread."""
     folder = _folder()
-    new = [made for made in programs if made.key is not None and made.key not in _traced]
+    new = [
+        program for program in programs if program.key is not None and program.key not in _traced
+    ]
     if folder is None or not new:
         return
-    _traced.update(made.key for made in new if made.key is not None)
+    _traced.update(program.key for program in new if program.key is not None)
     made_for = repr((_settings(), _surroundings()))
     threading.Thread(target=_name_and_write, args=(folder, new, made_for)).start()
 
 
-def _name_and_write(folder: Path, programs: Sequence[Made], made_for: str) -> None:
+def _name_and_write(folder: Path, programs: Sequence[NewProgram], made_for: str) -> None:
     """Name code by the compiler's input, and write what is fresh or known."""
     for key, lowered, compiled, fresh in programs:
         text = lowered.as_text() + made_for

@@ -8,12 +8,12 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
-from modicum.kernels.base import Kernel, RowRequest, carried_fields
+from modicum.kernels.base import RowRequest, carried_fields
 from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
 from modicum.run import advance as compiled
@@ -77,7 +77,7 @@ class Fetcher:
         The keys with which chains begin, if they differ from `keys`.
     """
 
-    kernel: Kernel[Any, Any]
+    kernel: compiled.ChainKernel
     context: Pytree
     keys: np.ndarray
     rows: Rows
@@ -95,8 +95,8 @@ class Fetcher:
         if self.stacked:
             requests = compiled.initial_row_requests(self.kernel, self.context, keys)
             return None if requests is None else self._read(requests)
-        each = [compiled.initial_row_request(self.kernel, self.context, key) for key in keys]
-        return None if each[0] is None else self._read(_joined(each))
+        by_chain = [compiled.initial_row_request(self.kernel, self.context, key) for key in keys]
+        return None if by_chain[0] is None else self._read(_joined(by_chain))
 
     def of(self, first: int, count: int) -> Batches:
         """Return the rows of iterations `first` to `first + count`, prefetched or read now."""
@@ -119,9 +119,9 @@ class Fetcher:
             requests = compiled.row_requests_together(self.kernel, self.context, keys)
         else:
             of_chain = partial(compiled.row_requests, self.kernel, self.context)
-            requests = _joined([of_chain(each) for each in keys])
-        read = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
-        return {name: lengthened(values, self.capacity, axis=1) for name, values in read.items()}
+            requests = _joined([of_chain(key) for key in keys])
+        batches = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
+        return {name: lengthened(values, self.capacity, axis=1) for name, values in batches.items()}
 
     def _read(self, requests: RowRequest | None) -> Batches:
         """Read the rows of all chains at once, and add the requests' other arrays."""
@@ -129,9 +129,9 @@ class Fetcher:
         return self.rows.take(on_host.row_ids) | carried_fields(on_host)
 
 
-def _joined(each: list[RowRequest | None]) -> RowRequest:
+def _joined(requests: list[RowRequest | None]) -> RowRequest:
     """Stack the requests of the chains along a leading axis."""
-    return jax.tree.map(lambda *parts: np.stack(parts), *each)
+    return jax.tree.map(lambda *parts: np.stack(parts), *requests)
 
 
 def lengthened(values: np.ndarray, size: int, axis: int = 0) -> np.ndarray:

@@ -70,9 +70,9 @@ class Problem:
         assert isinstance(model, LinearPredictorModel)
         n, d = len(data.rows), len(data.columns) + 1
         self._describe(folder, n, d, data.description, type(model).__name__, model)
-        kept = of_table(self.table) if self.table else by_importance(model, data.rows)
-        (folder / "reference.json").write_text(json.dumps(kept.to_dict()))
-        return kept
+        reference = of_table(self.table) if self.table else by_importance(model, data.rows)
+        (folder / "reference.json").write_text(json.dumps(reference.to_dict()))
+        return reference
 
     def _describe(
         self,

@@ -74,27 +74,28 @@ def _several(results: Results) -> list[str]:
 
 def _problem(name: str, results: Results) -> Table:
     """Tabulate one problem, with one line per contender."""
-    about, kept = results.problems[name], results.references.get(name)
-    here = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
-    here.sort(key=lambda m: list(CONTENDERS).index(m.contender))
-    ours = next((m for m in here if m.contender == OURS), None)
+    about, reference = results.problems[name], results.references.get(name)
+    lines = [m for m in results.measured if m.problem == name and m.chains is None and m.runs]
+    lines.sort(key=lambda m: list(CONTENDERS).index(m.contender))
+    ours = next((m for m in lines if m.contender == OURS), None)
     table = Table(about["title"], COLUMNS)
-    table.rows = [_line(m, ours, kept) for m in here]
+    table.rows = [_line(m, ours, reference) for m in lines]
     table.note = f"Data: {about['rows']:,} rows, d = {about['size']}; {about['description']}. "
-    table.note += "No reference: too many rows." if kept is None else _source(kept)
+    table.note += "No reference: too many rows." if reference is None else _source(reference)
     return table
 
 
-def _source(kept: KeptReference) -> str:
-    return f"Reference: {kept.source}; its own error is at most {kept.largest_error:.2g} sd."
+def _source(reference: KeptReference) -> str:
+    error = f"{reference.largest_error:.2g} sd"
+    return f"Reference: {reference.source}; its own error is at most {error}."
 
 
-def _line(m: Measurements, ours: Measurements | None, kept: KeptReference | None) -> list[Any]:
+def _line(m: Measurements, ours: Measurements | None, reference: KeptReference | None) -> list[Any]:
     rate, cold, spread = m.middle("rate"), m.middle("cold"), m.spread("rate")
     ratios: tuple[Any, Any] = (None, None)
     if ours is not None:
         ratios = ours.middle("rate") / rate, cold / ours.middle("cold")
-    judged = None if kept is None else judge_all(m.runs, kept)
+    judged = None if reference is None else judge_all(m.runs, reference)
     errors = (None, None, "") if judged is None else (judged.mean, 100 * judged.sd, judged.mark)
     runs = f"{len(m.runs)}" + ("" if math.isnan(spread) else f" ({spread:.0%})")
     title, memory = CONTENDERS[m.contender].title, m.middle("memory") / 1e9

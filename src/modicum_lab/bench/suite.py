@@ -120,14 +120,14 @@ def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
     results.notes += [sentence for sentence in absent.values() if sentence]
     for number, (name, group) in enumerate(todo.contests.items(), 1):
         say(f"[{number}/{len(todo.contests)}] {PROBLEMS[name].title}")
-        here = [CONTENDERS[each] for each in group if absent[each] is None]
+        contenders = [CONTENDERS[each] for each in group if absent[each] is None]
         try:
-            _problem(todo, name, here, results, say)
+            _problem(todo, name, contenders, results, say)
         except KeyboardInterrupt:
-            done = f"Stopped by hand: {number - 1} of {len(todo.contests)} problems were run."
+            stopped = f"Stopped by hand: {number - 1} of {len(todo.contests)} problems were run."
             results.forget(name)
-            results.notes.append(done)
-            say(done)
+            results.notes.append(stopped)
+            say(stopped)
             break
     return results
 
@@ -135,27 +135,27 @@ def run_suite(todo: Plan, say: Callable[[str], None]) -> Results:
 def _problem(
     todo: Plan,
     name: str,
-    here: Sequence[Contender],
+    contenders: Sequence[Contender],
     results: Results,
     say: Callable[[str], None],
 ) -> None:
     """Make one problem, and run its contenders."""
     with tempfile.TemporaryDirectory(prefix="modicum-bench-") as folder:
         try:
-            kept = PROBLEMS[name].write(Path(folder))
+            reference = PROBLEMS[name].write(Path(folder))
         except DataError as fault:
             results.notes.append(f"{name}: {fault}")
             say(f"  left out: {fault}")
             return
-        if kept is not None:
-            results.references[name] = kept
-        _contest(todo, name, here, Path(folder), results, say)
+        if reference is not None:
+            results.references[name] = reference
+        _contest(todo, name, contenders, Path(folder), results, say)
 
 
 def _contest(
     todo: Plan,
     name: str,
-    here: Sequence[Contender],
+    contenders: Sequence[Contender],
     folder: Path,
     results: Results,
     say: Callable[[str], None],
@@ -163,7 +163,7 @@ def _contest(
     data = ProblemData(folder)
     results.problems[name] = data.description
     feasible, free = [], free_bytes()
-    for contender in here:
+    for contender in contenders:
         reason = contender.too_large(len(data), data.size, free)
         if reason is None:
             feasible.append(contender)

@@ -92,11 +92,11 @@ def chance_by_destination(
     determine is the chance of a flight that goes there.
     """
     by = flights.table.groupby("dest")
-    there = by.agg(observed=("late", "mean"), flights=("late", "size"))
-    imagined = pd.DataFrame([typical] * len(there)).assign(
-        dest=there.index.to_numpy(), distance=by["distance"].mean().to_numpy()
+    by_dest = by.agg(observed=("late", "mean"), flights=("late", "size"))
+    imagined = pd.DataFrame([typical] * len(by_dest)).assign(
+        dest=by_dest.index.to_numpy(), distance=by["distance"].mean().to_numpy()
     )
-    chances = there.join(_chance(post, imagined, flights, rows).set_index(there.index))
+    chances = by_dest.join(_chance(post, imagined, flights, rows).set_index(by_dest.index))
     return chances.sort_values("mean", ascending=False)
 
 

@@ -7,11 +7,10 @@ import json
 from base64 import b64encode
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from modicum_lab.markdown import shown
 from modicum_lab.papers.experiments import PAPERS
-from modicum_lab.papers.report import RECORD
+from modicum_lab.papers.report import RECORD, Record
 
 __all__ = ["records_of", "write_gallery", "write_page"]
 
@@ -66,13 +65,13 @@ def write_page(out: Path) -> Path:
     return path
 
 
-def records_of(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+def records_of(folder: Path) -> list[tuple[Path, Record]]:
     """Return folder and record of every experiment under `folder`, sorted by name."""
     paths = sorted(folder.glob(f"*/{RECORD}"))
     return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
-def _contents(papers: dict[str, list[tuple[Path, dict[str, Any]]]]) -> str:
+def _contents(papers: dict[str, list[tuple[Path, Record]]]) -> str:
     items = "".join(
         f'<li><a href="#{_anchor(r)}">{escape(r["experiment"])}</a>: {escape(r["title"])}</li>'
         for records in papers.values()
@@ -85,11 +84,11 @@ def _contents(papers: dict[str, list[tuple[Path, dict[str, Any]]]]) -> str:
     return f"<p>{lead}</p><nav><ul>{items}</ul></nav>"
 
 
-def _anchor(record: dict[str, Any]) -> str:
+def _anchor(record: Record) -> str:
     return escape(f"{record['paper']}-{record['experiment']}")
 
 
-def _section(folder: Path, record: dict[str, Any]) -> str:
+def _section(folder: Path, record: Record) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
     took = f", {record['seconds']:,.0f} s on {_where(record)}" if "seconds" in record else ""
     took += f", {record['date']}" if "date" in record else ""
@@ -113,7 +112,7 @@ def _section(folder: Path, record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _table(folder: Path, table: dict[str, Any]) -> str:
+def _table(folder: Path, table: dict[str, str]) -> str:
     with open(folder / f"{table['name']}.csv", newline="", encoding="utf-8") as file:
         head, *body = csv.reader(file)
     kinds = [' class="paper"' if name.endswith("(paper)") else "" for name in head]
@@ -140,7 +139,7 @@ def _cell(text: str) -> str:
     return text
 
 
-def _figure(folder: Path, figure: dict[str, Any]) -> str:
+def _figure(folder: Path, figure: dict[str, str]) -> str:
     data = b64encode((folder / f"{figure['name']}.png").read_bytes()).decode()
     caption = escape(figure["caption"])
     image = f'<img src="data:image/png;base64,{data}" alt="{caption or escape(figure["name"])}">'
@@ -171,12 +170,12 @@ def write_gallery(out: Path, folder: Path) -> Path:
     return path
 
 
-def _where(record: dict[str, Any]) -> str:
+def _where(record: Record) -> str:
     """Return the machine that the record names, or its backend."""
     return str(record.get("machine") or f"a {record['versions']['backend'].upper()}")
 
 
-def _gallery_section(at: Path, record: dict[str, Any], folder: Path) -> str:
+def _gallery_section(at: Path, record: Record, folder: Path) -> str:
     ran = f"{record['seconds']:,.0f} s on {_where(record)}"
     when = f" ({_where(record)}, {record['date']})" if "date" in record else ""
     lines = [

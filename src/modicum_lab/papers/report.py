@@ -11,16 +11,17 @@ import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from modicum.plots import pyplot
 from modicum_lab.bench.machine import describe_machine
 from modicum_lab.markdown import table_lines
 from modicum_lab.papers.experiments import Experiment, Figure, Result, Scale, Table
 
-__all__ = ["RECORD", "write_failure", "write_result"]
+__all__ = ["RECORD", "Record", "write_failure", "write_result"]
 
 RECORD = "settings.json"
+Record: TypeAlias = dict[str, Any]  # its content
 
 
 def write_result(
@@ -68,13 +69,13 @@ def _write_table(table: Table, folder: Path) -> None:
 
 def _write_figure(figure: Figure, folder: Path) -> None:
     plt = pyplot()
-    drawn = figure.draw()
-    drawn.savefig(folder / f"{figure.name}.png", dpi=130)
-    drawn.savefig(folder / f"{figure.name}.svg", metadata={"Date": None})
-    plt.close(drawn)
+    drawing = figure.draw()
+    drawing.savefig(folder / f"{figure.name}.png", dpi=130)
+    drawing.savefig(folder / f"{figure.name}.svg", metadata={"Date": None})
+    plt.close(drawing)
 
 
-def _header(experiment: Experiment, scale: Scale, seed: int) -> dict[str, Any]:
+def _header(experiment: Experiment, scale: Scale, seed: int) -> Record:
     import jax
 
     machine = describe_machine()
@@ -102,7 +103,7 @@ def _machine(machine: dict[str, Any]) -> str:
     return name if kind != "cpu" else f"{machine['cores']} cores of {machine['processor']}"
 
 
-def _write_record(record: dict[str, Any], folder: Path) -> None:
+def _write_record(record: Record, folder: Path) -> None:
     text = json.dumps(record, indent=1, default=_plain)
     (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 

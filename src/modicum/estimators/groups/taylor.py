@@ -170,10 +170,12 @@ class GroupTaylor:
         group = PaddedGroup(rows, size)
         near = model.integrands(theta, centre[None], group)
         nodes = model.nodes_near(near, model.covariance.factor(theta), 0.0)
-        read = self.target.likelihood
+        likelihood = self.target.likelihood
         present = jnp.ones(1, bool)
-        value, A, B = curvature_sum(read, proxy.point[: read.size], group, nodes, present)
-        others = (0, self.target.size - read.size)  # standard deviations of explicit effects
+        value, A, B = curvature_sum(
+            likelihood, proxy.point[: likelihood.size], group, nodes, present
+        )
+        others = (0, self.target.size - likelihood.size)  # standard deviations of explicit effects
         A, B = jnp.pad(A, others), jnp.pad(B, (others, others))
         alone = Integrands(near.pull[0], near.information[0], near.weighted)
         return alone, value, *in_expansion_coordinates(self.target, proxy.point, A, B, proxy.unit)

@@ -74,7 +74,7 @@ class Case:
 
     method: EnergyConserving
     target: Target
-    rows: int
+    n: int
     along_curves: np.ndarray | None = None  # whitened pilot draws, if they follow curves
 
     @property
@@ -103,7 +103,7 @@ class Case:
     def more_rows(self, m: int, factor: float) -> str:
         """Advise using `factor` times `m` rows, if there are enough of them."""
         subsample = ceil(m * factor / 100) * 100
-        if 2 * subsample > self.rows:
+        if 2 * subsample > self.n:
             return f"{self.remedy}, or {self.all_rows}"
         return f"use more {self.units} (subsample={subsample})"
 
@@ -138,7 +138,7 @@ def look_ahead(
         If the control variates are too crude for any affordable subsample.
     """
     m = choice.subsample
-    if chosen and 2 * (m + certain) > case.rows:
+    if chosen and 2 * (m + certain) > case.n:
         raise _crude(case, m + certain, 100)
     doubts = _more_than_all(case, m + certain, "a subsample")
     largest = seldom_exceeded(pilot) / m
@@ -269,7 +269,7 @@ def look_ahead_signed(
     """
     expected = choice.products * choice.batch + always
     too_many = 4 if expected > MANY else 2
-    if chosen and too_many * expected > case.rows:
+    if chosen and too_many * expected > case.n:
         raise _crude(case, expected, FEWEST * choice.batch + always)
     doubts = _more_than_all(case, expected, "a subsample")
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
@@ -345,29 +345,29 @@ def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
     """Say why these rows should not be subsampled; `smallest` is the smallest sensible size."""
     if m <= smallest:
         return CrudeControlVariateError(
-            f"{case.rows:,} {case.units} are too few for subsampling to pay ({m:,} would be "
+            f"{case.n:,} {case.units} are too few for subsampling to pay ({m:,} would be "
             "used at every step)",
             case.all_rows,
         )
-    needed = f"{m:,} of {case.rows:,} {case.units} would be needed at every step"
-    if m > case.rows:
-        needed = f"more would be needed at every step than the {case.rows:,} {case.units} there are"
+    needed = f"{m:,} of {case.n:,} {case.units} would be needed at every step"
+    if m > case.n:
+        needed = f"more would be needed at every step than the {case.n:,} {case.units} there are"
     return CrudeControlVariateError(
         f"the control variates are too crude here: {needed}", f"{case.remedy}, or {case.all_rows}"
     )
 
 
 def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
-    if m <= case.rows:
+    if m <= case.n:
         return []
     return [
         ModicumWarning(
             "subsample-exceeds-rows",
-            f"{phrase} of {m:,} is larger than the data set of {case.rows:,} {case.units}, so that "
+            f"{phrase} of {m:,} is larger than the data set of {case.n:,} {case.units}, so that "
             "a step costs more than one on all rows, which would be exact",
             case.all_rows,
             subsample=m,
-            rows=case.rows,
+            rows=case.n,
         )
     ]
 
@@ -410,11 +410,11 @@ def _far(case: Case, history: History) -> list[ModicumWarning]:
     were chosen by their residuals there.
     """
     # Parameters of priors come last, and are not expanded about the anchor.
-    read = case.target.likelihood.size
-    mean = history.position.mean(axis=(0, 1))[:read]
+    likelihood_size = case.target.likelihood.size
+    mean = history.position.mean(axis=(0, 1))[:likelihood_size]
     where = f"{case.method.anchor_name}, about which control variates are expanded: they are crude"
     if case.along_curves is not None:
-        looked_at = case.along_curves[:, :read]
+        looked_at = case.along_curves[:, :likelihood_size]
         mean = (mean - looked_at.mean(axis=0)) / np.maximum(looked_at.std(axis=0), 1.0)
         where = "pilot draws by which rows were chosen: the pilot study does not hold"
     distance = float(np.abs(mean).max())

@@ -156,7 +156,7 @@ def _cached_certain(study: Study, certain: CertaintyRows) -> Pytree:
 def cached_coreset(study: Study, coreset: Coreset) -> Pytree:
     """Prepare the coreset's rows for evaluation, with their weights."""
     rows = study.pilot_rows.batch
-    batch = {name: np.asarray(values)[coreset.rows] for name, values in rows.items()}
+    batch = {name: np.asarray(values)[coreset.row_ids] for name, values in rows.items()}
     batch["probability"] = 1 / coreset.weights
     return cached_rows(study.control_variate, batch, study.proxy)
 

@@ -127,11 +127,11 @@ def _remainders(
     assert isinstance(model, LinearPredictorModel)
     eta = control_variate.matrix(rows) @ as_either(point) + rows.get("offset", 0.0)
     y = as_either(np.asarray(model.outcome(rows), np.float64))
-    each = [np.repeat(part, len(NODES), axis=0) for part in (eta, y)]
+    repeated = [np.repeat(part, len(NODES), axis=0) for part in (eta, y)]
     taylor = np.repeat(coefficients(model, eta, y), len(NODES), axis=1)
     e = (along[:, None] * NODES).ravel()
     value, slope = remainder_and_slope_by_numpy(
-        model, control_variate.order, *map(as_either, (e, *each, taylor))
+        model, control_variate.order, *map(as_either, (e, *repeated, taylor))
     )
     weight = np.reshape(np.asarray(rows.get("weight", 1.0), np.float64), (-1, 1))
     shape = len(along), len(NODES)

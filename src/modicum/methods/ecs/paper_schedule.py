@@ -78,13 +78,13 @@ def burn_in(method: Scheduled, task: Task) -> BurnIn:
     """Run the schedule, or restore its result from a checkpoint."""
 
     def compute() -> dict[str, np.ndarray]:
-        done = _burn_in(method, task)
+        burned_in = _burn_in(method, task)
         own = {
-            "subsample": np.asarray(done.subsample),
-            "calibrated": np.asarray(done.calibrated, np.int64),
-            "variance": done.variance,
+            "subsample": np.asarray(burned_in.subsample),
+            "calibrated": np.asarray(burned_in.calibrated, np.int64),
+            "variance": burned_in.variance,
         }
-        return done.anchor.to_arrays() | own
+        return burned_in.anchor.to_arrays() | own
 
     def read(arrays: dict[str, np.ndarray]) -> BurnIn:
         m, calibrated = int(arrays["subsample"]), tuple(int(m) for m in arrays["calibrated"])

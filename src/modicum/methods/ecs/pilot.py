@@ -29,7 +29,7 @@ from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import LevelCurves, Proxy, RowDesign
-from modicum.kernels.curves import Curves, along_curves
+from modicum.kernels.curved_axes import Curves, along_curves
 from modicum.methods.base import Tuning
 from modicum.methods.ecs.anchored_proxy import AnchoredProxy
 from modicum.methods.ecs.checks import ANCHOR_FAR
@@ -175,8 +175,8 @@ class Study(AnchoredProxy):
             return False
         plain = proxy.warp is None and proxy.bend is None and not self.arrow and not method.at_mean
         form = self.control_variate
-        known = isinstance(form, LinearTaylor) and form.target.on_numpy
-        return plain and known and self.task.sums.rest is None
+        has_derivatives = isinstance(form, LinearTaylor) and form.target.on_numpy
+        return plain and has_derivatives and self.task.sums.rest is None
 
     def explain_levels(self) -> Tuning:
         """Return how many levels have control variates of their own."""
@@ -273,8 +273,8 @@ class Study(AnchoredProxy):
         if isinstance(self.design, Weighted) and (self.method.weighted_by_spread or curved):
             straight = self.straight(self.draws)
             if self.arrow or curved:
-                every = max(1, len(straight) // SPREAD_DRAWS)
-                self._weigh(straight[::every], self.proxy, "design-again", by_draws=True)
+                spacing = max(1, len(straight) // SPREAD_DRAWS)
+                self._weigh(straight[::spacing], self.proxy, "design-again", by_draws=True)
             else:
                 nowhere = np.zeros((1, len(self.centre)))
                 self._weigh(nowhere, self._spread_as(straight), stage="design-again")
@@ -441,8 +441,8 @@ class Study(AnchoredProxy):
         Parameters of priors do not count. Once residuals have been evaluated, the pilot draws are
         draws of the posterior itself.
         """
-        read = self.task.target.likelihood.size
-        return float(np.abs(self.straight(self.draws).mean(axis=0)[:read]).max())
+        likelihood_size = self.task.target.likelihood.size
+        return float(np.abs(self.straight(self.draws).mean(axis=0)[:likelihood_size]).max())
 
     @property
     def most_certain(self) -> int:

@@ -174,11 +174,11 @@ class StochasticGradientFamily(Method):
         budget = passes * rows
         if not isinstance(parts.estimator, SnapshotEstimator):
             return int(budget / cost + 1e-9)
-        every = parts.estimator.period(rows, self.batch)
-        cycle = rows + every * cost
+        period = parts.estimator.period(rows, self.batch)
+        cycle = rows + period * cost
         cycles = int(budget / cycle + 1e-9)
         remaining = budget - cycles * cycle - rows
-        return cycles * every + max(0, int(remaining / cost + 1e-9))
+        return cycles * period + max(0, int(remaining / cost + 1e-9))
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:
@@ -186,22 +186,22 @@ class StochasticGradientFamily(Method):
         parts = self._checked(task)
         place = place_chains(self, task, parts.estimator.needs_anchor)
         estimator = parts.estimator.bind(task.target, self.precision)
-        drawn = design_of(self, task, place.anchor, estimator.order)
+        tabled = design_of(self, task, place.anchor, estimator.order)
         kernel = StochasticGradientKernel(
-            *(parts.integrator, estimator, parts.selector, drawn.design, int(self.batch)),
+            *(parts.integrator, estimator, parts.selector, tabled.design, int(self.batch)),
             precision=self.precision,
             random_start=place.random_start,
         )
         placed = place_rows(task.rows, self.memory_limit)
-        rows = rows_for_chains(drawn.tables, placed)
-        read = rows if isinstance(rows, Rows) else task.rows
-        context = self._context(task, place, estimator, drawn, None, placed)
-        noise = cache(lambda: self._noise(task, read, kernel, context))
+        rows = rows_for_chains(tabled.tables, placed)
+        rows_for_noise = rows if isinstance(rows, Rows) else task.rows
+        context = self._context(task, place, estimator, tabled, None, placed)
+        noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
         fresh_cost = estimator.fresh_cost if isinstance(estimator, Taylor) else None
-        certain, why = certainty_of(self, task, drawn, fresh_cost, noise)
+        certain, why = certainty_of(self, task, tabled, fresh_cost, noise)
         if certain is not None:
-            context = self._context(task, place, estimator, drawn, certain, placed)
-            noise = cache(lambda: self._noise(task, read, kernel, context))
+            context = self._context(task, place, estimator, tabled, certain, placed)
+            noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
         certainty: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
         step_size, tuning = self._step_size(place, kernel, noise)
         hook = self._hook(task, kernel, context)
@@ -214,7 +214,7 @@ class StochasticGradientFamily(Method):
             floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
             tuning=tuning
             | {
-                "design": {"value": self.design, "why": drawn.design.description},
+                "design": {"value": self.design, "why": tabled.design.description},
                 "certainty": certainty,
             },
             notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
@@ -236,13 +236,13 @@ class StochasticGradientFamily(Method):
         task: Task,
         place: Placement,
         estimator: BaseGradientEstimator,
-        drawn: TabledDesign,
+        tabled: TabledDesign,
         certain: CertaintyRows | None,
         placed: Batch | Rows,
     ) -> StochasticGradientContext:
-        tables, always = drawn.tables, None
+        tables, always = tabled.tables, None
         if certain is not None:
-            tables = drawn.design.without(certain, tables)
+            tables = tabled.design.without(certain, tables)
             ones = {"probability": np.ones(len(certain))}
             always = task.rows.take(certain.row_ids) | ones
         return StochasticGradientContext(

@@ -20,18 +20,18 @@ NOISE_LIMIT = 0.25  # gradient noise over injected noise, which makes variances 
 NOISE_CHAINS = 4  # chains at whose last positions the noise is measured
 
 
-def look_ahead(batch: int, rows: int) -> list[ModicumWarning]:
+def look_ahead(batch: int, n: int) -> list[ModicumWarning]:
     """Check the size of a batch before the run."""
-    if batch <= rows:
+    if batch <= n:
         return []
     return [
         ModicumWarning(
             "batch-exceeds-rows",
-            f"a batch of {batch:,} is larger than the data set of {rows:,} rows, so that a step "
+            f"a batch of {batch:,} is larger than the data set of {n:,} rows, so that a step "
             "costs more than one on all rows, which would be exact",
-            f"use method='nuts' on all rows, or a batch below {rows:,}",
+            f"use method='nuts' on all rows, or a batch below {n:,}",
             batch=batch,
-            rows=rows,
+            rows=n,
         )
     ]
 

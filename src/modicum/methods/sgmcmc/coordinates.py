@@ -100,9 +100,9 @@ def place_chains(method: PlacementSettings, task: Task, control_variates: bool) 
     at_mode = _anchor(task, reasons[0]) if reasons else None
     coordinates, anchor = _coordinates(at_mode, whiten, d)
     start, scatter = _start(method, task, coordinates, at_mode, whiten)
-    drawn = None if whiten or not _is_models(method.start, at_mode) else _random_start(task)
+    random_start = None if whiten or not _is_models(method.start, at_mode) else _random_start(task)
     notes = [] if at_mode is None else at_mode.notes
-    return Placement(coordinates, anchor, whiten, start, scatter, drawn, notes)
+    return Placement(coordinates, anchor, whiten, start, scatter, random_start, notes)
 
 
 def _is_models(start: Start, at_mode: Anchor | None) -> bool:

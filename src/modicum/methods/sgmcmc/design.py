@@ -113,7 +113,7 @@ class CertaintySettings(Protocol):
 def certainty_of(
     method: CertaintySettings,
     task: Task,
-    drawn: TabledDesign,
+    tabled: TabledDesign,
     fresh_cost: float | None,
     noise: Callable[[], float],
 ) -> tuple[CertaintyRows | None, str]:
@@ -121,8 +121,8 @@ def certainty_of(
 
     Parameters
     ----------
-    drawn
-        How rows are drawn without certainty rows.
+    tabled
+        The design, and how it draws rows without certainty rows.
     fresh_cost
         Cost of a fresh row in row evaluations; None: gradients have no control variates.
     noise
@@ -137,9 +137,9 @@ def certainty_of(
             )
         if count >= n:
             raise SettingError(f"certainty={count} leaves none of {n:,} rows to draw; use fewer.")
-        ranked = drawn.tables
+        ranked = tabled.tables
         if method.design != "weighted":
-            ranked = design_tables(task, Weighted(), drawn.facts)
+            ranked = design_tables(task, Weighted(), tabled.facts)
         return certainty_rows(ranked, count, FLOOR), "set by hand"
     if count == 0:
         return None, "set by hand"
@@ -152,7 +152,7 @@ def certainty_of(
     variance = noise()
     if variance < NOISY:
         return None, f"the gradient noise is small anyway, {variance:.2g} posterior variances"
-    return _cheapest(drawn.tables, int(method.batch), fresh_cost)
+    return _cheapest(tabled.tables, int(method.batch), fresh_cost)
 
 
 class _Noise(NamedTuple):

@@ -11,8 +11,8 @@ import numpy as np
 from modicum.arrays import sigmoid
 from modicum.errors import ModicumWarning
 from modicum.models.base import Batch, Params
-from modicum.models.families.drawing import chances
 from modicum.models.families.links import LINKS, Link
+from modicum.models.families.random_outcomes import chances
 from modicum.models.families.special import softplus
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import Moments

@@ -12,8 +12,8 @@ import numpy as np
 from modicum.arrays import namespace
 from modicum.errors import ModicumWarning
 from modicum.models.base import Batch, Params
-from modicum.models.families.drawing import bounded_exp, draw_counts
 from modicum.models.families.extras import ExtraParameter, LogLink
+from modicum.models.families.random_outcomes import bounded_exp, draw_counts
 from modicum.models.families.special import log_factorial, log_rising, softplus
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows

@@ -13,7 +13,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.base import Batch, Labels, Params
-from modicum.models.families.drawing import bounded_exp
+from modicum.models.families.random_outcomes import bounded_exp
 from modicum.models.families.special import log1m_exp, softplus
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault, class_names, count_classes

@@ -11,8 +11,8 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
 from modicum.models.base import Batch
-from modicum.models.families.drawing import bounded_exp, draw_log_gammas
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
+from modicum.models.families.random_outcomes import bounded_exp, draw_log_gammas
 from modicum.models.families.special import stirling_rest
 from modicum.models.outcomes import refuse_constant
 from modicum.models.priors import Moments, Normal

@@ -12,9 +12,9 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning, SettingError, suggestion
 from modicum.models.base import Batch, Params
 from modicum.models.families.counts import count_fault
-from modicum.models.families.drawing import bounded_exp, chances, draw_log_gammas
 from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import LINKS
+from modicum.models.families.random_outcomes import bounded_exp, chances, draw_log_gammas
 from modicum.models.families.special import log_factorial, log_gamma, softplus
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import refuse_constant

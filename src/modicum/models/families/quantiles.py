@@ -13,8 +13,8 @@ import numpy as np
 from scipy.special import polygamma, psi
 
 from modicum.errors import SettingError
-from modicum.models.families.drawing import draw_log_gammas
 from modicum.models.families.links import LINKS
+from modicum.models.families.random_outcomes import draw_log_gammas
 from modicum.models.families.real import ScaleFamily
 from modicum.models.families.special import softplus
 

@@ -17,7 +17,7 @@ from scipy import special
 from modicum.arrays import is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
-from modicum.models.families.drawing import bounded_exp
+from modicum.models.families.random_outcomes import bounded_exp
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive
@@ -85,7 +85,7 @@ class ScaleFamily(LinearPredictorModel):
         return self.scale if self.scale is not None else jnp.exp(eta[1])
 
     def known_scale(self) -> float:
-        """Return the scale where derivatives in eta alone are asked for."""
+        """Return the known scale, for derivatives in eta alone."""
         if self.scale is None:
             raise SettingError("derivatives in eta alone need a known scale; give scale=.")
         return self.scale

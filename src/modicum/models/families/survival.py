@@ -19,8 +19,8 @@ from scipy.special import zeta
 from modicum.arrays import namespace
 from modicum.errors import DataError, ModicumWarning
 from modicum.models.base import Batch, Params
-from modicum.models.families.drawing import bounded_exp
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
+from modicum.models.families.random_outcomes import bounded_exp
 from modicum.models.families.special import log_gamma
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows

@@ -13,14 +13,14 @@ import numpy as np
 from modicum.errors import ModicumWarning
 from modicum.models.base import Batch, Params
 from modicum.models.families.counts import count_fault
-from modicum.models.families.drawing import (
+from modicum.models.families.extras import LOGIT, Coordinate, ExtraParameter, LogLink
+from modicum.models.families.links import LINKS, log_some
+from modicum.models.families.random_outcomes import (
     bounded_exp,
     chances,
     draw_counts,
     draw_counts_above_zero,
 )
-from modicum.models.families.extras import LOGIT, Coordinate, ExtraParameter, LogLink
-from modicum.models.families.links import LINKS, log_some
 from modicum.models.families.special import log_factorial, softplus
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows

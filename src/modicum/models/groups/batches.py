@@ -124,8 +124,8 @@ class PaddedGroup(NamedTuple):
 
     def spread(self, values: jax.Array) -> jax.Array:
         """Return the group's value for each row."""
-        rows = len(next(iter(self.rows.values())))
-        return jnp.broadcast_to(values[0], (rows, *values.shape[1:]))
+        count = len(next(iter(self.rows.values())))
+        return jnp.broadcast_to(values[0], (count, *values.shape[1:]))
 
     def spread_where_present(self, values: jax.Array) -> jax.Array:
         """Return for each row the value of its group, and zero for padding."""

@@ -144,9 +144,9 @@ class GroupIntegrals(BaseModel):
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(jnp.float64)[axes]
         shared = [jnp.broadcast_to(value, eta.shape) for value in extras]
-        seen = "()" if len(self.family.outcome_fields) == 1 else "(s)"
+        outcome_shape = "()" if len(self.family.outcome_fields) == 1 else "(s)"
         density: Callable[..., jax.Array] = jnp.vectorize(
-            self.family.log_density, signature=f"(q),{seen}->()"
+            self.family.log_density, signature=f"(q),{outcome_shape}->()"
         )
         f = density(jnp.stack([eta, *shared], axis=-1), y)
         return f * jnp.asarray(rows["row_weight"])[axes] if "row_weight" in rows else f
@@ -165,24 +165,24 @@ class GroupIntegrals(BaseModel):
         if not self.family.extras:
             f, f1, f2, *_ = self.row_derivatives(eta, rows)
             return f, f1[:, None], f2[:, None, None]
-        seen = {k: rows[k] for k in (*self.family.outcome_fields, "row_weight") if k in rows}
+        outcomes = {k: rows[k] for k in (*self.family.outcome_fields, "row_weight") if k in rows}
         w = jnp.stack([eta, *[jnp.broadcast_to(x, eta.shape) for x in extras]], axis=-1)
 
         def of(w: jax.Array, row: Batch) -> jax.Array:
             batch = jax.tree.map(lambda field: field[None], row)
             return self.row_values(w[:1], list(w[1:]), batch)[0]
 
-        return jax.vmap(expansion(of))(w, seen)
+        return jax.vmap(expansion(of))(w, outcomes)
 
     def row_derivatives(self, eta: jax.Array, rows: Batch) -> tuple[jax.Array, ...]:
         """f and its derivatives in eta, for a family without extra parameters."""
         axes = (slice(None), *[None] * (eta.ndim - 1))
         y = self.family.outcome(rows).astype(np.float64)[axes]
-        every = self.family.derivatives(eta, y)
+        derivatives = self.family.derivatives(eta, y)
         if "row_weight" not in rows:
-            return every
+            return derivatives
         weight = namespace(eta).asarray(rows["row_weight"])[axes]
-        return tuple(weight * part for part in every)
+        return tuple(weight * part for part in derivatives)
 
     def extras_of(self, theta: Params) -> tuple[jax.Array, ...]:
         """Return the family's extra parameters."""
@@ -199,30 +199,32 @@ class GroupIntegrals(BaseModel):
         flat = FlatGroups.of(batch)
         return self.group_likelihoods(theta, flat, NodePlaces.in_batch(batch))
 
-    def group_likelihoods(self, theta: Params, flat: Groups, known: NodePlaces | None) -> jax.Array:
+    def group_likelihoods(
+        self, theta: Params, flat: Groups, node_places: NodePlaces | None
+    ) -> jax.Array:
         """l_j of each group, log sum_k exp(log w_jk + sum_i f(y_i, x_i'beta + z_i'T v_jk)).
 
-        The nodes follow from `known` places at an anchor, or else are found at theta.
+        The nodes follow from `node_places` at an anchor, or else are found at theta.
         """
-        nodes = self.nodes_of(theta, flat, known)
+        nodes = self.nodes_of(theta, flat, node_places)
         effects = flat.spread(nodes.v @ self.covariance.factor(theta).T)
         eta = self.linear(theta, flat.rows)[:, None] + self.along_effects(flat.rows, effects)
         f = self.row_values(eta, self.extras_of(theta), flat.rows)
         return log_sum_exp(nodes.log_weight + flat.sum(f))
 
-    def nodes_of(self, theta: Params, flat: Groups, known: NodePlaces | None) -> Nodes:
+    def nodes_of(self, theta: Params, flat: Groups, node_places: NodePlaces | None) -> Nodes:
         """Return the nodes of each group at theta.
 
-        Places `known` at the anchor move with theta; otherwise nodes are found at theta, and fixed
-        under differentiation.
+        `node_places` at the anchor move with theta; without them, nodes are found at theta, and
+        are fixed under differentiation.
         """
-        if known is None:
+        if node_places is None:
             theta = theta if is_numpy(theta["beta"]) else jax.lax.stop_gradient(theta)
             near = self.integrands(theta, self.places(theta, flat), flat)
             return self.nodes_near(near, self.covariance.factor(theta), 0.0)
-        read = {name: leaf for name, leaf in theta.items() if name != OWN}
-        anchor = _unflatten(read, as_either(known.point))
-        near = self.integrands(anchor, as_either(known.centre), flat)
+        likelihood_params = {name: leaf for name, leaf in theta.items() if name != OWN}
+        anchor = _unflatten(likelihood_params, as_either(node_places.point))
+        near = self.integrands(anchor, as_either(node_places.centre), flat)
         e = self.linear(theta, flat.rows) - self.linear(anchor, flat.rows)
         return self.nodes_near(near, self.covariance.factor(theta), self.shift(near, e, flat))
 

@@ -38,7 +38,11 @@ class Program:
     sample_rows: Mapping[str, np.ndarray] | None = None
 
     def run(
-        self, batch: Batch, theta: Params | None, choose: Any = None, as_all: bool = False
+        self,
+        batch: Batch,
+        theta: Params | None,
+        choose: Callable[[Site], jax.Array] | None = None,
+        as_all: bool = False,
     ) -> Sites:
         """Return all sites on `batch`, with the parameters `theta` or values from `choose`.
 

@@ -286,12 +286,12 @@ class Model(BaseModel):
                 f"`simulate_prior` fails on a JAX key ({fault_text(fault)}); write it with "
                 "jax.numpy and jax.random."
             ) from fault
-        drawn = {name: tuple(leaf.shape) for name, leaf in named_leaves(values).items()}
-        needed = dict(zip(self.layout.names, self.layout.shapes, strict=True))
-        if drawn != needed:
+        shapes = {name: tuple(leaf.shape) for name, leaf in named_leaves(values).items()}
+        expected = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        if shapes != expected:
             raise SettingError(
                 "`simulate_prior` must return the names and shapes of the model's parameters, "
-                f"{needed}, but returned {drawn}."
+                f"{expected}, but returned {shapes}."
             )
         return self.layout.free(values)
 
@@ -399,14 +399,14 @@ class Model(BaseModel):
         if not self.simulates:
             return
         row = {k: v[0] for k, v in batch.items() if k not in (field, "weight")}
-        drawn = jax.eval_shape(
+        shape = jax.eval_shape(
             lambda t, r: self.simulate(t, r, jax.random.key(0, impl=IMPL)), theta, row
         ).shape
-        if field in rows.fields and drawn != tuple(rows.fields[field]):
+        if field in rows.fields and shape != tuple(rows.fields[field]):
             raise SettingError(
                 f"`simulate` must return the outcome of one row, with the shape "
                 f"{tuple(rows.fields[field])} that the field {field!r} has per row, but returned "
-                f"shape {drawn}."
+                f"shape {shape}."
             )
 
     def _check_report(self, theta: Params) -> None:
@@ -434,20 +434,20 @@ class Model(BaseModel):
         shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
         return f"Model({shapes})"
 
-    def of_draws(self, drawn: Mapping[str, Shape], kinds: Mapping[str, str]) -> Model:
+    def of_draws(self, shapes: Mapping[str, Shape], kinds: Mapping[str, str]) -> Model:
         """Return the model for draws with these names and shapes; refuse draws of another model."""
         points = self.points
         if not points:
-            zeros = {name: np.zeros(shape) for name, shape in drawn.items()}
+            zeros = {name: np.zeros(shape) for name, shape in shapes.items()}
             derived = self._derived(zeros)
             points = ({name: zero for name, zero in zeros.items() if name not in derived},)
         model = self.with_points(points, kinds)
-        needed = dict(zip(model.layout.names, model.layout.shapes, strict=True))
-        needed |= model._derived(model.init)
-        if needed != drawn:
+        own_shapes = dict(zip(model.layout.names, model.layout.shapes, strict=True))
+        own_shapes |= model._derived(model.init)
+        if own_shapes != shapes:
             raise SettingError(
-                f"the posterior belongs to another model: its parameters are {dict(drawn)}, but "
-                f"those of this model are {needed}."
+                f"the posterior belongs to another model: its parameters are {dict(shapes)}, but "
+                f"those of this model are {own_shapes}."
             )
         return model
 

@@ -473,7 +473,7 @@ class Gamma(Prior):
 
 @dataclass(frozen=True)
 class LKJ(Prior):
-    """Correlation matrices with density det(R)^(eta - 1): uniform at eta = 1, nearer to I above.
+    """Correlation matrices, density det(R)^(eta - 1): uniform if eta = 1, closer to I if larger.
 
     Examples
     --------

@@ -157,9 +157,9 @@ class Independent:
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Sum over entries of the log-density in t."""
-        return jnp.sum(self._each(t[np.array(self.where)], *map(jnp.asarray, numbers)))
+        return jnp.sum(self._log_densities(t[np.array(self.where)], *map(jnp.asarray, numbers)))
 
-    def _each(self, value: jax.Array, *numbers: jax.Array) -> jax.Array:
+    def _log_densities(self, value: jax.Array, *numbers: jax.Array) -> jax.Array:
         if self.logged:
             return self.kind.density(jnp.exp(value), *numbers) + value
         return self.kind.density(value, *numbers)
@@ -188,7 +188,7 @@ class Independent:
 
     def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> NormalApproximation:
         def total(value: jax.Array) -> jax.Array:
-            return jnp.sum(self._each(value, *map(jnp.asarray, numbers)))
+            return jnp.sum(self._log_densities(value, *map(jnp.asarray, numbers)))
 
         at = jnp.asarray(t[where])
         slope = np.asarray(jax.grad(total)(at))
@@ -258,7 +258,7 @@ def _log_density_of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.nda
 
     def at_log_tau(log: jax.Array) -> jax.Array:
         tau = jnp.exp(log)
-        each = Horseshoe.density(value, *arguments, tau)
-        return jnp.sum(each) + HalfCauchy.density(tau, arguments[0]) + log
+        log_densities = Horseshoe.density(value, *arguments, tau)
+        return jnp.sum(log_densities) + HalfCauchy.density(tau, arguments[0]) + log
 
     return jax.lax.map(at_log_tau, log_tau)

@@ -44,7 +44,7 @@ from modicum.models.priors.exact import (
     SharedScale,
 )
 from modicum.models.priors.grouped import Effects, covariance_factor
-from modicum.rows.entries import Json
+from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
 
 __all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
@@ -255,9 +255,11 @@ class ModelPriors:
     def _shared(
         self, where: np.ndarray, columns: list[int], like: Horseshoe, tau: int
     ) -> tuple[ExactTerm, Numbers]:
-        each = np.array([self.coefficients[j].numbers[2:] for j in columns])  # unit, resolution
+        arguments = np.array(
+            [self.coefficients[j].numbers[2:] for j in columns]
+        )  # unit, resolution
         shared = (np.asarray(like.scale), np.asarray(like.slab))
-        by_column = tuple(np.broadcast_to(number, where.shape).ravel() for number in each.T)
+        by_column = tuple(np.broadcast_to(number, where.shape).ravel() for number in arguments.T)
         return SharedScale(tuple(map(int, where.ravel())), int(tau)), (*shared, *by_column)
 
     # Hyperparameters -------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -121,7 +121,7 @@ class LeaveOneOut:
 
         ids, total, times = self.sample.row_ids, self.total(), self.sample.times
         at = {self.unit: self.called}
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "elpd": total.value,
             "se": self.error(),
             "p": self._parameters(),

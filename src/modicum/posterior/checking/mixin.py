@@ -24,9 +24,9 @@ from modicum.posterior.checking.sensitivity import sensitivity
 from modicum.posterior.correction import correct, exact_log_posterior, require_correctable
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.guards import Warnings
 from modicum.posterior.resampling import equal_places, require_positive
 from modicum.posterior.stein import PURPOSE, SteinDiscrepancy, stein_discrepancy
+from modicum.posterior.warnings import Warnings
 from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class ChecksMixin(FittedDraws):
         Pareto-smoothed importance sampling leaves each row out (Vehtari, Gelman and Gabry 2017).
         If there are many rows, one pass approximates every row from a few draws, and `subsample`
         rows, drawn in proportion to the likely error of the approximation, correct it (difference
-        estimator; Magnusson and others 2019), so that no array of draws x rows is held. In a model
+        estimator; Magnusson et al. 2019), so that no array of draws x rows is held. In a model
         with explicit effects of groups, single rows are left out; if effects were integrated out,
         whole groups are.
 
@@ -158,9 +158,9 @@ class ChecksMixin(FittedDraws):
         progressbar
             Whether to show progress on a long pass.
         moment_match
-            Whether to leave out rows whose Pareto k is too large, because they move the posterior
-            beyond the reach of its draws, with new points at which all rows are evaluated: a few
-            passes, and 1,000 evaluations per row, for each of the 20 worst rows.
+            Whether to evaluate all rows at new points for up to 20 rows with the largest Pareto k,
+            if it is too large: without such a row, the posterior lies beyond the reach of its
+            draws. Each takes a few passes, and 1,000 evaluations of every row.
 
         Returns
         -------

@@ -76,15 +76,15 @@ def _terms(models: Sequence[LeaveOneOut]) -> tuple[np.ndarray, np.ndarray]:
         return left_out, weight
     near = np.stack([model.approximate.elpd.astype(float) for model in models], axis=1)
     mass = weight[sample.row_ids] * sample.times / sample.probability / sample.times.sum()
-    rows = np.concatenate([near, left_out, near[sample.row_ids]])
-    return rows, np.concatenate([weight, mass, -mass])
+    terms = np.concatenate([near, left_out, near[sample.row_ids]])
+    return terms, np.concatenate([weight, mass, -mass])
 
 
-def _stacking_weights(rows: np.ndarray, mass: np.ndarray) -> np.ndarray:
+def _stacking_weights(terms: np.ndarray, mass: np.ndarray) -> np.ndarray:
     from scipy.optimize import minimize
 
-    count = rows.shape[1]
-    density = np.exp(rows - rows.max(axis=1, keepdims=True))
+    count = terms.shape[1]
+    density = np.exp(terms - terms.max(axis=1, keepdims=True))
     scale = mass.sum()
 
     def score(weights: np.ndarray) -> tuple[float, np.ndarray]:

@@ -327,8 +327,8 @@ class _Means:
     ) -> None:
         self.places, self.bins, self.classes = places, bins, classes
         self.count, self.mass = np.zeros(bins), np.zeros(bins)
-        self.seen = np.zeros(bins * (classes or 1))
-        self.drawn: np.ndarray | None = None
+        self.observed = np.zeros(bins * (classes or 1))
+        self.predicted: np.ndarray | None = None
 
     def add(
         self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
@@ -336,9 +336,9 @@ class _Means:
         place = self.places(batch, first)
         self.count += np.bincount(place, minlength=self.bins)
         self.mass += np.bincount(place, mass, minlength=self.bins)
-        self.seen += self._sums(place, y, mass)
+        self.observed += self._sums(place, y, mass)
         part = np.stack([self._sums(place, outcome, mass) for outcome in drawn])
-        self.drawn = part if self.drawn is None else self.drawn + part
+        self.predicted = part if self.predicted is None else self.predicted + part
 
     def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
         if self.classes is None:
@@ -349,11 +349,11 @@ class _Means:
 
     def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
         del kind
-        assert self.drawn is not None
+        assert self.predicted is not None
         width = self.classes or 1
         mass = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
         index = np.repeat(np.arange(self.bins), width)
-        table = _frame(self.seen / mass, self.drawn / mass, prob, index, signs)
+        table = _frame(self.observed / mass, self.predicted / mass, prob, index, signs)
         table = table.assign(rows=np.repeat(self.count, width).astype(int))
         if self.classes is None:
             return table
@@ -365,16 +365,16 @@ class _Values:
 
     def __init__(self, edges: np.ndarray, side: Literal["left", "right"]) -> None:
         self.edges, self.side = edges, side
-        self.seen = np.zeros(len(edges) + 1)
-        self.drawn: np.ndarray | None = None
+        self.observed = np.zeros(len(edges) + 1)
+        self.predicted: np.ndarray | None = None
 
     def add(
         self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
     ) -> None:
         del batch, first
-        self.seen += self._counted(y, mass)
+        self.observed += self._counted(y, mass)
         part = np.stack([self._counted(outcomes, mass) for outcomes in drawn])
-        self.drawn = part if self.drawn is None else self.drawn + part
+        self.predicted = part if self.predicted is None else self.predicted + part
 
     def _counted(self, values: np.ndarray, mass: np.ndarray) -> np.ndarray:
         # bin = number of edges below the value; "right" also counts an edge equal to it
@@ -382,11 +382,13 @@ class _Values:
         return np.bincount(places, mass, minlength=len(self.edges) + 1)
 
     def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
-        assert self.drawn is not None
+        assert self.predicted is not None
         if kind == "ecdf":  # values up to and including each edge
-            total = self.seen.sum()
-            seen, drawn = (np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.seen, self.drawn))
-            return _frame(seen, drawn, prob, self.edges, signs)
+            total = self.observed.sum()
+            observed, predicted = (
+                np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.observed, self.predicted)
+            )
+            return _frame(observed, predicted, prob, self.edges, signs)
         ends = [*self.edges[1:] - 1, np.inf]
         names = [
             f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
@@ -394,7 +396,7 @@ class _Values:
         ]
         if kind == "classes":
             names[-1] = f"{self.edges[-1]:.0f}"
-        return _frame(self.seen[1:], self.drawn[:, 1:], prob, names, signs)
+        return _frame(self.observed[1:], self.predicted[:, 1:], prob, names, signs)
 
 
 def _frame(

@@ -31,9 +31,9 @@ def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) 
     """Return the root mean square residual over draws, of up to `number` random rows."""
     source, fit, rows = subject
     require_finite(source.draws, "a plot of residuals")
-    every, (weights,) = thinned(source, source.chains * source.num_draws)
+    source_draws, (weights,) = thinned(source, source.chains * source.num_draws)
     require_positive_sum(weights, "a plot of residuals")
-    target, points = flat_points(fit, rows, every)
+    target, points = flat_points(fit, rows, source_draws)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean
     units = units_of(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))

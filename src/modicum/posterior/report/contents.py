@@ -18,7 +18,7 @@ from modicum.posterior.checking.mixin import ChecksMixin
 from modicum.posterior.checking.predictive_check import PredictiveCheck
 from modicum.posterior.effects import group_names, terms_of
 from modicum.posterior.outcomes import OutcomesMixin
-from modicum.posterior.report.words import code_for, model_name
+from modicum.posterior.report.fit_code import code_for, model_name
 from modicum.posterior.unpooled import Shrinkage, shrinkage
 from modicum.rows import Rows
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, is_number
 from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.guards import largest_r_hat, smallest_ess
+from modicum.posterior.warnings import largest_r_hat, smallest_ess
 
 if TYPE_CHECKING:
     import pandas as pd

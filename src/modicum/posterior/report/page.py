@@ -181,8 +181,8 @@ def _effects(effects: GroupEffects | str, group: str, prob: float) -> list[Marku
     labels = [_label(level) for level in ordered.index]
     parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
     pictures = [
-        tag("figure", tag("figcaption", name), shrinkage_chart(drawn, group, prob))
-        for name, drawn in effects.shrinkage.items()
+        tag("figure", tag("figcaption", name), shrinkage_chart(shrinkage, group, prob))
+        for name, shrinkage in effects.shrinkage.items()
     ]
     if pictures:
         words = (

@@ -112,8 +112,8 @@ def band_chart(
 ) -> Markup:
     """Draw a line with a band around it, and points for observed values."""
     low, middle, high = band
-    every = [*low, *high, *middle, *([] if observed is None else observed)]
-    frame = _Frame(list(x), every)
+    values = [*low, *high, *middle, *([] if observed is None else observed)]
+    frame = _Frame(list(x), values)
     there_and_back = frame.path([*x, *x[::-1]], [*low, *high[::-1]])
     marks = [
         tag("polygon", points=there_and_back, class_="band"),
@@ -153,18 +153,18 @@ def bar_chart(
     return frame.drawn(marks, across, up, [])
 
 
-def shrinkage_chart(drawn: Shrinkage, group: str, prob: float) -> Markup:
+def shrinkage_chart(shrinkage: Shrinkage, group: str, prob: float) -> Markup:
     """Draw effects by the number of rows of their level, with lines from unpooled estimates."""
-    wide, edge = drawn.limits(prob)
-    sizes = drawn.table["rows"].to_numpy(float)
+    wide, edge = shrinkage.limits(prob)
+    sizes = shrinkage.table["rows"].to_numpy(float)
     x = np.log10(np.maximum(sizes, 1.0))
-    raw, inside = drawn.unpooled, np.clip(drawn.unpooled, -edge, edge)
+    raw, inside = shrinkage.unpooled, np.clip(shrinkage.unpooled, -edge, edge)
     frame = _Frame(list(x), [-edge, edge])
     (left, top), (right, bottom) = frame.at(frame.x[0], wide), frame.at(frame.x[1], -wide)
     band = tag("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{right - left:.1f}",
                height=f"{bottom - top:.1f}", class_="new")  # fmt: skip
     pulls, hollow, filled = [], [], []
-    for at, mean, own, end in zip(x, drawn.table["mean"], raw, inside, strict=True):
+    for at, mean, own, end in zip(x, shrinkage.table["mean"], raw, inside, strict=True):
         (across, to), (_, start) = frame.at(at, mean), frame.at(at, end)
         pulls.append(f"M{across:.1f},{start:.1f}V{to:.1f}")
         filled.append(tag("circle", cx=f"{across:.1f}", cy=f"{to:.1f}", r=2.2, class_="mean"))

@@ -46,7 +46,7 @@ class BatchColumns:
 
     def __init__(self, batch: pa.RecordBatch, row_ids: Array) -> None:
         self._batch, self.row_ids = batch, row_ids
-        self._made: dict[str, Array | LevelArray] = {}
+        self._cached: dict[str, Array | LevelArray] = {}
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -57,15 +57,15 @@ class BatchColumns:
 
     def column(self, name: str) -> Array | LevelArray:
         """Return a column for use in an expression: floats, or levels (also for booleans)."""
-        if name not in self._made:
+        if name not in self._cached:
             array = joined(self._batch.column(name))
             if kind_of(array.type) in ("levels", "boolean"):
-                self._made[name] = self.levels(name)
+                self._cached[name] = self.levels(name)
             else:
                 raw = self.numbers(name)
                 self._require_exact(raw, np.dtype(np.float64), name)
-                self._made[name] = raw.astype(np.float64)
-        return self._made[name]
+                self._cached[name] = raw.astype(np.float64)
+        return self._cached[name]
 
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""

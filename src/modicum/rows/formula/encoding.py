@@ -17,7 +17,6 @@ from modicum.errors import DataError, ModicumError
 from modicum.rows.checks import WeightCheck
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array, Description, DType, Field
-from modicum.rows.entries import integer, mapping, sequence, text
 from modicum.rows.formula.columns import BatchColumns, complete_rows, counted, kind_of
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
 from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression
@@ -25,6 +24,7 @@ from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.interpreter import State
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
+from modicum.rows.json_entries import integer, mapping, sequence, text
 from modicum.rows.level_names import Level
 from modicum.rows.sources import Source, absent
 
@@ -203,8 +203,8 @@ class FormulaEncoding:
         groups = [g for g in self.groupings if _is_requested(g.field, fields)]
         check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
         any_rows = False
-        read = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
-        for columns, _ in read:
+        chunks = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
+        for columns, _ in chunks:
             if len(columns) == 0:
                 continue
             any_rows = True

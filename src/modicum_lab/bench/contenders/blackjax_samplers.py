@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from modicum_lab.bench.contenders.base import contender
 from modicum_lab.bench.contenders.common import (
+    Pytree,
     Scan,
     arrays,
     forecast,
@@ -46,7 +46,7 @@ def nuts(problem: ProblemData, budget: Budget) -> RunResult:
         start, key = jax.numpy.zeros(problem.size), jax.random.key(budget.seed)
         started = time.perf_counter()
 
-        def adapt(key: Any, *data: Any) -> Any:
+        def adapt(key: Pytree, *data: Pytree) -> Pytree:
             warm = blackjax.window_adaptation(blackjax.nuts, lambda z: density(z, *data))
             (state, settings), info = warm.run(key, start, tune)
             return state, settings, info.info.num_integration_steps
@@ -54,10 +54,10 @@ def nuts(problem: ProblemData, budget: Budget) -> RunResult:
         state, settings, steps = jax.block_until_ready(jax.jit(adapt)(key, *data))
         adapting = time.perf_counter() - started
 
-        def chunk(carried: Any, *data: Any) -> Any:
+        def chunk(carried: Pytree, *data: Pytree) -> Pytree:
             kernel = blackjax.nuts(lambda z: density(z, *data), **settings)
 
-            def iteration(carried: Any, _: None) -> Any:
+            def iteration(carried: Pytree, _: None) -> Pytree:
                 key, state = carried
                 key, now = jax.random.split(key)
                 state, info = kernel.step(now, state)
@@ -75,7 +75,7 @@ def sgld(problem: ProblemData, budget: Budget) -> RunResult:
     """SGLD with a fresh batch per step; one position in ten is kept."""
     import blackjax
 
-    def make(gradient: Any) -> Callable[..., Any]:
+    def make(gradient: Pytree) -> Callable[..., Pytree]:
         sampler = blackjax.sgld(gradient)
         return lambda key, z, batch: sampler.step(key, z, batch, SGLD_STEP)
 
@@ -87,7 +87,7 @@ def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
     """BlackJAX's ready-made SGHMC: ten steps with one batch, then a fresh momentum."""
     import blackjax
 
-    def make(gradient: Any) -> Callable[..., Any]:
+    def make(gradient: Pytree) -> Callable[..., Pytree]:
         sampler = blackjax.sghmc(gradient, num_integration_steps=SGHMC_STEPS)
         return lambda key, z, batch: sampler.step(key, z, batch, SGHMC_STEP)
 
@@ -97,7 +97,7 @@ def sghmc(problem: ProblemData, budget: Budget) -> RunResult:
 def _stochastic(
     problem: ProblemData,
     budget: Budget,
-    make: Callable[[Any], Callable[..., Any]],
+    make: Callable[[Pytree], Callable[..., Pytree]],
     thin: int,
     inner: int,
 ) -> RunResult:
@@ -121,15 +121,15 @@ def _stochastic(
         whole = jax.block_until_ready(jax.jit(estimate)(centre, data))
         setting_up = time.perf_counter() - started
 
-        def gradient(z: Any, batch: Any) -> Any:
+        def gradient(z: Pytree, batch: Pytree) -> Pytree:
             # like blackjax's control_variates, which would compile the sum over all rows in
             return whole + estimate(z, batch) - estimate(centre, batch)
 
         step = make(gradient)
 
-        def chunk(carried: Any, *data: Any) -> Any:
-            def iteration(carried: Any, _: None) -> Any:
-                def again(_: Any, carried: Any) -> Any:
+        def chunk(carried: Pytree, *data: Pytree) -> Pytree:
+            def iteration(carried: Pytree, _: None) -> Pytree:
+                def again(_: Pytree, carried: Pytree) -> Pytree:
                     key, z = carried
                     key, picking, moving = jax.random.split(key, 3)
                     at = jax.random.randint(picking, (BATCH,), 0, n)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from modicum_lab.bench.runs import EFFECTIVE, Budget, Infeasible
 
 __all__ = [
     "TREE",
+    "Pytree",
     "Scan",
     "arrays",
     "forecast",
@@ -30,6 +31,7 @@ __all__ = [
     "whitened",
 ]
 
+Pytree: TypeAlias = Any  # arrays, and states of samplers that have no types
 TREE = 7  # gradients of a NUTS draw in coordinates where the posterior is standard normal
 TUNE = (40, 200)  # least and most warm-up iterations
 
@@ -134,9 +136,9 @@ class Scan:
 
 
 def scan_until(
-    chunk: Callable[..., tuple[Any, tuple[Any, Any]]],
-    state: Any,
-    data: tuple[Any, ...],
+    chunk: Callable[..., tuple[Pytree, tuple[Pytree, Pytree]]],
+    state: Pytree,
+    data: tuple[Pytree, ...],
     tune: int,
     budget: Budget,
 ) -> Scan:

@@ -7,12 +7,19 @@ does not run parallel chains: one chain is run, and credited with perfect copies
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from modicum_lab.bench.contenders.base import contender
-from modicum_lab.bench.contenders.common import arrays, forecast, gradient_seconds, scan_until
+from modicum_lab.bench.contenders.common import (
+    Pytree,
+    arrays,
+    forecast,
+    gradient_seconds,
+    scan_until,
+)
 from modicum_lab.bench.problems import ModeRun, ProblemData
 from modicum_lab.bench.runs import Budget, RunResult, from_draws
 
@@ -80,7 +87,7 @@ def _mass(mode: ModeRun) -> dict[str, Any]:
     return {"dense_mass": True, **fixed}
 
 
-def _model(problem: ProblemData, m: int | None) -> Any:
+def _model(problem: ProblemData, m: int | None) -> Callable[..., None]:
     """Return the regression as a user would write it."""
     import jax.numpy as jnp
     import numpyro
@@ -88,7 +95,7 @@ def _model(problem: ProblemData, m: int | None) -> Any:
 
     n, prior, poisson = len(problem), problem.prior, problem.poisson
 
-    def model(x: Any, y: Any, offset: Any) -> None:
+    def model(x: Pytree, y: Pytree, offset: Pytree) -> None:
         t = numpyro.sample("t", dist.Normal(0, prior).to_event(1))
         with numpyro.plate("rows", n, subsample_size=m):
             if m is not None:
@@ -104,7 +111,7 @@ def _model(problem: ProblemData, m: int | None) -> Any:
 def _run_kernel(
     problem: ProblemData,
     budget: Budget,
-    kernel: Any,
+    kernel: Any,  # NumPyro has no types
     mode: ModeRun,
     tune: int,
     length: int,
@@ -120,8 +127,8 @@ def _run_kernel(
     jax.block_until_ready(state)
     setting_up = time.perf_counter() - started
 
-    def chunk(state: Any, *data: Any) -> Any:
-        def iteration(state: Any, _: None) -> Any:
+    def chunk(state: Pytree, *data: Pytree) -> Pytree:
+        def iteration(state: Pytree, _: None) -> Pytree:
             state = kernel.sample(state, data, {})
             inner = state if m is None else state.hmc_state
             return state, (inner.z["t"], inner.num_steps)

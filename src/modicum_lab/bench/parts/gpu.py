@@ -189,10 +189,10 @@ def shares(post: Posterior, seconds: float, case: Case, card: Card) -> tuple[flo
     double = case.precision == "float64"
     rows = float(post.stats["rows_touched"].mean())  # of an iteration of a chain
     # on all rows, one read of a row (in float32) serves all chains
-    read = rows * d * (4 if case.name == ALL_ROWS else (8 if double else 4) * post.chains)
+    bytes_read = rows * d * (4 if case.name == ALL_ROWS else (8 if double else 4) * post.chains)
     operations = rows * post.chains * (4 * d + 30)
     peak = card.float64 if double else card.float32
-    return read / (card.bandwidth * 1e12) / seconds, operations / (peak * 1e12) / seconds
+    return bytes_read / (card.bandwidth * 1e12) / seconds, operations / (peak * 1e12) / seconds
 
 
 def line(case: Case, table: Dataset, reference: KeptReference, card: Card) -> list[Any]:

@@ -84,8 +84,8 @@ def run(quick: bool = False) -> list[Table]:
         note="A multiplication and an addition are two operations.",
     )  # fmt: skip
     for d in sizes:
-        taken = costs(plain(n, d - 1), draws, repeats)
-        before, now = taken["float64"], taken["auto"]
+        measured = costs(plain(n, d - 1), draws, repeats)
+        before, now = measured["float64"], measured["auto"]
         whiten = 2 * 10 * d**2 / 1e6
         evaluate = 2 * 2 * SUBSAMPLE * d * 6 / 1e6  # a product and its transpose, six times
         table.rows.append(

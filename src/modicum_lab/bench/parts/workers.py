@@ -47,11 +47,11 @@ def run(quick: bool = False) -> list[Table]:
         parquet = tall.write_parquet(folder / "lake", n)
         started = time.perf_counter()
         rows = ingest(folder / "lake", folder / "store", outcome="y", progressbar=False)
-        read = time.perf_counter() - started
-        return _measured(rows, parquet, read, quick)
+        reading_seconds = time.perf_counter() - started
+        return _measured(rows, parquet, reading_seconds, quick)
 
 
-def _measured(rows: Rows, parquet: int, read: float, quick: bool) -> list[Table]:
+def _measured(rows: Rows, parquet: int, reading_seconds: float, quick: bool) -> list[Table]:
     n, model = len(rows), Logistic(prior_scale=1.0, intercept_scale=10.0)
     engines: dict[str, EngineChoice] = {"one thread": Local(threads=1)}
     if find_spec("ray") is not None:
@@ -68,7 +68,7 @@ def _measured(rows: Rows, parquet: int, read: float, quick: bool) -> list[Table]
     made_of = f"{tall.NUMBERS} numbers and {tall.FACTORS} factors"
     shape = f"{n:,} rows of {made_of}, {rows.row_bytes} bytes each"
     cost = Table(f"A row: {shape}", ["what", "seconds", "ns per row and worker"])
-    cost.rows.append(["ingest of Parquet, one thread", read, 1e9 * read / n])
+    cost.rows.append(["ingest of Parquet, one thread", reading_seconds, 1e9 * reading_seconds / n])
     for name, value in seconds.items():
         workers = 2 if "two" in name else 1
         cost.rows.append([f"Hessian pass, {name}", value, 1e9 * value * workers / n])

@@ -91,8 +91,8 @@ def table_1(scale: Scale, seed: int) -> Result:
     scores, curves = {}, {}
     for name, method in chosen.items():
         thin = max(1, method.iterations(1, len(split.fit)) // sized(POINTS, scale))
-        every: dict[str, Any] = {"chains": chains, "passes": 1, "thin": thin, "random_seed": seed}
-        post = realisations(result, name, split.model, split.fit, method, **every)
+        length: dict[str, Any] = {"chains": chains, "passes": 1, "thin": thin, "random_seed": seed}
+        post = realisations(result, name, split.model, split.fit, method, **length)
         scores[name] = _last(post).score(split.test, draws=chains)
         curves[name] = _curve(post, split, scale)
     exact = _exact(result, split, scale, seed)

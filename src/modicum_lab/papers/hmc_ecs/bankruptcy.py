@@ -99,7 +99,7 @@ def tables_3_4(scale: Scale, seed: int) -> Result:
     """Tables 3 and 4, with the weighted default beside them, and how m was recalibrated."""
     size = sized(SIZES, scale)
     data, fits = bankruptcy_rows(size.rows, seed), _fits(size, seed, schedule=scale != "smoke")
-    every = list(fits.values())
+    all_fits = list(fits.values())
     note = f"Data: {data.description}."
     return Result(
         tables=made_from(
@@ -108,9 +108,9 @@ def tables_3_4(scale: Scale, seed: int) -> Result:
             efficiency_table("table-4", BANKRUPTCY, fits, note),
             *([calibration_table(fits[SCHEDULE], size.rows, note)] if SCHEDULE in fits else []),
         ),
-        settings=settings_of(data, every, size.chains),
-        ledger=ledger_of(every),
-        notes=[*NOTES, *_notes(size, fits), *warnings_of(every)],
+        settings=settings_of(data, all_fits, size.chains),
+        ledger=ledger_of(all_fits),
+        notes=[*NOTES, *_notes(size, fits), *warnings_of(all_fits)],
     )
 
 
@@ -120,7 +120,7 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
     size = sized(SIZES, scale)
     data, fits = bankruptcy_rows(size.rows, seed), _fits(size, seed, schedule=False)
     truth = _fit(full_hmc(size), size, seed)
-    shown, every = list(fits.values()), [*fits.values(), truth]
+    shown, all_fits = list(fits.values()), [*fits.values(), truth]
     which, names = some_parameters(truth, seed)
     compared = [fits[PERTURBED], fits[DEFAULT], truth]
     note = f"Data: {data.description}."
@@ -141,9 +141,9 @@ def figures_4_6(scale: Scale, seed: int) -> Result:
                    "their observed frequencies (dots), and the predicted mean with its 90 % "
                    f"interval (line and band). {note}"),
         ],
-        settings=settings_of(data, every, size.chains),
-        ledger=ledger_of(every),
-        notes=[*NOTES, monte_carlo_error(truth), *warnings_of(every)],
+        settings=settings_of(data, all_fits, size.chains),
+        ledger=ledger_of(all_fits),
+        notes=[*NOTES, monte_carlo_error(truth), *warnings_of(all_fits)],
     )  # fmt: skip
 
 

@@ -252,9 +252,9 @@ def higgs_rows(n: int, seed: int) -> Dataset:
 
     Test rows are a twentieth of them, as in the paper.
     """
-    here = higgs(download=False, progressbar=False)
-    if here.test is not None:  # the whole file, whose last rows are for testing
-        return _part(here, n, here.test)
+    data = higgs(download=False, progressbar=False)
+    if data.test is not None:  # the whole file, whose last rows are for testing
+        return _part(data, n, data.test)
     test = n * HIGGS_TEST // HIGGS_ROWS
     return _split(higgs_shaped(n + test, seed=seed, download=False, progressbar=False), n)
 

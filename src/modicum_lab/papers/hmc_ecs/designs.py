@@ -71,9 +71,9 @@ def rows_compared(scale: Scale, seed: int) -> Result:
         except DataError as fault:
             faults.append(fault)
             continue
-        here = _runs(data, size, seed)
-        points += [_judge(name, data, fit) for fit in here]
-        fits |= {f"{name}: {fit.label}": fit for fit in here}
+        runs = _runs(data, size, seed)
+        points += [_judge(name, data, fit) for fit in runs]
+        fits |= {f"{name}: {fit.label}": fit for fit in runs}
     if not points:
         raise faults[0]
     return Result(
@@ -167,10 +167,12 @@ def _draw(points: list[Point]) -> MatplotlibFigure:
         layout="constrained",
     )  # fmt: skip
     for ax, name in zip(axes[0], names, strict=True):
-        here = [p for p in points if p.table == name]
+        shown = [p for p in points if p.table == name]
         for design, (colour, mark) in LOOKS.items():
-            _line(ax, [p for p in here if p.design == design], METHOD_COLOURS[colour], mark, design)
-        floor = 2.5 * float(np.median([p.noise for p in here]))  # the largest of many normals
+            _line(
+                ax, [p for p in shown if p.design == design], METHOD_COLOURS[colour], mark, design
+            )
+        floor = 2.5 * float(np.median([p.noise for p in shown]))  # the largest of many normals
         ax.axhline(floor, color="#777777", linestyle=":", linewidth=1)
         ax.set(xscale="log", yscale="log", title=name, xlabel="rows per evaluation", xlim=X_RANGE)
         ax.grid(alpha=0.25)

@@ -152,9 +152,9 @@ def _powers(fits: dict[int, list[Fit]]) -> Table:
                "acceptance (paper)", "IF, mean", "IF (paper)"]  # fmt: skip
     rows = []
     for k, label in enumerate(STYLES):
-        here = [fits[d][k] for d in fits]
-        accept = float(np.mean([fit.stat("acceptance_rate") for fit in here]))
-        factor = float(np.mean([fit.inefficiency.mean() for fit in here]))
+        by_dimension = [fits[d][k] for d in fits]
+        accept = float(np.mean([fit.stat("acceptance_rate") for fit in by_dimension]))
+        factor = float(np.mean([fit.inefficiency.mean() for fit in by_dimension]))
         near = "close to 1" if label.startswith("HMC-ECS, order") else None
         rows.append([label, _power(fits, k), -0.25, accept, 0.8, factor, near])
     note = (

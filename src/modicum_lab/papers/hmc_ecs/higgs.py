@@ -115,16 +115,16 @@ def tables_1_2(scale: Scale, seed: int) -> Result:
     size = sized(SIZES, scale)
     data = higgs_rows(size.rows, seed)
     fits = higgs_fits(size, seed, schedule=scale != "smoke")
-    every = list(fits.values())
+    all_fits = list(fits.values())
     return Result(
         tables=made_from(
             data,
             relative_table("table-1", HIGGS, fits, f"Data: {data.description}."),
             efficiency_table("table-2", HIGGS, fits, f"Data: {data.description}."),
         ),
-        settings=settings_of(data, every, size.chains),
-        ledger=ledger_of(every),
-        notes=[*_notes(size, fits), *warnings_of(every)],
+        settings=settings_of(data, all_fits, size.chains),
+        ledger=ledger_of(all_fits),
+        notes=[*_notes(size, fits), *warnings_of(all_fits)],
     )
 
 
@@ -160,7 +160,7 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
     data = higgs_rows(size.rows, seed)
     fits = higgs_fits(size, seed, schedule=False)
     truth = higgs_fit(full_hmc(size), size, seed)
-    shown, every = list(fits.values()), [*fits.values(), truth]
+    shown, all_fits = list(fits.values()), [*fits.values(), truth]
     assert data.test is not None  # a twentieth of the rows
     curves = roc_curves([truth, *(fits[k] for k in (PERTURBED, SIGNED, DEFAULT))], data.test)
     which, names = some_parameters(truth, seed)
@@ -178,12 +178,12 @@ def figures_1_3(scale: Scale, seed: int) -> Result:
                    f"Marginal posteriors of four parameters. {note}"),
             Figure("figure-2", partial(draw_moments, shown, truth),
                    f"Posterior means and variances of all parameters against full HMC. {note}"),
-            Figure("figure-3", partial(_draw_roc, curves, every),
+            Figure("figure-3", partial(_draw_roc, curves, all_fits),
                    f"ROC curves for rows that were not fitted. {note}"),
         ],
-        settings=settings_of(data, every, size.chains),
-        ledger=ledger_of(every),
-        notes=[monte_carlo_error(truth), *ROC_NOTES, *warnings_of(every)],
+        settings=settings_of(data, all_fits, size.chains),
+        ledger=ledger_of(all_fits),
+        notes=[monte_carlo_error(truth), *ROC_NOTES, *warnings_of(all_fits)],
     )  # fmt: skip
 
 
@@ -278,7 +278,7 @@ def figures_8_9(scale: Scale, seed: int) -> Result:
     rivals = [higgs_fit(rival, size, seed) for rival in (others[:1] if smoke else others)]
     fits = {fit.label: fit for fit in (*orders, *default, *rivals)}
     note = f"Data: {data.description}."
-    every = [*fits.values(), truth]
+    all_fits = [*fits.values(), truth]
     paths = {fit.label: variance_path(fit) for fit in orders}
     return Result(
         tables=made_from(data, _table(fits, truth, note)),
@@ -288,9 +288,9 @@ def figures_8_9(scale: Scale, seed: int) -> Result:
             Figure("figure-9", partial(draw_moments, list(fits.values()), truth),
                    f"Posterior means and variances against full HMC. {note}"),
         ],
-        settings=settings_of(data, every, size.chains),
-        ledger=ledger_of(every),
-        notes=[monte_carlo_error(truth), *ORDER_NOTES, *warnings_of(every)],
+        settings=settings_of(data, all_fits, size.chains),
+        ledger=ledger_of(all_fits),
+        notes=[monte_carlo_error(truth), *ORDER_NOTES, *warnings_of(all_fits)],
     )  # fmt: skip
 
 

@@ -218,7 +218,7 @@ def choose_products(
     settings = {"products": products, "blocks": blocks, "refreshes": refreshes, "centre": centre}
     by_hand = {name: "set by hand" for name, value in settings.items() if value is not None}
     if batch is not None:
-        by_hand["batch"] = _whose(batch)
+        by_hand["batch"] = _why(batch)
     why = automatic | by_hand
     return Products(
         estimator.products,
@@ -270,7 +270,7 @@ _REASON = {
 }
 
 
-def _whose(batch: int) -> str:
+def _why(batch: int) -> str:
     return "as in the paper" if batch == PAPER_BATCH else "set by hand"
 
 

@@ -15,7 +15,7 @@ __all__ = ["Certainty", "cheapest_certainty"]
 
 # Cost relative to that of half as many, above which doubling stops: near its minimum the cost
 # hardly depends on the number, and every row must be held and read.
-AGAIN = 0.95
+STOP_RATIO = 0.95
 
 C = TypeVar("C", bound=Costed)
 
@@ -49,7 +49,7 @@ def cheapest_certainty(
     if setting != "auto":
         return Certainty(setting, choose(setting), "set by hand")
     none = choose(0)
-    count, best = cheapest_number(choose, none, most, each=steps + 1, again=AGAIN)
+    count, best = cheapest_number(choose, none, most, row_cost=steps + 1, stop_ratio=STOP_RATIO)
     if not count:
         return Certainty(0, none, "certainty rows would not save a tenth of the evaluations")
     ratio = best.cost / none.cost

@@ -66,7 +66,7 @@ class Coreset:
 
     Attributes
     ----------
-    rows
+    row_ids
         Indices among the pilot rows.
     weights
         Weights of their residuals.
@@ -76,14 +76,14 @@ class Coreset:
         The residuals at the points far out.
     """
 
-    rows: np.ndarray
+    row_ids: np.ndarray
     weights: np.ndarray
     at_draws: np.ndarray
     at_points: np.ndarray
     far: FarOut
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.row_ids)
 
 
 def fit_coreset(

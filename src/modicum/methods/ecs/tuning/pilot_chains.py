@@ -80,12 +80,13 @@ class PilotChains:
         """Share of the iterations that moved."""
         return float(np.mean(np.any(np.diff(self.position, axis=1) != 0, axis=2)))
 
-    def distance(self, read: int) -> float:
+    def distance(self, likelihood_size: int) -> float:
         """Return the largest distance of the chains' mean from the anchor, in posterior sds.
 
-        Only the first `read` coordinates are expanded; the likelihood ignores the others.
+        Only the first `likelihood_size` coordinates are expanded; the likelihood ignores the
+        others.
         """
-        return float(np.abs(self.position.mean(axis=(0, 1))[:read]).max())
+        return float(np.abs(self.position.mean(axis=(0, 1))[:likelihood_size]).max())
 
 
 @jit(static=0)

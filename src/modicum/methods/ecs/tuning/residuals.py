@@ -226,15 +226,15 @@ def _values_in_blocks(
     """
     if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
         return NumPyRows(cv, batch, proxy).values(draws)
-    rows = len(batch["probability"])
+    count = len(batch["probability"])
     coded = isinstance(cv, LinearTaylor) and cv.target.coding is not None
-    if not coded or rows <= BLOCK:
+    if not coded or count <= BLOCK:
         return _values(cv, batch, proxy, draws)
     parts = []
-    for start in range(0, rows, BLOCK):
-        row_ids = np.minimum(np.arange(start, start + BLOCK), rows - 1)  # pad to one shape
+    for start in range(0, count, BLOCK):
+        row_ids = np.minimum(np.arange(start, start + BLOCK), count - 1)  # pad to one shape
         block = {name: np.asarray(values)[row_ids] for name, values in batch.items()}
-        parts.append(np.asarray(_values(cv, block, proxy, draws))[:, : rows - start])
+        parts.append(np.asarray(_values(cv, block, proxy, draws))[:, : count - start])
     return np.concatenate(parts, axis=1)
 
 

@@ -1,18 +1,12 @@
-"""The name of a fit, the code that repeats it, and its box in a notebook."""
+"""The name of a fitted model, and the code that repeats the fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from modicum.errors import ModicumWarning
-from modicum.markup import box, table, tag
 from modicum.models import FAMILIES, BaseModel, IntegratedEffects
-from modicum.posterior.draws import Draws
-from modicum.posterior.summary import summarise
 
-__all__ = ["code_for", "model_name", "posterior_box"]
-
-SHOWN = 12  # scalars shown in a notebook
+__all__ = ["code_for", "model_name"]
 
 
 def model_name(model: BaseModel | None) -> str:
@@ -55,30 +49,3 @@ def code_for(
         call = f"mo.sample({model_code}, rows, {method},\n                 {arguments})"
     note = "# with the priors and settings above, where they are not the defaults"
     return f"import modicum as mo\n\n{note}\npost = {call}"
-
-
-def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning]) -> str:
-    """Return what a notebook shows of a posterior: its first scalars, and its warnings."""
-    frame = summarise(source, _first_names(source), 0.9).head(SHOWN)
-    lines = [
-        (name, *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
-         f"{line['r_hat']:.3f}")
-        for name, line in frame.iterrows()
-    ]  # fmt: skip
-    head = ("", *frame.columns[:4], "ess_bulk", "r_hat")
-    total = sum(x[0, 0].size for x in source.draws.values())
-    more = f"{total - len(frame):,} more scalars: post.summary()" if total > len(frame) else None
-    doubts = tag("ul", [tag("li", str(doubt)) for doubt in warnings]) if warnings else None
-    return box(tag("b", title.strip("<>")), table(head, lines), more and tag("div", more), doubts)
-
-
-def _first_names(source: Draws) -> list[str]:
-    """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
-    ordered = sorted(source.draws, key=lambda name: "|" in name)
-    names: list[str] = []
-    count = 0
-    for name in ordered:
-        if count < SHOWN:
-            names.append(name)
-            count += int(source.draws[name][0, 0].size)
-    return names

@@ -1,14 +1,14 @@
-"""Translate attributes that other libraries' posteriors have into Modicum's."""
+"""Attributes that posteriors have in other libraries, and what to use here instead."""
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE", "name_elsewhere"]
+__all__ = ["INSTEAD", "missing_attribute"]
 
 SUMMARY = 'post.summary("beta"), or post["beta"] for the draws'
 DRAWS = 'post.draws, name to array (chain, draw, ...), or post["beta"]'
 DATATREE = "post.to_datatree()"
 
-ELSEWHERE = {
+INSTEAD = {
     # brms, rstanarm, lme4
     "fixef": SUMMARY,
     "ranef": "post.effects(group)",
@@ -51,7 +51,7 @@ ELSEWHERE = {
 }
 
 
-def name_elsewhere(name: str) -> str:
+def missing_attribute(name: str) -> str:
     """Return the error about a missing attribute, with Modicum's name for it if there is one."""
-    hint = f": use {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+    hint = f": use {INSTEAD[name]}" if name in INSTEAD else ""
     return f"a posterior has no attribute {name!r}{hint}."

@@ -44,17 +44,17 @@ class Settling:
         self.prior = prior
         self.held_back = False  # whether the last fixed point was not reached
         self._target = target
-        self._read = target.likelihood.size
+        self._size = target.likelihood.size
         self._fixed_points = 0
-        self._longest = np.full(target.size - self._read, LONGEST)
-        self._last = np.zeros(target.size - self._read)
+        self._longest = np.full(target.size - self._size, LONGEST)
+        self._last = np.zeros(target.size - self._size)
 
     def next(self, at: Curvature) -> Curvature:
         """Return `at` with the hyperparameters of its fixed point, or on the way to it."""
         self._fixed_points += 1
         limit = self._longest if self._fixed_points > FREE else None
         settled, self.prior = settle(at, self._target, self.prior, limit)
-        step = settled.point[self._read :] - at.point[self._read :]
+        step = settled.point[self._size :] - at.point[self._size :]
         if limit is not None:
             short = np.abs(step) >= limit
             self.held_back = bool(np.any(short))
@@ -86,27 +86,27 @@ def _settled(
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     _, slope, bent = folded_prior(target, at.point)
-    read = target.likelihood.size
+    size = target.likelihood.size  # hyperparameters come after
     t, information = at.point.copy(), -plus(at.B, bent)
     V = None if before is None else before.covariance
     if V is None:
         V = _covariance_like(1 / np.maximum(diagonal(information), LEAST_INFORMATION), at.B)
     mean, precision = exact.normal_approximation(t, V, numbers)
     for _ in range(MAX_SETTLING):
-        pull = (at.A + slope - precision @ (at.point - mean))[:read]
-        V, towards = _normal(information, precision, pull, V, read)
+        pull = (at.A + slope - precision @ (at.point - mean))[:size]
+        V, towards = _normal(information, precision, pull, V, size)
         last = t
-        t = np.concatenate([at.point[:read] + towards, t[read:]])
+        t = np.concatenate([at.point[:size] + towards, t[size:]])
         t = exact.settle(t, V, numbers)
         mean, precision = exact.normal_approximation(t, V, numbers, hyperparameters=False)
         if np.all(np.abs(t - last) < SETTLED * np.sqrt(diagonal(V))):
             break
     if longest is not None:
-        t[read:] = at.point[read:] + np.clip(t[read:] - at.point[read:], -longest, longest)
+        t[size:] = at.point[size:] + np.clip(t[size:] - at.point[size:], -longest, longest)
     mean, precision = exact.normal_approximation(t, V, numbers)
-    V = _with_variances(V, 1 / diagonal(precision)[read:])
+    V = _with_variances(V, 1 / diagonal(precision)[size:])
     # The pass was made at `at.point`: only the hyperparameters move.
-    moved = np.concatenate([at.point[:read], t[read:]])
+    moved = np.concatenate([at.point[:size], t[size:]])
     prior = StandInPrior(target, mean, precision, V)
     value, gradient, hessian = prior.expanded(moved)
     at = replace(at, point=moved, log_prior=value, prior_gradient=gradient, prior_hessian=hessian)
@@ -114,24 +114,24 @@ def _settled(
 
 
 def _normal(
-    information: Symmetric, precision: Symmetric, pull: np.ndarray, V: Covariance, read: int
+    information: Symmetric, precision: Symmetric, pull: np.ndarray, V: Covariance, size: int
 ) -> tuple[Covariance, np.ndarray]:
-    """Update V with the posterior covariance of the first `read` entries.
+    """Update V with the posterior covariance of the first `size` entries.
 
     That is the inverse of information (data) plus precision (prior). Return V and its product with
     `pull`.
     """
     if isinstance(information, ArrowMatrix):
         assert isinstance(precision, ArrowMatrix)
-        factored = ArrowCholesky.mending((information + precision).leading(read))
+        factored = ArrowCholesky.mending((information + precision).leading(size))
         covariance = factored.factor().covariance
         border = np.asarray(information.border)
         own = diagonal(V)[border[len(covariance.border) :]]
         return covariance.extended(border, own), factored.solve(pull)
     assert isinstance(precision, np.ndarray)
     assert isinstance(V, np.ndarray)
-    V[:read, :read] = _inverse(information[:read, :read] + precision[:read, :read])
-    return V, V[:read, :read] @ pull
+    V[:size, :size] = _inverse(information[:size, :size] + precision[:size, :size])
+    return V, V[:size, :size] @ pull
 
 
 def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
@@ -144,12 +144,12 @@ def _covariance_like(variance: np.ndarray, matrix: Symmetric) -> Covariance:
 
 def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
     """Replace the variances of the last entries, which are independent of all others."""
-    read = len(diagonal(V)) - len(variance)
+    size = len(diagonal(V)) - len(variance)
     if isinstance(V, ArrowCovariance):
-        width = int(np.searchsorted(V.border, read))
+        width = int(np.searchsorted(V.border, size))
         first = replace(V, border=V.border[:width], corner=V.corner[:width, :width])
         return first.extended(V.border, variance)
-    V[read:, read:] = np.diag(variance)
+    V[size:, size:] = np.diag(variance)
     return V
 
 

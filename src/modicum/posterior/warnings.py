@@ -97,7 +97,7 @@ def convergence_warnings(
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
         doubts += _signs_and_weights(weights, mixing)
-        usable = bool(weights.sum() > 0)  # else every estimate is nan, and a warning says why
+        usable = bool(weights.sum() > 0)  # else every estimate is NaN, and a warning says why
         if weights.min() == weights.max() > 0:
             weights = None  # equal weights are no weights
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
@@ -174,7 +174,7 @@ def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning
             ModicumWarning(
                 "not-finite",
                 f"{int(bad.sum())} of {weights.size} signs or weights are not finite (the first is "
-                f"that of draw {draw} of chain {chain}), so that every estimate is nan",
+                f"that of draw {draw} of chain {chain}), so that every estimate is NaN",
                 "rescale the columns of the rows or use more rows per step",
                 weights=int(bad.sum()),
             )
