@@ -13,6 +13,7 @@ import numpy as np
 
 import modicum as mo
 from helpers.compiling import optimised_chains
+from helpers.pilots import small_pilots
 from helpers.targets import TIMES, flat_draws, mean_and_error
 
 MEAN = np.array([-1.5067808, 0.9974667, -0.66914148, 0.49903137])
@@ -66,7 +67,7 @@ def posterior(draws=3000, chains=4, seed=1, **settings):
 
 
 def sample(method, tune=300, **settings):
-    with warnings.catch_warnings(), optimised_chains():
+    with warnings.catch_warnings(), optimised_chains(), small_pilots():
         warnings.simplefilter("ignore", mo.ModicumWarning)
         return mo.sample(MODEL, rows(), method=method, tune=tune, progressbar=False, **settings)
 
