@@ -27,6 +27,7 @@ PLAIN = (
     "modicum.methods.base.anchor_at_mode",
     "modicum.methods.choice.Auto.decide",
     "modicum.methods.choice._enough",
+    "modicum.methods.choice._study",
     "modicum.methods.cost",
     "modicum.methods.ecs.fusing._can_lower",
     "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are passed by value
@@ -34,6 +35,7 @@ PLAIN = (
     "modicum.methods.ecs.anchored_proxy.MANY",
     "modicum.methods.ecs.anchored_proxy.row_factor",
     "modicum.methods.ecs.paper_schedule.STAGES",
+    "modicum.methods.ecs.pilot.PILOT_ROWS",
     "modicum.methods.ecs.pilot.Study._curves",
     "modicum.methods.ecs.pilot.may_be_curved",
     "modicum.methods.ecs.pilot.run_pilot_chains",

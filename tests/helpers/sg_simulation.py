@@ -41,7 +41,7 @@ def composed(method, target=None, kernel=StochasticGradientKernel, design=None, 
     return replace(whole, **changes)
 
 
-def context_of(target, tables=None):
+def context_of(target, tables=None, arrays=()):
     d = target.c.shape[1]
     return StochasticGradientContext(
         point=jnp.zeros(d),
@@ -50,17 +50,20 @@ def context_of(target, tables=None):
         spread=jnp.zeros(()),
         n=jnp.asarray(target.n),
         design=UniformTables(jnp.asarray(target.n)) if tables is None else tables,
-        estimator=(),
+        estimator=arrays,
     )
 
 
-def simulate(kernel, step_size, steps=500, chains=4000, target=None, tables=None, seed=0):
+def simulate(
+    kernel, step_size, steps=500, chains=4000, target=None, tables=None, arrays=(), seed=0
+):
     """Run `chains` chains for `steps` steps and compare as the module says."""
     target = target or location()
     with jax.enable_x64(True):
         data = {"c": jnp.asarray(target.c)}
         keys = jax.random.split(jax.random.key(seed), chains)
-        found = _simulate(kernel, steps, step_size, context_of(target, tables), data, keys)
+        context = context_of(target, tables, arrays)
+        found = _simulate(kernel, steps, step_size, context, data, keys)
         mean, square, momentum = (np.asarray(x) for x in found)
     # by groups of chains: averages over steps, chains and coordinates
     mean = mean.reshape(GROUPS, -1, mean.shape[-1]).mean(axis=1)

@@ -7,12 +7,14 @@ deviations from the mode, residuals are so skewed that uniform subsamples of 100
 """
 
 import warnings
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
 
 import modicum as mo
 from helpers.compiling import optimised_chains
+from helpers.pilots import small_pilots
 from helpers.targets import TIMES, flat_draws, mean_and_error
 
 MEAN = np.array([-1.5067808, 0.9974667, -0.66914148, 0.49903137])
@@ -65,8 +67,10 @@ def posterior(draws=3000, chains=4, seed=1, **settings):
     return sample(mo.HMCECS(**settings), draws=draws, chains=chains, random_seed=seed)
 
 
-def sample(method, tune=300, **settings):
-    with warnings.catch_warnings(), optimised_chains():
+def sample(method, tune=300, long=True, **settings):
+    """Sample the posterior; chains that are not `long` are compiled as quickly as possible."""
+    compiling = optimised_chains() if long else nullcontext()
+    with warnings.catch_warnings(), compiling, small_pilots():
         warnings.simplefilter("ignore", mo.ModicumWarning)
         return mo.sample(MODEL, rows(), method=method, tune=tune, progressbar=False, **settings)
 

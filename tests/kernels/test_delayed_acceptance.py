@@ -10,11 +10,12 @@ from modicum.kernels.delayed_acceptance import DelayedAcceptanceKernel
 from modicum.methods.ecs import perturbed
 
 POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}
+RUN = {"draws": 800, "chains": 2, "random_seed": 2, "long": False}
 
 
 @pytest.fixture(scope="module")
 def post():
-    return toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=800, chains=2, random_seed=2)
+    return toy.sample(mo.HMCECS(exact="delayed", **POOR), **RUN)
 
 
 def test_it_is_exact_where_the_perturbed_chain_is_not(post):
@@ -53,7 +54,7 @@ class NoSecondThought(DelayedAcceptanceKernel):
 def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
     # accepted by the inverse of the surrogate's own ratio, without all rows
     monkeypatch.setattr(perturbed, "DelayedAcceptanceKernel", NoSecondThought)
-    post = toy.sample(mo.HMCECS(exact="delayed", **POOR), draws=800, chains=2, random_seed=2)
+    post = toy.sample(mo.HMCECS(exact="delayed", **POOR), **RUN)
     assert toy.faults(post) != []
 
 

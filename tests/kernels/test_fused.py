@@ -110,10 +110,10 @@ def run_plain(plan, begun, length=LENGTH):
     return compiled.advance_together(*fixed, plan.context, plan.flags, span, ready, state)
 
 
-def run_fused(plan, settled, begun, length=LENGTH):
+def run_fused(plan, settled, begun, length=LENGTH, rows=None):
     state, keys = begun
     span = (np.int64(0), np.int64(length))
-    fixed = (settled, LENGTH, plan.context, plan.rows)
+    fixed = (settled, LENGTH, plan.context, plan.rows if rows is None else rows)
     return compiled.advance_settled(*fixed, span, None, state, keys)
 
 
@@ -133,33 +133,55 @@ def furthest(plain, settled):
 
 
 @pytest.fixture(scope="module")
-def truth(plan, begun):
+def truths(plan, split, begun):
+    """What the plain kernel draws, by its integrator."""
     with jax.enable_x64(True):
-        return run_plain(plan, begun)
+        return {"leapfrog": run_plain(plan, begun), "split": run_plain(split, begun)}
 
 
 @pytest.fixture(scope="module")
-def in_one_program(plan, begun):
+def truth(truths):
+    return truths["leapfrog"]
+
+
+@pytest.fixture(scope="module")
+def table(plan):
+    """All rows, as a program that holds its subsample in registers reads them."""
     with jax.enable_x64(True):
-        return run_fused(plan, markable(plan), begun)
+        return compiled.table_of(markable(plan), plan.context, plan.rows)
 
 
+SLOW = pytest.mark.slow
+FORMS = {"registers": {}, "phases": PHASED, "many threads": PHASED | {"warps": 4}, "tiles": TILES}
+
+
+# An integrator changes the force and the numbers of a step, which programs with few and with many
+# threads each compute in one place: each integrator with one form of both is enough.
 @pytest.mark.parametrize(
-    "settings",
-    [{}, PHASED, PHASED | {"warps": 4}, TILES],
-    ids=["registers", "phases", "many threads", "tiles"],
+    ("integrator", "form"),
+    [
+        *(("leapfrog", "registers"), ("leapfrog", "phases")),
+        *(("split", "many threads"), ("split", "tiles")),
+        *(pytest.param("leapfrog", form, marks=SLOW) for form in ("many threads", "tiles")),
+        *(pytest.param("split", form, marks=SLOW) for form in ("registers", "phases")),
+    ],
 )
-def test_it_draws_what_the_plain_kernel_draws(plan, begun, truth, in_one_program, settings, x64):
+def test_it_draws_what_the_plain_kernel_draws(
+    plan, split, begun, truths, table, integrator, form, x64
+):
+    plan = {"leapfrog": plan, "split": split}[integrator]
+    settings = FORMS[form]
     settled = replace(fused_of(plan), **settings)
-    if settings == PHASED:
-        settled = markable(plan, **PHASED)
+    if integrator == "leapfrog" and form in ("registers", "phases"):
+        settled = markable(plan, **settings)
     shape = settled.shape(plan.context.proxy.a.shape[0])
-    if "held" in settings or not settings:
-        assert shape.tiles == (3 if settings else 1)
+    if form in ("registers", "tiles"):
+        assert shape.tiles == (1 if form == "registers" else 3)
     else:
         assert isinstance(shape, PhasedShape)
-    state, record = truth
-    settled_state, settled_record = run_fused(plan, settled, begun) if settings else in_one_program
+    state, record = truths[integrator]
+    rows = table if form == "registers" else None
+    settled_state, settled_record = run_fused(plan, settled, begun, rows=rows)
     off = furthest(record, settled_record)
     assert off.pop("acceptance_rate_u") == 0  # the same blocks
     assert 0 < off.pop("position") < 1e-5
@@ -174,19 +196,13 @@ def test_it_draws_what_the_plain_kernel_draws(plan, begun, truth, in_one_program
     assert all(jax.tree.leaves(types))
 
 
-def test_a_split_integrator_draws_the_same(split, begun, in_one_program, x64):
+def test_integrators_and_their_lengths_differ(split, truths):
     assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
-    _, record = run_plain(split, begun)
-    for settings in ({}, PHASED):
-        settled = replace(fused_of(split), **settings)
-        off = furthest(record, run_fused(split, settled, begun)[1])
-        assert 0 < off.pop("position") < 1e-5
-        assert max(off.values()) < 1e-4
-    assert np.abs(np.diff(np.asarray(record[POSITION]), axis=1)).max() > 0.1
+    record = truths["split"][1]
     # lengths are jittered, so the angle of another iteration gives another path
     (names,) = (names for names in record if "n_steps" in names)
     assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
-    leapfrog = np.asarray(in_one_program[1][POSITION])
+    leapfrog = np.asarray(truths["leapfrog"][1][POSITION])
     assert np.abs(leapfrog - np.asarray(record[POSITION])).max() > 1e-3
 
 
@@ -197,9 +213,9 @@ def test_no_row_need_be_certain(bare, begun, x64):
     assert max(off.values()) < 1e-4
 
 
-@pytest.mark.parametrize("term", ["slope", pytest.param("series", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("registers", [2**11, 1], ids=["registers", "phases"])
-def test_one_wrong_term_is_noticed(plan, begun, truth, term, registers, x64):
+@pytest.mark.parametrize("term", ["slope", pytest.param("series", marks=SLOW)])
+@pytest.mark.parametrize("form", ["registers", "phases"])
+def test_one_wrong_term_is_noticed(plan, begun, truth, table, term, form, x64):
     (progress, keys), mark = begun, MARKS[term]
 
     def marked(rows):
@@ -207,15 +223,16 @@ def test_one_wrong_term_is_noticed(plan, begun, truth, term, registers, x64):
 
     wrong = replace(plan, context=plan.context._replace(certain=marked(plan.context.certain)))
     state = progress.state._replace(subsample=marked(progress.state.subsample))
-    settled = markable(plan, registers=registers)
-    _, record = run_fused(wrong, settled, (progress._replace(state=state), keys))
+    settled = markable(plan, **FORMS[form])
+    rows = table if form == "registers" else None
+    _, record = run_fused(wrong, settled, (progress._replace(state=state), keys), rows=rows)
     assert furthest(truth[1], record)["position"] > 1e-5
 
 
 def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
     parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
-    chains = Chains(*parts, "stacked", length=LENGTH, settled=fused_of(plan), settled_length=LENGTH)
+    chains = Chains(*parts, "stacked", length=LENGTH, settled=markable(plan), settled_length=LENGTH)
     chains._parts = [slice(0, CHAINS)]  # one group of chains, as on an accelerator
     chains._group_keys, chains._group_starts = [chains.keys], [words_at_start(chains.keys)]
     chains.begin()
@@ -237,7 +254,7 @@ def test_windows_are_of_one_size(plan):
     chains.close()
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
 def test_the_front_door_takes_it(monkeypatch):
     # the GPU program, interpreted: after warm-up its draws equal the plain path's
@@ -269,10 +286,10 @@ def test_the_front_door_takes_it(monkeypatch):
     assert thinned.tuning["path"] == {"value": "plain", "why": "draws are thinned"}
 
 
-@pytest.mark.parametrize("registers", [2**11, 1], ids=["registers", "phases"])
-def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, registers, x64):
-    settled = markable(plan, registers=registers)
-    state, _ = run_fused(plan, settled, begun, length=2)
+@pytest.mark.parametrize("form", ["registers", "phases"])
+def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, table, form, x64):
+    settled, rows = markable(plan, **FORMS[form]), table if form == "registers" else None
+    state, _ = run_fused(plan, settled, begun, length=2, rows=rows)
     assert np.allclose(state.state.z, truth[1][POSITION][:, 1], atol=1e-5)
 
 

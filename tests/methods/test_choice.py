@@ -7,6 +7,7 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import task_of
+from helpers.pilots import small_pilots
 from helpers.targets import logistic_rows
 from modicum.cli.fitting import build_method
 from modicum.methods import choice, cost
@@ -120,7 +121,8 @@ def test_a_posterior_that_is_not_normal_is_subsampled():
     y = np.zeros(3_000)
     y[:4] = 1  # four events: the intercept's posterior is skewed
     rows = mo.Rows(x=np.asarray(ROWS.slice(0, 3_000)["x"]), y=y)
-    method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
+    with small_pilots():
+        method, plan = mo.Auto().decide(task_of(M.Logistic(prior_scale=1.0), rows))
     assert method.name == "hmc-ecs"
     assert plan.tuning["normal draws"].startswith("not taken: Pareto k ")
     assert "skewed axes" not in plan.tuning  # there is no wall, so no curves are needed

@@ -10,6 +10,7 @@ import pytest
 import modicum as mo
 from helpers.expansion import Expansion
 from helpers.interrupted import planned
+from helpers.pilots import small_pilots
 from helpers.targets import logistic_rows
 from modicum.designs import Weighted
 from modicum.estimators import BlockPoisson, BlockPoissonTables, LinearTaylor
@@ -40,7 +41,8 @@ def separated_rows(n=4_000, level=300):
 @pytest.fixture(scope="module")
 def plan():
     method = mo.SignedHMCECS(**BY_HAND)
-    return planned(mo.models.Logistic(prior_scale=3.0), separated_rows(), method)[0]
+    with small_pilots():
+        return planned(mo.models.Logistic(prior_scale=3.0), separated_rows(), method)[0]
 
 
 @pytest.fixture(scope="module")

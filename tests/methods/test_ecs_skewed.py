@@ -12,8 +12,8 @@ from modicum.methods.ecs import checks, pilot
 from modicum.methods.ecs.tuning.pilot_chains import PilotChains
 from modicum.runtime import in_double_precision
 
-WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25)]
-LEVELS = [(1_400, 140), (700, 30), (40, 2), *WITHOUT]  # rows and events of each
+WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25, 30)]
+LEVELS = [(600, 150), (300, 15), (40, 2), *WITHOUT]  # rows and events of each
 PRIOR = 100.0
 MODEL = mo.models.Logistic(prior_scale=PRIOR, intercept=False)
 

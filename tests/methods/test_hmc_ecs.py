@@ -14,6 +14,7 @@ import pytest
 import modicum as mo
 from helpers import toy
 from helpers.interrupted import Crash, planned, saved_iterations
+from helpers.pilots import small_pilots
 from helpers.targets import (
     all_of,
     class_rows,
@@ -479,7 +480,8 @@ def test_an_anchor_from_a_thousandth_of_the_rows_is_not_silent():
     y = (rng.random(20_000) < 1 / (1 + np.exp(-x @ [1.0, -1.0, 0.5]))) * 1.0
     far = np.array([2.5, -2.6, 1.6, 0.4])  # plausible for 20 rows
     rows = mo.Rows(x=x, y=y)
-    plan, _ = planned(M.Logistic(), rows, mo.HMCECS(anchor=far, subsample=100))
+    with small_pilots():
+        plan, _ = planned(M.Logistic(), rows, mo.HMCECS(anchor=far, subsample=100))
     assert any("too few" in note and "mode" in note for note in map(str, plan.notes))
 
 
