@@ -103,8 +103,7 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_collection_finish():
     """Make the garbage collector scan only objects created by tests, and less often."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # without collecting first: the imports leave little garbage, and many objects
     gc.set_threshold(20_000, 20, 50)
     gc.enable()
 

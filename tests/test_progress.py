@@ -2,12 +2,12 @@
 
 import io
 import logging
-import subprocess
 import sys
 
 import pytest
 
 import modicum as mo
+from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum import progress
 from modicum.progress import pass_progress, phase
@@ -51,9 +51,9 @@ def test_without_a_log_the_lines_go_to_standard_error(tmp_path):
         "with phase('ingest', 7, True, 'rows') as going: going.advance(7)\n"
         "with phase('quick', None, False): pass"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout == ""
-    assert result.stderr == "modicum: ingest, 7 rows\n"
+    with Script(code) as script:
+        assert script.stdout.read() == ""
+        assert script.stderr.read() == "modicum: ingest, 7 rows\n"
 
 
 class Cell:

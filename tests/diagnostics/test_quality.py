@@ -72,7 +72,8 @@ def test_blocks_change_nothing(monkeypatch):
 def test_exact_draws_fall_like_the_square_root_and_wrong_ones_level_off():
     @cache
     def at(n, **wrong):
-        return np.mean([kernel_stein_discrepancy(exact(n, s, **wrong), score) for s in range(5)])
+        seeds = range(2 if wrong else 5)  # wrong draws differ by a factor, not by 15 per cent
+        return np.mean([kernel_stein_discrepancy(exact(n, s, **wrong), score) for s in seeds])
 
     assert at(60) / at(960) == pytest.approx(4.0, rel=0.15)
     for wrong in ({"shift": 0.4}, {"scale": 1.5}, {"scale": 0.6}):

@@ -48,6 +48,8 @@ PLAIN = (
     "modicum.methods.mean_anchor",
     "modicum.models.groups.integrated.FEWEST_NODES",
     "modicum.models.prediction.BUDGET",
+    "modicum.models.prediction.TRACED",
+    "modicum.models.prediction._trace",
     "modicum.passes.anchor.DENSE_LIMIT",
     "modicum.passes.engine.LocalEngine.hosts",
     "modicum.passes.engine.chunk_rows",

@@ -264,14 +264,18 @@ def test_posterior_of_all_rows(fitted):
     batch = rows.slice(0, len(rows))
     starts = np.flatnonzero(np.diff(batch["g"], prepend=-1))  # rows are sorted by group
     xi, w = np.polynomial.hermite_e.hermegauss(15)
-    sign = np.where(batch["y"][:, None] > 0, -1.0, 1.0)
+    positive = batch["y"] > 0
 
     def log_density(points):
         found = []
         for beta, log_tau, intercept in points:
-            eta = (intercept + beta * batch["x"][:, 0])[:, None] + np.exp(log_tau) * xi
-            f = -softplus(sign * eta)  # y eta - log(1 + exp(eta))
-            likelihood = logsumexp(np.add.reduceat(f, starts), b=w, axis=1).sum()
+            # a row adds -log(1 + exp(-eta)) or -log(1 + exp(eta)), and a group the log of a product
+            odds = np.exp(intercept + beta * batch["x"][:, 0])
+            at_nodes = np.exp(np.exp(log_tau) * xi)
+            ratio = np.where(positive, 1 / odds, odds)[:, None] * np.where(
+                positive[:, None], 1 / at_nodes, at_nodes
+            )
+            likelihood = np.log((1 / np.multiply.reduceat(1 + ratio, starts)) @ w).sum()
             prior = -0.5 * (beta / 2) ** 2 - 0.5 * (intercept / 2) ** 2
             found.append(likelihood + prior - 0.5 * np.exp(2 * log_tau) + log_tau)
         return np.array(found)
@@ -288,10 +292,18 @@ def test_posterior_of_all_rows(fitted):
     assert corrected.tuning["correction"]["pareto_k"] < 0.7
 
 
-def test_effects_drawn_afterwards(fitted):
+@pytest.fixture(scope="module")
+def effects(fitted):
+    """Return the effects of three groups, and of all."""
+    post, *_ = fitted
+    with jax.enable_x64(True):
+        return post.effects("g", levels=[5, 2, 8], draws=400), post.effects("g", draws=400)
+
+
+def test_effects_drawn_afterwards(fitted, effects):
     """Compare means and sds of effects with integrals over a grid at the posterior draws."""
     post, rows, _, effect = fitted
-    table = post.effects("g", levels=[5, 2, 8], draws=400)
+    table, covered = effects
     assert list(table.index) == [5, 2, 8]
     everything = rows.slice(0, len(rows))
     grid = np.linspace(-5, 5, 401)
@@ -308,7 +320,6 @@ def test_effects_drawn_afterwards(fitted):
         # 400 draws with four Metropolis steps each are worth some 250
         assert abs(table.loc[level, "mean"] - mean.mean()) < 4 * sd / np.sqrt(250)
         assert abs(np.log(table.loc[level, "sd"] / sd)) < 4 / np.sqrt(2 * 250)
-    covered = post.effects("g", draws=400)
     inside = (covered["5%"] < effect) & (effect < covered["95%"])
     assert abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(effect))
     assert covered["rows"].sum() == len(rows)
@@ -316,10 +327,10 @@ def test_effects_drawn_afterwards(fitted):
         post.effects("g", levels=[777])
 
 
-def test_what_the_rows_of_a_group_say_by_themselves(fitted):
+def test_what_the_rows_of_a_group_say_by_themselves(fitted, effects):
     post, rows, _, _ = fitted
     levels = [5, 2, 8]
-    pooled = post.effects("g", levels=levels, draws=400)["mean"].to_numpy()[:, None]
+    pooled = effects[0]["mean"].to_numpy()[:, None]
     raw = unpooled_effects(post, post.fit(), rows, "g", "g", levels, pooled, 1.0)
     batch, m = rows.slice(0, len(rows)), post.summary()["mean"]
     for level, mine in zip(levels, raw, strict=True):
@@ -333,7 +344,7 @@ def test_what_the_rows_of_a_group_say_by_themselves(fitted):
         assert mine == pytest.approx(best.x, abs=1e-3)
 
 
-def test_prediction_for_new_and_known_groups(fitted):
+def test_prediction_for_new_and_known_groups(fitted, effects):
     post, *_ = fitted
     x = np.zeros((2, 1))
     new = post.predict({"x": x})
@@ -341,7 +352,7 @@ def test_prediction_for_new_and_known_groups(fitted):
     xi, w = np.polynomial.hermite_e.hermegauss(40)
     average = np.sum(w / w.sum() / (1 + np.exp(-(intercept + tau * xi))))
     assert abs(new.mean[0] - average) < 0.01
-    table = post.effects("g", draws=400)["mean"]
+    table = effects[1]["mean"]
     best, worst = table.idxmax(), table.idxmin()
     both = {"x": x, "g": np.array([best, worst], float)}
     known = post.predict(both, draws=400, groups="known")

@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal, norm
 
 import modicum as mo
 from helpers.targets import Conjugate, all_of, gaussian_rows
+from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.fit import model_for
 from modicum.models.prediction import ModelPredictor
@@ -112,6 +113,26 @@ def test_arviz_says_the_same(post, left_out):
     assert left_out.p == pytest.approx(float(theirs.p), abs=1e-8)
     assert left_out.good_k == theirs.good_k
     np.testing.assert_allclose(left_out.pareto_k, theirs.pareto_k.values.ravel(), atol=1e-8)
+
+
+@pytest.mark.parametrize(("number", "efficiency"), [(100, 1.0), (400, 0.5), (2_000, 1.3)])
+def test_rows_are_smoothed_together_as_arviz_smooths_each(number, efficiency):
+    from arviz_stats.base import array_stats
+
+    rng = np.random.default_rng(1)
+    log_ratio = rng.normal(size=(60, number)) * np.linspace(0.1, 3, 60)[:, None] + 7
+    ours, k = rows_smoothed(log_ratio, efficiency)
+    theirs, their_k = array_stats.psislw(-log_ratio, r_eff=efficiency)
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    np.testing.assert_allclose(k, their_k, atol=1e-12)
+    alone, _ = rows_smoothed(log_ratio[7:8], efficiency)
+    np.testing.assert_array_equal(alone[0], ours[7])
+    # negative control: draws that are less dependent have a shorter tail
+    assert np.abs(k - rows_smoothed(log_ratio, 9 * efficiency)[1]).max() > 0.01
+    # no tail can be fitted to weights that are all equal, as where draws repeat
+    even, none = rows_smoothed(np.r_[np.zeros(number - 1), -1.0][None])
+    assert none == np.inf
+    np.testing.assert_allclose(np.exp(even).sum(), 1)
 
 
 def test_drawn_rows_estimate_the_same_without_bias(post, left_out):

@@ -9,6 +9,7 @@ from modicum.cli.predicting import write_predictions
 from modicum.errors import SettingError
 from modicum.fit import model_for
 from modicum.ledger import Ledger
+from modicum.models import prediction as models_prediction
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows, Posterior, prediction
 from modicum.posterior.draws import thinned
@@ -92,6 +93,40 @@ def test_several_classes_are_cut_smaller(monkeypatch):
     monkeypatch.setattr(prediction, "FIRST_ROWS", 5)
     post.predict({"x": X})
     assert sizes[:2] == [5, 30]
+
+
+class Doubled(mo.models.Gaussian):
+    """A family of a user's own, which may read anything: here, a global."""
+
+    def mean(self, eta):
+        """Return what `FACTOR` makes of it."""
+        return FACTOR * eta[0]
+
+
+FACTOR = 1.0
+
+
+def test_built_in_families_are_traced_once_and_others_as_they_are_now(monkeypatch):
+    def predicted(family, x):
+        return ModelPredictor(family)({"beta": np.ones((3, 2))}, {"x": x})[0]
+
+    traced = []
+    trace = models_prediction._trace
+    monkeypatch.setattr(models_prediction, "_trace", lambda *a: traced.append(1) or trace(*a))
+    monkeypatch.setattr(models_prediction, "TRACED", {})
+    gaussian = mo.models.Gaussian(scale=1.0, intercept=False)
+    for x in (X[:5], X[5:10]):
+        np.testing.assert_allclose(predicted(gaussian, x), x.sum(axis=1))
+    assert len(traced) == 1
+    np.testing.assert_allclose(predicted(gaussian, X[:4]), X[:4].sum(axis=1))  # another shape
+    logistic = mo.models.Logistic(intercept=False)
+    np.testing.assert_allclose(predicted(logistic, X[:5]), 1 / (1 + np.exp(-X[:5].sum(axis=1))))
+    assert len(traced) == 3
+    for factor in (1.0, 2.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        own = Doubled(scale=1.0, intercept=False)
+        np.testing.assert_allclose(predicted(own, X[:5]), factor * X[:5].sum(axis=1))
+    assert len(traced) == 5
 
 
 def test_signs_are_respected():

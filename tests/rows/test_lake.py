@@ -3,8 +3,7 @@
 import datetime
 import itertools
 import os
-import subprocess
-import sys
+import signal
 import textwrap
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.scripts import Script
 from modicum.rows import Rows, ingest
 from modicum.rows.lake import LakeSource
 from modicum.rows.reading import read_formula
@@ -227,8 +227,8 @@ def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
         ingest({str(folder)!r}, {str(tmp_path / "s")!r}, outcome="y", shard_rows=200,
                progressbar=False)
     """)
-    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
-    assert done.returncode == -9, done.stderr.decode()
+    with Script(script) as child:
+        assert child.wait() == -signal.SIGKILL, child.stderr.read()
     assert not (tmp_path / "s").exists()
     read = []
     original = mo.rows.sources.FileSource._file_batches

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from helpers.scripts import Script
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
 
@@ -157,21 +156,11 @@ ingest({"x": np.ones((4_000_000, 4))}, sys.argv[1], shard_rows=100_000, progress
 """
 
 
-def child_at_work(store):
-    """Start an ingest in another process and return it while it works."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, store], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    while int(child.stdout.readline() or 99) < 2:
-        pass
-    return child
-
-
 def test_killed_ingest_leaves_nothing_that_opens(tmp_path):
     store = tmp_path / "s"
-    child = child_at_work(store)
-    try:
+    with Script(CHILD, store) as child:
+        while int(child.stdout.readline() or 99) < 2:
+            pass
         left = list(tmp_path.iterdir())
         assert [p.name[:10] for p in left] == [".s.ingest-"]
         # While it works, another ingest of the same store leaves its folder alone.
@@ -181,11 +170,8 @@ def test_killed_ingest_leaves_nothing_that_opens(tmp_path):
         for file in store.iterdir():
             file.unlink()
         store.rmdir()
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-    assert child.returncode == -signal.SIGKILL
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
     assert (left[0] / "rows-00001.npy").exists()  # it was still working
     for folder in (store, left[0]):
         with pytest.raises(DataError, match="is not a row store"):

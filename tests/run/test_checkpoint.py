@@ -3,17 +3,16 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick, same_draws
 from modicum.run import Layout, runner
 from modicum.run import checkpoint as module
@@ -186,12 +185,11 @@ def test_a_crash_at_any_write_loses_nothing(rows, whole, tmp_path, monkeypatch, 
 CHILD = """
 import sys, time
 import modicum as mo
+from helpers.targets import gaussian_rows, quick
 from modicum.passes import engine
 from modicum.run import runner
-sys.path.insert(0, sys.argv[2])
-from helpers.targets import gaussian_rows, quick
 runner.CHUNK_SECONDS = 0.0  # a checkpoint every iteration
-if sys.argv[3] == "pass":
+if sys.argv[2] == "pass":
     real = engine.padded_chunk
     def slow(*args, **how):
         print("pass", flush=True)
@@ -201,13 +199,6 @@ if sys.argv[3] == "pass":
 quick(mo.models.Gaussian(scale=0.7), gaussian_rows(150), checkpoint=sys.argv[1])
 print("finished", flush=True)
 """
-
-
-def child(folder, what):
-    tests = str(Path(__file__).parents[1])
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, str(folder), tests, what], stdout=subprocess.PIPE, text=True
-    )
 
 
 def saved_iterations(folder):
@@ -220,7 +211,7 @@ def saved_iterations(folder):
 def wait_for(condition, process, seconds=120):
     until = time.monotonic() + seconds
     while not condition():
-        assert process.poll() is None, "the child ended before it could be killed"
+        assert process.returncode is None, "the child ended before it could be killed"
         assert time.monotonic() < until, "the child did not get there"
         time.sleep(0.002)
 
@@ -228,12 +219,11 @@ def wait_for(condition, process, seconds=120):
 def test_kill_during_sampling_resumes_to_the_same_draws(rows, whole, tmp_path):
     rng = np.random.default_rng()  # any moment will do, so try another each time
     for least in (int(rng.integers(TUNE)), TUNE + int(rng.integers(DRAWS - 15))):
-        process = child(tmp_path, "sampling")
-        wait_for(lambda least=least: saved_iterations(tmp_path) > least, process)
-        time.sleep(rng.uniform(0, 0.02))
-        process.kill()
-        process.wait()
-        assert process.returncode == -signal.SIGKILL
+        with Script(CHILD, tmp_path, "sampling") as process:
+            wait_for(lambda least=least: saved_iterations(tmp_path) > least, process)
+            time.sleep(rng.uniform(0, 0.02))
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
         assert saved_iterations(tmp_path) > least  # the reported iterations were saved
     kept = saved_iterations(tmp_path)
     assert kept < TUNE + DRAWS
@@ -241,10 +231,10 @@ def test_kill_during_sampling_resumes_to_the_same_draws(rows, whole, tmp_path):
 
 
 def test_kill_during_a_pass_leaves_nothing_half_done(rows, whole, tmp_path):
-    process = child(tmp_path, "pass")
-    assert process.stdout.readline() == "pass\n"
-    process.kill()
-    process.wait()
+    with Script(CHILD, tmp_path, "pass") as process:
+        assert process.stdout.readline() == "pass\n"
+        process.kill()
+        process.wait()
     assert saved_iterations(tmp_path) == 0
     assert not list(tmp_path.glob("anchor*"))
     assert same_run(quick(MODEL, rows, checkpoint=tmp_path), whole)

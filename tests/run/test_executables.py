@@ -46,7 +46,8 @@ def first_process(tmp_path_factory, no_cache_of_jax):
         patch.setattr(executables, "_folder", lambda: folder)
         drawn = draws()
         wait_until_written()
-    return folder, drawn
+    yield folder, drawn
+    let_compiled_code_go()
 
 
 def wait_until_written():
@@ -57,13 +58,18 @@ def wait_until_written():
 
 
 @pytest.fixture
-def folder(first_process, tmp_path, monkeypatch):
-    """Act as a second process that finds the folder and has traced nothing yet."""
-    shutil.copytree(first_process[0], tmp_path, dirs_exist_ok=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Keep loops in a folder of the test."""
     monkeypatch.setattr(executables, "_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def folder(first_process, empty_folder):
+    """Act as a second process that finds the folder and has traced nothing yet."""
+    shutil.copytree(first_process[0], empty_folder, dirs_exist_ok=True)
     let_compiled_code_go()
-    yield tmp_path
-    let_compiled_code_go()
+    return empty_folder
 
 
 def keys_in(folder):
@@ -141,7 +147,7 @@ def key(static=SETTINGS, arguments=ARGUMENTS, function=advance.begin):
     return executables.key_of(function, static, arguments)
 
 
-@pytest.mark.usefixtures("folder", "x64")
+@pytest.mark.usefixtures("empty_folder", "x64")
 def test_keys_are_of_all_that_a_trace_depends_on(monkeypatch):
     same = key()
     assert key() == same
@@ -160,7 +166,7 @@ def test_keys_are_of_all_that_a_trace_depends_on(monkeypatch):
     assert len({same, *others}) == 1 + len(others)
 
 
-@pytest.mark.usefixtures("folder")
+@pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("value", [lambda x: x, key, np.testing.assert_allclose, pytest.Item])
 def test_what_has_functions_of_others_has_no_key(value):
     trusted = getattr(value, "__module__", "").startswith("numpy")

@@ -4,8 +4,6 @@ import errno
 import io
 import json
 import os
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import modicum as mo
 from helpers import toy
 from helpers.interrupted import planned
+from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum.methods.ecs import pilot
 from modicum.run import checkpoint as module
@@ -246,30 +245,21 @@ def test_arrays_of_another_run_are_a_clear_error(tmp_path, harm):
 # Two processes -----------------------------------------------------------------------------
 
 HOLDER = """
-import sys
+import sys, time
 from modicum.run.checkpoint import Checkpoint
 held = Checkpoint(sys.argv[1], {"seed": 1, "model": "a model"})
 print("held", flush=True)
-sys.stdin.read()
+time.sleep(600)
 """
 
 
 def test_a_second_process_is_told_who_has_the_folder(tmp_path):
     pytest.importorskip("fcntl")
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with Script(HOLDER, tmp_path) as other:  # is killed in the end: the system releases the lock
         assert other.stdout.readline() == "held\n"
         with pytest.raises(mo.SettingError, match=f"in use by process {other.pid};") as caught:
             Checkpoint(tmp_path, IDENTITY)
         assert str(tmp_path) in str(caught.value)
-    finally:
-        other.kill()  # SIGKILL: the system releases the lock
-        other.communicate()
     Checkpoint(tmp_path, IDENTITY).close()
 
 

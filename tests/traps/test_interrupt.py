@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
 from modicum.run import Chains
 from modicum.run.checkpoint import Checkpoint
@@ -210,9 +211,8 @@ def test_an_interrupt_before_the_chains_run_is_raised(monkeypatch):
 TERMINATED = """
 import sys
 import modicum as mo
-from modicum.run import runner
-sys.path.insert(0, sys.argv[2])
 from helpers.targets import gaussian_rows
+from modicum.run import runner
 runner.CHUNK_SECONDS = 0.01
 mo.sample(mo.models.Gaussian(scale=0.7), gaussian_rows(150), method="hmc", draws=10**6, tune=10,
           chains=2, random_seed=5, checkpoint=sys.argv[1])
@@ -220,16 +220,13 @@ mo.sample(mo.models.Gaussian(scale=0.7), gaussian_rows(150), method="hmc", draws
 
 
 def test_sigterm_in_a_script_saves_says_how_to_resume_and_ends(tmp_path):
-    tests = os.path.dirname(os.path.dirname(__file__))
-    process = subprocess.Popen(
-        [sys.executable, "-c", TERMINATED, str(tmp_path), tests], stderr=subprocess.PIPE, text=True
-    )
     heard = []
-    for line in process.stderr:
-        heard.append(line)
-        if "sampling" in line:
-            process.terminate()
-    assert process.wait(LIMIT) == -signal.SIGTERM
+    with Script(TERMINATED, tmp_path) as process:
+        for line in process.stderr:
+            heard.append(line)
+            if "sampling" in line:
+                process.terminate()
+        assert process.wait(LIMIT) == -signal.SIGTERM
     assert "stopped by SIGTERM" in heard[-1]
     assert str(tmp_path) in heard[-1]
     identity = Checkpoint.saved_identity(tmp_path)

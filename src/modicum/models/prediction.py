@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from math import ceil
 from typing import TypeAlias
@@ -253,9 +253,28 @@ def _over_draws(
 def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
     """Trace one draw; return the size of its largest intermediate array, and the trace's digest.
 
-    The model sees these rows here for the first time, so its errors are reported from here.
+    What a built-in family computes does not change, so it is traced once for the same shapes.
     """
     first = {name: x[0] for name, x in draws.items()}
+    if not (isinstance(model, LinearPredictorModel) and type(model) in SAVED.values()):
+        return _trace(question, model, first, fields)
+    shapes = (tuple((k, x.shape, x.dtype.str) for k, x in part.items()) for part in (first, fields))
+    key = (question, model, *shapes)
+    if key not in TRACED:
+        if len(TRACED) >= MOST_TRACED:
+            TRACED.clear()
+        TRACED[key] = _trace(question, model, first, fields)
+    return TRACED[key]
+
+
+MOST_TRACED = 1_000
+TRACED: dict[Hashable, tuple[int, str]] = {}
+
+
+def _trace(
+    question: Question, model: BaseModel, first: Mapping[str, np.ndarray], fields: Batch
+) -> tuple[int, str]:
+    """Trace a draw; the model sees these rows here for the first time, so report its errors."""
     try:
         expression = jax.make_jaxpr(lambda draw, fields: question(model, draw, fields))(
             first, fields

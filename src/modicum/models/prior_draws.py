@@ -25,6 +25,7 @@ from modicum.models.priors.distributions import (
 )
 from modicum.models.priors.grouped import covariance_factor
 from modicum.models.priors.resolved import LOG_SD, PARTIAL, ModelPriors, is_logged
+from modicum.models.tracing import evaluated
 from modicum.random import typed
 from modicum.runtime import in_double_precision
 
@@ -64,7 +65,7 @@ def log_priors(
         total = model.log_prior(theta)
         return total if effects or priors is None else total - priors.log_effects(theta)
 
-    values = jax.jit(jax.vmap(log_prior))(flat)
+    (values,) = evaluated(jax.vmap(log_prior), flat)
     return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)
 
 

@@ -19,15 +19,23 @@ from typing import Generic, ParamSpec, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun
 from jax.typing import ArrayLike
 
 from modicum.errors import SettingError, fault_text
 from modicum.random import IMPL
 from modicum.rows import Rows
-from modicum.runtime import Array, Pytree, in_double_precision
+from modicum.runtime import FASTEST_COMPILE, Array, Pytree, in_double_precision, jit
 
-__all__ = ["AsTraced", "Trace", "digest_of", "expression_digest", "trace_of", "uncompiled"]
+__all__ = [
+    "AsTraced",
+    "Trace",
+    "digest_of",
+    "evaluated",
+    "expression_digest",
+    "trace_of",
+    "uncompiled",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +76,21 @@ class AsTraced(Generic[T]):
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def evaluated(function: Callable[..., Pytree], *arguments: Pytree) -> list[jax.Array]:
+    """Evaluate a function that is not worth optimising; return its results as a flat list.
+
+    Functions that compute the same are compiled once.
+    """
+    expression = jax.make_jaxpr(function)(*arguments)
+    as_traced = AsTraced(expression, digest_of(expression)[0])
+    return _evaluated(as_traced, *jax.tree.leaves(arguments))
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def _evaluated(expression: AsTraced[ClosedJaxpr], *arguments: Array) -> list[jax.Array]:
+    return jaxpr_as_fun(expression.traced)(*arguments)
 
 
 class Traceable(Protocol):

@@ -25,13 +25,14 @@ class Smooth:
     """With v = (y - eta) / (s width): sigmoid(v) is Beta((1 - tau) width, tau width)."""
 
     def __init__(self, tau, width, s):
-        self.low = stats.beta((1 - tau) * width, tau * width)
-        self.high = stats.beta(tau * width, (1 - tau) * width)
+        self.low, self.high = (1 - tau) * width, tau * width
         self.scale = s * width
 
     def cdf(self, y):
         v = (y - ETA) / self.scale
-        return np.where(v < 0, self.low.cdf(expit(v)), self.high.sf(expit(-v)))
+        first, second = np.where(v < 0, [[self.low], [self.high]], [[self.high], [self.low]])
+        share = special.betainc(first, second, expit(-np.abs(v)))
+        return np.where(v < 0, share, 1 - share)
 
     def stats(self):
         v = np.linspace(-250, 500, 15_001)  # wide enough: the tails are exponential

@@ -162,6 +162,7 @@ class GroupTaylor:
         assert isinstance(proxy.B, jax.Array)
         return away @ (proxy.a + 0.5 * proxy.B @ away) + self.target.log_prior(t)
 
+    @partial(jax.jit, static_argnums=0, inline=True)  # traced once for several uses
     def _expansion(
         self, proxy: Proxy, rows: Batch, size: jax.Array, centre: jax.Array
     ) -> tuple[Integrands, jax.Array, jax.Array, jax.Array]:

@@ -166,7 +166,8 @@ class _Study:
             sample_rows=self.batch,
         )
         points = [_values(self._run(self.batch, radius), free) for radius in _radii()]
-        constraints = {name: self._constraint(name, sites, points[1]) for name in free}
+        elsewhere = self.program.run(self.batch, points[1])
+        constraints = {name: _constraint(name, sites, elsewhere) for name in free}
         self._refuse_dependence_on_rows(points[1])
         model = _NumpyroModel(
             self.program.log_prior,
@@ -258,28 +259,28 @@ class _Study:
                 f"nothing is observed in the plate '{plate}': give the data as fields of the rows."
             )
 
-    def _constraint(self, name: str, sites: Sites, elsewhere: Params) -> Constraint:
-        """Return a parameter's constraint; refuse a support that depends on other parameters."""
-        supports = [s[name]["fn"].support for s in (sites, self.program.run(self.batch, elsewhere))]
-        constraints = [as_constraint(support) for support in supports]
-        if constraints[0] != constraints[1]:
-            raise SettingError(
-                f"the support of '{name}' depends on another parameter: draw it on a fixed range, "
-                "such as (0, 1), and multiply."
-            )
-        return constraints[0]
-
     def _refuse_dependence_on_rows(self, theta: Params) -> None:
         """Refuse a prior that depends on the batch, or a row's likelihood that does on others."""
         batches = (self.batch, self.other_batch)
-        priors = [jax.jit(replace(self.program, sample_rows=b).log_prior)(theta) for b in batches]
-        if not agree(*priors):
+        programs = [replace(self.program, sample_rows=batch) for batch in batches]
+        if not agree(*jax.jit(lambda theta: [p.log_prior(theta) for p in programs])(theta)):
             raise SettingError(
                 "the prior changes with the rows of a batch (a distribution outside the plate has "
                 "an argument that is computed from the rows or their number): compute it from "
                 "all rows beforehand, and pass it as an argument."
             )
         refuse_mixed_rows(self.program.log_likelihood, theta, batches)
+
+
+def _constraint(name: str, sites: Sites, elsewhere: Sites) -> Constraint:
+    """Return a parameter's constraint; refuse a support that depends on other parameters."""
+    here, there = (as_constraint(s[name]["fn"].support) for s in (sites, elsewhere))
+    if here != there:
+        raise SettingError(
+            f"the support of '{name}' depends on another parameter: draw it on a fixed range, "
+            "such as (0, 1), and multiply."
+        )
+    return here
 
 
 def _radii() -> list[float]:

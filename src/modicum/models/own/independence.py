@@ -11,13 +11,12 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
-from modicum.models.tracing import AsTraced, digest_of
+from modicum.models.tracing import evaluated
 from modicum.rows import Rows
-from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
+from modicum.runtime import in_double_precision
 
 __all__ = ["agree", "refuse_mixed_rows", "two_batches"]
 
@@ -44,21 +43,13 @@ def refuse_mixed_rows(
     def of_first_row(theta: Params, *batches: Batch) -> list[jax.Array]:
         return [log_likelihood(theta, batch)[0] for batch in batches]
 
-    arguments = theta, *batches, batches[0]
-    expression = jax.make_jaxpr(of_first_row)(*arguments)
-    as_traced = AsTraced(expression, digest_of(expression)[0])
-    alone, other, again = _evaluated(as_traced, *jax.tree.leaves(arguments))
+    alone, other, again = evaluated(of_first_row, theta, *batches, batches[0])
     if agree(alone, again) and not agree(alone, other):
         raise SettingError(
             "the log-likelihood of a row changes with the other rows of its batch (their mean, "
             "their number, the row before): compute that from all rows beforehand, and make it "
             "a field of the rows."
         )
-
-
-@jit(static=0, options=FASTEST_COMPILE)
-def _evaluated(expression: AsTraced[ClosedJaxpr], *arguments: Array) -> list[jax.Array]:
-    return jaxpr_as_fun(expression.traced)(*arguments)
 
 
 def agree(first: jax.Array, second: jax.Array) -> bool:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models import Target
@@ -382,21 +383,17 @@ def _require_signs(elpd: np.ndarray, lpd: np.ndarray, unit: str, called: np.ndar
 
 def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.ndarray:
     """Return elpd, lpd and Pareto k (3, rows) from log-likelihoods (draws, rows)."""
-    from arviz_stats.base import array_stats
-
     log_weight, sign = subject.log_weight, subject.sign
-    minus_ratio = (share * values - log_weight[:, None]).T
-    flat = np.ptp(minus_ratio, axis=1) < 1e-10
-    smoothed = np.full(minus_ratio.shape, -np.log(len(values)))
+    log_ratio = (log_weight[:, None] - share * values).T
+    flat = np.ptp(log_ratio, axis=1) < 1e-10
+    smoothed = np.full(log_ratio.shape, -np.log(len(values)))
     pareto_k = np.zeros(len(smoothed))
-    if not flat.all():
-        smoothed_rest = array_stats.psislw(minus_ratio[~flat], r_eff=subject.efficiency)
-        smoothed[~flat], pareto_k[~flat] = smoothed_rest
+    smoothed[~flat], pareto_k[~flat] = rows_smoothed(log_ratio[~flat], subject.efficiency)
     doubtful = pareto_k > DOUBTFUL
     if doubtful.any() and _count_nearly_alike(log_weight):
         # The draws' weights were smoothed and judged when they were computed. Even if nearly equal
         # they have a tail, whose k would show in every row; use k of the row's own ratio instead.
-        _, row_k = array_stats.psislw((share * values).T[doubtful], r_eff=subject.efficiency)
+        _, row_k = rows_smoothed(-(share * values).T[doubtful], subject.efficiency)
         pareto_k[doubtful] = np.minimum(pareto_k[doubtful], row_k)
     elpd = _log_average(values.T, smoothed, sign)
     lpd = _log_average(values.T, log_weight, sign)
@@ -411,9 +408,11 @@ def _count_nearly_alike(log_weight: np.ndarray) -> bool:
 
 def _log_average(values: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
     """Return the log of the signed weighted average of exp(values) over draws, the last axis."""
-    from scipy.special import logsumexp
+    return _log_sum(log_weight + values, sign) - _log_sum(log_weight, sign)
 
-    with np.errstate(invalid="ignore"):  # the log of a negative sum is nan, and refused later
-        above = logsumexp(log_weight + values, axis=-1, b=sign)
-        below = logsumexp(log_weight, axis=-1, b=sign)
-    return np.asarray(above - below)
+
+def _log_sum(terms: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    """Return the log of the sum of sign * exp(terms) over the last axis."""
+    top = terms.max(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a sum <= 0 is not finite: refused later
+        return np.asarray(top + np.log(np.exp(terms - top[..., None]) @ sign))
