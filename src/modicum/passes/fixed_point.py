@@ -56,7 +56,7 @@ class Settling:
         settled, self.prior = settle(at, self._target, self.prior, limit)
         step = settled.point[self._size :] - at.point[self._size :]
         if limit is not None:
-            short = np.abs(step) >= limit
+            short = np.abs(step) > 0.999 * limit  # but for rounding, steps of `limit`
             self.held_back = bool(np.any(short))
             self._longest = np.where(short & (step * self._last < 0), limit / 2, limit)
         self._last = step
