@@ -22,6 +22,8 @@ QUICKLY_COMPILED = (
 # XLA aborts on an unknown flag, so set them only for versions that are known to accept them.
 if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)):
     os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
+# Lowered operations need not know where in the source they come from.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # One thread per computation: workers keep all cores busy, and idle threads would spin.
 os.environ.setdefault("NPROC", "1")  # XLA
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy and SciPy
