@@ -9,6 +9,7 @@ from scipy.optimize import minimize_scalar
 
 import modicum as mo
 from modicum import plots
+from modicum.posterior.effects import _group_of
 from modicum.posterior.intraclass import intraclass
 from modicum.posterior.unpooled import unpooled_effects
 
@@ -56,11 +57,21 @@ def test_effects_are_a_table_by_level_and_effect(post, table):
     pd.testing.assert_frame_equal(some, effects.loc[["w03"]])
 
 
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [((), "the model has no groups"), (("ward", "town"), "name the group .* ward, town")],
+)
+def test_without_a_name_there_must_be_one_group(groups, words):
+    with pytest.raises(mo.SettingError, match=words):
+        _group_of(mo.models.Logistic(groups=groups), None, None)
+
+
 def test_levels_and_groups_that_are_not_there_are_named(post, table):
     with pytest.raises(mo.DataError, match="there is no 'ward' 'w99'"):
         post.effects("ward", levels=["w99"])
     with pytest.raises(mo.SettingError, match=r"no effects of 'wards'.*did you mean 'ward'"):
         post.effects("wards")
+    pd.testing.assert_frame_equal(post.effects(), post.effects("ward"))  # the only group
     with pytest.raises(mo.SettingError, match="must be a list of levels of 'ward', not DataFrame"):
         post.effects("ward", table[0])
     with pytest.raises(mo.SettingError, match="must be a list of levels of 'ward', not a name"):

@@ -61,7 +61,7 @@ def effects(
     source: Draws,
     fit: Fit,
     rows: Rows | None,
-    group: str,
+    group: str | None,
     levels: Sequence[object] | None,
     draws: int,
     prob: float,
@@ -70,7 +70,7 @@ def effects(
     check_interval(prob)
     whole_number("draws", draws)
     model = fit.model
-    _require_group(model, group, levels)
+    group = _group_of(model, group, levels)
     if rows is not None:
         require_rows_of_fit(rows, fit.rows, None, "a table of effects")
     family = model.family if isinstance(model, IntegratedEffects) else model
@@ -96,9 +96,20 @@ def effects(
     return _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
 
 
-def _require_group(model: object, group: str, levels: object) -> None:
-    """Refuse a factor without effects, and levels that are not a list."""
+def _group_of(model: object, group: str | None, levels: object) -> str:
+    """Return the factor asked for, or the only one there is.
+
+    Refuse a factor without effects, and levels that are not a list.
+    """
     names = group_names(model)
+    if group is None:
+        if len(names) != 1:
+            raise SettingError(
+                f"name the group whose effects to tabulate: {', '.join(names)}."
+                if names
+                else "there are no effects to tabulate; the model has no groups."
+            )
+        (group,) = names
     if group not in names:
         raise SettingError(
             f"there are no effects of {group!r}{suggestion(group, names)}; "
@@ -110,6 +121,7 @@ def _require_group(model: object, group: str, levels: object) -> None:
             f"{'a name' if isinstance(levels, str) else type(levels).__name__}; give the rows of "
             "the fit, if needed, as rows=..."
         )
+    return group
 
 
 def group_names(model: object) -> tuple[str, ...]:

@@ -307,7 +307,7 @@ class OutcomesMixin(FittedDraws):
 
     def effects(
         self,
-        group: str,
+        group: str | None = None,
         levels: Sequence[object] | None = None,
         rows: RowsLike | None = None,
         draws: int = 200,
@@ -321,7 +321,7 @@ class OutcomesMixin(FittedDraws):
         Parameters
         ----------
         group
-            The field the rows are grouped by.
+            The field the rows are grouped by; may be left out if there is only one.
         levels
             Groups to tabulate, by their values; all by default.
         rows
