@@ -38,6 +38,7 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test,bench,lint]'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 demo: $(STAMP)

@@ -354,16 +354,17 @@ def test_refreshes_that_are_always_accepted_are_noticed(monkeypatch):
 @pytest.mark.slow
 def test_a_perturbed_chain_moves_towards_the_truth():
     # this run is off by .13 to .17 posterior sd
-    post = toy.posterior(anchor=toy.poor_anchor(), design="uniform", ddof=0, **toy.POOR)
+    poor = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0}
+    post = toy.posterior(draws=12_000, **poor, **toy.POOR)
     before = np.abs(toy.distance(post)[0])
     with warnings.catch_warnings():  # weights this uneven may be warned of
         warnings.simplefilter("ignore", mo.ModicumWarning)
-        fixed = post.correct(toy.rows(), draws=12_000, progressbar=False)
+        fixed = post.correct(toy.rows(), draws=48_000, progressbar=False)
     after = np.abs(fixed.mean("beta") - toy.MEAN) / toy.SD
     assert before.mean() > 0.09
     assert after.mean() < before.mean() / 2
     share = fixed.tuning["correction"]["effective_share"]
-    assert after.max() < 4 / np.sqrt(share * 12_000 / 2)
+    assert after.max() < 4 / np.sqrt(share * 48_000 / 2)
     assert fixed.tuning["correction"]["largest_shift"] > 0.05
 
 
