@@ -17,7 +17,7 @@ from modicum.errors import (
     SettingError,
 )
 from modicum.estimators import LIKELIHOODS
-from modicum.kernels.delayed_acceptance import DelayedAcceptanceContext, DelayedAcceptanceKernel
+from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
 from modicum.methods.cost import slow_run
