@@ -38,7 +38,6 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e '.[test,bench,lint]'
-	$(BIN)/python -m compileall -q src
 	touch $@
 
 demo: $(STAMP)

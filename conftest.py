@@ -35,7 +35,7 @@ import pytest  # noqa: E402  (only processes that run tests import JAX; xdist's 
 from helpers import lowering, patching  # noqa: E402
 
 LARGEST_CACHE = 1 << 30  # bytes
-WORTH_KEEPING = 0.5  # seconds of compilation; caching less costs more than it saves
+WORTH_KEEPING = 0.2  # seconds of compilation; caching less costs more than it saves
 MEMORY_KEPT = 1.5 * (1 << 30)  # bytes; above this, a worker frees compiled code after a file
 PEAKS = []  # peak memory of each worker, in KiB
 
