@@ -80,7 +80,7 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
 def test_effects_are_joined_by_the_levels_of_the_table(frame: pd.DataFrame, tmp_path) -> None:
     """Explicit effects were listed by text, '7', which joins with no number of the table."""
     numbered = frame.assign(ward=frame["ward"].str[1:].astype(int))
-    few = SETTINGS | {"draws": 10, "tune": 10}
+    few = SETTINGS | {"method": "hmc", "draws": 10, "tune": 10}
     post = mo.fit(FORMULA, numbered, groups="explicit", progressbar=False, **few)
     table = post.effects("ward")
     assert table.index.dtype == numbered["ward"].dtype
