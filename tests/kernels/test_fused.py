@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 import modicum as mo
 from helpers.targets import design, sums_of
@@ -32,6 +33,14 @@ def some_rows(n=600, d=4):
     x, rng = design(n, d)
     fields = {"offset": rng.normal(size=n), "weight": rng.integers(1, 4, n) * 1.0}
     return mo.Rows(x=x, y=(rng.random(n) < 0.3) * 1.0, **fields)
+
+
+@pytest.fixture
+def a_gpu():
+    """The GPU that programs are lowered for, which need not be there; JAX from 0.12 on asks."""
+    device = AbstractDevice("NVIDIA H100", 132, "gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        yield
 
 
 def planned(**settings):
@@ -295,7 +304,7 @@ def test_iterations_beyond_the_count_are_left_out(plan, begun, truth, table, for
 
 @pytest.mark.parametrize("settings", [{}, PHASED], ids=["registers", "phases"])
 @pytest.mark.parametrize("kind", ["plan", "bare"])
-def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64):
+def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64, a_gpu):
     plan = request.getfixturevalue(kind)
     settled = replace(fused_of(plan), interpret=False, **settings)
     state, keys = begun
@@ -311,7 +320,7 @@ def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64):
 # Patches of JAX, after which everything is compiled again ----------------------------------
 
 
-def test_a_gpu_takes_a_split_integrator(plan, monkeypatch):
+def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
     method = mo.HMCECS()
     kernel, _ = with_integrator(method, plan.kernel, plan.context)
     assert kernel.move == HMCMove(1.2)
@@ -374,7 +383,7 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
         (lambda k, c: (_of_family(k, mo.models.Probit()), c), "GPU programs lack"),
     ],
 )
-def test_what_is_not_covered_is_said(plan, monkeypatch, change, reason):
+def test_what_is_not_covered_is_said(plan, monkeypatch, a_gpu, change, reason):
     monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
     settled, _ = fused_kernel("auto", plan.kernel, plan.context)
     assert isinstance(settled, FusedKernel)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.diagnostics.inefficiency import finite_and_moving
+from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.passes import LocalEngine, Sums, units_of
@@ -128,8 +129,6 @@ def _require_weights(log_weights: np.ndarray) -> None:
 
 
 def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    from arviz_stats.base import array_stats
-
     # a weight below e^-700 of the largest is as good as 0; -inf is clipped too
     centred = np.maximum(log_weights - log_weights.max(), -700.0)
     if np.ptp(centred) < 1e-10:
@@ -139,8 +138,8 @@ def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
             f"{centred.size} draws are too few to be corrected, since the tail of their weights "
             f"cannot be judged; sample at least {FEWEST}."
         )
-    smoothed, tail = array_stats.psislw(-centred.reshape(-1))  # it expects minus log-weights
-    return np.asarray(smoothed).reshape(log_weights.shape), float(tail)
+    smoothed, (tail,) = rows_smoothed(centred.reshape(1, -1))
+    return smoothed.reshape(log_weights.shape), float(tail)
 
 
 def _report(

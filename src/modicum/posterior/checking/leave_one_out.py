@@ -109,11 +109,15 @@ class LeaveOneOut:
         return Estimate(float(self.weight @ near**power) + estimate.value, estimate.variance)
 
     def error(self, other: LeaveOneOut | None = None) -> float:
-        """Return the standard error of the sum (or difference) as an estimate for new rows."""
+        """Return the standard error of the sum (or difference) as an estimate for new rows.
+
+        Like R's loo it divides squared deviations by n - 1, and so does ArviZ from version 1 on.
+        """
         total, squares = self.total(1, other), self.total(2, other).value
         n = float(self.weight.sum())
         # subtract the variance by which the squared estimate exceeds the squared sum on average
-        return float(np.sqrt(max(squares - (total.value**2 - total.variance) / n, 0.0)))
+        deviations = max(squares - (total.value**2 - total.variance) / n, 0.0)
+        return float(np.sqrt(deviations * n / (n - 1))) if n > 1 else 0.0
 
     def result(self) -> ELPDData:
         """Return ArviZ's ELPDData; `elpd_i` and `pareto_k` are those of the rows left out."""

@@ -166,7 +166,7 @@ class ChecksMixin(FittedDraws):
         -------
         arviz_stats.utils.ELPDData
             `elpd`; `se`, its standard error as an estimate for new data; `p`, the effective number
-            of parameters; `subsampling_se`, the part of the error due to subsampling; and `elpd_i`
+            of parameters; with `subsample`, `subsampling_se`, the part due to it; and `elpd_i`
             and `pareto_k` of the rows that were left out, by their index in the table (from 0), or
             of groups by their names.
 

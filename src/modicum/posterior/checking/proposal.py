@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
+from modicum.diagnostics.pareto import rows_smoothed
 from modicum.passes import Sums
 from modicum.passes.prior import expanded_prior
 
@@ -79,14 +80,12 @@ def log_joint(sums: Sums, points: np.ndarray, purpose: str) -> np.ndarray:
 
 def average(log_ratio: np.ndarray) -> tuple[Evidence, float]:
     """Return the log of the average of smoothed weights, with its error, and their Pareto k."""
-    from arviz_stats.base import array_stats
-
     top = log_ratio.max()
     centred = np.maximum(log_ratio - top, -700.0)
     if np.ptp(centred) < 1e-10:
         return Evidence(float(top), 0.0), 0.0
-    smoothed, tail = array_stats.psislw(-centred)
-    # psislw normalises; the smallest weight, which is not smoothed, shows by how much
+    (smoothed,), (tail,) = rows_smoothed(centred[None])
+    # these are normalised; the smallest weight, which is not smoothed, shows by how much
     lowest = int(np.argmin(centred))
     log_total = centred[lowest] - smoothed[lowest]
     share = np.exp(smoothed) * len(smoothed)
