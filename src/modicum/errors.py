@@ -69,7 +69,7 @@ class ConvergenceError(ModicumError, RuntimeError):
 
 
 class NoModeError(ConvergenceError):
-    """The posterior is finite, but no mode was found: it has a kink or a funnel."""
+    """No mode was found, but the posterior is finite: NUTS may sample it without a mode."""
 
 
 class NoNoiseError(ConvergenceError):

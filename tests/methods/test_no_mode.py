@@ -1,4 +1,4 @@
-"""NUTS and HMC without a useful mode: kinks, funnels, hierarchies, against quadrature."""
+"""NUTS and HMC without a useful mode: kinks, funnels, hierarchies, searches that fail."""
 
 import warnings
 
@@ -10,10 +10,12 @@ import pytest
 import modicum as mo
 from helpers.interrupted import task_of
 from helpers.ported import RUBIN, marginal_of_mu_and_tau
-from helpers.targets import TIMES, mean_and_error
+from helpers.targets import TIMES, Conjugate, all_of, logistic_rows, mean_and_error
 from modicum.kernels.base import Point
 from modicum.kernels.full_data import _move_dense
 from modicum.kernels.moves import HMCMove
+from modicum.methods import cost
+from modicum.passes import mode
 
 Y = np.r_[np.full(9, 0.1), -1.0, 1.0]
 
@@ -83,6 +85,59 @@ def test_by_default_too_all_rows_are_used_and_a_fixed_step_is_refused():
         sampled(KINKED, mo.Rows(y=Y), method=mo.NUTS(step_size=0.1))
     with pytest.raises(mo.SettingError, match="metric must be"):
         mo.NUTS(metric="sparse")
+
+
+# A family's mode that is not found ---------------------------------------------------------
+
+
+@pytest.fixture
+def no_climb(monkeypatch):
+    """Let the search for a mode stop where it starts."""
+    monkeypatch.setattr(mode, "MAX_STEPS", 0)
+
+
+def test_by_default_a_family_is_sampled_on_all_rows_with_one_warning(no_climb):
+    # Columns in units of a millionth and a million: chains must start in the prior's units.
+    exact = Conjugate()
+    units = np.array([1e6, 1.0, 1e-6])
+    fields = all_of(exact.rows)
+    prior_scale = tuple(0.3 / units)
+    model = mo.models.Gaussian(scale=0.7, prior_scale=prior_scale, intercept_scale=0.5)
+    rows = mo.Rows(x=fields["x"] * units, y=fields["y"])
+    post = sampled(model, rows, method="auto", draws=500)
+    assert post.settings["method"] == "nuts"
+    assert [doubt.code for doubt in post.warnings] == ["no-mode"]
+    assert "NUTS runs on all rows from dispersed points" in str(post.warnings[0])
+    assert "no mode that could be found" in post.tuning["method"]
+    post.draws["beta"] = post["beta"] * units
+    known = {"intercept": [exact.mean[3], exact.mean[3] ** 2 + exact.cov[3, 3]]}
+    assert faults(post, known) == []
+    for k in range(3):
+        mean, error = mean_and_error(post["beta"][..., k])
+        assert abs(mean - exact.mean[k]) < TIMES * error
+        assert abs(mean + 0.5 * exact.cov[k, k] ** 0.5 - exact.mean[k]) > TIMES * error  # control
+
+
+def test_other_methods_refuse_it_and_name_nuts(no_climb, monkeypatch):
+    for method in ("hmc-ecs", "laplace"):
+        with pytest.raises(mo.ConvergenceError, match=r"or use method='nuts', which needs no mode"):
+            sampled(mo.models.Logistic(), logistic_rows(), method=method)
+    monkeypatch.setattr(cost, "AFFORDABLE", 0.0)  # as if there were many rows
+    with pytest.raises(mo.ConvergenceError, match=r"or use method='nuts', which needs no mode"):
+        sampled(mo.models.Logistic(), logistic_rows(), method="auto")
+
+
+def test_where_the_mode_would_show_that_there_is_no_posterior_it_is_required(no_climb):
+    flat = {"common": mo.priors.Flat(), "intercept": mo.priors.Flat()}
+    remote = mo.Rows(x=np.eye(40)[:, :2], y=1e12 + np.arange(40.0) % 7)
+    for model, rows in (
+        (mo.models.Logistic(priors=flat), logistic_rows()),
+        (mo.models.Gaussian(), remote),
+    ):
+        for method in ("auto", "nuts"):
+            with pytest.raises(mo.ConvergenceError, match="no mode was found") as caught:
+                sampled(model, rows, method=method)
+            assert "nuts" not in str(caught.value)
 
 
 def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):

@@ -24,7 +24,16 @@ from helpers.targets import (
     sums_of,
 )
 from modicum.errors import NoModeError
-from modicum.passes import NEAR, Anchor, anchor_at, anchor_at_mode, find_mode, fixed_point, mode
+from modicum.passes import (
+    NEAR,
+    Anchor,
+    anchor_at,
+    anchor_at_mode,
+    find_mode,
+    fixed_point,
+    mode,
+    scales,
+)
 from modicum.passes.anchor import whitening_factor
 from modicum.passes.curvature import curvature
 from modicum.passes.fixed_point import settle
@@ -506,3 +515,17 @@ def test_otherwise_its_mode_is_not_found(monkeypatch):
     sums, start = sums_of(mo.models.Weibull(groups="g"), censored_times())
     with pytest.raises(mo.ConvergenceError, match="passes the search is still"):
         find_mode(sums, start, within=NEAR)
+
+
+@in_double_precision
+def test_a_scale_at_which_effects_are_not_concave_counts_for_nothing():
+    """Its integral over the effects does not exist, and once ended the default in a LinAlgError."""
+    rng = np.random.default_rng(1)
+    g, x = rng.integers(0, 60, 240), rng.normal(size=(240, 1))
+    y = np.exp(0.5 * x[:, 0] + rng.normal(size=60)[g]) * rng.gamma(1.0, size=240)
+    sums, start = sums_of(M.InverseGaussian(groups="g"), mo.Rows(x=x, y=y, codes={"g": g}))
+    at, _ = find_mode(sums, start, within=NEAR)
+    widths = -1 / np.diag(scales.with_scale_widths(at, sums.target).prior_hessian)
+    assert 0 < widths[-1] <= scales.WIDEST**2
+    wide = at.point + 6 * np.eye(len(at.point))[-1]  # of the log standard deviation
+    assert scales._marginal(at, sums.target, wide[None]) == -np.inf

@@ -15,10 +15,13 @@ import modicum as mo
 from helpers import toy
 from helpers.compiling import optimised_chains
 from helpers.interrupted import planned
-from helpers.targets import logistic_rows, quick, sums_of
+from helpers.targets import TIMES, all_of, logistic_rows, mean_and_error, quick, sums_of
 from modicum.errors import ModicumWarning
 from modicum.methods.base import Task
-from modicum.methods.ecs.checks import BOUND_FALLS, UNFIT, withdraw_bound
+from modicum.methods.ecs.checks import BOUND_FALLS, UNFIT, Case, check_tails, withdraw_bound
+from modicum.methods.ecs.tuning import Tails
+from modicum.models import Target
+from modicum.passes.prior import expanded_prior
 
 M = mo.models
 
@@ -70,6 +73,26 @@ def centred_hierarchy(spread, n=1_000, groups=8):
     return model, mo.Rows(y=y, group=group.astype(float))
 
 
+@cache
+def positive_times(rare, n=5_000):
+    """Return inverse Gaussian times; a reference level of few `rare` rows has a long tail."""
+    rng = np.random.default_rng(1)
+    x, level = rng.normal(size=n), rng.integers(1, 3, n)
+    level[:rare] = 0
+    y = rng.wald(np.exp(0.5 + 0.3 * x + 0.4 * (level == 1)), 2.0)
+    return M.InverseGaussian(), mo.Rows(x=np.c_[x, level == 1, level == 2] * 1.0, y=y)
+
+
+@cache
+def times_of_few_events(share, n=5_000):
+    """Return Weibull times of which a `share` ended in an event, and the others were censored."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(n, 3))
+    time = rng.weibull(1.5, n) * np.exp(0.5 + 0.3 * x[:, 0])
+    end = np.quantile(time, share) * np.exp(0.3 * rng.normal(size=n))
+    return M.Weibull(), mo.Rows(x=x, y=np.minimum(time, end), event=(time <= end) * 1.0)
+
+
 def by_default(model, rows):
     """Return the method and plan that the default chooses for these rows."""
     sums, start = sums_of(model, rows)
@@ -93,6 +116,83 @@ def test_a_share_away_from_its_boundary_is_subsampled():
     method, plan = by_default(*zero_inflated(0.3))
     assert method.name == "hmc-ecs"
     assert plan.notes == []
+
+
+@pytest.mark.parametrize(
+    ("table", "few", "many"),
+    [
+        (positive_times, 10, 500),
+        pytest.param(times_of_few_events, 0.01, 0.2, marks=pytest.mark.slow),
+    ],
+)
+def test_tails_where_estimates_are_noisy_go_to_all_rows(table, few, many, monkeypatch):
+    method, plan = by_default(*table(few))
+    assert method.name == "nuts"
+    assert "the log-posterior has fallen by" in plan.tuning["method"]
+    assert not any(note.code == "tails-noisy" for note in plan.notes)
+    method, plan = by_default(*table(many))  # negative control
+    assert method.name == "hmc-ecs"
+    assert not any(note.code == "tails-noisy" for note in plan.notes)
+    monkeypatch.setattr("modicum.methods.cost.AFFORDABLE", 0.0)  # as if there were many rows
+    method, plan = by_default(*table(few))
+    assert method.name == "hmc-ecs"
+    assert any(note.code == "tails-noisy" for note in plan.notes)
+
+
+def test_tails_are_noisy_by_their_fall():
+    case = Case(mo.HMCECS(), sums_of(*logistic_rows_of_too_few())[0].target, 50)
+    noisy = Tails(np.array([8.0, 10.0]), np.array([5.3, 5.9]), 40 * np.array([9.3, 28.8]))
+    (note,) = check_tails(case, noisy, 40)
+    assert note.numbers == pytest.approx({"distance": 10.0, "fall": 5.9, "noise": 28.8**0.5})
+    assert check_tails(case, noisy, 400) == []  # ten times the rows
+    assert check_tails(case, noisy._replace(fall=noisy.fall + 20), 40) == []  # out of reach
+    assert check_tails(case, noisy._replace(variance=np.full(2, np.nan)), 40) == []
+
+
+@pytest.mark.slow
+def test_the_default_is_right_where_hmc_ecs_runs_off():
+    model, rows = positive_times(10)
+    run = {"tune": 1_000, "chains": 4}
+    post = quick(model, rows, method="auto", draws=1_000, **run)
+    ran_off = quick(model, rows, method="hmc-ecs", draws=1_000, **run)
+    assert post.settings["method"] == "nuts"
+    assert [doubt.code for doubt in post.warnings] == []
+    known = quick(model, rows, method="auto", tune=None, draws=4_000)  # along a skewed axis
+    assert known.settings["method"] == "laplace"
+
+    def error(fit):
+        own, other = (each.summary().loc["intercept"] for each in (fit, known))
+        off = abs(own["mean"] - other["mean"])
+        return off / np.hypot(own["mcse_mean"], other["mcse_mean"])
+
+    assert error(post) < TIMES
+    assert "anchor-far" in {doubt.code for doubt in ran_off.warnings}  # negative control
+
+
+def no_counts(n=2_000):
+    """Return counts that are all zero: the prior decides, cut off where a count is expected."""
+    x = np.random.default_rng(1).normal(size=(n, 2))
+    return M.Poisson(prior_scale=2.5, intercept_scale=10.0), mo.Rows(x=x, y=np.zeros(n))
+
+
+@pytest.mark.slow
+def test_counts_that_are_all_zero_go_to_all_rows_and_are_sampled_right():
+    model, rows = no_counts()
+    target, centre = Target.of(model, rows)
+    precision = -expanded_prior(target, centre)[2]
+    noise = np.random.default_rng(5).normal(size=(50_000, 3))
+    prior = centre + noise / np.sqrt(np.diag(precision))
+    x = np.c_[all_of(rows)["x"], np.ones(len(rows))].T
+    with np.errstate(over="ignore"):
+        logs = np.concatenate([-np.exp(part @ x).sum(axis=1) for part in np.split(prior, 50)])
+    weight = np.exp(logs)
+    known = weight @ prior[:, 2] / weight.sum()
+    spread = np.sqrt(np.sum((weight * (prior[:, 2] - known)) ** 2)) / weight.sum()
+    post = quick(model, rows, method="auto", draws=1_000, tune=1_000, chains=4)
+    assert "posterior sd from its mode" in post.tuning["method"]
+    mean, error = mean_and_error(post["intercept"])
+    assert abs(mean - known) < TIMES * np.hypot(error, spread)
+    assert abs(mean + 0.5 * post["intercept"].std() - known) > TIMES * error  # negative control
 
 
 def test_a_hierarchy_whose_mode_is_a_singularity_is_not_subsampled():

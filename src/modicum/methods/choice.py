@@ -53,9 +53,10 @@ class Auto(Method):
     noise is far below Monte Carlo error), they are the answer; if it is far from normal on a few
     axes only, so are draws that follow its quantiles there. Otherwise the pilot study of HMC-ECS
     tells how many rows it needs, or why it would fail. NUTS runs instead if the study raises a
-    doubt and all rows are affordable, or if scales of groups are sampled and the rows are few. For
-    a model of your own without a mode, or with one far from the posterior, HMC-ECS is studied about
-    the mean of short chains on a subset. If all of this fails, NUTS runs on all rows.
+    doubt or no mode is found and all rows are affordable, or if scales of groups are sampled and
+    the rows are few. For a model of your own without a mode, or with one far from the posterior,
+    HMC-ECS is studied about the mean of short chains on a subset. If all of this fails, NUTS runs
+    on all rows.
     `Posterior.tuning["method"]` says in one line what was chosen, and what NUTS would cost.
 
     Parameters
@@ -86,7 +87,7 @@ class Auto(Method):
         nuts, few = NUTS(), task.of_few_chains()
         steps = nuts.gradients(task.target.size)
         all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
-        study, reason, misled = _study(task)
+        study, reason, misled = _study(task, all_rows)
         verdict: str | None = None
         if study is not None and self.laplace and _may_be_normal(task, study):
             chosen, verdict = _weighted_draws(task, study, all_rows)
@@ -142,8 +143,14 @@ def _weighted_draws(
     return (method, plan), None
 
 
-def _study(task: Task) -> tuple[Study | None, str, bool]:
-    """Return the pilot study at the mode, or None, the reason, and whether the mode is to blame."""
+def _study(task: Task, all_rows: Work) -> tuple[Study | None, str, bool]:
+    """Return the pilot study at the mode, or None, the reason, and whether the mode is to blame.
+
+    Raises
+    ------
+    NoModeError
+        If no mode of a family was found, and NUTS on all rows would take too long without one.
+    """
     method = HMCECS()
     try:
         anchor = task.anchor_at_mode()
@@ -158,6 +165,9 @@ def _study(task: Task) -> tuple[Study | None, str, bool]:
     except CrudeControlVariateError as crude:
         return None, crude.sentence, False
     except NoModeError:
+        own = task.target.model.users_functions  # for which nothing else may be right
+        if not own and not affordable(task, all_rows.longer(WIDER)):
+            raise
         reason = "the posterior has no mode that could be found, and HMC-ECS expands about one"
         return None, reason, True
 

@@ -2,7 +2,8 @@
 
 Laplace's approximation is a bad guide if the posterior has a funnel, a kink or no mode at all.
 Chains then start as in Stan: at dispersed points, in the parameters themselves, with a step size
-at which one leapfrog step is accepted; warm-up learns the scales.
+at which one leapfrog step is accepted; warm-up learns the scales. The unit of a family's parameter
+is the standard deviation of its prior, since coefficients have the units of their columns.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 from modicum.errors import ConvergenceError
 from modicum.kernels.full_data import ModeStarts
 from modicum.methods.base import Task
+from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Anchor
-from modicum.passes.prior import prior_slope
+from modicum.passes.prior import expanded_prior, prior_slope
 from modicum.random import Stream, generator, words_at_start
 from modicum.runtime import to_device
 
 __all__ = ["Dispersed", "disperse", "dispersed_starts", "far_from_normal"]
 
-RADIUS = 2.0  # distance from the model's start, in unconstrained parameters, as in Stan
+RADIUS = 2.0  # distance from the model's start, in units of the parameters, as in Stan
 TRIES = 12  # attempts to find a start, each at half the distance of the one before
 DRAWS = 24  # draws at which the normal approximation is compared with the posterior
 SPREAD, SPREAD_EACH = 3.0, 0.1  # largest spread of the log-ratio there: constant, per parameter
@@ -31,15 +33,16 @@ DOUBLINGS = 30  # most doublings or halvings of the step
 
 
 class Dispersed(NamedTuple):
-    """A point for each chain, and a step size to begin with."""
+    """A point for each chain, the units of parameters, and a step size to begin with."""
 
     points: np.ndarray  # (chains, d)
+    scale: np.ndarray  # (d,), or () if it is 1 for all
     step_size: float
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Dispersed:
         """Restore from the arrays of a checkpoint."""
-        return cls(arrays["points"], float(arrays["step_size"]))
+        return cls(arrays["points"], arrays["scale"], float(arrays["step_size"]))
 
 
 def far_from_normal(task: Task, anchor: Anchor) -> bool:
@@ -64,9 +67,10 @@ def disperse(task: Task) -> Dispersed:
 
     def compute() -> dict[str, np.ndarray]:
         offsets, kicks = (generator(task.seed, s) for s in (Stream.DISPERSED, Stream.FIRST_STEP))
-        points = np.stack([_near(task, chain, offsets) for chain in range(task.chains)])
-        step = np.median([_first_step(task, point, kicks) for point in points])
-        return {"points": points, "step_size": np.asarray(step)}
+        scale = _scale(task)
+        points = np.stack([_near(task, chain, scale, offsets) for chain in range(task.chains)])
+        step = np.median([_first_step(task, point, scale, kicks) for point in points])
+        return {"points": points, "scale": scale, "step_size": np.asarray(step)}
 
     return task.remember("dispersed", compute, Dispersed.from_arrays)
 
@@ -76,18 +80,29 @@ def dispersed_starts(begin: Dispersed, origin: np.ndarray, keys: np.ndarray) -> 
     return ModeStarts(
         keys=to_device(words_at_start(keys)[:, 1]),
         mode=jnp.arange(len(begin.points)),
-        centre=to_device(begin.points - origin),
+        centre=to_device((begin.points - origin) / begin.scale),
         spread=None,
     )
 
 
-def _near(task: Task, chain: int, rng: np.random.Generator) -> np.ndarray:
+def _scale(task: Task) -> np.ndarray:
+    """Return the units of the parameters: a family's prior sds at the start, else 1."""
+    target = task.target
+    if target.model.users_functions or target.size > DENSE_LIMIT:
+        return np.ones(())
+    precision = -np.diag(expanded_prior(target, task.start)[2])
+    with np.errstate(all="ignore"):
+        sd = 1 / np.sqrt(precision)
+    return np.where(np.isfinite(sd), sd, 1.0)
+
+
+def _near(task: Task, chain: int, scale: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw a point of finite density about a start, closer to it at every attempt."""
     bases = (task.start, *(task.starts.points if task.starts else ()))
     base = bases[chain % len(bases)]
     radius = RADIUS
     for _ in range(TRIES):
-        point = base + rng.uniform(-radius, radius, len(base))
+        point = base + scale * rng.uniform(-radius, radius, len(base))
         value, gradient = _log_posterior(task, point)
         if np.isfinite(value) and np.all(np.isfinite(gradient)):
             return np.asarray(point)
@@ -101,15 +116,17 @@ def _near(task: Task, chain: int, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(base)
 
 
-def _first_step(task: Task, point: np.ndarray, rng: np.random.Generator) -> float:
+def _first_step(
+    task: Task, point: np.ndarray, scale: np.ndarray, rng: np.random.Generator
+) -> float:
     """Double or halve the step until one leapfrog step is just accepted."""
     momentum = rng.standard_normal(len(point))
     value, gradient = _log_posterior(task, point)
 
     def gain(step: float) -> float:
-        half = momentum + step / 2 * gradient
-        height, slope = _log_posterior(task, point + step * half)
-        end = half + step / 2 * slope
+        half = momentum + step / 2 * scale * gradient
+        height, slope = _log_posterior(task, point + step * scale * half)
+        end = half + step / 2 * scale * slope
         with np.errstate(all="ignore"):
             change = height - value - 0.5 * float(end @ end - momentum @ momentum)
         return change if np.isfinite(change) else -np.inf

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import (
@@ -178,7 +177,7 @@ class _FullData(Method):
         )
         context = FullDataContext(
             point=to_device(task.start),
-            factor=jnp.ones(()),
+            factor=to_device(begin.scale),
             n=to_device(np.asarray(len(task.rows))),
             data=chunks,
             starts=dispersed_starts(begin, task.start, chain_keys(task.seed, task.chains)),
@@ -193,11 +192,25 @@ class _FullData(Method):
             kernel,
             context,
             schedule(task.tune, task.draws, adapt_mass=True),
-            Parameters(task.start),
+            Parameters(task.start, begin.scale),
             start_rows=len(task.rows),
             tuning=tuning,
-            notes=self._slow(task, task.start, evaluations),
+            notes=[*self._unclimbed(task), *self._slow(task, task.start, evaluations)],
         )
+
+    def _unclimbed(self, task: Task) -> list[ModicumWarning]:
+        """Warn that a family's mode was not found; a user's model need not have one."""
+        if task.target.model.users_functions:
+            return []
+        return [
+            ModicumWarning(
+                "no-mode",
+                f"the search for the posterior mode failed, so that {self.name.upper()} runs on "
+                "all rows from dispersed points, and learns all scales during warm-up",
+                "rescale the columns of x (mean 0, sd 1) or give a tighter prior (prior_scale), "
+                "and compare; trust these draws only if no warning follows",
+            )
+        ]
 
     def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
         log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
@@ -296,7 +309,8 @@ class NUTS(_FullData):
     """The no-U-turn sampler on all rows, whitened at the mode if that is of use.
 
     A model of your own need not have a mode: with a kink, a funnel or a spike, chains start from
-    dispersed points and warm-up learns the scales in Stan's windows.
+    dispersed points and warm-up learns the scales in Stan's windows. So it is, with a warning, if
+    the mode of a family is not found.
 
     Examples
     --------

@@ -10,14 +10,14 @@ from typing import TypeVar
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
-from modicum.errors import ConvergenceError, ModicumWarning, NoModeError
+from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError
 from modicum.kernels.base import Warp
-from modicum.models import LinearPredictorModel, Target
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
 from modicum.models.base import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
-from modicum.passes.faults import require_noise
+from modicum.passes.faults import is_remote, require_noise
 from modicum.passes.fixed_point import settle
 from modicum.passes.improper import parameter_name, require_proper
 from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
@@ -292,13 +292,27 @@ def _first_mode(
 
 
 def _may_have_none(sums: Sums, start: np.ndarray, fault: ConvergenceError) -> bool:
-    """Whether a user-defined model may be valid although no mode was found.
+    """Whether the posterior may be proper although no mode was found.
 
-    A kink or a funnel is valid. A start with a NaN is not, nor is an unbounded log-posterior.
+    A kink or a funnel of a user's model is valid, and so is a family's posterior that Newton does
+    not climb. A start with a NaN is not, nor is an unbounded log-posterior.
     """
-    if not sums.target.model.users_functions or isinstance(fault, EndlessError):
+    if isinstance(fault, EndlessError | NoNoiseError):
         return False
-    return curvature(sums, start, "mode").finite
+    if not sums.target.model.users_functions and _needs_mode(sums):
+        return False
+    return curvature(sums, start, "mode", flat_prior(sums.target)).finite
+
+
+def _needs_mode(sums: Sums) -> bool:
+    """Whether a family's posterior may not be sampled without a mode.
+
+    Quadrature nodes and digests are placed at it, it shows whether flat priors leave the posterior
+    improper, and an outcome of too few digits is sampled no better than it is climbed.
+    """
+    model = sums.target.model
+    placed = isinstance(model, IntegratedEffects) or sums.rest is not None
+    return placed or model.has_flat_prior or is_remote(sums)
 
 
 def _from_curvature(

@@ -22,6 +22,7 @@ from modicum.runtime import jit
 __all__ = [
     "describe_row",
     "first_bad_row",
+    "is_remote",
     "point_text",
     "require_noise",
     "why_no_mode",
@@ -131,7 +132,7 @@ def why_no_mode(sums: Sums, at: Curvature, passes: int, stuck: bool) -> str:
             f"increases the log-posterior ({point_text(sums.target, at.point)}), so it has a kink "
             "there (abs, max, a jump) or too few digits; write it with smooth functions."
         )
-    if _is_remote(sums):
+    if is_remote(sums):
         return (
             f"no mode was found: the outcome '{sums.rows.outcome or 'y'}' varies too little about "
             "too large a number for 64-bit floats to resolve the intercept; subtract a constant "
@@ -193,7 +194,7 @@ def require_noise(sums: Sums, point: np.ndarray, converged: bool) -> None:
         )
 
 
-def _is_remote(sums: Sums) -> bool:
+def is_remote(sums: Sums) -> bool:
     """Whether a real outcome is so far from zero that few digits are left of its variation."""
     model, rows = _family_and_rows(sums)
     if not isinstance(model, ScaleFamily):

@@ -75,6 +75,8 @@ def _mean_square(at: Curvature, target: Target, place: int, grid: np.ndarray) ->
         return _marginal(at, target, points)
 
     log = log_posterior(grid)
+    if np.all(log == -np.inf):
+        return WIDEST**2
     while log[0] > log.max() - TAIL and grid[0] > LOWEST:
         further = np.linspace(max(2 * grid[0], LOWEST), grid[0], FARTHER, endpoint=False)
         grid, log = np.r_[further, grid], np.r_[log_posterior(further), log]
@@ -93,7 +95,11 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
         pull = (at.A + slope - precision @ (t - mean))[:likelihood_size]
-        square, half_log_det = _integral(information, precision, pull)
+        try:
+            square, half_log_det = _integral(information, precision, pull)
+        except np.linalg.LinAlgError:  # not concave with a prior this wide: no such integral
+            logs[k] = -np.inf
+            continue
         logs[k] += square / 2
         logs[k] -= half_log_det
     return logs

@@ -16,7 +16,7 @@ from modicum.diagnostics import ess
 from modicum.errors import CrudeControlVariateError, ModicumWarning
 from modicum.methods.base import Tuning
 from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.tuning import FAR, Choice, Pilot, PilotChains, Products
+from modicum.methods.ecs.tuning import FAR, Choice, Pilot, PilotChains, Products, Tails
 from modicum.methods.ecs.tuning.block_poisson import DEVIATIONS, FEWEST, NEARLY_ALL
 from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
@@ -31,6 +31,7 @@ __all__ = [
     "Case",
     "check_pilot_chains",
     "check_short_chains",
+    "check_tails",
     "look_ahead",
     "look_ahead_signed",
     "look_back",
@@ -45,12 +46,13 @@ MISLED = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
 # Warnings that using all rows would cost less than subsampling.
 COSTLY = frozenset({"groups-uneven"})
 # Warnings that the run would end with doubts about its numbers.
-DOUBTED = frozenset({"heavy-tails", "subsample-small"})
+DOUBTED = frozenset({"heavy-tails", "subsample-small", "tails-noisy"})
 ANCHOR_FAR = 1.0  # posterior sds from the anchor beyond which control variates are crude
 # Warnings that invalidate the bound on the bias of the perturbation.
 BOUND_FALLS = UNFIT | {
     "subsample-small",
     "heavy-tails",
+    "tails-noisy",
     "variance-high",
     "refreshes-refused",
     "anchor-far",
@@ -62,6 +64,10 @@ BOUND_FALLS = UNFIT | {
     "r-hat",
 }
 NOISY_SHARE = 0.05  # largest share of noisy draws in pilot chains; real tables have up to .01
+# Noise of an estimate, as a share of the log-posterior's fall, at which chains may run off, and the
+# fall beyond which they do not come. On inverse Gaussian tables with a rare level they ran off on
+# half of the tables with a share of .5 and more, and on none with less.
+CAUGHT_UP, REACHED = 0.5, 20.0
 # Rows per step above which reading a quarter of all rows saves nothing: they are scattered in
 # memory, while a pass over all rows is one product.
 MANY = 10_000
@@ -201,6 +207,33 @@ def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumW
             )
         ]
     return []
+
+
+def check_tails(case: Case, tails: Tails | None, m: int) -> list[ModicumWarning]:
+    """Check whether estimates are noisier far out than the log-posterior falls.
+
+    Chains that get there meet a subsample by whose estimate the log-posterior rises, and run off.
+    """
+    if tails is None:
+        return []
+    noise, fall = np.sqrt(tails.variance / m), np.maximum(tails.fall, 1.0)
+    ratio = np.nan_to_num(np.where(fall < REACHED, noise / fall, 0.0), nan=0.0)
+    worst = int(np.argmax(ratio))
+    if not ratio[worst] > CAUGHT_UP:
+        return []
+    return [
+        ModicumWarning(
+            "tails-noisy",
+            f"{tails.distance[worst]:.0f} posterior sd from the posterior's mean, on one side, the "
+            f"log-posterior has fallen by {tails.fall[worst]:.1f} only, and its estimate by {m:,} "
+            f"rows has a standard deviation of {noise[worst]:.1f} there, so that chains may run "
+            "off",
+            f"{case.remedy}, or {case.all_rows}",
+            distance=tails.distance[worst],
+            fall=tails.fall[worst],
+            noise=noise[worst],
+        )
+    ]
 
 
 def check_short_chains(case: Case, stuck: bool) -> list[ModicumWarning]:

@@ -34,6 +34,7 @@ from modicum.methods.ecs.checks import (
     Case,
     check_pilot_chains,
     check_short_chains,
+    check_tails,
     look_ahead,
     look_back,
     withdraw_bound,
@@ -257,9 +258,8 @@ class HMCECS(EnergyConserving):
         advice = self._advice(study)
         notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
         notes += check_short_chains(case, study.stuck)
-        pilot_chains = None if self.exact else study.pilot_chains(certain)
-        if pilot_chains is not None:
-            notes += check_pilot_chains(case, pilot_chains, choice.subsample)
+        if self.exact is None:
+            notes += self._look_farther(study, case, choice.subsample, certain)
         passes = len(task.rows) if self.exact else 0
         evaluations = (choice.subsample + certain) * (study.steps + 1) + passes
         work = f"{choice.subsample + certain:,} rows per step"
@@ -267,6 +267,13 @@ class HMCECS(EnergyConserving):
             work = f"exact='delayed' on all {len(task.rows):,} rows"
         remedy = f"use fewer draws, or {'leave `exact` out' if self.exact else case.all_rows}"
         return notes + slow_run(task, study.anchor.point, evaluations, work, remedy)
+
+    @staticmethod
+    def _look_farther(study: Study, case: Case, m: int, certain: int) -> list[ModicumWarning]:
+        """Check where chains will go, by short chains, and where they might run off to."""
+        chains = study.pilot_chains(certain)
+        notes = [] if chains is None else check_pilot_chains(case, chains, m)
+        return notes or check_tails(case, study.tails(certain), m)
 
     def _advice(self, study: Study) -> str | None:
         """Say what to do about too few rows, if that would help."""

@@ -47,6 +47,7 @@ from modicum.methods.ecs.tuning import (
     Pilot,
     PilotChains,
     Residuals,
+    Tails,
     choose_coordinates,
     evaluate,
     fit_coreset,
@@ -83,6 +84,7 @@ CHAIN_ROWS, CHAIN_ROWS_LINEAR = 4_096, 2_048  # pilot rows that pilot chains run
 SCATTER = 0.1  # sd of their starts, since the posterior may lie on one side of the mode
 SHRUNK = 0.05  # share of the normal approximation in a covariance estimated from few draws
 MOST_AXES = 64  # most axes along which residuals are evaluated far out
+TAIL_AXES, PRINCIPAL = 16, 8  # most axes along which tails are followed: of coordinates, of chains
 AXES_AT, AXES_ROWS = 4.0, 1_024  # distance and pilot rows by which these axes are chosen
 # Share of iterations that move, below which pilot chains have run into walls: it is 0 to 0.3 on
 # tables of levels with few events or none, and 0.75 or more for chains that move freely.
@@ -91,7 +93,9 @@ AT_ONCE = 256  # points at which the rows of pilot chains are evaluated at once
 # Sum of the expected residuals that control variates of rare levels leave, relative to that without
 # them, below which they pay: .08 on Covertype, .37 on the flights, .99 on the claims.
 PAYS = 0.7
-NORMAL = 0.5  # sd of log posterior / normal approximation below which no pilot chains are run
+# Sd of log posterior / normal approximation below which no pilot chains are run, and tails are not
+# followed.
+NORMAL, NEARLY_NORMAL = 0.5, 0.25
 
 
 @dataclass
@@ -109,6 +113,8 @@ class Study(AnchoredProxy):
     # straight trajectories, and whether short chains got stuck even along curves.
     curves: Curves | None = field(init=False, default=None)
     stuck: bool = field(init=False, default=False)
+    # Set when short chains have run on a model without a linear predictor.
+    _chains: PilotChains | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -411,12 +417,43 @@ class Study(AnchoredProxy):
         axes = self._skewed_axes(middle)
         points = middle + np.concatenate([t * axes for r in DISTANCES for t in (-r, r)])
         points = np.concatenate([middle[None], points])
-        far = self._residuals_at(points, self.pilot_rows.batch)
-        height = far.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
+        far, height = self._heights(points)
         is_finite = np.isfinite(far.values).all(axis=1) & np.isfinite(height)
         is_finite[0] = False  # drop the mean itself
         finite = replace(far, values=far.values[is_finite], log_ratio=far.log_ratio[is_finite])
         return finite, (height - height[0])[is_finite]
+
+    def _heights(self, points: np.ndarray) -> tuple[Residuals, np.ndarray]:
+        """Return the residuals of the pilot rows at whitened points, and the log-posterior."""
+        residuals = self._residuals_at(points, self.pilot_rows.batch)
+        return residuals, residuals.log_ratio - np.sum((points - self.centre) ** 2, axis=1) / 2
+
+    def tails(self, certainty: int) -> Tails | None:
+        """Follow the posterior far out along the axes on which it is widest; None if it is normal.
+
+        None with a linear predictor too, whose pilot draws and curves go where the posterior goes,
+        and for groups and factors of many effects, as for a coreset.
+        """
+        residuals = self._residuals
+        linear = isinstance(self.control_variate, LinearTaylor)
+        if linear or isinstance(self.task.rows, GroupedRows) or self.arrow:
+            return None
+        if np.std(residuals.log_ratio) <= NEARLY_NORMAL:
+            return None
+        draws, share = residuals.whitened, residuals.share
+        if self._chains is not None:
+            draws = self._chains.position.reshape(-1, draws.shape[1])
+            share = np.full(len(draws), 1 / len(draws))
+        middle = share @ draws
+        square = (draws - middle).T @ (share[:, None] * (draws - middle))
+        widest = np.argsort(-np.diag(square))[:TAIL_AXES]
+        principal = np.linalg.eigh(square)[1].T[::-1][:PRINCIPAL]
+        axes = np.concatenate([np.eye(len(middle))[widest], principal])
+        distance = np.repeat([t for r in DISTANCES for t in (-r, r)], len(axes))
+        away = distance[:, None] * np.tile(axes, (2 * len(DISTANCES), 1))
+        far, height = self._heights(np.concatenate([middle[None], middle + away]))
+        variance = far.variance(self._probability(certainty))
+        return Tails(np.abs(distance), (height[0] - height)[1:], variance[1:])
 
     def _skewed_axes(self, middle: np.ndarray) -> np.ndarray:
         """Return unit vectors of the whitened coordinates; if there are many, the most relevant."""
@@ -439,9 +476,11 @@ class Study(AnchoredProxy):
         """Distance of the pilot draws' mean from the anchor, in whitened coordinates.
 
         Parameters of priors do not count. Once residuals have been evaluated, the pilot draws are
-        draws of the posterior itself.
+        draws of the posterior itself, as are those of the short chains, if there are any.
         """
         likelihood_size = self.task.target.likelihood.size
+        if self._chains is not None:
+            return self._chains.distance(likelihood_size)
         return float(np.abs(self.straight(self.draws).mean(axis=0)[:likelihood_size]).max())
 
     @property
@@ -471,6 +510,7 @@ class Study(AnchoredProxy):
             extent=OF_LEVELS if self.arrow else ONE_BY_ONE,
         )
         self.task.ledger.add("pilot", chains.evaluations, "gradient")
+        self._chains = chains
         return chains
 
     @property

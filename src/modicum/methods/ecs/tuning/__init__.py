@@ -16,7 +16,7 @@ from modicum.methods.ecs.tuning.pilot_chains import (
     straightened,
 )
 from modicum.methods.ecs.tuning.pilot_draws import SHARED, PilotDraws, pilot_draws
-from modicum.methods.ecs.tuning.residuals import Residuals, evaluate, study
+from modicum.methods.ecs.tuning.residuals import Residuals, Tails, evaluate, study
 from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import Choice, choose, refresh_acceptance
 
@@ -37,6 +37,7 @@ __all__ = [
     "PilotDraws",
     "Products",
     "Residuals",
+    "Tails",
     "cheapest_certainty",
     "choose",
     "choose_coordinates",

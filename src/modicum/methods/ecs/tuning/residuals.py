@@ -9,6 +9,7 @@ residuals are largest at draws that are very unlikely under it, and those must n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +28,7 @@ from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
-__all__ = ["Residuals", "evaluate", "posterior_share", "reweighted", "study"]
+__all__ = ["Residuals", "Tails", "evaluate", "posterior_share", "reweighted", "study"]
 
 BLOCK = 4096  # rows with codes that are whitened at once, and most rows for slopes
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
@@ -96,6 +97,12 @@ class Residuals:
         by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
+    def variance(self, probability: np.ndarray) -> np.ndarray:
+        """Return the variance of D_1 at each draw under a design with this `probability`."""
+        factor, weight = reweighted(self.probability, probability)
+        with np.errstate(all="ignore"):  # far out, residuals may overflow
+            return np.asarray(_moments(self.values * factor, weight)[1])
+
     def _slopes(self, weight: np.ndarray, factor: np.ndarray) -> np.ndarray:
         form, proxy = self.control_variate, self.proxy
         at_draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
@@ -114,6 +121,24 @@ class Residuals:
         at, share = representative_rows(weight, count, residual)
         batch = {name: np.asarray(values)[at] for name, values in self.rows.items()}
         return slopes_of_rows(form, batch, proxy, at_draws, share, factor[at])
+
+
+class Tails(NamedTuple):
+    """Where the posterior reaches, and how noisy the log-likelihood estimate is there.
+
+    Attributes
+    ----------
+    distance
+        Distance of points far out from the posterior's mean, in posterior sds.
+    fall
+        How far the log-posterior falls from the mean to each of them.
+    variance
+        Variance of D_1 at each of them: Var(lhat) = variance / m.
+    """
+
+    distance: np.ndarray
+    fall: np.ndarray
+    variance: np.ndarray
 
 
 def _moments(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
