@@ -121,6 +121,7 @@ def linear_in_numpyro(rows, outcome, scales=(), classes=0):
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}  # as written out for NumPyro above
 
 
+@pytest.mark.slow  # the conjugate regression above checks NUTS in quick runs
 def test_nuts_agrees_with_draws_without_a_chain():
     rows = logistic_rows()
     ours = flat_draws(mo.sample(M.Logistic(**RAW), rows, method="nuts", **RUN))
