@@ -15,13 +15,13 @@ from pathlib import Path
 # Compile as fast as possible. The code is slow but fast enough for tests (if not, see
 # helpers/compiling.py). Do not split modules: with all cores busy, that costs more than it gains.
 # JAX reads these flags when it is imported.
-QUICKLY_COMPILED = (
-    "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 "
-    "--xla_cpu_parallel_codegen_split_count=1"
-)
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+OLDER_CODE = "--xla_cpu_use_fusion_emitters=false"
 # XLA aborts on an unknown flag, so set them only for versions that are known to accept them.
-if tuple(map(int, version("jaxlib").split(".")[:2])) in ((0, 8), (0, 9), (0, 10)):
-    os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED)
+XLA_VERSION = tuple(map(int, version("jaxlib").split(".")[:2]))
+if (0, 8) <= XLA_VERSION <= (0, 12):
+    older = f" {OLDER_CODE}" if XLA_VERSION < (0, 11) else ""
+    os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED + older)
 # Lowered operations need not know where in the source they come from.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # One thread per computation: workers keep all cores busy, and idle threads would spin.
