@@ -5,6 +5,10 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+import jax.typing
+import numpy.typing
+from sphinx.util.typing import stringify_annotation
+
 import modicum as mo
 
 project = "Modicum"
@@ -51,6 +55,7 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 80
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_attr_annotations = False  # the signature has the types
 
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -75,12 +80,24 @@ def as_plain_text(app, what, name, obj, options, lines):
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
-        if not example:
-            parts = re.split(r"(`[^`]*`)", line)
+        field = line[:1].strip() and lines[i + 1 : i + 2] and lines[i + 1].startswith(" ")
+        if not example and not field:  # Napoleon escapes names of fields itself
+            parts = re.split(r"(``.*?``|`[^`]*`)", line)
             parts[::2] = [re.sub(r"([*|]|(?<=\w)_(?=\W|$))", r"\\\1", part) for part in parts[::2]]
             lines[i] = "".join(parts)
 
 
+def with_array_like(app, what, name, obj, options, signature, returns):
+    """Write ArrayLike in signatures, not the long union of types that it is."""
+    for union in (numpy.typing.ArrayLike, jax.typing.ArrayLike):
+        long = stringify_annotation(union, mode="smart")
+        signature, returns = (
+            part and part.replace(long, "ArrayLike") for part in (signature, returns)
+        )
+    return signature, returns
+
+
 def setup(app):
-    """Escape docstrings before Napoleon parses their sections."""
+    """Escape docstrings before Napoleon parses their sections, and shorten signatures."""
     app.connect("autodoc-process-docstring", as_plain_text, priority=100)
+    app.connect("autodoc-process-signature", with_array_like)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import modicum as mo
 from modicum.cli import ColumnChoice, app, build_model, read_rows
+from modicum.cli.messages import done_line
 
 SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
 USUAL = ["--outcome", "well", "--categorical", "ward=B"]  # the same columns: compiled once
@@ -53,6 +54,14 @@ def refused(*arguments):
     assert len(said) == 1, result.stderr  # apart from the lines about phases
     assert said[0].startswith("Error: ")
     return said[0]
+
+
+def test_no_warm_up_is_not_mentioned():
+    settings = {"method": "laplace", "tune": 0, "seed": 1, "seconds": 0.2}
+    post = mo.Posterior({"a": np.zeros((4, 1000))}, {}, mo.Ledger(rows=10), settings=settings)
+    assert done_line(post) == "laplace: 4 chains of 1,000 draws, seed 1, in 0.2 s."
+    post.settings["tune"] = 500
+    assert "1,000 draws after 500 of warm-up, seed 1" in done_line(post)
 
 
 def test_fit_prints_and_writes(csv, tmp_path):

@@ -199,7 +199,7 @@ class Weighted(Design[WeightTables]):
 
     Weights are rounded to a few hundred classes, evenly spaced on a log scale. A draw picks a class
     by the class's total weight, then one of its rows at random: two table look-ups for any n, four
-    bytes per row, and exactly known probabilities, because the classes *are* the design.
+    bytes per row, and exactly known probabilities, because the classes are the design.
 
     Examples
     --------

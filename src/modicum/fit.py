@@ -112,8 +112,10 @@ def fit(
         Priors by key: "intercept", "common", or the name of a term or column; for group terms
         "group_sd", "group_cor" or the name of the group. Single coefficients and standard
         deviations also go by their names in the summary.
-    weights, offset
-        Names of columns.
+    weights
+        A column of frequency weights: a row with weight 3 counts as three rows.
+    offset
+        A column that is added to the predictor; also `offset(column)` in the formula.
     groups
         How to treat group effects: "explicit", as parameters, or "integrate", which integrates
         them out and allows any number of groups of one factor. None: whichever costs less.

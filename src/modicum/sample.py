@@ -101,9 +101,9 @@ def sample(
         (`mo.HMCECS(design="uniform")`). The default, "auto", picks the cheapest valid method and
         states its choice in `Posterior.tuning["method"]`: draws from the normal approximation at
         the mode, weighted using a few thousand rows ("laplace"), if the posterior is close enough
-        to normal; else HMC-ECS, which touches a few hundred rows per step; else NUTS on all rows:
-        if there are too few rows for subsampling to pay, if a pilot study shows that subsampling
-        would give a wrong answer, or if several modes or none were found.
+        to normal; else HMC-ECS, which touches tens to hundreds of rows per step; else NUTS on all
+        rows: if there are too few rows for subsampling to pay, if a pilot study shows that
+        subsampling would give a wrong answer, or if several modes or none were found.
     draws, tune
         Draws to keep per chain, and warm-up iterations before them; both default to 1,000. Giving
         `tune` (or `thin`, `parallel` or `superchains`) asks for chains: "auto" then chooses

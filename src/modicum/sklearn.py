@@ -305,7 +305,7 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     def predict(
         self, X: Features, return_std: bool = False
     ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean of the expected outcome, with `return_std` the predictive sd.
+        """Return the posterior mean of the expected outcome, and with `return_std` the sd.
 
         The latter is the standard deviation of a new outcome, including noise, as in
         scikit-learn's `BayesianRidge`.

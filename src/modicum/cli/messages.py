@@ -58,10 +58,9 @@ def group_fields(rows: Rows) -> set[str]:
 def done_line(post: Posterior) -> str:
     """Return one line with method, number of draws, seed and time."""
     s = post.settings
-    return (
-        f"{s['method']}: {count(post.chains, 'chain')} of {count(post.num_draws, 'draw')} after "
-        f"{s['tune']:,} of warm-up, seed {s['seed']}, in {s['seconds']:.1f} s."
-    )
+    warm_up = f" after {s['tune']:,} of warm-up" if s["tune"] else ""
+    drawn = f"{count(post.chains, 'chain')} of {count(post.num_draws, 'draw')}{warm_up}"
+    return f"{s['method']}: {drawn}, seed {s['seed']}, in {s['seconds']:.1f} s."
 
 
 def cost_line(post: Posterior) -> str:

@@ -56,7 +56,7 @@ def mnist(folder: Folder = None, download: bool = True, progressbar: bool = True
         name="mnist",
         rows=fit,
         model=MLP(classes=10),
-        description="handwritten digits 0 to 9, a byte a pixel",
+        description="handwritten digits 0 to 9, one byte per pixel",
         source=MIRROR,
         test=test,
     )

@@ -47,7 +47,7 @@ class EveryRow(ABC):
 
     @property
     def parts(self) -> int:
-        """One: a block is not divided."""
+        """One, since a block is not divided."""
         return 1
 
     def counts(self, key: jax.Array, blocks: int) -> jax.Array:

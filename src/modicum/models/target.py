@@ -128,7 +128,7 @@ class Target:
 
     @cached_property
     def likelihood(self) -> Target:
-        """The target without priors and their parameters: data sets share its compiled functions.
+        """The target without priors and their parameters; data sets share its compiled functions.
 
         Its parameters are the leading entries of the flat vector.
         """
@@ -169,7 +169,7 @@ class Target:
 
     @cached_property
     def on_numpy(self) -> bool:
-        """Whether NumPy can sum over the rows: f has one eta, and formulas for its derivatives.
+        """Whether NumPy can sum over the rows, as f has one eta and formulas for its derivatives.
 
         On an accelerator compiled code is faster, and this is False.
         """

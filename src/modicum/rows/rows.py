@@ -53,11 +53,14 @@ class Rows:
     Parameters
     ----------
     x : array of shape (n, d) or data frame, optional
-        Predictors, a column of ones included if an intercept is wanted.
-    y, offset, weight : array of shape (n,) or series, optional
-        Outcome, known part of the linear predictor, and non-negative weight of each row. A column
-        vector (n, 1) is taken as (n,). For user-defined models the outcome may have any shape;
-        families refuse an outcome of several numbers per row.
+        Predictors, without a column of ones: families add an intercept themselves.
+    y : array of shape (n,) or series, optional
+        Outcome. A column vector (n, 1) is taken as (n,). For user-defined models the outcome may
+        have any shape; families refuse an outcome of several numbers per row.
+    offset : array of shape (n,) or series, optional
+        Known part of the linear predictor of each row.
+    weight : array of shape (n,) or series, optional
+        Non-negative weight of each row: a row with weight 3 counts as three rows.
     columns : sequence of str, optional
         Names of the columns of `x`; by default those of the data frame, else x0, x1, ...
     codes : mapping of str to array or series, or data frame, optional
@@ -381,7 +384,7 @@ class Rows:
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """Shape of one row of each field: () for a scalar, (d,) for ``x``."""
+        """Shape of one row of each field, () for a scalar and (d,) for ``x``."""
         return {f.name: f.shape for f in self._description.fields}
 
     @property
@@ -404,7 +407,7 @@ class Rows:
 
     @property
     def dtypes(self) -> dict[str, DType]:
-        """The type of each field: `dtype`, or a small integer for codes."""
+        """The type of each field, `dtype` or a small integer for codes."""
         return dict(self._description.dtypes)
 
     @property

@@ -63,12 +63,12 @@ class AsymmetricLaplace(ScaleFamily):
     """Quantile regression: eta is the `quantile` of the outcome (Yu and Moyeed 2001).
 
     The log-likelihood is minus the check function of the residual over the scale, and has a kink
-    where a residual is 0. No Taylor proxy is valid there, so by default NUTS runs on all rows. With
-    `smoothing` the kink is rounded off, and a few rows per step are enough: the density is then the
-    extended log-F of Fasiolo, Wood, Zaffran, Nedellec and Goude (2021), whose eta is the quantile
-    up to an error that falls with the square of `smoothing`. The likelihood is a working one:
-    intervals are calibrated only if the outcomes really have this distribution. Expected outcomes
-    are quantiles, not means.
+    where a residual is 0. A Taylor expansion fails there: HMC-ECS uses another quadratic and needs
+    more rows as the table grows, or NUTS runs on all of them. With `smoothing` the kink is rounded
+    off, and a few rows per step are enough: the density is then the extended log-F of Fasiolo,
+    Wood, Zaffran, Nedellec and Goude (2021), whose eta is the quantile up to an error that falls
+    with the square of `smoothing`. The likelihood is a working one: intervals are calibrated only
+    if the outcomes really have this distribution. Expected outcomes are quantiles, not means.
 
     Parameters
     ----------

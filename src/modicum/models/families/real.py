@@ -33,10 +33,17 @@ Derivatives = tuple[jax.Array, ...]
 class ScaleFamily(LinearPredictorModel):
     """A family for real outcomes with a scale that is known, or estimated on the log scale.
 
-    An estimated scale has a log-normal prior. By default log(scale) has mean log sd(y) and standard
-    deviation 2.5; with `scale_prior` given, log(scale) ~ N(0, scale_prior^2) in the units of y.
-    The unit of the outcome is sd(y), or, without an intercept, the root mean square of y; the
-    predictor at the mean of the columns has mean(y) and 2.5 units as its default prior.
+    An estimated scale has a log-normal prior. The unit of the outcome is sd(y), or, without an
+    intercept, the root mean square of y; the predictor at the mean of the columns has a normal
+    prior about mean(y) with an sd of 2.5 units by default.
+
+    Parameters
+    ----------
+    scale
+        The scale of the noise, in the units of y; None: estimated.
+    scale_prior
+        Standard deviation of log(scale) about 0, in the units of y. None: the
+        logarithm of that unit is the mean of log(scale), and 2.5 its standard deviation.
     """
 
     _: KW_ONLY

@@ -219,7 +219,7 @@ class MLP(_Layered):
     --------
     >>> import numpy as np, modicum as mo
     >>> pixels = np.random.default_rng(1).integers(0, 256, size=(60, 28, 28))
-    >>> rows = mo.Rows(x=pixels, y=np.arange(60) % 10, dtype="uint8")  # a byte a pixel
+    >>> rows = mo.Rows(x=pixels, y=np.arange(60) % 10, dtype="uint8")  # one byte per pixel
     >>> net = mo.models.MLP(hidden=(100,))
     >>> theta = net.start(rows)
     >>> {name: layer["kernel"].shape for name, layer in theta.items()}
