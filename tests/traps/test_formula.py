@@ -36,6 +36,44 @@ def test_narrow_integers_do_not_wrap_around():
     assert column(rows_of("y ~ I(x * x + x)", frame), "I(x * x + x)").tolist() == [10_100, 12]
 
 
+def test_true_and_true_add_up_to_two():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [False, True, True]})
+    for term, expected in {
+        "I(b + (x > 2))": [0, 1, 2],
+        "I((x > 2) - b)": [0, -1, 0],
+        "I(-b)": [0, -1, -1],
+        "np.exp(b)": [1, np.e, np.e],
+    }.items():
+        assert column(rows_of(f"y ~ {term}", frame), term).tolist() == expected
+
+
+def test_a_boolean_may_be_compared_with_one():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [False, True, True]})
+    for term in ("I((b == 1) & (x > 2))", "I((b != 0) & (x > 2))", "I((b in [1]) & (x > 2))"):
+        assert column(rows_of(f"y ~ {term}", frame), f"{term}[True]").tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("term", "reason"),
+    [
+        ("I(x > 1 & b == 1)", "brackets around every comparison"),  # x > (1 & b) == 1
+        ("I(b | x > 2)", "brackets around every comparison"),
+        ("I(x & 2)", r"true and false \(or 1 and 0\), not on 'x'"),  # not a test of a bit
+        ("I(b & 1)", "not on '1'"),
+        ("I(~x)", "not on 'x'"),
+    ],
+)
+def test_and_and_or_are_for_truths(term, reason):
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [0, 1, 1]})
+    with pytest.raises(mo.SettingError, match=reason):
+        rows_of(f"y ~ {term}", frame)
+    assert column(rows_of("y ~ I((x > 1) & b)", frame), "I((x > 1) & b)[True]").tolist() == [
+        0,
+        1,
+        1,
+    ]
+
+
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):
     monkeypatch.setattr(sources, "BATCH_ROWS", 10)
     frame = pd.DataFrame({"y": np.zeros(50), "x": np.arange(50.0)})
