@@ -215,6 +215,26 @@ def test_a_model_that_is_not_concave_everywhere_still_has_its_mode():
     assert at.precision[0, 0] > 0
 
 
+@pytest.mark.parametrize(
+    ("unit", "shift", "priors"),
+    [(1e6, 0, None), (1e-6, 0, None), (1, 2_000, None), (1, 1e5, None), (1e6, 0, "flat")],
+)
+def test_units_and_shifts_do_not_hide_a_mode(unit, shift, priors):
+    """If columns explain most of an outcome, the search starts where it is not concave."""
+    flat = {"common": mo.priors.Flat(), "intercept": mo.priors.Flat()}
+    x, noise = np.random.default_rng(1).normal(size=(2, 500))
+    y = 1 + 2 * x + noise
+    model = M.Gaussian(priors=flat if priors else None)
+
+    def fitted(x, y):
+        at, record = mode_of(model, mo.Rows(x=x[:, None], y=y))
+        assert record.passes < 20
+        return at.point[0], np.exp(at.point[-1])
+
+    plain, other = fitted(x, y), fitted(x + shift, y * unit)
+    np.testing.assert_allclose(np.array(other) / unit, plain, rtol=1e-6)
+
+
 def test_a_stationary_point_that_is_not_a_maximum_is_reported():
     sums, start = sums_of(mixture(0.0), two_heaps())
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])

@@ -19,7 +19,7 @@ from modicum.models.arrow import (
     Symmetric,
     diagonal,
 )
-from modicum.passes.curvature import Curvature, whitening_factor
+from modicum.passes.curvature import Curvature, decoupled, whitening_factor
 from modicum.passes.prior import StandInPrior, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
@@ -154,8 +154,12 @@ def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
 
 
 def _inverse(precision: np.ndarray) -> np.ndarray:
+    unit = np.eye(len(precision))
     try:
-        return np.asarray(cho_solve(cho_factor(precision), np.eye(len(precision))))
-    except np.linalg.LinAlgError:  # a flat prior on entries that the data do not inform
-        factor, _ = whitening_factor(precision)
-        return np.asarray(factor @ factor.T)
+        return np.asarray(cho_solve(cho_factor(precision), unit))
+    except np.linalg.LinAlgError:  # far from the mode, or entries of which nothing is known
+        lower = decoupled(precision)
+    if lower is not None:
+        return np.asarray(cho_solve((lower, True), unit))
+    factor, _ = whitening_factor(precision)
+    return np.asarray(factor @ factor.T)

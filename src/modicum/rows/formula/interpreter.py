@@ -132,8 +132,9 @@ class _Interpreter:
     def _number(self, node: ast.AST) -> Array | float:
         """Return a number, or an array of floats, in which True is 1."""
         value = self._number_or_truth(node)
-        is_truth = isinstance(value, np.ndarray) and value.dtype == bool
-        return value.astype(np.float64) if is_truth else value
+        if isinstance(value, np.ndarray) and value.dtype == bool:
+            return value.astype(np.float64)
+        return value
 
     def _truth(self, node: ast.AST) -> Array | float:
         """Return an operand of &, | or ~: booleans, or numbers that are 0 or 1."""
