@@ -235,6 +235,21 @@ def test_units_and_shifts_do_not_hide_a_mode(unit, shift, priors):
     np.testing.assert_allclose(np.array(other) / unit, plain, rtol=1e-6)
 
 
+@in_double_precision
+def test_scales_of_groups_do_not_depend_on_units():
+    rng = np.random.default_rng(1)
+    g, x = rng.integers(0, 20, 400), rng.normal(size=400)
+    y = 2 * x + rng.normal(size=20)[g] + 0.5 * rng.normal(size=400)
+
+    def log_scales(unit):
+        rows = mo.Rows(x=x[:, None], y=y * unit, codes={"g": g})
+        at, record = mode_of(M.Gaussian(groups="g"), rows)
+        assert record.passes < 30
+        return at.point[-2:] - np.log(unit)  # of the noise, and of the groups
+
+    np.testing.assert_allclose(log_scales(1e6), log_scales(1), atol=1e-3)
+
+
 def test_a_stationary_point_that_is_not_a_maximum_is_reported():
     sums, start = sums_of(mixture(0.0), two_heaps())
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])

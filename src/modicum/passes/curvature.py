@@ -7,15 +7,19 @@ from functools import cached_property
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
-from scipy.linalg.lapack import dpotrf
 
-from modicum.models.arrow import ArrowCholesky, ArrowMatrix, Factor, Symmetric, all_finite
+from modicum.models.arrow import (
+    ArrowCholesky,
+    ArrowMatrix,
+    Decoupled,
+    Factor,
+    Symmetric,
+    all_finite,
+)
 from modicum.passes.prior import StandInPrior, expanded_prior, plus
 from modicum.passes.sums import Sums
 
-__all__ = ["Curvature", "curvature", "decoupled", "solve_uphill", "whitening", "whitening_factor"]
-
-MOST_DECOUPLED = 3  # entries whose cross terms a step may ignore
+__all__ = ["Curvature", "curvature", "solve_uphill", "whitening", "whitening_factor"]
 
 
 @dataclass(frozen=True)
@@ -109,32 +113,12 @@ def solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
     try:
         return np.asarray(cho_solve(cho_factor(precision), gradient))
     except np.linalg.LinAlgError:
-        factor = decoupled(precision)
-    if factor is not None:
-        return np.asarray(cho_solve((factor, True), gradient))
+        decoupled = Decoupled.of(precision)
+    if decoupled is not None:
+        return np.asarray(cho_solve((decoupled.lower, True), gradient))
     values, vectors = eigh(precision)
     floor = max(1e-8 * np.abs(values).max(), np.finfo(np.float64).tiny)
     return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
-
-
-def decoupled(precision: np.ndarray) -> np.ndarray | None:
-    """Return the Cholesky factor of a precision, without the cross terms that prevent one.
-
-    None if more than `MOST_DECOUPLED` entries, or one of negative curvature, stand in the way.
-    """
-    mended = precision
-    for _ in range(MOST_DECOUPLED + 1):
-        factor, failed = dpotrf(mended, lower=1)  # the first entry that has no pivot, from 1
-        at = failed - 1
-        if failed == 0:
-            return np.asarray(factor)
-        curvature = precision[at, at]
-        if not curvature > 0:
-            return None
-        mended = mended.copy() if mended is precision else mended
-        mended[at], mended[:, at] = 0.0, 0.0
-        mended[at, at] = curvature
-    return None
 
 
 def _positive_diagonal(matrix: ArrowMatrix) -> ArrowMatrix:

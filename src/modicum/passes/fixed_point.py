@@ -16,10 +16,11 @@ from modicum.models.arrow import (
     ArrowCovariance,
     ArrowMatrix,
     Covariance,
+    Decoupled,
     Symmetric,
     diagonal,
 )
-from modicum.passes.curvature import Curvature, decoupled, whitening_factor
+from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.prior import StandInPrior, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
@@ -158,8 +159,8 @@ def _inverse(precision: np.ndarray) -> np.ndarray:
     try:
         return np.asarray(cho_solve(cho_factor(precision), unit))
     except np.linalg.LinAlgError:  # far from the mode, or entries of which nothing is known
-        lower = decoupled(precision)
-    if lower is not None:
-        return np.asarray(cho_solve((lower, True), unit))
+        decoupled = Decoupled.of(precision)
+    if decoupled is not None:
+        return np.asarray(cho_solve((decoupled.lower, True), unit))
     factor, _ = whitening_factor(precision)
     return np.asarray(factor @ factor.T)
