@@ -235,6 +235,16 @@ def test_units_and_shifts_do_not_hide_a_mode(unit, shift, priors):
     np.testing.assert_allclose(np.array(other) / unit, plain, rtol=1e-6)
 
 
+@pytest.mark.parametrize("noise", [0.1, 0.01, 3e-3, 1e-3, 1e-4])
+def test_a_scale_that_has_not_moved_yet_may_fall_far(noise):
+    """Its coefficients found, a step back to the start was taken for the end of the search."""
+    for seed in range(4):
+        x, e = np.random.default_rng(seed).normal(size=(2, 500))
+        at, _ = mode_of(M.Gaussian(), mo.Rows(x=x[:, None], y=1 + 2 * x + noise * e))
+        residual = np.linalg.lstsq(np.c_[x, np.ones(500)], 1 + 2 * x + noise * e)[1][0]
+        assert np.exp(at.point[-1]) == pytest.approx(np.sqrt(residual / 500), rel=0.01)
+
+
 @in_double_precision
 def test_scales_of_groups_do_not_depend_on_units():
     rng = np.random.default_rng(1)
