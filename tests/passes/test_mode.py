@@ -224,6 +224,51 @@ def test_a_model_that_is_not_concave_everywhere_still_has_its_mode():
     assert at.precision[0, 0] > 0
 
 
+@pytest.mark.parametrize(
+    ("unit", "shift", "priors"),
+    [(1e6, 0, None), (1e-6, 0, None), (1, 2_000, None), (1, 1e5, None), (1e6, 0, "flat")],
+)
+def test_units_and_shifts_do_not_hide_a_mode(unit, shift, priors):
+    """If columns explain most of an outcome, the search starts where it is not concave."""
+    flat = {"common": mo.priors.Flat(), "intercept": mo.priors.Flat()}
+    x, noise = np.random.default_rng(1).normal(size=(2, 500))
+    y = 1 + 2 * x + noise
+    model = M.Gaussian(priors=flat if priors else None)
+
+    def fitted(x, y):
+        at, record = mode_of(model, mo.Rows(x=x[:, None], y=y))
+        assert record.passes < 20
+        return at.point[0], np.exp(at.point[-1])
+
+    plain, other = fitted(x, y), fitted(x + shift, y * unit)
+    np.testing.assert_allclose(np.array(other) / unit, plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.01, 3e-3, 1e-3, 1e-4])
+def test_a_scale_that_has_not_moved_yet_may_fall_far(noise):
+    """Its coefficients found, a step back to the start was taken for the end of the search."""
+    for seed in range(4):
+        x, e = np.random.default_rng(seed).normal(size=(2, 500))
+        at, _ = mode_of(M.Gaussian(), mo.Rows(x=x[:, None], y=1 + 2 * x + noise * e))
+        residual = np.linalg.lstsq(np.c_[x, np.ones(500)], 1 + 2 * x + noise * e)[1][0]
+        assert np.exp(at.point[-1]) == pytest.approx(np.sqrt(residual / 500), rel=0.01)
+
+
+@in_double_precision
+def test_scales_of_groups_do_not_depend_on_units():
+    rng = np.random.default_rng(1)
+    g, x = rng.integers(0, 20, 400), rng.normal(size=400)
+    y = 2 * x + rng.normal(size=20)[g] + 0.5 * rng.normal(size=400)
+
+    def log_scales(unit):
+        rows = mo.Rows(x=x[:, None], y=y * unit, codes={"g": g})
+        at, record = mode_of(M.Gaussian(groups="g"), rows)
+        assert record.passes < 30
+        return at.point[-2:] - np.log(unit)  # of the noise, and of the groups
+
+    np.testing.assert_allclose(log_scales(1e6), log_scales(1), atol=1e-3)
+
+
 def test_a_stationary_point_that_is_not_a_maximum_is_reported():
     sums, start = sums_of(mixture(0.0), two_heaps())
     assert "not concave at the anchor" in str(anchor_at_mode(sums, start).notes[0])

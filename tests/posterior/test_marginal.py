@@ -86,6 +86,27 @@ def test_columns_in_another_order_are_found(logistic):
     pd.testing.assert_frame_equal(a, logistic.marginal("dose", at=[0.0, 1.0]))
 
 
+def test_a_weight_is_not_a_variable():
+    frame = pd.DataFrame(
+        {"dose": X[:, 0], "well": np.arange(N) % 2, "times": 1.0 + np.arange(N) % 3}
+    )
+    for formula, draws in (
+        ("well ~ dose", {"beta": BETA[..., :1], "intercept": INTERCEPT}),
+        ("well ~ dose + times", {"beta": BETA, "intercept": INTERCEPT}),
+    ):
+        rows = read_formula(formula, frame, weight="times", progressbar=False).rows
+        post = made(mo.models.Logistic(), rows, **draws)
+        post.table = frame
+        if "times" not in formula:
+            with pytest.raises(SettingError, match="do not depend on 'times', which is a weight"):
+                post.contrast("times")
+            continue
+        # as a column it may be set, and rows count as they did
+        eta = BETA.reshape(-1, 2) @ np.c_[X[:, 0], np.full(N, 2.0)].T + INTERCEPT.reshape(-1, 1)
+        right = np.average(expit(eta), axis=1, weights=frame["times"]).mean()
+        assert post.marginal("times", at=[2.0])["mean"].iloc[0] == pytest.approx(right, abs=1e-10)
+
+
 def test_rows_count_by_their_weight():
     weight = np.arange(N) % 3 * 1.0
     rows = mo.Rows(x=X, y=np.zeros(N), weight=weight, columns=["dose", "age"])

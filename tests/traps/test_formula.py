@@ -36,6 +36,44 @@ def test_narrow_integers_do_not_wrap_around():
     assert column(rows_of("y ~ I(x * x + x)", frame), "I(x * x + x)").tolist() == [10_100, 12]
 
 
+def test_true_and_true_add_up_to_two():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [False, True, True]})
+    for term, expected in {
+        "I(b + (x > 2))": [0, 1, 2],
+        "I((x > 2) - b)": [0, -1, 0],
+        "I(-b)": [0, -1, -1],
+        "np.exp(b)": [1, np.e, np.e],
+    }.items():
+        assert column(rows_of(f"y ~ {term}", frame), term).tolist() == expected
+
+
+def test_a_boolean_may_be_compared_with_one():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [False, True, True]})
+    for term in ("I((b == 1) & (x > 2))", "I((b != 0) & (x > 2))", "I((b in [1]) & (x > 2))"):
+        assert column(rows_of(f"y ~ {term}", frame), f"{term}[True]").tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("term", "reason"),
+    [
+        ("I(x > 1 & b == 1)", "brackets around every comparison"),  # x > (1 & b) == 1
+        ("I(b | x > 2)", "brackets around every comparison"),
+        ("I(x & 2)", r"true and false \(or 1 and 0\), not on 'x'"),  # not a test of a bit
+        ("I(b & 1)", "not on '1'"),
+        ("I(~x)", "not on 'x'"),
+    ],
+)
+def test_and_and_or_are_for_truths(term, reason):
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "b": [0, 1, 1]})
+    with pytest.raises(mo.SettingError, match=reason):
+        rows_of(f"y ~ {term}", frame)
+    assert column(rows_of("y ~ I((x > 1) & b)", frame), "I((x > 1) & b)[True]").tolist() == [
+        0,
+        1,
+        1,
+    ]
+
+
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):
     monkeypatch.setattr(sources, "BATCH_ROWS", 10)
     frame = pd.DataFrame({"y": np.zeros(50), "x": np.arange(50.0)})
@@ -64,6 +102,48 @@ def test_codes_with_leading_zeros_stay_apart(tmp_path):
     path = tmp_path / "d.csv"
     path.write_text("y,zip\n0,01234\n1,1234\n1,01234\n0,99\n")
     assert rows_of("y ~ C(zip)", path).levels["C(zip)"] == ("99", "01234", "1234")
+    rows = rows_of("y ~ (1 | zip)", path)
+    assert rows.levels["zip"] == ("99", "01234", "1234")
+    assert rows.slice(0, 4)["zip"].tolist() == [1, 2, 1, 0]
+    encoding = FormulaEncoding.from_dict(rows.schema.origin)
+    again = encode_table(encoding, path, outcome=False)
+    assert again.slice(0, 4)["zip"].tolist() == [1, 2, 1, 0]
+    bare = encode_table(encoding, pd.DataFrame({"zip": [99, 1234]}), outcome=False)
+    assert bare.slice(0, 2)["zip"].tolist() == [0, 2]
+
+
+def test_long_identifiers_of_groups_stay_apart(tmp_path):
+    path = tmp_path / "d.csv"  # twenty digits, more than an integer or a float holds
+    path.write_text("y,id\n0,98765432109876543210\n1,98765432109876543211\n1,7\n")
+    assert rows_of("y ~ (1 | id)", path).levels["id"][1:] == (
+        "98765432109876543210",
+        "98765432109876543211",
+    )
+
+
+def test_a_group_of_a_csv_file_is_written_in_one_way(tmp_path):
+    (tmp_path / "a.csv").write_text("y,g,h\n0,6,1\n1,7,2\n")
+    (tmp_path / "b.csv").write_text("y,g,h\n0,6.0,1\n1,,2\n")  # as pandas writes it
+    for group in ("g", "h:g"):
+        with pytest.raises(mo.DataError, match=r"'g' is '6' in some rows and '6\.0' in others"):
+            rows_of(f"y ~ (1 | {group})", tmp_path, missing="drop")
+    # a column that is also a number stays one
+    rows = rows_of("y ~ g + (1 | g)", tmp_path, missing="drop")
+    assert rows.levels["g"] == (6, 7)
+    (tmp_path / "b.csv").write_text("y,g,h\n0,6.5,1\n1,7,2\n")
+    with pytest.raises(mo.DataError, match=r"'g' holds 6\.5, and fractional numbers"):
+        rows_of("y ~ (1 | g)", tmp_path)
+
+
+def test_a_fit_to_numbers_reads_them_from_a_csv_file(tmp_path):
+    """Text of our own reading was refused as "convert it to numbers"."""
+    frame = pd.DataFrame({"y": [0.0, 1, 0, 1], "k": [8, 9, 10, 9], "g": [1, 2, 1, 2]})
+    frame.to_csv(tmp_path / "d.csv", index=False)
+    rows = rows_of("y ~ C(k) + (1 | g)", frame)
+    encoding = FormulaEncoding.from_dict(rows.schema.origin)
+    again = encode_table(encoding, tmp_path / "d.csv", outcome=True)
+    for field, values in rows.slice(0, 4).items():
+        np.testing.assert_array_equal(again.slice(0, 4)[field], values)
 
 
 def test_texts_that_look_alike_are_levels_of_their_own():

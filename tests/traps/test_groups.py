@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from modicum.fit import model_for
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.reading import encode_table, read_formula
 
@@ -55,6 +56,22 @@ def test_what_groups_cannot_be(frame: pd.DataFrame, formula: str, words: str, ho
 def test_a_slope_that_is_constant_within_groups(frame: pd.DataFrame) -> None:
     with pytest.raises(mo.DataError, match="'height' does not vary within any level of 'ward'"):
         mo.fit("well ~ height + (height | ward)", frame, groups="explicit", progressbar=False)
+
+
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+def test_a_slope_far_from_its_intercepts_is_to_be_centred(frame: pd.DataFrame, how) -> None:
+    """Slopes of years had a standard deviation of 0.0002, where that of the data was 0.1."""
+    dated = frame.assign(year=2010.0 + 5 * frame["dose"])
+    with pytest.raises(mo.DataError, match=r"slope 'year' .* use center\(year\) in place of year"):
+        mo.fit("well ~ year + (year | ward)", dated, groups=how, progressbar=False)
+    for formula, priors in (
+        ("well ~ center(year) + (center(year) | ward)", None),
+        ("well ~ year + (0 + year | ward)", None),
+        ("well ~ year + (year | ward)", {"ward": mo.priors.HalfNormal(500)}),
+    ):
+        rows = read_formula(formula, dated, progressbar=False).rows
+        model = model_for(rows, "logistic", priors, how).model
+        model.resolved(rows)
 
 
 def test_groups_is_for_formulas_with_groups(frame: pd.DataFrame) -> None:

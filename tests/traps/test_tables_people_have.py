@@ -195,3 +195,25 @@ def test_numbers_in_another_byte_order_are_numbers(table):
     foreign = table.assign(x=table.x.astype(">f8"), y=table.y.astype(">i4"))
     one, other = (mo.fit("y ~ x", data, **RUN) for data in (table, foreign))
     np.testing.assert_array_equal(one["beta"], other["beta"])
+
+
+def test_a_first_file_without_values_does_not_say_what_columns_hold(tmp_path):
+    table = pd.DataFrame({"x": [1.0, 2.0, 3.0], "g": ["a", "b", "b"], "y": [0.0, 1.0, 0.0]})
+    for write in ("to_csv", "to_parquet"):
+        folder = tmp_path / write
+        folder.mkdir()
+        getattr(table.iloc[:0].astype(object), write)(folder / f"a.{write[3:]}", index=False)
+        getattr(table.assign(x=None), write)(folder / f"b.{write[3:]}", index=False)
+        getattr(table, write)(folder / f"c.{write[3:]}", index=False)
+        rows = read_formula("y ~ x + g", folder, missing="drop", progressbar=False).rows
+        assert rows.slice(0, len(rows))["x"][:, 0].tolist() == [1, 2, 3]
+        with pytest.raises(mo.DataError, match="'x' holds a missing value in row 0"):
+            read_formula("y ~ x + g", folder, progressbar=False)
+
+
+def test_a_first_file_of_narrow_numbers_does_not_round_the_others(tmp_path):
+    table = pd.DataFrame({"x": [1.0, 0.1], "y": [0.0, 1.0]})
+    table.astype("float32").to_parquet(tmp_path / "a.parquet")
+    table.to_parquet(tmp_path / "b.parquet")
+    rows = read_formula("y ~ x", tmp_path, progressbar=False).rows
+    assert rows.slice(3, 4)["x"][0, 0] == 0.1

@@ -22,6 +22,7 @@ from modicum.models.groups.terms import (
     GroupTerm,
     common_columns,
     group_coding,
+    refuse_remote_slope,
     tidy_groups,
 )
 from modicum.models.priors import (
@@ -291,9 +292,18 @@ class CoefficientPriors(BaseModel):
             sds = []
             for effect, key in zip(term.effects, term.sd_keys, strict=True):
                 sd = by_key.get(key, of_group)
+                if sd is None and effect == INTERCEPT:
+                    self._refuse_remote_slopes(term, rows, _expect(data))
                 sds.append(self._sd_prior(effect, rows, _expect(data)) if sd is None else sd)
             priors.append(GroupPrior(term, len(rows.levels[term.field]), tuple(sds), correlation))
         return tuple(priors)
+
+    def _refuse_remote_slopes(self, term: GroupTerm, rows: Rows, data: Moments) -> None:
+        """Refuse slopes for which the default prior of the intercepts is not meant."""
+        names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        for slope in (effect for effect in term.effects if effect in names):
+            at = names.index(slope)
+            refuse_remote_slope(slope, term.field, float(data.x_mean[at]), float(data.x_sd[at]))
 
     def _sd_prior(self, effect: str, rows: Rows, data: Moments) -> Prior:
         if effect == INTERCEPT:

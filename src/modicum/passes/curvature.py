@@ -8,7 +8,14 @@ from functools import cached_property
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
-from modicum.models.arrow import ArrowCholesky, ArrowMatrix, Factor, Symmetric, all_finite
+from modicum.models.arrow import (
+    ArrowCholesky,
+    ArrowMatrix,
+    Decoupled,
+    Factor,
+    Symmetric,
+    all_finite,
+)
 from modicum.passes.prior import StandInPrior, expanded_prior, plus
 from modicum.passes.sums import Sums
 
@@ -94,15 +101,24 @@ def curvature(
 
 
 def solve_uphill(precision: Symmetric, gradient: np.ndarray) -> np.ndarray:
-    """Return Newton's step, with absolute curvatures if the precision is not positive definite."""
+    """Return Newton's step, or a step uphill if the precision is not positive definite.
+
+    The log-posterior of a family with a scale is not concave far from the mode, since the scale
+    there makes up for what the coefficients do not explain. Such parameters are decoupled from
+    the others: coefficients then move as at a fixed scale, whatever the units of columns and
+    outcomes. If that is not enough, the step has absolute curvatures.
+    """
     if isinstance(precision, ArrowMatrix):
         return ArrowCholesky.mending(precision).solve(gradient)
     try:
         return np.asarray(cho_solve(cho_factor(precision), gradient))
     except np.linalg.LinAlgError:
-        values, vectors = eigh(precision)
-        floor = max(1e-8 * np.abs(values).max(), np.finfo(np.float64).tiny)
-        return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
+        decoupled = Decoupled.of(precision)
+    if decoupled is not None:
+        return np.asarray(cho_solve((decoupled.lower, True), gradient))
+    values, vectors = eigh(precision)
+    floor = max(1e-8 * np.abs(values).max(), np.finfo(np.float64).tiny)
+    return np.asarray(vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), floor)))
 
 
 def _positive_diagonal(matrix: ArrowMatrix) -> ArrowMatrix:

@@ -16,6 +16,7 @@ from modicum.models.arrow import (
     ArrowCovariance,
     ArrowMatrix,
     Covariance,
+    Decoupled,
     Symmetric,
     diagonal,
 )
@@ -154,8 +155,12 @@ def _with_variances(V: Covariance, variance: np.ndarray) -> Covariance:
 
 
 def _inverse(precision: np.ndarray) -> np.ndarray:
+    unit = np.eye(len(precision))
     try:
-        return np.asarray(cho_solve(cho_factor(precision), np.eye(len(precision))))
-    except np.linalg.LinAlgError:  # a flat prior on entries that the data do not inform
-        factor, _ = whitening_factor(precision)
-        return np.asarray(factor @ factor.T)
+        return np.asarray(cho_solve(cho_factor(precision), unit))
+    except np.linalg.LinAlgError:  # far from the mode, or entries of which nothing is known
+        decoupled = Decoupled.of(precision)
+    if decoupled is not None:
+        return np.asarray(cho_solve((decoupled.lower, True), unit))
+    factor, _ = whitening_factor(precision)
+    return np.asarray(factor @ factor.T)

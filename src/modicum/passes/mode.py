@@ -45,6 +45,7 @@ MOST_APPROACHES, SLOW, QUADRATIC = 4, 0.25, 1e-3
 # the squared gradient norm.
 IDLE_STEPS, FAR = 2, 0.1
 IDLE_RISE, IDLE_SHARE = 1e-3, 1e-6
+ROUNDING = 1e-9  # relative distance from the origin below which an entry is there
 FEWEST_GROUPS = 500  # groups of a subset; fewer say little about differences between groups
 
 
@@ -286,7 +287,9 @@ def _held_back(at: Curvature, step: np.ndarray, origin: np.ndarray) -> np.ndarra
     curvature of all rows is almost zero, and a Newton step back ends far out on the other side.
     Such entries return to the origin instead, and the others take the Newton step given that.
     """
-    past = (at.point - origin) * (at.point + step - origin) < 0
+    out = at.point - origin
+    is_out = np.abs(out) > ROUNDING * (np.abs(at.point) + np.abs(origin))
+    past = is_out & (out * (out + step) < 0)
     if isinstance(at.precision, ArrowMatrix) or not np.any(past) or np.all(past):
         return None
     back, free = np.where(past, origin - at.point, 0.0), ~past

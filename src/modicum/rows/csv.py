@@ -70,10 +70,29 @@ class CsvSource:
         self.rows: int | None = None
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
-        """Arrow types of the columns, as inferred from the rows read so far."""
+        """Arrow types of the columns, as inferred from the rows read so far.
+
+        They are those of the first file, but a column without values has the type of the first
+        file in which it has some.
+        """
+        import pyarrow as pa
+
         refuse_repeated(columns, self._schema.names)
-        widened = self._types[self._paths[0]]
-        return [widened.get(name, self._schema.field(name).type) for name in columns]
+        kinds = self._types_in(self._paths[0], self._schema)
+        rest = iter(self._paths[1:])
+        while any(pa.types.is_null(kinds[name]) for name in columns):
+            path = next(rest, None)
+            if path is None:
+                break
+            found = self._types_in(path, self._first_rows(path))
+            empty = [name for name, kind in kinds.items() if pa.types.is_null(kind)]
+            kinds |= {name: found.get(name, kinds[name]) for name in empty}
+        return [kinds[name] for name in columns]
+
+    def _types_in(self, path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
+        """Return the types of one file's columns: widened, or as inferred from its first rows."""
+        inferred = dict(zip(schema.names, schema.types, strict=True))
+        return inferred | {n: t for n, t in self._types[path].items() if n in inferred}
 
     def has_order(self, column: str) -> bool:
         """Return False: text has no order."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-__all__ = ["Level", "level_key", "level_names", "level_places"]
+__all__ = ["Level", "level_key", "level_names", "level_places", "loose_key"]
 
 Level: TypeAlias = str | int | float | bool
 
@@ -54,12 +54,13 @@ def level_places(levels: Sequence[Level], values: Iterable[Level]) -> list[int]:
     exact = {level_key(level): i for i, level in enumerate(levels)}
     alike: dict[str, list[int]] = {}
     for key, i in exact.items():
-        alike.setdefault(_loose_key(key), []).append(i)
+        alike.setdefault(loose_key(key), []).append(i)
     unique = {key: places[0] for key, places in alike.items() if len(places) == 1}
-    return [exact.get(level_key(v), unique.get(_loose_key(level_key(v)), -1)) for v in values]
+    return [exact.get(level_key(v), unique.get(loose_key(level_key(v)), -1)) for v in values]
 
 
-def _loose_key(key: str) -> str:
+def loose_key(key: str) -> str:
+    """Return a key that is equal for texts that may be the same level: "6" and "6.0"."""
     if key in ("true", "false", "TRUE", "FALSE"):
         return key.capitalize()
     return re.sub(r"^([+-]?[0-9]+)[.]0+$", r"\1", key)

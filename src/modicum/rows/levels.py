@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_LEVELS",
+    "NUMBER",
     "RESERVED",
     "code_field",
     "collect_levels",

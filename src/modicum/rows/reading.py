@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -136,7 +136,7 @@ def read_formula(
     if isinstance(first, ONCE_OPENED):
         data = first
     parsed = _with_offset(parse(formula, first.names), offset)
-    source = _source(data, text_encoding, _level_columns(parsed.expressions))
+    source = _source(data, text_encoding, _level_columns(parsed))
     if store is None and isinstance(source, LakeSource) and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
         return _cached_rows(source, settings, progressbar, lambda folder: read_formula(
@@ -202,7 +202,7 @@ def encode_table(
 
     The arguments are those of `modicum.rows.formula.memory.encoded`.
     """
-    source = _source(table, text_encoding, _level_columns(encoding.expressions()))
+    source = _source(table, text_encoding, _text_columns(encoding))
     backend = reread(
         lambda: encoded(
             encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
@@ -230,9 +230,7 @@ def is_tabular(value: object) -> bool:
 
 def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
     """Return any table that `read_formula` takes as a `Source`; CSV files as the fit read them."""
-    return _source(
-        table, "utf-8", () if encoding is None else _level_columns(encoding.expressions())
-    )
+    return _source(table, "utf-8", () if encoding is None else _text_columns(encoding))
 
 
 def _read(
@@ -296,17 +294,25 @@ def _with_offset(formula: Formula, offset: str | None) -> Formula:
     return replace(formula, offsets=offsets)
 
 
-def _level_columns(expressions: Iterable[Expression]) -> list[str]:
-    """Return the columns used only in C(...), where "01234" and "1234" of a CSV file differ."""
-    coded: list[str] = []
+def _level_columns(formula: Formula) -> list[str]:
+    """Return the columns used only in C(...) or as groups.
+
+    In a CSV file they are read as text, in which "01234" and "1234" differ.
+    """
+    levels = [name for group in formula.groups for name in group.group]
     computed: set[str] = set()
-    for expression in expressions:
+    for expression in formula.expressions:
         call = expression.categorical
         if call is not None and call.inner.bare is not None:
-            coded.append(call.inner.bare)
+            levels.append(call.inner.bare)
         else:
             computed.update(expression.names)
-    return [name for name in coded if name not in computed]
+    return [name for name in dict.fromkeys(levels) if name not in computed]
+
+
+def _text_columns(encoding: FormulaEncoding) -> list[str]:
+    """Return the columns that held text in the fit, and are read as text from a CSV file."""
+    return [name for name, kind in encoding.kinds.items() if kind == "levels"]
 
 
 def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:

@@ -183,7 +183,7 @@ def _arrow_compatible(series: pd.Series) -> pd.Series:
 
 
 class _WithSchema:
-    """Column types and orders from an Arrow schema; with several files, that of the first."""
+    """Column types and orders from an Arrow schema."""
 
     _schema: pa.Schema
 
@@ -200,17 +200,37 @@ class _WithSchema:
         )
 
 
+def _widened(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the first schema, but null and narrow floats give way to the types of other files."""
+    from pyarrow import types
+
+    schema = schemas[0]
+    for at, field in enumerate(schema):
+        kind = field.type
+        for other in schemas[1:]:
+            place = other.get_field_index(field.name)
+            found = kind if place < 0 else other.field(place).type
+            wider = types.is_floating(kind) and types.is_floating(found)
+            if types.is_null(kind) or (wider and found.bit_width > kind.bit_width):
+                kind = found
+        schema = schema.set(at, field.with_type(kind))
+    return schema
+
+
 class FileSource(_WithSchema):
     """Parquet or Arrow (Feather) files, one after the other."""
 
     def __init__(self, paths: Sequence[Path], parquet: bool) -> None:
         self.paths, self._parquet = paths, parquet
-        first = self._open(paths[0])
-        self._schema = first.schema_arrow if parquet else first.schema
+        self.rows: int | None = 0 if parquet else None
+        schemas = []
+        for path in paths:
+            file = self._open(path)
+            schemas.append(file.schema_arrow if parquet else file.schema)
+            if self.rows is not None:
+                self.rows += file.metadata.num_rows
+        self._schema = _widened(schemas)
         self.names = tuple(self._schema.names)
-        self.rows: int | None = None
-        if parquet:
-            self.rows = sum(self._open(path).metadata.num_rows for path in paths)
 
     def _open(self, path: Path) -> pq.ParquetFile | pa.RecordBatchFileReader:
         import pyarrow as pa

@@ -1,5 +1,6 @@
 """Arrow matrices, for effects of a factor with too many levels for dense matrices."""
 
+from modicum.models.arrow.decoupling import Decoupled
 from modicum.models.arrow.layout import (
     MOST_BORDER,
     MOST_NUMBERS,
@@ -29,6 +30,7 @@ __all__ = [
     "ArrowLayout",
     "ArrowMatrix",
     "Covariance",
+    "Decoupled",
     "Factor",
     "Symmetric",
     "all_finite",

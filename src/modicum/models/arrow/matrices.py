@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 
+from modicum.models.arrow.decoupling import Decoupled
 from modicum.runtime import Array
 
 __all__ = [
@@ -345,10 +346,16 @@ class ArrowCholesky:
 
     @classmethod
     def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
-        """Factor `matrix`, or its absolute value (|eigenvalues|) if not positive definite."""
+        """Factor `matrix`, mended if it is not positive definite.
+
+        Entries of the border are decoupled; if that is not enough, eigenvalues are made positive.
+        """
         try:
             return cls.of(matrix)
         except np.linalg.LinAlgError:
+            decoupled = cls._decoupling(matrix)
+            if decoupled is not None:
+                return decoupled
             values, vectors = np.linalg.eigh(np.asarray(matrix.blocks))
             blocks = (vectors * _raised(values, least)[:, None, :]) @ vectors.swapaxes(1, 2)
             inverse = np.linalg.inv(np.linalg.cholesky(blocks))
@@ -358,6 +365,23 @@ class ArrowCholesky:
             lower = cholesky((vectors * _raised(values, least)) @ vectors.T, lower=True)
             places = (np.asarray(matrix.big), np.asarray(matrix.border))
             return cls(*places, inverse, half, lower, True)
+
+    @classmethod
+    def _decoupling(cls, matrix: ArrowMatrix) -> ArrowCholesky | None:
+        """Factor `matrix` without cross terms of a few entries of the border, if that helps."""
+        try:
+            inverse = np.linalg.inv(np.linalg.cholesky(np.asarray(matrix.blocks)))
+        except np.linalg.LinAlgError:
+            return None
+        half = inverse @ matrix.cross
+        flat = _as_matrix(half)
+        corner = np.asarray(matrix.corner)
+        decoupled = Decoupled.of(corner - flat.T @ flat, np.diag(corner))
+        if decoupled is None:
+            return None
+        half[..., list(decoupled.entries)] = 0.0
+        places = (np.asarray(matrix.big), np.asarray(matrix.border))
+        return cls(*places, inverse, half, decoupled.lower, True)
 
     @property
     def half_log_det(self) -> float:

@@ -17,7 +17,7 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.models.base import Batch, Labels, Params
 from modicum.models.families import Cloglog, Logistic, Probit, Softmax
 from modicum.models.groups.integrals import GroupIntegrals
-from modicum.models.groups.terms import INTERCEPT, GroupTerm, constant_slope
+from modicum.models.groups.terms import INTERCEPT, GroupTerm, constant_slope, refuse_remote_slope
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
@@ -194,7 +194,11 @@ class IntegratedEffects(GroupIntegrals):
         if isinstance(self.group_sd, tuple):
             return replace(self, family=family, columns=columns, scales=self.group_sd)
         data = moments(members)
-        spread = [float(data.x_sd[members.columns.index(name)]) or 1.0 for name in self.slopes]
+        places = [members.columns.index(name) for name in self.slopes]
+        for name, at in zip(self.slopes, places, strict=True):
+            if self.intercept:
+                refuse_remote_slope(name, self.group, float(data.x_mean[at]), float(data.x_sd[at]))
+        spread = [float(data.x_sd[at]) or 1.0 for at in places]
         unit = 2.5 * self.family.outcome_unit(data)
         scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
         return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))

@@ -23,11 +23,13 @@ __all__ = [
     "constant_slope",
     "effect_columns",
     "group_coding",
+    "refuse_remote_slope",
     "tidy_groups",
 ]
 
 INTERCEPT = "1"  # a formula's symbol for an effect on the predictor itself
 CHUNK = 65_536
+REMOTE = 20  # standard deviations of a slope's column from 0, where intercepts are
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,22 @@ def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) 
             return
     effect = slopes[int(np.argmin(varies))]
     raise DataError(constant_slope(effect, group.field))
+
+
+def refuse_remote_slope(slope: str, field: str, mean: float, sd: float) -> None:
+    """Refuse a slope beside intercepts at 0, far from its column, for their default prior.
+
+    Lines that cross among the data are far apart at 0. There the prior would bring the intercepts
+    together, and thereby the slopes.
+    """
+    if abs(mean) <= REMOTE * sd or sd == 0:
+        return
+    raise DataError(
+        f"the slope {slope!r} varies by {field!r} beside intercepts, which are effects at 0, but "
+        f"the column is {mean:.4g} on average, {abs(mean) / sd:.0f} standard deviations away, and "
+        f"the default prior would shrink the slopes: use center({slope}) in place of {slope}, or "
+        f"give {field!r} a prior."
+    )
 
 
 def constant_slope(effect: str, field: str) -> str:

@@ -29,7 +29,7 @@ def tidy_priors(priors: object) -> PriorTable:
     if priors is None:
         return ()
     pairs = tuple(priors.items()) if isinstance(priors, Mapping) else priors
-    if not isinstance(pairs, Sequence):
+    if not isinstance(pairs, Sequence) or not all(isinstance(p, Sequence) for p in pairs):
         raise SettingError(
             "priors must map names to distributions, such as "
             f'{{"common": mo.priors.Normal(0, 1)}}, not {type(priors).__name__}.'

@@ -60,8 +60,15 @@ class TablePopulation:
         return len(self.table)
 
     def values(self, name: str) -> np.ndarray:
-        """Return the values of a column that the formula reads."""
-        columns = self.encoding.needed(outcome=False)
+        """Return the values of a column that predictions depend on."""
+        # Weights, and fields that belong to the outcome, do not enter the predictor.
+        fields = ["offset", *(group.field for group in self.encoding.groupings)]
+        columns = self.encoding.needed(outcome=False, fields=fields)
+        if name not in columns and name in self.encoding.needed(outcome=False):
+            raise SettingError(
+                f"predictions do not depend on {name!r}, which is a weight or part of the "
+                f"outcome: choose another column ({', '.join(map(repr, columns))})."
+            )
         if name not in columns or name not in self.table.column_names:
             raise SettingError(f"the formula reads no column {name!r}: {names_like(name, columns)}")
         return np.array(self.table.column(name).to_pylist())
@@ -98,7 +105,11 @@ class TablePopulation:
                 f"{name!r} cannot be set to these values; use others (at=[...] or between=[...]): "
                 f"{fault}"
             ) from fault
-        return encoded.chunks(CHUNK)
+        if name not in [Expression(w).bare for w in self.encoding.fields.get("weight", ())]:
+            yield from encoded.chunks(CHUNK)
+            return
+        for batch, before in zip(encoded.chunks(CHUNK), self.as_it_is.chunks(CHUNK), strict=True):
+            yield {**batch, "weight": before["weight"]}  # rows count as they did
 
     @property
     def as_it_is(self) -> AlignedRows:

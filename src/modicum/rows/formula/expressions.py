@@ -26,6 +26,8 @@ __all__ = [
     "BINARY",
     "COMPARISONS",
     "CONTRASTS",
+    "LOGICAL",
+    "OF_TRUTHS",
     "ROW_BY_ROW",
     "STATEFUL",
     "CategoricalCall",
@@ -49,6 +51,8 @@ NUMPY = (
 )
 ROW_BY_ROW: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in NUMPY}
 ROW_BY_ROW["round"] = np.rint
+# Functions whose arguments may be truths; those of all others are numbers.
+OF_TRUTHS = {"minimum", "maximum", "fmin", "fmax", "where", *(n for n in NUMPY if "logical" in n)}
 STATEFUL = ("bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize")
 NATURAL = 'cr(x, df=5, constraints="center")'
 CALLED_ELSEWHERE = {  # functions of R, mgcv, brms and patsy, and what to write instead
@@ -79,6 +83,8 @@ BINARY: dict[type[ast.operator], Callable[..., Any]] = {
     ast.FloorDiv: np.floor_divide,
     ast.Mod: np.mod,
     ast.Pow: np.power,
+}
+LOGICAL: dict[type[ast.operator], Callable[..., Any]] = {
     ast.BitAnd: np.logical_and,
     ast.BitOr: np.logical_or,
 }
@@ -263,11 +269,12 @@ call functions by name only, as in log(x): compute such a column first.
             return
         if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
             return
-        if isinstance(node, ast.BinOp) and type(node.op) in BINARY:
+        if isinstance(node, ast.BinOp) and type(node.op) in BINARY | LOGICAL:
             return
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd | ast.Invert):
             return
         if isinstance(node, ast.Compare):
+            self._refuse_unbracketed(node)
             if all(
                 type(op) in COMPARISONS or isinstance(op, ast.In | ast.NotIn) for op in node.ops
             ):
@@ -291,6 +298,16 @@ call functions by name only, as in log(x): compute such a column first.
             f"the formula holds {self.source(node)[:80]!r}, which formulas do not support: compute "
             "such a column first."
         )
+
+    def _refuse_unbracketed(self, node: ast.Compare) -> None:
+        """Refuse ``x > 1 & z > 2``, which in Python, unlike R, is ``x > (1 & z) > 2``."""
+        for part in (node.left, *node.comparators):
+            if isinstance(part, ast.BinOp) and type(part.op) in LOGICAL:
+                raise SettingError(
+                    f"the formula holds {self.source(node)[:80]!r}, where & and | are computed "
+                    "before the comparison: put brackets around every comparison, as in "
+                    "(x > 1) & (z > 2)."
+                )
 
     def _check_call(self, call: ast.Call) -> None:
         name = function_of(call)

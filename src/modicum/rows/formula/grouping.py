@@ -6,6 +6,7 @@ of levels is built once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +19,8 @@ from modicum.rows.coding import code_type
 from modicum.rows.description import Array
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.parsing import GroupTerm
-from modicum.rows.level_names import Level, level_key, level_places
-from modicum.rows.levels import RESERVED, ordered
+from modicum.rows.level_names import Level, level_key, level_places, loose_key
+from modicum.rows.levels import NUMBER, RESERVED, ordered
 
 __all__ = ["Grouping", "GroupingLevels", "grouping_name", "refuse_fractions"]
 
@@ -29,8 +30,14 @@ def grouping_name(columns: Sequence[str]) -> str:
     return ":".join(columns)
 
 
-def refuse_fractions(group: str, levels: Iterable[Level]) -> None:
-    """Refuse groups whose levels are fractional numbers, which are measurements, not names."""
+def refuse_fractions(group: str, levels: Iterable[Level], from_csv: bool = False) -> None:
+    """Refuse groups whose levels are fractional numbers, which are measurements, not names.
+
+    With `from_csv`, levels are texts, of which a measurement is one too.
+    """
+    levels = list(levels)
+    if from_csv and all(isinstance(v, str) and re.fullmatch(NUMBER, v) for v in levels):
+        levels = [float(level) for level in levels]
     for level in levels:
         if not isinstance(level, float | np.floating) or float(level).is_integer():
             continue
@@ -100,9 +107,17 @@ class Grouping:
 
 
 class GroupingLevels:
-    """Collects the levels of grouping factors, one batch at a time."""
+    """Collects the levels of grouping factors, one batch at a time.
 
-    def __init__(self, groups: Iterable[GroupTerm]) -> None:
+    Parameters
+    ----------
+    groups
+        The group terms.
+    from_csv
+        Whether levels are texts of a CSV file, which may write one group as both "6" and "6.0".
+    """
+
+    def __init__(self, groups: Iterable[GroupTerm], from_csv: bool = False) -> None:
         factors = dict.fromkeys(group.group for group in groups)
         for reserved in {grouping_name(names) for names in factors} & set(RESERVED):
             raise SettingError(
@@ -110,6 +125,8 @@ class GroupingLevels:
                 "rows; rename that column of the table."
             )
         self._values: dict[tuple[str, ...], dict[str, Level]] = {names: {} for names in factors}
+        self._from_csv = from_csv
+        self._texts: dict[str, dict[str, Level]] = {name: {} for name in self.names if from_csv}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,6 +135,14 @@ class GroupingLevels:
 
     def collect(self, columns: BatchColumns) -> None:
         """Add the levels of a batch."""
+        for name, texts in self._texts.items():
+            for value in columns.levels(name).values:
+                before = texts.setdefault(loose_key(level_key(value)), value)
+                if before != value:
+                    raise DataError(
+                        f"the group {name!r} is {before!r} in some rows and {value!r} in others, "
+                        "which may be the same group: write it in one way."
+                    )
         for names, levels in self._values.items():
             for value in _distinct(names, columns)[0]:
                 levels.setdefault(level_key(value), value)
@@ -132,7 +157,7 @@ class GroupingLevels:
                     "its effects cannot be estimated; leave it out."
                 )
             if len(names) == 1:  # combinations are text
-                refuse_fractions(names[0], levels.values())
+                refuse_fractions(names[0], levels.values(), self._from_csv)
             groupings.append(Grouping(names, ordered(grouping_name(names), levels.values())))
         return tuple(groupings)
 

@@ -17,6 +17,8 @@ from modicum.rows.description import Array
 from modicum.rows.formula.expressions import (
     BINARY,
     COMPARISONS,
+    LOGICAL,
+    OF_TRUTHS,
     ROW_BY_ROW,
     STATEFUL,
     Expression,
@@ -113,13 +115,14 @@ class _Interpreter:
             return [self.value(entry) for entry in node.elts]
         if isinstance(node, ast.Name):
             return self.columns.column(self.expression.column_name(node))
+        if isinstance(node, ast.BinOp) and type(node.op) in LOGICAL:
+            return LOGICAL[type(node.op)](self._truth(node.left), self._truth(node.right))
         if isinstance(node, ast.BinOp):
-            operands = self._number(node.left), self._number(node.right)
-            return BINARY[type(node.op)](*operands)
+            return BINARY[type(node.op)](self._number(node.left), self._number(node.right))
         if isinstance(node, ast.UnaryOp):
-            inner = self._number(node.operand)
             if isinstance(node.op, ast.Invert):
-                return np.logical_not(inner)
+                return np.logical_not(self._truth(node.operand))
+            inner = self._number(node.operand)
             return np.negative(inner) if isinstance(node.op, ast.USub) else inner
         if isinstance(node, ast.Compare):
             return self._compare(node)
@@ -127,6 +130,25 @@ class _Interpreter:
         return self._call(node)
 
     def _number(self, node: ast.AST) -> Array | float:
+        """Return a number, or an array of floats, in which True is 1."""
+        value = self._number_or_truth(node)
+        if isinstance(value, np.ndarray) and value.dtype == bool:
+            return value.astype(np.float64)
+        return value
+
+    def _truth(self, node: ast.AST) -> Array | float:
+        """Return an operand of &, | or ~: booleans, or numbers that are 0 or 1."""
+        value = self._number_or_truth(node)
+        other = np.asarray(value)[~np.isin(value, (0, 1))]
+        if isinstance(node, ast.Constant) or other.size:
+            raise SettingError(
+                f"the formula holds {self.expression.text!r}, and &, | and ~ work on true and "
+                f"false (or 1 and 0), not on {self.expression.source(node)!r}: compare it with a "
+                "number, in brackets, as in (x > 1) & (z > 2)."
+            )
+        return value
+
+    def _number_or_truth(self, node: ast.AST) -> Array | float:
         """Return a number, or an array of floats or booleans."""
         value = self.value(node)
         if isinstance(value, LevelArray):
@@ -160,6 +182,8 @@ class _Interpreter:
         same = isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn)
         if same and isinstance(a, LevelArray) and isinstance(b, str | int | float | list):
             sought = b if isinstance(b, list) else [b]
+            if all(isinstance(v, bool) for v in a.values):  # True may be written as 1
+                sought = [v if isinstance(v, str) or v not in (0, 1) else bool(v) for v in sought]
             hit = np.array([p >= 0 for p in level_places(sought, a.values)] or [False])[a.codes]
             return hit if isinstance(op, ast.Eq | ast.In) else ~hit
         if isinstance(op, ast.In | ast.NotIn):
@@ -178,8 +202,9 @@ class _Interpreter:
         if name in STATEFUL:
             return self._transform(name, call)
         assert name is not None
-        arguments = [self._number(argument) for argument in call.args]
-        words = {str(word.arg): self._number(word.value) for word in call.keywords}
+        read = self._number_or_truth if name in OF_TRUTHS else self._number
+        arguments = [read(argument) for argument in call.args]
+        words = {str(word.arg): read(word.value) for word in call.keywords}
         try:
             return ROW_BY_ROW[name](*arguments, **words)
         except (TypeError, ValueError):

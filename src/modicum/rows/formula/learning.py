@@ -9,6 +9,7 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import reads_as_number
+from modicum.rows.csv import CsvSource
 from modicum.rows.description import Array
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
@@ -68,7 +69,7 @@ def learn(
     """
     fields = _fields(formula, weight)
     factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
-    groupings = GroupingLevels(formula.groups)
+    groupings = GroupingLevels(formula.groups, from_csv=isinstance(source, CsvSource))
     needed = _needed(formula, factors, fields, groupings)
     kinds = _kinds(source, needed)
     reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, drop)
