@@ -112,6 +112,17 @@ def test_codes_with_leading_zeros_stay_apart(tmp_path):
     assert bare.slice(0, 2)["zip"].tolist() == [0, 2]
 
 
+def test_numbers_of_groups_are_those_of_other_readers(tmp_path):
+    """Effects listed by text, '7', would join with no row of what pandas reads."""
+    path = tmp_path / "d.csv"
+    path.write_text("y,g,h\n0,7,1.0\n1,10,2.0\n1,7,1.0\n")
+    rows = rows_of("y ~ (1 | g) + (1 | h)", path)
+    assert (rows.levels["g"], rows.levels["h"]) == ((7, 10), (1, 2))
+    assert rows.slice(0, 3)["g"].tolist() == rows.slice(0, 3)["h"].tolist() == [0, 1, 0]
+    again = encode_table(FormulaEncoding.from_dict(rows.schema.origin), path, outcome=False)
+    assert again.slice(0, 3)["h"].tolist() == [0, 1, 0]
+
+
 def test_long_identifiers_of_groups_stay_apart(tmp_path):
     path = tmp_path / "d.csv"  # twenty digits, more than an integer or a float holds
     path.write_text("y,id\n0,98765432109876543210\n1,98765432109876543211\n1,7\n")

@@ -156,10 +156,24 @@ class GroupingLevels:
                     f"the group {grouping_name(names)!r} has a single level, so the variation of "
                     "its effects cannot be estimated; leave it out."
                 )
+            values = list(levels.values())
             if len(names) == 1:  # combinations are text
-                refuse_fractions(names[0], levels.values(), self._from_csv)
-            groupings.append(Grouping(names, ordered(grouping_name(names), levels.values())))
+                refuse_fractions(names[0], values, self._from_csv)
+                values = _integers(values) if self._from_csv else values
+            groupings.append(Grouping(names, ordered(grouping_name(names), values)))
         return tuple(groupings)
+
+
+WHOLE = re.compile(r"(0|-?[1-9][0-9]{0,14})([.]0)?")  # that a float holds exactly
+
+
+def _integers(levels: list[Level]) -> list[Level]:
+    """Return the texts of a CSV file as integers if all are written as such, without zeros ahead.
+
+    Effects are then listed by the numbers that other readers of the file see.
+    """
+    plain = all(isinstance(level, str) and WHOLE.fullmatch(level) for level in levels)
+    return [int(float(level)) for level in levels] if plain else levels
 
 
 def _distinct(names: Sequence[str], columns: BatchColumns) -> tuple[list[Level], Array]:
