@@ -552,14 +552,25 @@ def test_a_scale_that_jumps_to_and_fro_is_held_back():
     assert np.abs(again.point - at.point).max() < 0.05  # a fixed point; its log has an sd of 0.4
 
 
-@pytest.mark.slow
-@in_double_precision
-def test_otherwise_its_mode_is_not_found(monkeypatch):
-    """Negative control of the test above."""
-    monkeypatch.setattr(fixed_point, "FREE", 10**9)
-    sums, start = sums_of(mo.models.Weibull(groups="g"), censored_times())
-    with pytest.raises(mo.ConvergenceError, match="passes the search is still"):
-        find_mode(sums, start, within=NEAR)
+@pytest.mark.parametrize("free", [fixed_point.FREE, 10**9])
+def test_steps_of_a_scale_that_turns_back_become_shorter(free, monkeypatch):
+    """If it were always free, it would jump for ever; on which tables depends on rounding."""
+
+    def settled(at, target, before, longest):
+        step = (1.0 if at.point[0] < 0 else -1.0) - at.point  # the fixed points lie at 1 and -1
+        step = step if longest is None else np.clip(step, -longest, longest)
+        return SimpleNamespace(point=at.point + step), before
+
+    monkeypatch.setattr(fixed_point, "settle", settled)
+    monkeypatch.setattr(fixed_point, "FREE", free)
+    target = SimpleNamespace(likelihood=SimpleNamespace(size=0), size=1)
+    settling, points = fixed_point.Settling(target, None), [np.array([-1.0])]
+    for _ in range(50):
+        points.append(settling.next(SimpleNamespace(point=points[-1])).point)
+    steps = np.abs(np.diff(points, axis=0))[:, 0]
+    assert np.all(steps[:8] == 2)
+    assert np.all(steps[8:] <= fixed_point.LONGEST) == (free == 8)
+    assert (steps[-1] < 1e-2) == (free == 8)
 
 
 @in_double_precision
