@@ -54,6 +54,8 @@ PLAIN = (
     "modicum.passes.engine.LocalEngine.hosts",
     "modicum.passes.engine.chunk_rows",
     "modicum.passes.engine.padded_chunk",
+    "modicum.passes.fixed_point.FREE",
+    "modicum.passes.fixed_point.settle",  # it calls compiled functions, and none of them calls it
     "modicum.passes.full_likelihood.chunk_rows",
     "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
     "modicum.passes.scales.FEW",
