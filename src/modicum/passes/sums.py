@@ -144,7 +144,7 @@ class Sums:
         elif isinstance(model, IntegratedEffects):
             chunk_sum = group_hessian_by_numpy if self.by_numpy else group_hessian_sum
         value, gradient, hessian = self._sweep(chunk_sum, t, purpose, "hessian")
-        symmetric = (hessian + hessian.T) / 2
+        symmetric = hessian / 2 + hessian.T / 2  # halved first, since the sum may overflow
         if self.rest is not None:
             value, symmetric = value + self._rest_values(t), symmetric + self.rest.B
             gradient = gradient + self._rest_slopes(t)
