@@ -195,10 +195,10 @@ class _FullData(Method):
             Parameters(task.start, begin.scale),
             start_rows=len(task.rows),
             tuning=tuning,
-            notes=[*self._unclimbed(task), *self._slow(task, task.start, evaluations)],
+            notes=[*self._no_mode_warnings(task), *self._slow(task, task.start, evaluations)],
         )
 
-    def _unclimbed(self, task: Task) -> list[ModicumWarning]:
+    def _no_mode_warnings(self, task: Task) -> list[ModicumWarning]:
         """Warn that a family's mode was not found; a user's model need not have one."""
         if task.target.model.users_functions:
             return []
