@@ -21,7 +21,9 @@ OLDER_CODE = "--xla_cpu_use_fusion_emitters=false"
 XLA_VERSION = tuple(map(int, version("jaxlib").split(".")[:2]))
 if (0, 8) <= XLA_VERSION <= (0, 12):
     older = f" {OLDER_CODE}" if XLA_VERSION < (0, 11) else ""
-    os.environ.setdefault("XLA_FLAGS", QUICKLY_COMPILED + older)
+    given = os.environ.get("XLA_FLAGS", "")
+    if QUICKLY_COMPILED not in given:  # a worker inherits them; flags that come last prevail
+        os.environ["XLA_FLAGS"] = f"{QUICKLY_COMPILED}{older} {given}".rstrip()
 # Lowered operations need not know where in the source they come from.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # One thread per computation: workers keep all cores busy, and idle threads would spin.
