@@ -13,7 +13,7 @@ LINTED  := src tests conftest.py docs/conf.py
 # Let workers and the processes that tests start share bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo test test-unit test-docs test-lab test-slow test-processors test-lowest coverage lint format bench parts docs clean
+.PHONY: help install demo test test-unit test-docs test-lab test-slow test-processors golden test-lowest coverage lint format bench parts docs clean
 
 help:
 	@echo "make demo         fit real flight data and draw a picture"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-lab     run the tests of the laboratory: papers, benchmarks, demo"
 	@echo "make test-slow    run all tests, including the longer statistical checks"
 	@echo "make test-processors  run the tests with the arithmetic of other processors"
+	@echo "make golden       compare draws of every door and method with recorded ones (WRITE=1: record)"
 	@echo "make test-lowest  run the unit tests with the oldest dependencies pyproject.toml allows"
 	@echo "make coverage     run the tests of the library and print line coverage"
 	@echo "make lint         run ruff and strict mypy;  make format to reformat"
@@ -62,6 +63,9 @@ test-slow: $(STAMP)
 test-processors: $(STAMP)
 	$(BIN)/python tests/helpers/processors.py | while read -r settings; do \
 		echo "$$settings"; env $$settings $(PYTEST) tests $(PAGES:%=--ignore=%) || exit 1; done
+
+golden: $(STAMP)
+	WRITE=$(WRITE) $(BIN)/python -m pytest -m "slow or not slow" -rP tests/test_golden.py | grep ' bits, \|FAILED\|passed'
 
 test-lowest: pyproject.toml
 	rm -rf .venv-lowest
