@@ -22,6 +22,7 @@ from helpers.architecture import (
 
 ORDER = (  # from the top down; packages on one line may use each other
     ("__main__",),
+    ("datasets",),
     ("cli",),
     ("sklearn",),
     ("fit",),
@@ -30,7 +31,6 @@ ORDER = (  # from the top down; packages on one line may use each other
     ("digest",),
     ("methods",),
     ("posterior",),
-    ("datasets",),
     ("estimators",),
     ("run",),
     ("engines",),

@@ -22,8 +22,6 @@ from helpers.targets import (
     softplus,
 )
 from modicum.cli.fitting import build_model
-from modicum.datasets.dataset import Dataset, Recipe
-from modicum.datasets.source import Source
 from modicum.designs import DESIGNS, Design, Drawn
 from modicum.estimators import LIKELIHOODS, EveryRow
 from modicum.kernels.base import Estimate
@@ -33,6 +31,8 @@ from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES, LinearPredictorModel
 from modicum.models.priors.distributions import DISTRIBUTIONS, Prior
+from modicum_lab.datasets.dataset import Dataset, Recipe
+from modicum_lab.datasets.source import Source
 
 RUN = {"draws": 600, "tune": 300, "chains": 2, "random_seed": 3, "progressbar": False}
 

@@ -1,8 +1,10 @@
 """Modicum: Bayesian inference on tall data by Markov chains that touch a few rows per step."""
 
+from importlib import import_module as _import_module
 from importlib.metadata import version as _version
+from types import ModuleType as _ModuleType
 
-from modicum import datasets, diagnostics, engines, methods, models, priors, rows
+from modicum import diagnostics, engines, methods, models, priors, rows
 from modicum.digest import Digest, digest
 from modicum.errors import (
     ConvergenceError,
@@ -109,6 +111,12 @@ __all__ = [
     "sample",
     "simplex",
 ]
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name == "datasets":  # the laboratory's, imported when first used
+        return _import_module("modicum.datasets")
+    raise AttributeError(f"module 'modicum' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

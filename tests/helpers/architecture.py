@@ -120,12 +120,16 @@ def _package(module: str) -> str | None:
 
 
 def uses_of_the_laboratory(sources: Sources) -> list[str]:
-    """Return modules of the library that import the laboratory, except `cli` inside functions."""
+    """Return modules of the library that import the laboratory.
+
+    `cli` may do so inside functions, and `datasets` is the laboratory's under the library's name.
+    """
     return [
         module
         for module, source in sources.items()
         for one in imports_of(source)
         if one.module.split(".")[0] == "modicum_lab"
+        and _package(module) != "datasets"
         and not (one.local and _package(module) == "cli")
     ]
 

@@ -1,4 +1,4 @@
-"""The real tables of the slow tests and references, as `modicum.datasets` makes them.
+"""The real tables of the slow tests and references, as `modicum_lab.datasets` makes them.
 
 A table is made in two steps: `raw(name)` reads the columns that matter as plain arrays, which can
 be saved as NPZ, and `build(name, raw)` makes a data set from them.
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from modicum.datasets import Dataset
-from modicum.datasets.claims_table import RECIPE as CLAIMS
-from modicum.datasets.covertype_table import RECIPE as COVERTYPE
-from modicum.datasets.flights_table import RECIPE as FLIGHTS
-from modicum.datasets.taxi_table import RECIPE as TAXI
+from modicum_lab.datasets import Dataset
+from modicum_lab.datasets.claims_table import RECIPE as CLAIMS
+from modicum_lab.datasets.covertype_table import RECIPE as COVERTYPE
+from modicum_lab.datasets.flights_table import RECIPE as FLIGHTS
+from modicum_lab.datasets.taxi_table import RECIPE as TAXI
 
 RECIPES = {"covertype": COVERTYPE, "flights": FLIGHTS, "taxi": TAXI, "claims": CLAIMS}
 NAMES = tuple(RECIPES)

@@ -17,12 +17,19 @@ from typing import Any
 import numpy as np
 
 from modicum import LogPosterior, Rows, models
-from modicum.datasets import Dataset, bankruptcy_shaped, claims, covertype, flights, higgs_shaped
 from modicum.errors import DataError, SettingError, suggestion
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.rows import ingest
 from modicum_lab.bench import stand_ins
 from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table, parameters_at
+from modicum_lab.datasets import (
+    Dataset,
+    bankruptcy_shaped,
+    claims,
+    covertype,
+    flights,
+    higgs_shaped,
+)
 
 __all__ = ["PROBLEMS", "ModeRun", "Problem", "ProblemData", "find_problem"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.datasets import Dataset, splines
 from modicum.models import Logistic
 from modicum.rows import Rows, ingest
+from modicum_lab.datasets import Dataset, splines
 
 __all__ = ["census_shaped", "plain", "plain_blocks", "plain_store", "spline_shaped"]
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from modicum import sample
-from modicum.datasets import Dataset
 from modicum.diagnostics import computational_time, inefficiency
 from modicum.errors import ModicumWarning
 from modicum.methods import Method
 from modicum.plots import METHOD_COLOURS
 from modicum.posterior import Posterior
+from modicum_lab.datasets import Dataset
 from modicum_lab.papers.experiments import Table
 
 __all__ = [

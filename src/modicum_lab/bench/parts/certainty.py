@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from modicum import HMCECS, ModicumWarning, sample
-from modicum.datasets import Dataset, claims, covertype, flights, taxi
 from modicum.errors import DataError
 from modicum.posterior import Posterior
 from modicum_lab.bench.stand_ins import census_shaped, plain
 from modicum_lab.bench.tables import Table
+from modicum_lab.datasets import Dataset, claims, covertype, flights, taxi
 
 __all__ = ["run"]
 

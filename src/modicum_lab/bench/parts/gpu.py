@@ -37,13 +37,13 @@ from modicum import (
     SignedHMCECS,
     sample,
 )
-from modicum.datasets import Dataset, flights
 from modicum.diagnostics import batch_means_inefficiency
 from modicum.methods import Method
 from modicum_lab.bench.accuracy import KeptReference, by_importance, of_table
 from modicum_lab.bench.runs import flat_scalars
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table, verdict
+from modicum_lab.datasets import Dataset, flights
 
 __all__ = ["main"]
 

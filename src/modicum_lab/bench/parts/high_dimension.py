@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from modicum import HMCECS, ModicumWarning, sample
-from modicum.datasets import Dataset
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
+from modicum_lab.datasets import Dataset
 
 __all__ = ["run"]
 

@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from modicum import HMCECS, Rows, sample
-from modicum.datasets import Dataset
 from modicum.rows import ingest
 from modicum_lab.bench.machine import cores
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
+from modicum_lab.datasets import Dataset
 
 __all__ = ["run"]
 

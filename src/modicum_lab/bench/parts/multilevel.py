@@ -31,10 +31,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from modicum.datasets import frame
 from modicum.errors import DataError
 from modicum.rows import ingest
 from modicum_lab.bench.tables import Table
+from modicum_lab.datasets import frame
 
 __all__ = ["Problem", "run"]
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from modicum import HMCECS, SignedHMCECS
-from modicum.datasets import covertype
 from modicum.diagnostics import computational_time
 from modicum.errors import DataError
 from modicum.posterior import Posterior
 from modicum_lab.bench.process import in_process
 from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
+from modicum_lab.datasets import covertype
 from modicum_lab.papers.fits import Contender
 
 __all__ = ["measure", "run"]

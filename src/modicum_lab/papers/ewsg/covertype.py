@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from modicum import EWSG, PSGLD, SGHMC, SGLD, LogPosterior
-from modicum.datasets import covertype, standardised
 from modicum.methods import NUTS, FlyMC, Method
 from modicum.models import BaseModel, Batch
 from modicum.plots import colour_of
 from modicum.posterior import Posterior, Score
 from modicum.rows import Rows
+from modicum_lab.datasets import covertype, standardised
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations, states
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims, experiment, sized
 

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from modicum import CPSGHMC, EWSG, PSGLD, SGHMC, SGLD
-from modicum.datasets import mnist
 from modicum.methods import Method
 from modicum.models import CNN, MLP, BaseModel, Batch
 from modicum.plots import colour_of
 from modicum.rows import Rows
+from modicum_lab.datasets import mnist
 from modicum_lab.papers.ewsg.common import draw_lines, label_of, panels, realisations
 from modicum_lab.papers.experiments import (
     Claim,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from modicum import SGHMC, SGHMCCV, SGLD, SGLDCV
-from modicum.datasets import Dataset, bankruptcy_shaped, higgs, higgs_shaped
 from modicum.methods import HMC, HMCECS, SignedHMCECS
 from modicum.rows import Rows
+from modicum_lab.datasets import Dataset, bankruptcy_shaped, higgs, higgs_shaped
 from modicum_lab.papers.fits import Contender, Fit
 
 __all__ = [

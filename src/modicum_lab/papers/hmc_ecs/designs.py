@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum import datasets
-from modicum.datasets import Dataset
 from modicum.diagnostics import mcse
 from modicum.errors import DataError
 from modicum.methods import HMCECS
 from modicum.plots import METHOD_COLOURS, pyplot
+from modicum_lab import datasets
+from modicum_lab.datasets import Dataset
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit
 from modicum_lab.papers.references import TABLES, Reference, reference

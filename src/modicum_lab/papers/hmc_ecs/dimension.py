@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from modicum.datasets import Dataset
 from modicum.methods import HMC, HMCECS
 from modicum.models import Gaussian
 from modicum.plots import METHOD_COLOURS, pyplot
 from modicum.rows import Rows
+from modicum_lab.datasets import Dataset
 from modicum_lab.papers.experiments import Figure, Result, Scale, Table, experiment, sized
 from modicum_lab.papers.fits import Contender, Fit, ledger_of
 from modicum_lab.papers.hmc_ecs.comparison import DEFAULT, TRUTH

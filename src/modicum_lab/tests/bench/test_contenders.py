@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.datasets import Dataset
 from modicum_lab.bench.contenders.approximations import laplace
 from modicum_lab.bench.contenders.common import forecast, scan_until
 from modicum_lab.bench.problems import Problem, ProblemData
 from modicum_lab.bench.runs import Budget, Infeasible
+from modicum_lab.datasets import Dataset
 
 SHORT = Budget(seconds=60.0, draws=50, chains=2, cores=2)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.datasets.dataset import Arrays, Dataset, Recipe
-from modicum.datasets.encoding import dummies, factor, standardised
-from modicum.datasets.source import Folder, Source
 from modicum.models import Logistic
 from modicum.rows import Rows
+from modicum_lab.datasets.dataset import Arrays, Dataset, Recipe
+from modicum_lab.datasets.encoding import dummies, factor, standardised
+from modicum_lab.datasets.source import Folder, Source
 
 if TYPE_CHECKING:
     import pandas as pd

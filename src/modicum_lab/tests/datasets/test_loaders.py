@@ -65,8 +65,8 @@ def test_higgs(tmp_path, monkeypatch):
     narrow.to_parquet(tmp_path / "narrow" / "higgs_union.parquet")
     assert D.higgs(tmp_path / "narrow").rows.fingerprint() == made.rows.fingerprint()
     # the complete file is recognised by its length, and its end is the test set
-    monkeypatch.setattr("modicum.datasets.higgs_table.WHOLE", 60)
-    monkeypatch.setattr("modicum.datasets.higgs_table.TEST", 10)
+    monkeypatch.setattr("modicum_lab.datasets.higgs_table.WHOLE", 60)
+    monkeypatch.setattr("modicum_lab.datasets.higgs_table.TEST", 10)
     whole = D.higgs(tmp_path)
     assert (len(whole.rows), len(whole.test)) == (50, 10)
     np.testing.assert_allclose(everything(whole.test)["x"], table[50:, 1:], rtol=1e-6)
@@ -109,7 +109,7 @@ def test_flights(tmp_path, monkeypatch):
     (tmp_path / "narrow").mkdir()
     table.to_parquet(tmp_path / "narrow" / "flights.parquet")
     assert D.flights(tmp_path / "narrow").rows.fingerprint() == made.rows.fingerprint()
-    monkeypatch.setattr("modicum.datasets.flights_table.find_spec", lambda name: None)
+    monkeypatch.setattr("modicum_lab.datasets.flights_table.find_spec", lambda name: None)
     with pytest.raises(mo.DataError, match="data set flights is not in"):
         D.flights(tmp_path / "nowhere", download=False)
 

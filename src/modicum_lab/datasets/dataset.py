@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from modicum.datasets.source import Folder, Source
 from modicum.models import BaseModel
 from modicum.rows import Rows
+from modicum_lab.datasets.source import Folder, Source
 
 __all__ = ["Arrays", "Dataset", "Recipe"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from modicum.datasets.claims_table import claims_frame
-from modicum.datasets.flights_table import flights_frame
-from modicum.datasets.source import Folder
 from modicum.errors import SettingError
+from modicum_lab.datasets.claims_table import claims_frame
+from modicum_lab.datasets.flights_table import flights_frame
+from modicum_lab.datasets.source import Folder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.datasets.dataset import Dataset
-from modicum.datasets.source import Folder, Source
-from modicum.datasets.stand_in import resampled
 from modicum.errors import DataError
 from modicum.models import Logistic
 from modicum.rows import Rows
+from modicum_lab.datasets.dataset import Dataset
+from modicum_lab.datasets.source import Folder, Source
+from modicum_lab.datasets.stand_in import resampled
 
 __all__ = ["COLUMNS", "SOURCE", "higgs", "higgs_shaped"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from modicum import LogPosterior, Rows
 from modicum.errors import whole_number
-from modicum.ledger import Ledger
-from modicum.models import Logistic, Target
-from modicum.rows import Rows
+from modicum.models import Logistic
 
 __all__ = ["resampled"]
 
@@ -17,9 +16,9 @@ CHUNK_ROWS = 1 << 18
 def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
     """Resample `n` rows of `real`, with outcomes simulated from the regression fitted to it."""
     whole_number("n", n)
-    beta, intercept = _fit_mode(real, model)
+    mode = LogPosterior(model, real).mode().named
     everything = real.slice(0, len(real))["x"]
-    chance = 1 / (1 + np.exp(-(everything @ beta + intercept)))
+    chance = 1 / (1 + np.exp(-(everything @ mode["beta"] + mode["intercept"])))
     which, outcomes = np.random.default_rng(seed).spawn(2)
     x, y = np.empty((n, everything.shape[1]), real.dtype), np.empty(n, real.dtype)
     for first in range(0, n, CHUNK_ROWS):
@@ -28,15 +27,3 @@ def resampled(real: Rows, model: Logistic, n: int, seed: int) -> Rows:
         x[part] = everything[at]
         y[part] = outcomes.random(len(at)) < chance[at]
     return Rows(x=x, y=y, columns=real.columns)
-
-
-def _fit_mode(real: Rows, model: Logistic) -> tuple[np.ndarray, float]:
-    """Coefficients and intercept at the posterior mode."""
-    from modicum.passes import LocalEngine, Sums
-    from modicum.passes.mode import find_mode
-
-    target, start = Target.of(model, real)
-    sums = Sums(target, real, LocalEngine(progressbar=False), Ledger(rows=len(real)))
-    at, _ = find_mode(sums, start)
-    theta = target.unravel(at.point)
-    return theta["beta"], float(theta["intercept"])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.datasets.dataset import Arrays, Dataset, Recipe
-from modicum.datasets.encoding import dummies, factor, spline_names, splines
-from modicum.datasets.source import Folder, Source
 from modicum.errors import DataError
 from modicum.models import Poisson
 from modicum.rows import Rows
+from modicum_lab.datasets.dataset import Arrays, Dataset, Recipe
+from modicum_lab.datasets.encoding import dummies, factor, spline_names, splines
+from modicum_lab.datasets.source import Folder, Source
 
 if TYPE_CHECKING:
     import pandas as pd

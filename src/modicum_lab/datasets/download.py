@@ -9,8 +9,6 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
-from modicum.progress import Progressbar, phase
-
 __all__ = ["DownloadError", "fetch"]
 
 CHUNK = 1 << 20
@@ -25,7 +23,7 @@ def fetch(
     url: str,
     target: Path,
     digest: str | None,
-    progressbar: Progressbar = True,
+    progressbar: bool = True,
     sizes: tuple[int, int] | None = None,
 ) -> None:
     """Download `url` to `target`.
@@ -54,11 +52,12 @@ def fetch(
             os.unlink(temporary)
 
 
-def _copy(
-    url: str, file: BinaryIO, digest: str | None, title: str, progressbar: Progressbar
-) -> str:
+def _copy(url: str, file: BinaryIO, digest: str | None, title: str, progressbar: bool) -> str:
     """Copy the bytes, and return their checksum in the form of `digest`."""
     from urllib.request import Request, urlopen  # slow to import and rarely needed
+
+    from rich.console import Console
+    from rich.progress import Progress
 
     kind = (digest or "sha256:").split(":")[0]
     sum_ = hashlib.new(kind, usedforsecurity=False)
@@ -67,12 +66,14 @@ def _copy(
         length = answer.headers.get("Content-Length")
         total = int(length) if length else None
         done = 0
-        with phase(f"download {title}", total, progressbar, "bytes") as bar:
+        console = Console(stderr=True)
+        with Progress(console=console, disable=not (progressbar and console.is_terminal)) as bar:
+            task = bar.add_task(f"download {title}", total=total)
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 sum_.update(chunk)
                 done += len(chunk)
-                bar.advance(len(chunk))
+                bar.advance(task, len(chunk))
     if total is not None and done != total:
         raise DownloadError(f"it stopped after {done:,} of {total:,} bytes")
     return f"{kind}:{sum_.hexdigest()}"

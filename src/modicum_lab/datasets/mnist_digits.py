@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.datasets.dataset import Dataset
-from modicum.datasets.source import Folder, Source
 from modicum.errors import DataError
 from modicum.models import MLP
 from modicum.rows import Rows
+from modicum_lab.datasets.dataset import Dataset
+from modicum_lab.datasets.source import Folder, Source
 
 __all__ = ["SOURCES", "mnist"]
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from modicum.datasets.download import DownloadError, fetch
 from modicum.errors import DataError
-from modicum.rows.lake import cache_folder
+from modicum_lab.datasets.download import DownloadError, fetch
 
 __all__ = ["Folder", "Source", "data_folder"]
 
@@ -27,10 +26,8 @@ def data_folder(folder: Folder = None) -> Path:
     >>> data_folder("tables").name
     'tables'
     """
-    path = folder or os.environ.get("MODICUM_DATA")
-    if path:
-        return Path(path).expanduser()
-    return cache_folder()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "modicum"
+    return Path(folder or os.environ.get("MODICUM_DATA") or cache).expanduser()
 
 
 @dataclass(frozen=True)

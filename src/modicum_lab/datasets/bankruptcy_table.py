@@ -13,13 +13,13 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from modicum.datasets.dataset import Arrays, Dataset
-from modicum.datasets.encoding import spline_names, splines
-from modicum.datasets.source import Folder, Source, data_folder
-from modicum.datasets.stand_in import resampled
 from modicum.errors import DataError
 from modicum.models import Logistic
 from modicum.rows import Rows
+from modicum_lab.datasets.dataset import Arrays, Dataset
+from modicum_lab.datasets.encoding import spline_names, splines
+from modicum_lab.datasets.source import Folder, Source, data_folder
+from modicum_lab.datasets.stand_in import resampled
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from modicum.datasets.dataset import Arrays, Dataset, Recipe
-from modicum.datasets.encoding import standardised
-from modicum.datasets.source import Folder, Source
 from modicum.errors import DataError
 from modicum.models import Logistic
 from modicum.rows import Rows
+from modicum_lab.datasets.dataset import Arrays, Dataset, Recipe
+from modicum_lab.datasets.encoding import standardised
+from modicum_lab.datasets.source import Folder, Source
 
 __all__ = ["RECIPE", "covertype"]
 
