@@ -20,6 +20,7 @@ import numpy as np
 
 from modicum.errors import SettingError, suggestion
 from modicum.rows.description import Array
+from modicum.rows.formula.transforms import LEARNERS
 from modicum.rows.level_names import Level
 
 __all__ = [
@@ -53,7 +54,7 @@ ROW_BY_ROW: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in
 ROW_BY_ROW["round"] = np.rint
 # Functions whose arguments may be truths; those of all others are numbers.
 OF_TRUTHS = {"minimum", "maximum", "fmin", "fmax", "where", *(n for n in NUMPY if "logical" in n)}
-STATEFUL = ("bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize")
+STATEFUL = tuple(LEARNERS)
 NATURAL = 'cr(x, df=5, constraints="center")'
 CALLED_ELSEWHERE = {  # functions of R, mgcv, brms and patsy, and what to write instead
     "s": f"bs(x, df=5), or {NATURAL}",
