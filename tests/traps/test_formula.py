@@ -74,6 +74,34 @@ def test_and_and_or_are_for_truths(term, reason):
     ]
 
 
+@pytest.mark.parametrize(
+    ("term", "reason"),
+    [
+        ("minimum(x, z, where=x > 2)", "minimum has no argument where"),  # memory nobody wrote
+        ("np.abs(x, z)", "gives abs 2 arguments, and it takes 1"),  # would overwrite z
+        ("log(x, 2)", "gives log 2 arguments"),
+        ("where(x > 2, 1)", "gives where 2 arguments, and it takes 3"),
+        ("clip(x, 0, 1, out=z)", "clip has no argument out"),
+        ("I(x, z)", "gives I 2 arguments"),
+        ("C(x, level=[1, 2])", "C has no argument level"),
+        ("C(x, contr.sum, [1, 2])", "C takes levels by name"),
+        ("C(x, contr.treatment(1, 2))", "one argument without a name"),
+    ],
+)
+def test_functions_have_no_further_arguments(term, reason):
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "z": [3.0, 2.0, 2.0]})
+    with pytest.raises(mo.SettingError, match=reason):
+        rows_of(f"y ~ {term} + z", frame)
+
+
+def test_the_largest_of_three_columns_overwrites_none():
+    frame = pd.DataFrame({"y": [0.0, 1.0], "x": [1.0, 2.0], "z": [3.0, 1.0], "w": [2.0, 4.0]})
+    terms = {"maximum(x, z, w)": [3, 4], "np.fmin(x, z, w)": [1, 1], "w": [2, 4]}
+    rows = rows_of(f"y ~ {' + '.join(terms)} + clip(w, a_min=3, a_max=9)", frame)
+    assert {term: column(rows, term).tolist() for term in terms} == terms
+    assert column(rows, "clip(w, a_min=3, a_max=9)").tolist() == [3, 4]
+
+
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):
     monkeypatch.setattr(sources, "BATCH_ROWS", 10)
     frame = pd.DataFrame({"y": np.zeros(50), "x": np.arange(50.0)})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, MutableMapping
+from functools import reduce
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from modicum.rows.description import Array
 from modicum.rows.formula.expressions import (
     BINARY,
     COMPARISONS,
+    EXTREMES,
     LOGICAL,
     OF_TRUTHS,
     ROW_BY_ROW,
@@ -207,6 +209,8 @@ class _Interpreter:
         arguments = [read(argument) for argument in call.args]
         words = {str(word.arg): read(word.value) for word in call.keywords}
         try:
+            if name in EXTREMES:
+                return reduce(ROW_BY_ROW[name], arguments)
             return ROW_BY_ROW[name](*arguments, **words)
         except (TypeError, ValueError):
             text = self.expression.source(call)
