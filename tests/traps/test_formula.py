@@ -86,6 +86,8 @@ def test_and_and_or_are_for_truths(term, reason):
         ("C(x, level=[1, 2])", "C has no argument level"),
         ("C(x, contr.sum, [1, 2])", "C takes levels by name"),
         ("C(x, contr.treatment(1, 2))", "one argument without a name"),
+        ("offset(x, z)", "'x, z', which is not one number or level per row"),
+        ("I([x, z])", "not one number or level per row"),
     ],
 )
 def test_functions_have_no_further_arguments(term, reason):
@@ -100,6 +102,23 @@ def test_the_largest_of_three_columns_overwrites_none():
     rows = rows_of(f"y ~ {' + '.join(terms)} + clip(w, a_min=3, a_max=9)", frame)
     assert {term: column(rows, term).tolist() for term in terms} == terms
     assert column(rows, "clip(w, a_min=3, a_max=9)").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("formula", "arguments", "terms"),
+    [
+        ("y ~ .", {"offset": "off", "weight": "w"}, "x k n `a b` g"),
+        ("y ~ . + offset(log(off + 9))", {}, "x k n w `a b` g"),
+        ("k | trials(n) ~ .", {}, "x y w off `a b` g"),  # k was a term as well
+        ("k + n > 5 ~ .", {}, "x y w off `a b` g"),
+        ("y | trials(`a b` + n) ~ . + (1 | g) - off", {}, "x k w"),
+    ],
+)
+def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
+    values = np.arange(1.0, 7)
+    frame = pd.DataFrame(dict.fromkeys(("x", "y", "k", "n", "w", "off", "a b"), values))
+    rows = rows_of(formula, frame.assign(g=list("aabbcc")), **arguments)
+    assert set(rows.schema.terms) == {t.strip("`") for t in re.findall("`.*?`|[a-z]+", terms)}
 
 
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):

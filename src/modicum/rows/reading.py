@@ -135,7 +135,8 @@ def read_formula(
     first = _source(data, text_encoding, ())
     if isinstance(first, ONCE_OPENED):
         data = first
-    parsed = _with_offset(parse(formula, first.names), offset)
+    taken = [name for name in (offset, weight) if name is not None]
+    parsed = _with_offset(parse(formula, first.names, taken), offset)
     source = _source(data, text_encoding, _level_columns(parsed))
     if store is None and isinstance(source, LakeSource) and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))

@@ -90,9 +90,11 @@ def evaluate(
     """
     with np.errstate(all="ignore"):  # values that are not finite are refused later
         value = _Interpreter(expression, columns, states, learn).value(expression.tree)
-    if isinstance(value, str | None):
-        text = expression.text
-        raise SettingError(f"the formula holds {text!r}, which is not computed from rows.")
+    if isinstance(value, str | list | None):
+        raise SettingError(
+            f"the formula holds {expression.text!r}, which is not one number or level per row: "
+            "name a column there, or compute one."
+        )
     if isinstance(value, LevelArray | ColumnArray):
         return value
     return np.asarray(value)
@@ -210,7 +212,7 @@ class _Interpreter:
         words = {str(word.arg): read(word.value) for word in call.keywords}
         try:
             if name in EXTREMES:
-                return reduce(ROW_BY_ROW[name], arguments)
+                return np.asarray(reduce(ROW_BY_ROW[name], arguments))
             return ROW_BY_ROW[name](*arguments, **words)
         except (TypeError, ValueError):
             text = self.expression.source(call)

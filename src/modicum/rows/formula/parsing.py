@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from modicum.errors import SettingError
@@ -97,7 +97,7 @@ class Formula:
         return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
 
 
-def parse(text: str, columns: Sequence[str] = ()) -> Formula:
+def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -> Formula:
     """Parse a formula.
 
     Parameters
@@ -105,7 +105,10 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     text
         Such as ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``.
     columns
-        Columns of the table, which ``.`` on the right-hand side expands to.
+        Columns of the table. ``.`` on the right-hand side stands for those without another role:
+        all but the columns of the outcome, its further fields, offsets and groups, and `taken`.
+    taken
+        Columns with a role that the formula does not show, such as weights.
 
     Examples
     --------
@@ -126,7 +129,10 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     common, offsets, groups = _terms_side(right)
     if outcome is not None:
         _refuse_groups_of_outcome(outcome, groups)
-    terms, intercept = _terms(common, left, columns)
+    parts = [*([outcome] if outcome else []), *(e for _, e in fields), *offsets]
+    roles = {name for part in parts for name in part.names} | set(taken)
+    roles.update(name for group in groups for name in group.group)
+    terms, intercept = _terms(common, [name for name in columns if name not in roles])
     factors = {factor.tidy for term in terms for factor in term}
     if outcome is not None and outcome.tidy in factors:
         raise SettingError(
@@ -220,10 +226,16 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
     return outcome, tuple(fields)
 
 
-def _terms(
-    text: str, left: str, columns: Sequence[str]
-) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
-    """Parse the common terms with formulaic; return them, and whether there is an intercept."""
+def _terms(text: str, others: Sequence[str]) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
+    """Parse common terms, in which . stands for the other columns, with formulaic.
+
+    Returns
+    -------
+    terms
+        The factors of each term.
+    intercept
+        Whether there is an intercept.
+    """
     import formulaic
     from formulaic.errors import FormulaicError
 
@@ -241,8 +253,7 @@ def _terms(
             "a/b for a and b within a."
         )
     spaced = re.sub(rf"`({ANY_MISTAKEN})`", r"`\1 `", text)  # the space makes them names
-    names = Expression(left).names if left.strip() and "|" not in left else ()
-    available = [f"{c} " if c in MISTAKEN else c for c in columns if c not in names]
+    available = [f"{name} " if name in MISTAKEN else name for name in others]
     try:
         context = {"__formulaic_variables_available__": available}
         parsed = formulaic.Formula(spaced or "1", _context=context)
@@ -289,7 +300,7 @@ def _group_terms(inside: str) -> list[GroupTerm]:
             f"the group term ({inside.strip()}) has '.' before |, but '.' means all columns only "
             "among the common terms: name the slopes that vary."
         )
-    effects, intercept = _terms(left, "", ())
+    effects, intercept = _terms(left, ())
     slopes = tuple(":".join(f.label for f in term) for term in effects)
     if "1" in slopes:
         raise SettingError(
