@@ -121,6 +121,30 @@ def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
     assert set(rows.schema.terms) == {t.strip("`") for t in re.findall("`.*?`|[a-z]+", terms)}
 
 
+@pytest.mark.parametrize(
+    ("formula", "family", "remedy"),
+    [
+        ("y | cens(c) ~ x", "gaussian", r"'cens' after .*write event\(1 - c\) and use family="),
+        ("y | cens(c) ~ x", "weibull", r"write event\(1 - c\)"),
+        ("k | rate(e) ~ x", "poisson", r"add offset\(log\(e\)\) to the terms"),
+        ("y | se(e) ~ x", "gaussian", "no family has known standard errors, so leave it out"),
+        ("k | trials(e) ~ x", "poisson", "use family='binomial', or leave it out"),
+        ("y | evnt(c) ~ x", "weibull", "'evnt' .*did you mean 'event'"),
+        ("y | weights(e) ~ x", "gaussian", "pass weights='e'"),
+        ("y | weight(e) ~ x", "gaussian", "pass weights='e'"),
+        ("y | offset(e) ~ x", "gaussian", r"write offset\(e\) among the terms"),
+        ("y | y(e) ~ x", "gaussian", "the outcome is what stands before"),  # it was e
+        ("y | event(c) + event(e) ~ x", "weibull", "give it once"),
+        ("k / n ~ x", "binomial", r"write 'k \| trials\(n\) ~ \.\.\.'\.$"),
+        ("k ~ x", "binomial", r"write 'k \| trials\(COLUMN\) ~ .*the outcome that of successes"),
+    ],
+)
+def test_fields_that_nobody_reads_are_refused(formula, family, remedy):
+    frame = pd.DataFrame({name: [1.0, 2.0, 4.0] for name in ("y", "x", "k", "e", "n")})
+    with pytest.raises(mo.SettingError, match=remedy):
+        mo.fit(formula, frame.assign(c=[0, 1, 1]), family, progressbar=False)
+
+
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):
     monkeypatch.setattr(sources, "BATCH_ROWS", 10)
     frame = pd.DataFrame({"y": np.zeros(50), "x": np.arange(50.0)})

@@ -28,6 +28,15 @@ ANY_STATEMENT = "|".join(sorted(STATEMENTS))
 MISTAKEN = STATEMENTS | {"1", "."}
 ANY_MISTAKEN = "|".join(map(re.escape, sorted(MISTAKEN)))
 QUOTED_OR_STATEMENT = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|\b({ANY_STATEMENT})\b")
+WEIGHTS = "pass weights={0!r} to mo.fit, or --weight {0} on the command line"
+# Fields of rows that are no further fields of an outcome, and how a formula's rows get them.
+ELSEWHERE = {
+    "weight": WEIGHTS,
+    "weights": WEIGHTS,
+    "offset": "write offset({0}) among the terms",
+    "x": "name the columns after ~",
+    "y": "the outcome is what stands before |",
+}
 
 
 @dataclass(frozen=True)
@@ -214,13 +223,19 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
     outcome = Expression(Expression(parts[0].strip()).tidy)
     if len(parts) == 1:
         return outcome, ()
-    fields = []
+    fields: list[tuple[str, Expression]] = []
     for sign, piece in _split("|".join(parts[1:]), "+"):
         call = FIELD.fullmatch(piece)
         if call is None or len(parts) > 2 or sign == "-":
             raise SettingError(
                 f"the outcome {text.strip()!r} cannot be read: write further fields after |, as in "
                 "'wins | trials(games)', or put | in brackets if it means or."
+            )
+        if call[1] in ELSEWHERE or call[1] in dict(fields):
+            remedy = ELSEWHERE.get(call[1], "give it once").format(call[2].strip())
+            raise SettingError(
+                f"the outcome {text.strip()!r} cannot have {'another' if dict(fields) else 'a'} "
+                f"field {call[1]!r} after |: {remedy}."
             )
         fields.append((call[1], Expression(call[2])))
     return outcome, tuple(fields)
