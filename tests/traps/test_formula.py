@@ -13,7 +13,7 @@ import pytest
 import modicum as mo
 from modicum.rows import csv as csv_module
 from modicum.rows import ingest, sources
-from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula import FormulaEncoding, parsing
 from modicum.rows.formula.expressions import CALLED_ELSEWHERE, NATURAL
 from modicum.rows.formula.parsing import parse
 from modicum.rows.reading import encode_table, read_formula
@@ -143,6 +143,63 @@ def test_fields_that_nobody_reads_are_refused(formula, family, remedy):
     frame = pd.DataFrame({name: [1.0, 2.0, 4.0] for name in ("y", "x", "k", "e", "n")})
     with pytest.raises(mo.SettingError, match=remedy):
         mo.fit(formula, frame.assign(c=[0, 1, 1]), family, progressbar=False)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "*".join(f"a{i}" for i in range(20)),
+        "(x + z + c + r + g)**60",
+        "x + (x + z)^" + "9" * 5000,
+        f"(1 + {'*'.join(f'a{i}' for i in range(20))} | g)",
+    ],
+)
+def test_terms_without_end_are_refused_before_they_are_formed(terms):
+    with pytest.raises(mo.SettingError, match=r"too many terms \(the limit is 10,000\)"):
+        parse(f"y ~ {terms}")
+
+
+def test_terms_that_end_are_formed(monkeypatch):
+    assert len(parse(f"y ~ {'/'.join(f'a{i}' for i in range(20))}").terms) == 20
+    assert len(parse("y ~ (x + z + c + r + g)**5 - 1").terms) == 31
+    with pytest.raises(mo.SettingError, match="more than 50 brackets"):
+        parse(f"y ~ {'(' * 2000}x{')' * 2000}")
+    monkeypatch.setattr(parsing, "MOST_TERMS", 100)  # of products: sums have no limit
+    assert len(parse("y ~ . + (a0 + a1):a2", [f"a{i}" for i in range(200)]).terms) == 202
+    with pytest.raises(mo.SettingError, match=r"'\. \* x' .* too many terms"):
+        parse("y ~ . * x", [f"a{i}" for i in range(200)])
+
+
+@pytest.mark.parametrize(("factors", "reason"), [(10, "write . instead of :"), (20, "limit is 13")])
+def test_interactions_of_many_factors_are_refused(factors, reason):
+    frame = pd.DataFrame({f"a{i}": ["a", "b"] for i in range(factors)}).assign(y=[1.0, 2.0])
+    with pytest.raises(mo.SettingError, match=reason):
+        rows_of("y ~ " + ":".join(f"a{i}" for i in range(factors)), frame)
+
+
+@pytest.mark.parametrize(
+    "name", ["if", "lambda", "is", "class", "\u00b5", "\u212b", "e\u0301t\u00e9"]
+)
+def test_names_that_python_reads_otherwise_are_columns(name):
+    """Python has keywords, and takes the micro sign for a Greek letter."""
+    frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], name: [1.0, 2.0, 4.0], "g": list("aba")})
+    for formula in (f"y ~ {name}", f"y ~ `{name}`", "y ~ . - g"):
+        assert rows_of(formula, frame).columns == (name,)
+    rows = rows_of(f"y ~ log({name}) + offset({name})", frame, weight=name)
+    assert column(rows, f"log(`{name}`)").tolist() == np.log([1, 2, 4]).tolist()
+    assert rows.slice(0, 3)["weight"].tolist() == rows.slice(0, 3)["offset"].tolist() == [1, 2, 4]
+    assert len(rows_of(f"y ~ C({name}) + (1 | {name})", frame).columns) == 2
+    assert rows_of(f"{name} ~ g", frame).outcome == f"`{name}`"
+    other = FormulaEncoding.from_dict(rows_of(f"y ~ I({name} * 2)", frame).schema.origin)
+    assert encode_table(other, frame, outcome=False).slice(0, 3)["x"].ravel().tolist() == [2, 4, 8]
+
+
+def test_a_name_is_found_however_its_letters_are_typed():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], "\u00b5": [1.0, 2.0, 4.0]})
+    assert rows_of("y ~ \u03bc", frame).columns == ("\u00b5",)
+    both = frame.assign(**{"\u03bc": [3.0, 1.0, 1.0]})
+    assert rows_of("y ~ \u00b5", both).slice(0, 3)["x"].ravel().tolist() == [1, 2, 4]
+    assert rows_of("y ~ \u03bc", both).slice(0, 3)["x"].ravel().tolist() == [3, 1, 1]
 
 
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,7 +168,8 @@ call functions by name only, as in log(x): compute such a column first.
     def column(cls, name: str) -> Expression:
         """Return the expression that consists of one column."""
         plain = name.isidentifier() and not keyword.iskeyword(name)
-        return cls(name if plain else f"`{name}`")
+        same = unicodedata.is_normalized("NFKC", name)  # Python normalizes names
+        return cls(name if plain and same else f"`{name}`")
 
     @cached_property
     def _quoted(self) -> tuple[str, ...]:
