@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,6 +22,7 @@ from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableRows, TextFiles, read_formula
 from modicum.run import ChainCount, Parallel
@@ -47,6 +49,14 @@ CALLED_ELSEWHERE = {
     "negbinomial": "negative-binomial",
     "quantile": "asymmetric-laplace",
     "zip": "zero-inflated-poisson",
+}
+# What brms has after the outcome's | and Modicum's families do not read.
+FIELDS_ELSEWHERE = {
+    "cens": "for times, write event(1 - {0}) and use family='weibull' or 'exponential'; other "
+    "outcomes cannot be censored",
+    "rate": "add offset(log({0})) to the terms",
+    "se": "no family has known standard errors, so leave it out",
+    "trunc": "no family has truncated outcomes, so leave it out",
 }
 
 Table: TypeAlias = (
@@ -358,14 +368,35 @@ def _check_outcome(model: LinearPredictorModel, encoding: FormulaEncoding) -> No
             f"({listed}), and {name} needs their actual order: make it an ordered category, or "
             f"write C({outcome.expression}, levels=[{listed}]) ~ ... with the lowest first."
         )
-    for extra in getattr(model, "outcome_fields", ("y",)):
+    for extra, (text, *_) in encoding.fields.items():
+        if extra in ("offset", "weight", *model.outcome_fields):
+            continue
+        readers = [repr(key) for key, family in FAMILIES.items() if extra in family.outcome_fields]
+        remedy = (
+            f"use family={' or '.join(readers)}, or leave it out" if readers else "leave it out"
+        )
+        raise SettingError(
+            f"{name} does not read the field {extra!r} after |"
+            f"{suggestion(extra, model.outcome_fields)}, so that it would have no effect: "
+            f"{FIELDS_ELSEWHERE.get(extra, remedy).format(text)}."
+        )
+    for extra in model.outcome_fields:
         if extra != "y" and extra not in encoding.fields:
-            meaning = model.field_meaning.get(extra)
             raise SettingError(
                 f"{name} needs the field {extra!r} in addition to the outcome: write "
-                f"'{outcome.expression} | {extra}(COLUMN) ~ ...'"
-                + (f", where {meaning}." if meaning else ".")
+                f"{_with_field(model, outcome.expression, extra)}."
             )
+
+
+def _with_field(model: LinearPredictorModel, outcome: str, field: str) -> str:
+    """Return what to write for a field that is missing; a share of successes names its trials."""
+    expression = Expression(outcome)
+    tree = expression.tree
+    if field == "trials" and isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Div):
+        successes, trials = expression.source(tree.left), expression.source(tree.right)
+        return f"'{successes} | trials({trials}) ~ ...'"
+    meaning = model.field_meaning.get(field)
+    return f"'{outcome} | {field}(COLUMN) ~ ...'" + (f", where {meaning}" if meaning else "")
 
 
 def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaModel) -> Posterior:

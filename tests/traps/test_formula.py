@@ -13,7 +13,7 @@ import pytest
 import modicum as mo
 from modicum.rows import csv as csv_module
 from modicum.rows import ingest, sources
-from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula import FormulaEncoding, parsing
 from modicum.rows.formula.expressions import CALLED_ELSEWHERE, NATURAL
 from modicum.rows.formula.parsing import parse
 from modicum.rows.reading import encode_table, read_formula
@@ -72,6 +72,134 @@ def test_and_and_or_are_for_truths(term, reason):
         1,
         1,
     ]
+
+
+@pytest.mark.parametrize(
+    ("term", "reason"),
+    [
+        ("minimum(x, z, where=x > 2)", "minimum has no argument where"),  # memory nobody wrote
+        ("np.abs(x, z)", "gives abs 2 arguments, and it takes 1"),  # would overwrite z
+        ("log(x, 2)", "gives log 2 arguments"),
+        ("where(x > 2, 1)", "gives where 2 arguments, and it takes 3"),
+        ("clip(x, 0, 1, out=z)", "clip has no argument out"),
+        ("I(x, z)", "gives I 2 arguments"),
+        ("C(x, level=[1, 2])", "C has no argument level"),
+        ("C(x, contr.sum, [1, 2])", "C takes levels by name"),
+        ("C(x, contr.treatment(1, 2))", "one argument without a name"),
+        ("offset(x, z)", "'x, z', which is not one number or level per row"),
+        ("I([x, z])", "not one number or level per row"),
+    ],
+)
+def test_functions_have_no_further_arguments(term, reason):
+    frame = pd.DataFrame({"y": [0.0, 1.0, 0.0], "x": [1.0, 2.0, 3.0], "z": [3.0, 2.0, 2.0]})
+    with pytest.raises(mo.SettingError, match=reason):
+        rows_of(f"y ~ {term} + z", frame)
+
+
+def test_the_largest_of_three_columns_overwrites_none():
+    frame = pd.DataFrame({"y": [0.0, 1.0], "x": [1.0, 2.0], "z": [3.0, 1.0], "w": [2.0, 4.0]})
+    terms = {"maximum(x, z, w)": [3, 4], "np.fmin(x, z, w)": [1, 1], "w": [2, 4]}
+    rows = rows_of(f"y ~ {' + '.join(terms)} + clip(w, a_min=3, a_max=9)", frame)
+    assert {term: column(rows, term).tolist() for term in terms} == terms
+    assert column(rows, "clip(w, a_min=3, a_max=9)").tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("formula", "arguments", "terms"),
+    [
+        ("y ~ .", {"offset": "off", "weight": "w"}, "x k n `a b` g"),
+        ("y ~ . + offset(log(off + 9))", {}, "x k n w `a b` g"),
+        ("k | trials(n) ~ .", {}, "x y w off `a b` g"),  # k was a term as well
+        ("k + n > 5 ~ .", {}, "x y w off `a b` g"),
+        ("y | trials(`a b` + n) ~ . + (1 | g) - off", {}, "x k w"),
+    ],
+)
+def test_a_dot_leaves_out_columns_with_another_role(formula, arguments, terms):
+    values = np.arange(1.0, 7)
+    frame = pd.DataFrame(dict.fromkeys(("x", "y", "k", "n", "w", "off", "a b"), values))
+    rows = rows_of(formula, frame.assign(g=list("aabbcc")), **arguments)
+    assert set(rows.schema.terms) == {t.strip("`") for t in re.findall("`.*?`|[a-z]+", terms)}
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "remedy"),
+    [
+        ("y | cens(c) ~ x", "gaussian", r"'cens' after .*write event\(1 - c\) and use family="),
+        ("y | cens(c) ~ x", "weibull", r"write event\(1 - c\)"),
+        ("k | rate(e) ~ x", "poisson", r"add offset\(log\(e\)\) to the terms"),
+        ("y | se(e) ~ x", "gaussian", "no family has known standard errors, so leave it out"),
+        ("k | trials(e) ~ x", "poisson", "use family='binomial', or leave it out"),
+        ("y | evnt(c) ~ x", "weibull", "'evnt' .*did you mean 'event'"),
+        ("y | weights(e) ~ x", "gaussian", "pass weights='e'"),
+        ("y | weight(e) ~ x", "gaussian", "pass weights='e'"),
+        ("y | offset(e) ~ x", "gaussian", r"write offset\(e\) among the terms"),
+        ("y | y(e) ~ x", "gaussian", "the outcome is what stands before"),  # it was e
+        ("y | event(c) + event(e) ~ x", "weibull", "give it once"),
+        ("k / n ~ x", "binomial", r"write 'k \| trials\(n\) ~ \.\.\.'\.$"),
+        ("k ~ x", "binomial", r"write 'k \| trials\(COLUMN\) ~ .*the outcome that of successes"),
+    ],
+)
+def test_fields_that_nobody_reads_are_refused(formula, family, remedy):
+    frame = pd.DataFrame({name: [1.0, 2.0, 4.0] for name in ("y", "x", "k", "e", "n")})
+    with pytest.raises(mo.SettingError, match=remedy):
+        mo.fit(formula, frame.assign(c=[0, 1, 1]), family, progressbar=False)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "*".join(f"a{i}" for i in range(20)),
+        "(x + z + c + r + g)**60",
+        "x + (x + z)^" + "9" * 5000,
+        f"(1 + {'*'.join(f'a{i}' for i in range(20))} | g)",
+    ],
+)
+def test_terms_without_end_are_refused_before_they_are_formed(terms):
+    with pytest.raises(mo.SettingError, match=r"too many terms \(the limit is 10,000\)"):
+        parse(f"y ~ {terms}")
+
+
+def test_terms_that_end_are_formed(monkeypatch):
+    assert len(parse(f"y ~ {'/'.join(f'a{i}' for i in range(20))}").terms) == 20
+    assert len(parse("y ~ (x + z + c + r + g)**5 - 1").terms) == 31
+    with pytest.raises(mo.SettingError, match="more than 50 brackets"):
+        parse(f"y ~ {'(' * 2000}x{')' * 2000}")
+    monkeypatch.setattr(parsing, "MOST_TERMS", 100)  # of products: sums have no limit
+    assert len(parse("y ~ . + (a0 + a1):a2", [f"a{i}" for i in range(200)]).terms) == 202
+    with pytest.raises(mo.SettingError, match=r"'\. \* x' .* too many terms"):
+        parse("y ~ . * x", [f"a{i}" for i in range(200)])
+
+
+@pytest.mark.parametrize(("factors", "reason"), [(10, "write . instead of :"), (20, "limit is 13")])
+def test_interactions_of_many_factors_are_refused(factors, reason):
+    frame = pd.DataFrame({f"a{i}": ["a", "b"] for i in range(factors)}).assign(y=[1.0, 2.0])
+    with pytest.raises(mo.SettingError, match=reason):
+        rows_of("y ~ " + ":".join(f"a{i}" for i in range(factors)), frame)
+
+
+@pytest.mark.parametrize(
+    "name", ["if", "lambda", "is", "class", "\u00b5", "\u212b", "e\u0301t\u00e9"]
+)
+def test_names_that_python_reads_otherwise_are_columns(name):
+    """Python has keywords, and takes the micro sign for a Greek letter."""
+    frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], name: [1.0, 2.0, 4.0], "g": list("aba")})
+    for formula in (f"y ~ {name}", f"y ~ `{name}`", "y ~ . - g"):
+        assert rows_of(formula, frame).columns == (name,)
+    rows = rows_of(f"y ~ log({name}) + offset({name})", frame, weight=name)
+    assert column(rows, f"log(`{name}`)").tolist() == np.log([1, 2, 4]).tolist()
+    assert rows.slice(0, 3)["weight"].tolist() == rows.slice(0, 3)["offset"].tolist() == [1, 2, 4]
+    assert len(rows_of(f"y ~ C({name}) + (1 | {name})", frame).columns) == 2
+    assert rows_of(f"{name} ~ g", frame).outcome == f"`{name}`"
+    other = FormulaEncoding.from_dict(rows_of(f"y ~ I({name} * 2)", frame).schema.origin)
+    assert encode_table(other, frame, outcome=False).slice(0, 3)["x"].ravel().tolist() == [2, 4, 8]
+
+
+def test_a_name_is_found_however_its_letters_are_typed():
+    frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], "\u00b5": [1.0, 2.0, 4.0]})
+    assert rows_of("y ~ \u03bc", frame).columns == ("\u00b5",)
+    both = frame.assign(**{"\u03bc": [3.0, 1.0, 1.0]})
+    assert rows_of("y ~ \u00b5", both).slice(0, 3)["x"].ravel().tolist() == [1, 2, 4]
+    assert rows_of("y ~ \u03bc", both).slice(0, 3)["x"].ravel().tolist() == [3, 1, 1]
 
 
 def test_centring_is_that_of_all_rows_not_of_a_chunk(monkeypatch):

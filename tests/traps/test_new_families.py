@@ -59,7 +59,7 @@ def test_a_field_that_is_missing_is_named(name, field):
     [
         ("weibull", "days ~ dose", "write 'days | event(COLUMN) ~ ...', where COLUMN is 1 for"),
         ("exponential", "days ~ dose", "if none was censored, give a column of ones."),
-        ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row."),
+        ("binomial", "days ~ dose", "where COLUMN is the number of trials of each row,"),
     ],
 )
 def test_a_formula_without_the_field_says_what_belongs_there(family, formula, words):

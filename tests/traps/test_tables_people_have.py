@@ -81,6 +81,35 @@ def test_decimal_commas_and_numbers_as_text_are_not_levels(table):
     assert "beta[x[2.5]]" in mo.fit("y ~ x", versions, **RUN).summary().index
 
 
+@pytest.mark.parametrize(
+    ("written", "is_number"),
+    [
+        (["5%", "10%", "12.5 %"], True),
+        (["-$5", "$1,000", "$7.50"], True),
+        (["5 €", "7,50 €", "1 000 €"], True),
+        (["1'000", "20", "3'000.5"], True),
+        (["5", "6", "7%"], True),
+        (["5 mg", "10 mg", "20 mg"], False),
+        (["10-20", "20-30", "30+"], False),
+        (["1a", "2a", "#3"], False),
+    ],
+)
+def test_numbers_with_signs_are_not_levels(written, is_number, tmp_path):
+    frame = pd.DataFrame({"y": [0.0, 1.0, 2.0], "x": written})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    for data in (frame, tmp_path / "table.csv"):
+        if is_number:
+            with pytest.raises(mo.DataError, match=r"numbers that are written .*write C\(x\)"):
+                read_formula("y ~ x", data, progressbar=False)
+        else:
+            assert len(read_formula("y ~ x", data, progressbar=False).rows.columns) == 2
+        assert len(read_formula("y ~ C(x)", data, progressbar=False).rows.columns) == 2
+    stray = frame.assign(x=[*written[:2], "what"])
+    if is_number:
+        with pytest.raises(mo.DataError, match="'what' in row 2"):
+            read_formula("y ~ x", stray, progressbar=False)
+
+
 @pytest.mark.parametrize("term", ["x^2", "x ** 2", "y + x^3"])
 def test_a_power_of_a_column_is_not_taken_for_the_column(term, table):
     with pytest.raises(mo.SettingError, match=re.escape("write I(x ** ")):

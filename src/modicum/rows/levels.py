@@ -42,6 +42,10 @@ CODE = " (code)"
 STANDS_FOR_MISSING = {".", "?", "-", "--", "*", "missing", "none", "unknown", "na.", "n.a."}
 FEW_FRACTIONS = 20  # at most this many levels may look like "1.5", as versions or doses do
 WITH_COMMA = r"[+-]?[0-9]+(,[0-9]+)+([.][0-9]*)?"
+# Numbers with a percent or currency sign, or with thousands apart: 5%, -$7.50, 12 €, 1'000.
+MINUS, SIGNS, APART = "+\u2212-", "%‰$€£¥", " \u00a0\u202f'\u2019,"
+DIGITS = rf"([0-9]+([{APART}][0-9]{{3}})*([.,][0-9]*)?|[.,][0-9]+)"
+MARKED = rf"[{MINUS}]?[{SIGNS}]?[{MINUS}]?\s?{DIGITS}\s?[{SIGNS}]?"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
 
@@ -187,14 +191,21 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
             "read the table with decimal=',' (pandas) or thousands=',', or replace the commas, or "
             f"{remedy}."
         )
+    number = re.compile(f"{NUMBER}|{WITH_COMMA}|{MARKED}")
+    stray = [level for level in texts if not number.fullmatch(level.strip())]
+    plain = re.compile(f"{NUMBER}|{WITH_COMMA}")
+    marked = [level for level in texts if not plain.fullmatch(level.strip())]
+    if marked and not stray:
+        raise DataError(
+            f"column {name!r} holds numbers that are written as text, such as {marked[0]!r}: "
+            f"remove what is not part of the number and convert it to numbers, or {remedy}."
+        )
     fractions = [level for level in texts if "." in level]
     if fractions and numbers == len(texts) > FEW_FRACTIONS:
         raise DataError(
             f"column {name!r} holds numbers that are written as text, such as {fractions[0]!r}: "
             f"convert it to numbers, or {remedy}."
         )
-    number = re.compile(f"{NUMBER}|{WITH_COMMA}")
-    stray = [level for level in texts if not number.fullmatch(level.strip())]
     if not stray or len(stray) == len(texts):
         return
     start = 0

@@ -19,6 +19,7 @@ from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, par
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.memory import encoded, in_memory, rows_type
+from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.ingestion import (
     ONCE_OPENED,
     PackedBlocks,
@@ -135,7 +136,10 @@ def read_formula(
     first = _source(data, text_encoding, ())
     if isinstance(first, ONCE_OPENED):
         data = first
-    parsed = _with_offset(parse(formula, first.names), offset)
+    roles = first.roles if isinstance(first, RowsSource) else []
+    taken = [name for name in (offset, weight, *roles) if name is not None]
+    parsed = _with_offset(parse(formula, first.names, taken), offset)
+    _refuse_ignored(roles, parsed, weight)
     source = _source(data, text_encoding, _level_columns(parsed))
     if store is None and isinstance(source, LakeSource) and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
@@ -292,6 +296,18 @@ def _with_offset(formula: Formula, offset: str | None) -> Formula:
     if twice:
         raise SettingError(f"the offset {twice[0]!r} is given twice: leave one of them out.")
     return replace(formula, offsets=offsets)
+
+
+def _refuse_ignored(roles: Sequence[str], formula: Formula, weight: str | None) -> None:
+    """Refuse to leave out an offset or a weight that rows made elsewhere have."""
+    used = {weight, *(name for expression in formula.expressions for name in expression.names)}
+    for role in roles:
+        if role not in used:
+            remedy = WEIGHTS.format(role) if role == "weight" else f"pass {argument(role, role)}"
+            raise SettingError(
+                f"the rows have a field {role!r}, which this fit would ignore: {remedy}, or make "
+                "the rows without it."
+            )
 
 
 def _level_columns(formula: Formula) -> list[str]:

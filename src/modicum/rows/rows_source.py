@@ -22,7 +22,7 @@ class RowsSource:
     """The columns of rows by name: numbers of x, factors, and every other scalar field.
 
     The outcome has its original name, or "y" if it had none. A factor that was coded as columns of
-    zeros and ones becomes one column again.
+    zeros and ones becomes one column again. `roles` are the offset and the weight of the rows.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -44,6 +44,7 @@ class RowsSource:
         named = {rows.outcome or "y": "y"} if "y" in scalars else {}
         self._scalars = {f: f for f in scalars if f != "y" and f not in named} | named
         self.names = (*self._numbers, *self._factors, *self._scalars)
+        self.roles = [f for f in ("offset", "weight") if f in scalars and f not in columns]
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns."""

@@ -51,7 +51,7 @@ class Binomial(LinearPredictorModel):
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
     field_meaning: ClassVar[dict[str, str]] = {
-        "trials": "COLUMN is the number of trials of each row"
+        "trials": "COLUMN is the number of trials of each row, and the outcome that of successes"
     }
     on_numpy: ClassVar[bool] = True
 

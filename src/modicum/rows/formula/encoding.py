@@ -21,9 +21,9 @@ from modicum.rows.formula.columns import BatchColumns, complete_rows, counted, k
 from modicum.rows.formula.evaluation import Evaluated, NewLevels, as_type, check_weights
 from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression
 from modicum.rows.formula.grouping import Grouping
-from modicum.rows.formula.interpreter import State
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
+from modicum.rows.formula.transforms import State
 from modicum.rows.json_entries import integer, mapping, sequence, text
 from modicum.rows.level_names import Level
 from modicum.rows.sources import Source, absent

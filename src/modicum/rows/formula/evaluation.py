@@ -13,8 +13,9 @@ from modicum.rows.coding import code_type
 from modicum.rows.description import Array, DType
 from modicum.rows.formula.columns import BatchColumns
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
+from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
 from modicum.rows.formula.structure import Codes, Factor, Numbers
+from modicum.rows.formula.transforms import State
 from modicum.rows.level_names import Level, level_places
 
 __all__ = ["Evaluated", "NewLevels", "as_type", "check_weights", "level_array"]

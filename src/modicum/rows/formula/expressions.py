@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,12 +21,14 @@ import numpy as np
 
 from modicum.errors import SettingError, suggestion
 from modicum.rows.description import Array
+from modicum.rows.formula.transforms import LEARNERS
 from modicum.rows.level_names import Level
 
 __all__ = [
     "BINARY",
     "COMPARISONS",
     "CONTRASTS",
+    "EXTREMES",
     "LOGICAL",
     "OF_TRUTHS",
     "ROW_BY_ROW",
@@ -51,9 +54,21 @@ NUMPY = (
 )
 ROW_BY_ROW: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in NUMPY}
 ROW_BY_ROW["round"] = np.rint
+EXTREMES = ("minimum", "maximum", "fmin", "fmax")  # of any number of columns
+# How many arguments a function takes, at least and at most, and which of them by name. NumPy would
+# take further ones as arrays to write to (out), or leave memory unwritten (where).
+ARGUMENTS: dict[str, tuple[int, int]] = {
+    **{name: (f.nin, f.nin) for name, f in ROW_BY_ROW.items() if isinstance(f, np.ufunc)},
+    **dict.fromkeys(EXTREMES, (2, 100)),
+    **{"where": (3, 3), "clip": (2, 3), "I": (1, 1), "Q": (1, 1), "C": (1, 4)},
+}
+KEYWORDS = {
+    "clip": ("a_min", "a_max", "min", "max"),
+    "C": ("contrasts", "levels", "spans_intercept"),
+}
 # Functions whose arguments may be truths; those of all others are numbers.
-OF_TRUTHS = {"minimum", "maximum", "fmin", "fmax", "where", *(n for n in NUMPY if "logical" in n)}
-STATEFUL = ("bs", "cr", "cs", "cc", "poly", "center", "scale", "standardize")
+OF_TRUTHS = {*EXTREMES, "where", *(n for n in NUMPY if "logical" in n)}
+STATEFUL = tuple(LEARNERS)
 NATURAL = 'cr(x, df=5, constraints="center")'
 CALLED_ELSEWHERE = {  # functions of R, mgcv, brms and patsy, and what to write instead
     "s": f"bs(x, df=5), or {NATURAL}",
@@ -153,7 +168,8 @@ call functions by name only, as in log(x): compute such a column first.
     def column(cls, name: str) -> Expression:
         """Return the expression that consists of one column."""
         plain = name.isidentifier() and not keyword.iskeyword(name)
-        return cls(name if plain else f"`{name}`")
+        same = unicodedata.is_normalized("NFKC", name)  # Python normalizes names
+        return cls(name if plain and same else f"`{name}`")
 
     @cached_property
     def _quoted(self) -> tuple[str, ...]:
@@ -334,10 +350,34 @@ call functions by name only, as in log(x): compute such a column first.
             raise SettingError(f"the formula calls {name} with starred arguments: spell them out.")
         if not call.args:
             raise SettingError(f"the formula calls {name} without a column: name one.")
+        if name in ARGUMENTS:
+            self._check_arguments(name, call)
+        if name == "C" and len(call.args) > 2:
+            raise SettingError(f"{self.text}: C takes levels by name, as in C(x, levels=[...]).")
         if name == "C" and call is not self.tree:
             raise SettingError(f"{self.text}: C(...) cannot be part of another expression.")
         if name == "Q" and not isinstance(call.args[0], ast.Constant):
             raise SettingError("Q(...) takes the name of a column in quotation marks.")
+
+    def _check_arguments(self, name: str, call: ast.Call) -> None:
+        """Refuse arguments that a function does not have."""
+        text, known = self.source(call)[:80], KEYWORDS.get(name, ())
+        for word in call.keywords:
+            if word.arg not in known:
+                takes = f"takes only {', '.join(known)} by name" if known else "takes none by name"
+                raise SettingError(
+                    f"the formula holds {text!r}, and {name} has no argument {word.arg}: it "
+                    f"{takes}."
+                )
+        least, most = ARGUMENTS[name]
+        count = len(call.args) + len(call.keywords)
+        if not least <= count <= most:
+            wanted = f"{least} to {most}" if least < most else str(least)
+            raise SettingError(
+                f"the formula holds {text!r}, which gives {name} {count} "
+                f"argument{'s' * (count > 1)}, and it takes {wanted}: correct the call, or compute "
+                "such a column first."
+            )
 
     def _contrast(self, node: ast.AST | None) -> tuple[Contrast | None, Level | None]:
         """Return the contrast (None for treatment contrasts), and the latter's reference."""
@@ -357,6 +397,8 @@ call functions by name only, as in log(x): compute such a column first.
         options: dict[str, Level] = {}
         if isinstance(node, ast.Call):
             options = {str(word.arg): constant_of(word.value) for word in node.keywords}
+            if len(node.args) > 1:
+                raise SettingError(f"{self.text}: contr.{name} takes one argument without a name.")
             if node.args:
                 options["base"] = constant_of(node.args[0])
         if name == "treatment":

@@ -7,7 +7,8 @@ state from all rows on the first reading, and it is kept by the text of their ca
 from __future__ import annotations
 
 import ast
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
+from functools import reduce
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ from modicum.rows.description import Array
 from modicum.rows.formula.expressions import (
     BINARY,
     COMPARISONS,
+    EXTREMES,
     LOGICAL,
     OF_TRUTHS,
     ROW_BY_ROW,
@@ -25,14 +27,12 @@ from modicum.rows.formula.expressions import (
     constant_of,
     function_of,
 )
+from modicum.rows.formula.transforms import SINGLE, State
 from modicum.rows.level_names import Level, level_places
 
-__all__ = ["ColumnArray", "Columns", "LevelArray", "State", "Value", "evaluate"]
+__all__ = ["ColumnArray", "Columns", "Learn", "LevelArray", "Value", "evaluate"]
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
-
-State: TypeAlias = dict[str | int, object]
-"""The learned state of a transform: numbers, and lists and mappings of numbers."""
 
 
 class LevelArray(NamedTuple):
@@ -55,6 +55,9 @@ class ColumnArray(NamedTuple):
 
 Value: TypeAlias = Array | LevelArray | ColumnArray
 
+# From the name, column, options and keywords of a transform to its state.
+Learn: TypeAlias = Callable[[str, Array, list[object], dict[str, object]], State]
+
 
 class Columns(Protocol):
     """The columns that expressions read."""
@@ -70,7 +73,7 @@ def evaluate(
     expression: Expression,
     columns: Columns,
     states: MutableMapping[str, State],
-    learning: bool = False,
+    learn: Learn | None = None,
 ) -> Value:
     """Return an expression's value for some rows.
 
@@ -82,14 +85,16 @@ def evaluate(
         The columns of these rows.
     states
         States of transforms, by the text of their call.
-    learning
-        Whether these are all rows, from which transforms learn their states.
+    learn
+        Learns the state of a transform, if these are all rows.
     """
     with np.errstate(all="ignore"):  # values that are not finite are refused later
-        value = _Interpreter(expression, columns, states, learning).value(expression.tree)
-    if isinstance(value, str | None):
-        text = expression.text
-        raise SettingError(f"the formula holds {text!r}, which is not computed from rows.")
+        value = _Interpreter(expression, columns, states, learn).value(expression.tree)
+    if isinstance(value, str | list | None):
+        raise SettingError(
+            f"the formula holds {expression.text!r}, which is not one number or level per row: "
+            "name a column there, or compute one."
+        )
     if isinstance(value, LevelArray | ColumnArray):
         return value
     return np.asarray(value)
@@ -103,10 +108,10 @@ class _Interpreter:
         expression: Expression,
         columns: Columns,
         states: MutableMapping[str, State],
-        learning: bool,
+        learn: Learn | None,
     ) -> None:
         self.expression, self.columns = expression, columns
-        self.states, self.learning = states, learning
+        self.states, self.learn = states, learn
 
     def value(self, node: ast.AST) -> Any:  # a number, text, a list or arrays
         if isinstance(node, ast.Constant):
@@ -206,6 +211,8 @@ class _Interpreter:
         arguments = [read(argument) for argument in call.args]
         words = {str(word.arg): read(word.value) for word in call.keywords}
         try:
+            if name in EXTREMES:
+                return np.asarray(reduce(ROW_BY_ROW[name], arguments))
             return ROW_BY_ROW[name](*arguments, **words)
         except (TypeError, ValueError):
             text = self.expression.source(call)
@@ -225,22 +232,20 @@ class _Interpreter:
         sizes = [*options, words.get("df"), words.get("degree")]
         if any(isinstance(size, int | float) and size > LARGEST for size in sizes):
             raise SettingError(f"{text} would make more than {LARGEST:,} columns: use fewer.")
-        if text not in self.states and not self.learning:
+        if text not in self.states and self.learn is None:
             raise DataError(f"the encoding has no state for {text}: it is damaged, fit again.")
-        state = self.states.setdefault(text, {})
-        before = dict(state)
-        self._require_range(name, text, data, words, before)
+        self._require_range(name, text, data, words, self.states.get(text, {}))
         try:
-            if self.learning and name == "bs" and not state:
-                state.update(_spline_state(data, *options, **words))
+            if text not in self.states and self.learn is not None:
+                self.states[text] = self.learn(name, data, options, words)
+            if self.learn is not None and name not in SINGLE:
                 data = data[:1]  # all columns of all rows would take much memory
-            if self.learning and name == "poly":
-                _require_degree(data, *options, **words)
+            state = dict(self.states[text])
             result = TRANSFORMS[name](data, *options, **words, _state=state)
         except (TypeError, ValueError, ArithmeticError, KeyError, IndexError, AttributeError) as e:
             reason = (str(e).splitlines() or [type(e).__name__])[0].rstrip(".")
             raise SettingError(f"{text} cannot be computed ({reason}).") from None
-        if not self.learning and _keys(state) != _keys(before):
+        if state.keys() != self.states[text].keys():
             raise DataError(f"the encoding of {text} is incomplete: it is damaged, fit again.")
         return _as_columns(result, len(data))
 
@@ -265,44 +270,6 @@ class _Interpreter:
                 f'{data[at]:g}: leave such rows out, or fit with extrapolation="clip" or '
                 '"extend" in bs(...).'
             )
-
-
-def _require_degree(x: Array, degree: int = 1, raw: bool = False) -> None:
-    """Refuse a polynomial without columns, or with more than the values of x determine."""
-    del raw
-    values = len(np.unique(x))
-    if degree < 1:
-        raise ValueError("the degree must be at least 1")
-    if degree >= values:  # the columns beyond would be rounding errors, scaled up
-        raise ValueError(
-            f"the degree must be less than the number of different values, which is {values}"
-        )
-
-
-def _spline_state(
-    x: Array,
-    df: int | None = None,
-    knots: list[float] | None = None,
-    degree: int = 3,
-    include_intercept: bool = False,
-    lower_bound: float | None = None,
-    upper_bound: float | None = None,
-    extrapolation: str = "raise",
-) -> State:
-    """Return the state that formulaic's `bs` learns from a column: its bounds and knots."""
-    if df is not None and knots is not None:
-        raise ValueError("You cannot specify both `df` and `knots`.")
-    low = float(x.min()) if lower_bound is None else float(lower_bound)
-    high = float(x.max()) if upper_bound is None else float(upper_bound)
-    inner = list(knots or [])
-    if df:
-        count = df - degree - include_intercept
-        if count < 0:
-            raise ValueError(f"df must be at least {degree + include_intercept}")
-        within = x if extrapolation in ("raise", "extend") else x[(x >= low) & (x <= high)]
-        inner = np.quantile(within, np.linspace(0, 1, count + 2))[1:-1].tolist()
-    padded = np.pad([low, *inner, high], degree, mode="edge").tolist()
-    return {"lower_bound": low, "upper_bound": high, "knots": padded}
 
 
 def _plain(options: list[object]) -> bool:
@@ -332,7 +299,3 @@ def _as_columns(result: object, n: int) -> Array | ColumnArray:
     column_names = None if metadata is None else metadata.column_names
     names = column_names or tuple(range(1, array.shape[1] + 1))
     return ColumnArray(array, tuple(map(str, names)), spans)
-
-
-def _keys(state: State) -> str:
-    return ",".join(sorted(map(str, state)))

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.checks import reads_as_number
+from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.csv import CsvSource
 from modicum.rows.description import Array
 from modicum.rows.formula.columns import BatchColumns, HeldColumns, complete_rows, kind_of
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
-from modicum.rows.formula.evaluation import level_array
+from modicum.rows.formula.evaluation import check_weights, level_array
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
-from modicum.rows.formula.interpreter import ColumnArray, LevelArray, State, evaluate
+from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
+from modicum.rows.formula.transforms import State, learned_state
 from modicum.rows.level_names import Level, level_key
 from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source, absent
@@ -72,7 +74,7 @@ def learn(
     groupings = GroupingLevels(formula.groups, from_csv=isinstance(source, CsvSource))
     needed = _needed(formula, factors, fields, groupings)
     kinds = _kinds(source, needed)
-    reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, drop)
+    reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, weight, drop)
     reading.read()
     learned = [reading.factor(expression) for expression in factors]
     encoding = FormulaEncoding(
@@ -160,10 +162,11 @@ class _Reading:
         outcome: Expression | None,
         groupings: GroupingLevels,
         needed: Sequence[str],
+        weight: str | None,
         drop: bool,
     ) -> None:
         self._source, self._kinds, self._outcome = source, kinds, outcome
-        self._groupings = groupings
+        self._groupings, self._weight = groupings, weight
         self._needed, self._drop = needed, drop
         self.states: dict[str, State] = {}
         self.rows: int | None = None
@@ -200,17 +203,24 @@ class _Reading:
         """Read the columns needed for learning."""
         learned = [*self._values, *self._learners]
         learned_from = [name for e in learned for name in e.names]
-        names = tuple(dict.fromkeys([*learned_from, *self._groupings.names]))
+        weight = self._weight if self._learners else None
+        also = self._groupings.names if weight is None else (*self._groupings.names, weight)
+        names = tuple(dict.fromkeys([*learned_from, *also]))
         self.dropped = 0
         if not names and not self._drop:
             return
         chunks: dict[str, list[Array]] = {n: [] for e in self._learners for n in e.names}
+        weights: list[Array] = []
+        check = None if weight is None else WeightCheck(weight)
         rows = 0
         for columns in self._batches(self._needed if self._drop else names):
             rows += len(columns)
             for expression, values in self._values.items():
                 self._collect(expression, values, columns)
             self._groupings.collect(columns)
+            if weight is not None and check is not None:
+                weights.append(columns.numbers(weight).astype(np.float64))
+                check_weights(check, weights[-1], columns)
             for name, parts in chunks.items():
                 value = columns.column(name)
                 if isinstance(value, LevelArray):
@@ -222,9 +232,12 @@ class _Reading:
         self.rows = rows
         if rows == 0:
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
+        if check is not None:
+            check.finish()
         all_rows = HeldColumns({name: np.concatenate(chunks.pop(name)) for name in list(chunks)})
+        learn = partial(learned_state, np.concatenate(weights) if weights else None)
         for expression in self._learners:
-            evaluated = evaluate(expression, all_rows, self.states, learning=True)
+            evaluated = evaluate(expression, all_rows, self.states, learn)
             if isinstance(evaluated, LevelArray):
                 raise SettingError(f"{expression.text} gives levels: use one that gives numbers.")
             if not isinstance(evaluated, ColumnArray):

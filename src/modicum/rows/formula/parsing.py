@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from modicum.errors import SettingError
@@ -17,17 +18,25 @@ from modicum.rows.formula.expressions import Expression
 __all__ = ["Formula", "GroupTerm", "parse"]
 
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
+DEEPEST = 50  # brackets inside each other
 OPEN, CLOSE = "([{", ")]}"
-# Python keywords that occur in no expression, such as class; they are common column names.
-STATEMENTS = set(keyword.kwlist) - {
-    *("and", "or", "not", "in", "is", "if", "else", "for", "lambda", "await", "yield"),
-    *("None", "True", "False"),
+OPERATORS = {"and", "or", "not", "in", "None", "True", "False"}  # keywords that formulas may hold
+# Keywords that no expression of a formula holds, such as class; they are common column names.
+STATEMENTS = set(keyword.kwlist) - OPERATORS
+COMBINING = "\u0300-\u036f"  # accents that are characters of their own
+QUOTED_OR_WORD = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w{COMBINING}]+")
+BACKTICKED = re.compile("`([^`]*)`")
+HIDDEN = re.compile("_hidden_([0-9a-f]+)_")
+MOST_TERMS = 10_000  # that a product of sums, such as (a + b + c)**2, may expand to
+WEIGHTS = "pass weights={0!r} to mo.fit, or --weight {0} on the command line"
+# Fields of rows that are no further fields of an outcome, and how a formula's rows get them.
+ELSEWHERE = {
+    "weight": WEIGHTS,
+    "weights": WEIGHTS,
+    "offset": "write offset({0}) among the terms",
+    "x": "name the columns after ~",
+    "y": "the outcome is what stands before |",
 }
-ANY_STATEMENT = "|".join(sorted(STATEMENTS))
-# What formulaic does not take for a name even in backticks: 1 is the intercept, . all columns.
-MISTAKEN = STATEMENTS | {"1", "."}
-ANY_MISTAKEN = "|".join(map(re.escape, sorted(MISTAKEN)))
-QUOTED_OR_STATEMENT = re.compile(rf"`[^`]*`|'[^']*'|\"[^\"]*\"|\b({ANY_STATEMENT})\b")
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ class Formula:
         return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
 
 
-def parse(text: str, columns: Sequence[str] = ()) -> Formula:
+def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -> Formula:
     """Parse a formula.
 
     Parameters
@@ -105,7 +114,10 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
     text
         Such as ``"late ~ carrier + bs(hour, df=6) + dist:origin + offset(log_n)"``.
     columns
-        Columns of the table, which ``.`` on the right-hand side expands to.
+        Columns of the table. ``.`` on the right-hand side stands for those without another role:
+        all but the columns of the outcome, its further fields, offsets and groups, and `taken`.
+    taken
+        Columns with a role that the formula does not show, such as weights.
 
     Examples
     --------
@@ -119,14 +131,17 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
         raise SettingError(
             f"the formula must be text such as 'y ~ a + b', not {type(text).__name__}."
         )
-    text = QUOTED_OR_STATEMENT.sub(lambda m: f"`{m[1]}`" if m[1] else m[0], text)
+    text = _in_backticks(text, columns)
     _refuse_bare_names(text, columns)
     left, right = _sides(text)
     outcome, fields = _outcome_side(left)
     common, offsets, groups = _terms_side(right)
     if outcome is not None:
         _refuse_groups_of_outcome(outcome, groups)
-    terms, intercept = _terms(common, left, columns)
+    parts = [*([outcome] if outcome else []), *(e for _, e in fields), *offsets]
+    roles = {name for part in parts for name in part.names} | set(taken)
+    roles.update(name for group in groups for name in group.group)
+    terms, intercept = _terms(common, [name for name in columns if name not in roles])
     factors = {factor.tidy for term in terms for factor in term}
     if outcome is not None and outcome.tidy in factors:
         raise SettingError(
@@ -134,6 +149,36 @@ def parse(text: str, columns: Sequence[str] = ()) -> Formula:
             "explain: remove it after ~."
         )
     return Formula(text, outcome, terms, intercept, tuple(offsets), tuple(groups), fields)
+
+
+def _in_backticks(text: str, columns: Sequence[str]) -> str:
+    """Put names in backticks that Python would not read as those of columns.
+
+    These are keywords, and names that Python normalizes, as it makes a Greek letter of the micro
+    sign. A name that is that of one column after normalization is meant as this column's.
+    """
+    alike: dict[str, list[str]] = {}
+    for name in columns:
+        alike.setdefault(unicodedata.normalize("NFKC", name), []).append(name)
+
+    def replaced(match: re.Match[str]) -> str:
+        word = match[0]
+        names = alike.get(unicodedata.normalize("NFKC", word), [])
+        name = names[0] if len(names) == 1 else word
+        odd = name in names and not unicodedata.is_normalized("NFKC", name)
+        return f"`{name}`" if word[0] not in "`'\"" and (odd or name in STATEMENTS) else word
+
+    return QUOTED_OR_WORD.sub(replaced, text)
+
+
+def _hidden(name: str) -> str:
+    """Return a name that formulaic reads as it is, for one that it might not."""
+    return name if Expression.column(name).text == name else f"_hidden_{name.encode().hex()}_"
+
+
+def _shown(text: str) -> str:
+    """Return a text of formulaic's with the names that were hidden from it, in backticks."""
+    return HIDDEN.sub(lambda match: f"`{bytes.fromhex(match[1]).decode()}`", text)
 
 
 def _refuse_bare_names(text: str, columns: Sequence[str]) -> None:
@@ -208,7 +253,7 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
     outcome = Expression(Expression(parts[0].strip()).tidy)
     if len(parts) == 1:
         return outcome, ()
-    fields = []
+    fields: list[tuple[str, Expression]] = []
     for sign, piece in _split("|".join(parts[1:]), "+"):
         call = FIELD.fullmatch(piece)
         if call is None or len(parts) > 2 or sign == "-":
@@ -216,14 +261,26 @@ def _outcome_side(text: str) -> tuple[Expression | None, tuple[tuple[str, Expres
                 f"the outcome {text.strip()!r} cannot be read: write further fields after |, as in "
                 "'wins | trials(games)', or put | in brackets if it means or."
             )
+        if call[1] in ELSEWHERE or call[1] in dict(fields):
+            remedy = ELSEWHERE.get(call[1], "give it once").format(call[2].strip())
+            raise SettingError(
+                f"the outcome {text.strip()!r} cannot have {'another' if dict(fields) else 'a'} "
+                f"field {call[1]!r} after |: {remedy}."
+            )
         fields.append((call[1], Expression(call[2])))
     return outcome, tuple(fields)
 
 
-def _terms(
-    text: str, left: str, columns: Sequence[str]
-) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
-    """Parse the common terms with formulaic; return them, and whether there is an intercept."""
+def _terms(text: str, others: Sequence[str]) -> tuple[tuple[tuple[Expression, ...], ...], bool]:
+    """Parse common terms, in which . stands for the other columns, with formulaic.
+
+    Returns
+    -------
+    terms
+        The factors of each term.
+    intercept
+        Whether there is an intercept.
+    """
     import formulaic
     from formulaic.errors import FormulaicError
 
@@ -240,15 +297,15 @@ def _terms(
             f"%in% in {text.strip(' +')!r} is ambiguous: write a:b for the interaction alone, or "
             "a/b for a and b within a."
         )
-    spaced = re.sub(rf"`({ANY_MISTAKEN})`", r"`\1 `", text)  # the space makes them names
-    names = Expression(left).names if left.strip() and "|" not in left else ()
-    available = [f"{c} " if c in MISTAKEN else c for c in columns if c not in names]
+    plain = BACKTICKED.sub(lambda match: _hidden(match[1]), text)
+    available = [_hidden(name) for name in others]
+    _expansion(plain.replace("**", "^"), len(others))
     try:
         context = {"__formulaic_variables_available__": available}
-        parsed = formulaic.Formula(spaced or "1", _context=context)
+        parsed = formulaic.Formula(plain or "1", _context=context)
         terms = [list(term.factors) for term in parsed]
     except (FormulaicError, AttributeError, SyntaxError, ValueError, TypeError) as error:
-        reason = (str(error).strip().splitlines() or ["it is not one"])[0].rstrip(".")
+        reason = _shown((str(error).strip().splitlines() or ["it is not one"])[0].rstrip("."))
         raise SettingError(
             f"the formula's terms {text.strip(' +')!r} cannot be read ({reason}): separate terms "
             "by +, interactions by : or *, and put computed columns into I(...)."
@@ -269,9 +326,46 @@ def _terms(
 
 
 def _expression(text: str, method: str) -> Expression:
-    if method == "lookup":
-        return Expression.column(text[:-1] if text[:-1] in MISTAKEN else text)
-    return Expression(re.sub(rf"`({ANY_MISTAKEN}) `", r"`\1`", text))
+    shown = _shown(text)
+    is_name = method == "lookup" and shown == text
+    return Expression.column(text) if is_name else Expression(shown)
+
+
+def _expansion(text: str, others: int) -> int:
+    """Return how many terms a text expands to at most; refuse products of too many.
+
+    formulaic forms all products of n terms to the power p, however many of them are the same.
+
+    Parameters
+    ----------
+    text
+        Terms, with ^ for powers.
+    others
+        The number of columns that . stands for.
+    """
+    text = text.strip("+- ")
+    inside = _inside_brackets(text)
+    if inside is not None:
+        return _expansion(inside, others)
+    signs = next((s for s in ("+-", "*/", ":", "^") if len(list(_split(text, s))) > 1), "")
+    if not signs:
+        return others if text == "." else 1
+    (_, first), *rest = _split(text, signs)
+    count = _expansion(first, others)
+    for sign, part in rest:
+        if sign == "^":
+            power = part.strip()
+            times = int(power[:5]) if power.isdigit() else 1  # others are no powers to formulaic
+            count = max(2, count) ** times
+        else:
+            more = _expansion(part, others)
+            count = count * more * (sign in "*:") + (count + more) * (sign != ":")
+        if signs != "+-" and count > MOST_TERMS:
+            raise SettingError(
+                f"{_shown(text)[:80].replace('^', '**')!r} in the formula expands to too "
+                f"many terms (the limit is {MOST_TERMS:,}): write out the interactions you need."
+            )
+    return count
 
 
 def _group_terms(inside: str) -> list[GroupTerm]:
@@ -289,7 +383,7 @@ def _group_terms(inside: str) -> list[GroupTerm]:
             f"the group term ({inside.strip()}) has '.' before |, but '.' means all columns only "
             "among the common terms: name the slopes that vary."
         )
-    effects, intercept = _terms(left, "", ())
+    effects, intercept = _terms(left, ())
     slopes = tuple(":".join(f.label for f in term) for term in effects)
     if "1" in slopes:
         raise SettingError(
@@ -382,6 +476,8 @@ def _letters(text: str) -> Iterator[tuple[int, int, str]]:
     """Yield every character outside quotes, with its index and bracket depth."""
     depth, quote = 0, ""
     for at, letter in enumerate(text):
+        if depth > DEEPEST:
+            raise SettingError(f"the formula has more than {DEEPEST} brackets inside each other.")
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"`":

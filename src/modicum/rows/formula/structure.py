@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
-from modicum.errors import DataError
+from modicum.errors import DataError, SettingError
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.formula.expressions import Contrast
 from modicum.rows.level_names import Level, level_names
@@ -25,6 +25,8 @@ Scoped: TypeAlias = tuple[int, bool]
 Part: TypeAlias = tuple[Scoped, ...]
 
 MOST_CELLS = 100_000  # of an interaction of factors; each cell has a coefficient
+MOST_FACTORS = 13  # of an interaction; each subset of them has columns
+MOST_FRESH = 2**9  # subsets that no earlier term spans; merging them takes more than their square
 SPARSE = 2  # keep a local factor as a code if it has this many times the columns a row uses
 
 
@@ -152,9 +154,19 @@ def reduced_parts(
     spanned: set[frozenset[Scoped]] = {frozenset()} if intercept else set()
     scoped = []
     for term in terms:
+        if sum(spans[f] for f in term) > MOST_FACTORS:
+            raise SettingError(
+                f"the formula has an interaction of {len(term)} factors; the limit is "
+                f"{MOST_FACTORS}: leave some out."
+            )
         choices = [((f, True), None) if spans[f] else ((f, False),) for f in term]
         span = [tuple(s for s in chosen if s is not None) for chosen in product(*choices)]
         fresh = [part for part in span if frozenset(part) not in spanned]
+        if len(fresh) > MOST_FRESH:
+            raise SettingError(
+                f"the formula has an interaction of {len(term)} factors without its main effects: "
+                "write * instead of :, or leave some out."
+            )
         spanned.update(map(frozenset, fresh))
         scoped.append(tuple(_simplify(fresh)))
     return scoped
