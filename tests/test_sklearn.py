@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.linear_model import BayesianRidge
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import modicum as mo
@@ -54,6 +54,22 @@ def test_the_posterior_is_that_of_the_front_door(late, binary):
     np.testing.assert_allclose(
         late.predict_proba(binary[0])[:, 1], post.predict(rows, draws=1000).mean
     )
+
+
+def test_a_pipeline_with_a_rare_level_is_sane_and_names_it():
+    """Four rows without an event got a prior sd of 2.5 / sd(x), and the name "x17"."""
+    rng = np.random.default_rng(2)
+    airport = np.where(np.arange(4000) < 4, "rare", rng.choice(["east", "west"], 4000))
+    y = (rng.random(4000) < 0.3) & (airport != "rare")
+    one_hot = OneHotEncoder(sparse_output=False)
+    model = make_pipeline(one_hot, LogisticRegression(**SHORT)).set_output(transform="pandas")
+    post = model.fit(pd.DataFrame({"airport": airport}), y)[-1].posterior_
+    assert post.tuning["priors"]["beta"] == "normal(0, 2.5)"
+    low, mean, high = post.summary().loc["beta[airport_rare]", ["5%", "mean", "95%"]]
+    assert -10 < low < mean < high
+    told = [str(w) for w in post.warnings if w.code == "separation"]
+    assert len(told) == 1
+    assert "airport_rare" in told[0]
 
 
 def test_classes_and_scores(late, binary):

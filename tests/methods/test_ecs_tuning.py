@@ -334,6 +334,11 @@ def test_a_tighter_bias_asks_for_more_rows():
     assert study.bias(sizes[-1], 1) <= 0.005
 
 
+def test_no_variance_is_too_large():
+    """Where pilot draws expect e^90 counts of a level without any: this was an OverflowError."""
+    assert choose(pilot(1e120), steps=4).subsample >= 10**12  # no table has so many rows
+
+
 def test_what_is_set_by_hand_stays():
     choice = choose(pilot(500.0), steps=4, subsample=120, blocks=12, refreshes=7)
     assert (choice.subsample, choice.blocks, choice.refreshes) == (120, 12, 7)

@@ -7,15 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
+from scipy.interpolate import CubicHermiteSpline
+from scipy.signal import find_peaks
 
 import modicum as mo
 from helpers.interrupted import planned
+from helpers.targets import sums_of
 from modicum.estimators.by_numpy import NumPyRows
-from modicum.estimators.levels import REACH, curve_of_rows, curve_sum
+from modicum.estimators.levels import curve_of_rows, curve_sum, rows_along_levels
+from modicum.estimators.taylor import control_variate, proxy
 from modicum.kernels.base import LevelCurves
 from modicum.methods.ecs import level_curves
 from modicum.methods.weights import cached_rows, expected_residuals
 from modicum.models.matrix import DenseMatrix
+from modicum.passes import anchor_at_mode
 
 N, LEVELS = 6_000, 12
 RNG = np.random.default_rng(5)
@@ -120,7 +126,8 @@ def test_ties_go_to_the_same_column(x64):
     x = np.array([[1.0, 1.0], [0.5, 1.0], [-1.0, 1.0], [0.0, 0.0]])
     for scale in ([0.2, 0.2], [0.4, 0.2], [0.0, 0.0]):
         blank = np.zeros((2, 2))
-        arrays = np.array(scale), np.arange(2), blank, blank, blank, np.zeros((2, 4, 4))
+        curves = blank, blank, blank, np.ones(2), np.ones(2), blank, np.zeros((2, 4, 6))
+        arrays = np.array(scale), np.arange(2), *curves
         of_numpy = curve_of_rows(DenseMatrix(x), LevelCurves(*arrays))
         of_jax = curve_of_rows(DenseMatrix(jnp.asarray(x)), LevelCurves(*map(jnp.asarray, arrays)))
         for a, b in zip(of_numpy, of_jax, strict=True):
@@ -129,13 +136,115 @@ def test_ties_go_to_the_same_column(x64):
 
 def test_curves_are_constant_beyond_their_reach(study, x64):
     every = study.proxy.levels
-    first = [every.direction[:1], every.probe[:1], every.lines[:1], every.table[:1]]
-    one = LevelCurves(every.scale, every.place, *first)
+    first = [every.direction, every.probe, every.lines, every.unit, every.half, every.ends.T]
+    *first, ends, table = (each[:1] for each in (*first, every.table))
+    one = LevelCurves(every.scale, every.place, *first, ends.T, table)
+    end = float(ends[0, 1])
     at = jax.jit(jax.value_and_grad(lambda far: curve_sum(far * one.direction[0], one)))
-    (edge, _), (beyond, slope) = at(REACH), at(REACH + 8)
-    assert edge == beyond
+    (edge, _), (beyond, slope) = at(end), at(end + 8)
+    assert float(edge) == pytest.approx(float(beyond), rel=1e-14)
     assert slope == 0
-    assert at(REACH - 1)[1] != 0
+    assert at(end - 1)[1] != 0
+
+
+# Sums of levels without events, far from the anchor ----------------------------------------
+
+
+M = mo.models
+SMOOTH = {"scale": 10.0, "smoothing": 0.5}
+FAMILIES = {  # all that have curves: model, outcomes and further fields given eta and uniforms
+    "logistic": (M.Logistic, lambda eta, u: (u < 1 / (1 + np.exp(-eta)), {})),
+    "probit": (M.Probit, lambda eta, u: (u < stats.norm.cdf(eta), {})),
+    "cloglog": (M.Cloglog, lambda eta, u: (u < -np.expm1(-np.exp(eta)), {})),
+    "poisson": (M.Poisson, lambda eta, u: (stats.poisson.ppf(u, np.exp(eta)), {})),
+    "binomial": (
+        M.Binomial,
+        lambda eta, u: (stats.binom.ppf(u, 4, 1 / (1 + np.exp(-eta))), {"trials": 4.0}),
+    ),
+    "exponential": (M.Exponential, lambda eta, u: (-np.log(u) * np.exp(-eta), {"event": 1.0})),
+    "student-t": (
+        partial(M.StudentT, scale=0.01),
+        lambda eta, u: (0.01 * (eta + stats.t.ppf(u, 4)), {}),
+    ),
+    "quantile": (
+        partial(M.AsymmetricLaplace, 0.9, **SMOOTH),
+        lambda eta, u: (10 * (eta + stats.norm.ppf(u)), {}),
+    ),
+}
+
+
+def silent_level(family, sd):
+    """Return the curve of a level of five rows without events, and its exact sum and slope."""
+    kind, outcomes = FAMILIES[family]
+    rng, silent = np.random.default_rng(10), np.arange(600) < 5
+    z = rng.normal(size=600)
+    y, fields = outcomes(0.5 * z - 1, rng.random(600))
+    fields = {name: np.full(600, value) for name, value in fields.items()}
+    if "event" in fields:
+        fields["event"] = 1.0 - silent
+    elif family not in ("student-t", "quantile"):
+        y = y * ~silent
+    rows = mo.Rows(x=np.c_[z, silent], y=1.0 * y, **fields)
+    sums, start = sums_of(kind(priors={"common": mo.priors.Normal(0, sd)}), rows)
+    anchor = anchor_at_mode(sums, start, ("z", "silent", "intercept"))
+    variate, about = control_variate(sums.target, 2), proxy(anchor, sums.target, 2)
+    curves = level_curves.level_curves(sums, variate, about, anchor)
+    last = {name: getattr(curves, name)[-1:] for name in ("direction", "unit", "half", "table")}
+    batch, model = rows.slice(0, 600), sums.target.model
+    x = variate.matrix(batch)
+    of_row, along = map(np.asarray, rows_along_levels(x, curves))
+    own = (of_row == len(curves.lines) - 1) & (along != 0)
+    b, y = along[own], np.asarray(model.outcome(batch), float)[own]
+    eta = np.asarray(x @ np.asarray(about.point))[own]
+
+    def exact(v):
+        e = np.multiply.outer(v, b)
+        f, slope, bend, *_ = (np.asarray(each) for each in model.derivatives(eta, y))
+        with np.errstate(all="ignore"):
+            far, steep, *_ = model.derivatives(eta + e, np.broadcast_to(y, (len(v), *y.shape)))
+            value = np.asarray(far) - f - slope * e - bend * e**2 / 2
+            return value.sum(axis=1), (b * (np.asarray(steep) - slope - bend * e)).sum(axis=1)
+
+    return curves._replace(**last, ends=curves.ends[:, -1:]), exact
+
+
+def earlier_curve(exact):
+    """Return the cubics that were used before: pieces of up to 1.9 posterior sds."""
+    places = np.arcsinh(30) * np.linspace(-1, 1, 257)
+    value, slope = exact(2 * np.sinh(places))
+    cubics = CubicHermiteSpline(places, value, slope * 2 * np.cosh(places))
+    return lambda v: cubics(np.arcsinh(v / 2))
+
+
+def modes(curve, v):
+    """Count the modes of the log-posterior along the level's direction."""
+    return len(find_peaks(np.maximum(curve - v**2 / 2, -1e9), prominence=1e-3)[0])
+
+
+@pytest.mark.parametrize("sd", [2.5, 100])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sums_of_a_level_without_events_are_right_as_far_as_the_prior_reaches(family, sd, x64):
+    """Cubics changed sign between nodes; a chain on Poisson counts met modes of 1e70."""
+    curve, exact = silent_level(family, sd)
+    low, high = np.asarray(curve.ends)[:, 0]
+    assert max(-low, high) == pytest.approx(60)
+    v = np.unique(np.r_[np.linspace(low, high, 4001), np.linspace(-4, 4, 4001).clip(low, high)])
+    right = exact(v)[0]
+    assert -1e10 <= right.min() < right.max() < 60**2
+    ours = np.asarray(curve_sum(np.multiply.outer(v, curve.direction[0]), curve))
+    np.testing.assert_allclose(ours, right, rtol=1e-3, atol=2e-6 if sd == 2.5 else 3e-4)
+    assert modes(ours, v) == modes(right, v) == 1
+
+
+def test_cubics_over_posterior_sds_were_wrong(x64):
+    """The negative control of the test above."""
+    _, exact = silent_level("poisson", 5.0)
+    v = np.linspace(-60, 60, 20_001)
+    assert modes(exact(v)[0], v) == 1
+    assert modes(earlier_curve(exact)(v), v) > 1
+    _, exact = silent_level("logistic", 100.0)
+    near = np.linspace(-2, 2, 2001)
+    assert np.abs(earlier_curve(exact)(near) - exact(near)[0]).max() > 1e-3
 
 
 def test_expected_residuals_are_those_of_normal_draws(x64):

@@ -30,6 +30,8 @@ FAMILIES = {
     "count": mo.models.Poisson(),
     "real": mo.models.Gaussian(),
     "class": mo.models.Softmax(classes=3),
+    # only codes say which columns are a level times a number, whose default prior is another
+    "crossed": mo.models.Logistic(prior_scale=2.5),
 }
 
 
@@ -79,6 +81,7 @@ def test_moments_and_so_priors_agree(make):
     ours, theirs = (moments(rows) for rows in make())
     np.testing.assert_allclose(ours.x_mean, theirs.x_mean, rtol=1e-12)
     np.testing.assert_allclose(ours.x_sd, theirs.x_sd, rtol=1e-12)
+    np.testing.assert_allclose(ours.x_unit, theirs.x_unit, rtol=1e-12)
     assert ours.y_mean == pytest.approx(theirs.y_mean, rel=1e-12)
     assert ours.y_sd == pytest.approx(theirs.y_sd, rel=1e-12)
 

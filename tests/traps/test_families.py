@@ -1,7 +1,9 @@
 """Outcomes, offsets and separation: what families check in the data."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import statsmodels.api as sm
 
 import modicum as mo
 from helpers.targets import logistic_rows, sums_of
@@ -11,10 +13,10 @@ from modicum.passes import anchor_at_mode
 M = mo.models
 
 
-def notes_of(model, rows):
+def notes_of(model, rows, **kwargs):
     sums, start = sums_of(model, rows)
     names = tuple(f"beta[{c}]" for c in rows.columns)
-    return anchor_at_mode(sums, start, (*names, "intercept")).notes
+    return anchor_at_mode(sums, start, (*names, "intercept"), **kwargs).notes
 
 
 # Separation --------------------------------------------------------------------------------
@@ -159,6 +161,70 @@ def test_looking_for_separation_is_entered_in_the_ledger():
     sums, start = sums_of(M.Logistic(), three_columns(300))
     anchor_at_mode(sums, start)
     assert sums.ledger.by_purpose["separation"] == 600  # single columns, then a direction of all
+
+
+def silent_level(family, sd, n=1_500, silent=5):
+    """Return a table with a level without counts, and moments of its coefficient by quadrature."""
+    rng = np.random.default_rng(3)
+    z, level = rng.normal(size=n), np.where(np.arange(n) < silent, "silent", "loud")
+    rate = np.exp(0.5 * z - 1) * (level == "loud")
+    y = rng.poisson(rate) if family == "poisson" else rng.random(n) < -np.expm1(-rate)
+    table = pd.DataFrame({"y": y * 1, "z": z, "level": level})
+    fit = sm.GLM(y[silent:], np.c_[np.ones(n - silent), z[silent:]], LINKS[family]).fit()
+    beta = np.linspace(-12 * sd, 12, 200_001)
+    expected = np.exp(fit.params[0] + fit.params[1] * z[:silent]).sum()
+    density = np.exp(-0.5 * (beta / sd) ** 2 - expected * np.exp(beta))
+    mean, square = (np.average(each, weights=density) for each in (beta, beta**2))
+    return table, mean, np.sqrt(square - mean**2)
+
+
+LINKS = {
+    "poisson": sm.families.Poisson(),
+    "cloglog": sm.families.Binomial(sm.families.links.CLogLog()),
+}
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of separation
+@pytest.mark.parametrize(
+    ("family", "sd", "method"),
+    [
+        ("poisson", 40.0, "auto"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("poisson", 5.0, "hmc-ecs"),
+                ("poisson", 30.0, "hmc-ecs"),
+                ("poisson", 5.0, "hmc-ecs-signed"),
+                ("cloglog", 5.0, "auto"),
+                ("cloglog", 100.0, "hmc-ecs"),
+            )
+        ),
+    ],
+)
+def test_a_level_without_counts_is_sampled_as_far_as_the_prior_reaches(family, sd, method):
+    """The sums of such a level had false modes far away: every fit ended in an error."""
+    table, mean, spread = silent_level(family, sd)
+    priors = {"common": mo.priors.Normal(0, sd)}
+    run = {"method": method, "priors": priors, "random_seed": 1, "progressbar": False}
+    post = mo.fit("y ~ z + level", table, family=family, **run)
+    line = post.summary().loc["beta[level[silent]]"]
+    # the other coefficients, which quadrature holds fixed, add less than 0.1 to the sd
+    assert line["mean"] == pytest.approx(mean, abs=4 * line["mcse_mean"] + 0.1)
+    assert line["sd"] == pytest.approx(spread, rel=0.1)
+    assert abs(mean) > 0.3 * sd  # negative control: at the prior's centre the test would fail
+
+
+@pytest.mark.parametrize("sd", [2.5, 559.0])
+def test_four_rows_without_an_event_are_warned_of_whatever_the_prior(sd):
+    """With 559, their default once, the mean was -432 and no warning told why."""
+    rng = np.random.default_rng(1)
+    z, rare = rng.normal(size=20_000), np.arange(20_000) < 4
+    y = (rng.random(20_000) < 1 / (1 + np.exp(1 - z))) & ~rare
+    rows = mo.Rows(x=np.c_[z, rare], y=y * 1.0, columns=["z", "rare"])
+    model = M.Logistic(priors={"rare": mo.priors.Normal(0, sd)})
+    (note,) = notes_of(model, rows, within=0.05)  # a mode as rough as methods find it
+    assert note.code == "separation"
+    assert "rare" in str(note)
 
 
 # Classes and offsets -----------------------------------------------------------------------

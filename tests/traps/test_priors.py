@@ -304,6 +304,60 @@ def test_frequency_weights_count_in_moments(tmp_path):
     np.testing.assert_allclose(c.x_sd, b.x_sd, rtol=1e-12)
 
 
+# Levels ------------------------------------------------------------------------------------
+
+
+def rare_rows(n=40_000, **fields):
+    """Return rows with numbers, and columns of two values, in several chunks."""
+    rng = np.random.default_rng(4)
+    rare = np.arange(n) < 4  # the other chunks are constant
+    half = rng.random(n) < 0.5
+    x = np.c_[rng.normal(size=n), rare, 1 + half, np.where(rare, 3.7, -1.3), 2023 + rare]
+    x = np.c_[x, rng.integers(0, 3, n), np.where(np.arange(n) == 9, 0.5, half)]
+    return mo.Rows(x=x, y=rng.random(n) * 8, codes={"ward": np.where(rare, "b", "a")}, **fields)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_column_of_two_values_has_their_difference_as_its_unit(dtype):
+    """The prior of four rows of 200,000 had a standard deviation of 559."""
+    rows = rare_rows(dtype=dtype)
+    data = moments(rows)
+    np.testing.assert_allclose(data.x_unit[[1, 2, 3, 4, -1]], [1, 1, 5, 1, 1], rtol=1e-6)
+    numbers = [0, 5, 6]  # the last has three values: one row in 40,000 is neither 0 nor 1
+    np.testing.assert_array_equal(data.x_unit[numbers], data.x_sd[numbers])
+    assert data.x_sd[1] < 0.011  # negative control: by this unit the scale was 250
+    assert M.Logistic().resolved(rows).resolved_priors.coefficients[-1] == Normal(0.0, 2.5)
+    by_outcome = mo.priors.default(rows, "gaussian")["beta[ward[b]]"]
+    assert by_outcome == f"normal(0, {2.5 * data.y_sd:.4g})"
+
+
+def test_rows_of_weight_zero_are_no_values():
+    rows = rare_rows(weight=(np.arange(40_000) != 9) * 1.0)
+    assert moments(rows).x_unit[6] == 1  # without the row that is neither 0 nor 1
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of few draws
+def test_a_level_times_a_number_has_the_numbers_unit():
+    import pandas as pd
+
+    rng = np.random.default_rng(5)
+    table = pd.DataFrame({"y": rng.integers(0, 2, 3000), "age": rng.normal(50, 10, 3000)})
+    table["ward"] = np.where(np.arange(3000) < 5, "rare", rng.choice(["east", "west"], 3000))
+    table["old"], table["flag"] = table["age"] > 60, (np.arange(3000) % 500 == 0) * 1
+    run = {"method": "laplace", "draws": 50, "progressbar": False}
+
+    def scales(formula):
+        priors = mo.fit(formula, table, **run).tuning["priors"]
+        return [float(text.split()[-1][:-1]) for key, text in priors.items() if "beta" in key]
+
+    slope = 2.5 / table["age"].std(ddof=0)
+    assert scales("y ~ age * ward") == pytest.approx([slope, 2.5, 2.5, slope, slope], rel=1e-3)
+    assert scales("y ~ age:ward")[0] == pytest.approx(slope, rel=1e-3)  # all have one prior
+    assert scales("y ~ ward:old") == scales("y ~ ward:flag") == [2.5]
+    spline = np.array(scales("y ~ bs(age, df=9)"))
+    assert np.all(spline > 5)  # its columns are numbers
+
+
 def test_columns_too_large_for_a_variance_are_named():
     x = np.c_[np.ones(3), np.array([1e200, -1e200, 1e200])]
     with pytest.raises(mo.DataError, match="'huge' holds numbers so large"):

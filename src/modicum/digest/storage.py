@@ -145,9 +145,10 @@ def _arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
 
 
 def _units(saved: dict[str, Json], columns: int) -> MomentSums:
-    units = MomentSums(**saved)
+    # Files of earlier versions do not tell indicators from other columns: all have an sd as unit.
+    units = MomentSums(**({"low": saved["mean"], "high": saved["mean"]} | saved))
     numbers = (units.weight, units.counts, units.log_exposure)
-    shapes = {np.shape(units.mean), np.shape(units.squares)}
+    shapes = {np.shape(part) for part in (units.mean, units.squares, units.low, units.high)}
     if shapes != {(columns + 1,)} or not all(isinstance(n, float | int) for n in numbers):
         raise ValueError("its units do not match its columns")
     return units

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.estimators.levels import REACH, along_levels
+from modicum.estimators.levels import along_levels
 from modicum.estimators.remainder import (
     far_apart,
     less_polynomial,
-    remainder_and_slope_by_numpy,
+    remainder_by_numpy,
     series_value,
 )
 from modicum.estimators.taylor import LinearRows, LinearTaylor
@@ -107,7 +107,8 @@ class NumPyRows:
         assert self._levels is not None
         e = self._along_levels(z[None], block)[0]
         direction = np.asarray(self._levels.direction)
-        within = np.abs(direction @ z) < REACH
+        low, high = np.asarray(self._levels.ends)
+        within = (low < direction @ z) & (direction @ z < high)
         slope = self._slope(e, block) * np.asarray(block.along) * within[block.curve]
         return np.asarray(slope[:, None] * direction[block.curve])
 
@@ -139,4 +140,4 @@ class NumPyRows:
     def _slope(self, e: np.ndarray, block: LinearRows) -> np.ndarray:
         """Derivative in e of the remainder of each row."""
         about = block.eta, block.y, block.taylor.T
-        return remainder_and_slope_by_numpy(self._model, self._order, as_either(e), *about)[1]
+        return remainder_by_numpy(self._model, self._order, as_either(e), *about)[1]

@@ -14,8 +14,6 @@ every row. So it depends on one product in float64 per entry, which all compiler
 
 from __future__ import annotations
 
-from math import asinh
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +22,9 @@ from modicum.arrays import namespace
 from modicum.kernels.base import LevelCurves
 from modicum.models.matrix import ModelMatrix
 
-__all__ = ["REACH", "UNIT", "along_levels", "curve_of_rows", "curve_sum", "rows_along_levels"]
+__all__ = ["along_levels", "curve_of_rows", "curve_sum", "rows_along_levels"]
 
 NEAR = 0.03  # |x_j| s_j up to which a row belongs to no level: its residual is negligible
-# Posterior sds from the anchor that curves cover: without events, a level's tail is long. Pieces of
-# a curve have equal lengths in asinh(distance / UNIT), so that they are short about the anchor.
-REACH, UNIT = 60.0, 2.0
 
 
 def curve_of_rows(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, jax.Array]:
@@ -48,23 +43,23 @@ def rows_along_levels(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, j
 
 
 def along_levels(z: jax.Array, levels: LevelCurves) -> jax.Array:
-    """Return how far z is from the anchor along each direction, up to the curves' reach.
+    """Return how far z is from the anchor along each direction, up to the curves' ends.
 
     The last axis of z, whitened coordinates, becomes one for curves.
     """
     away = z @ levels.direction.T
-    return namespace(away).clip(away, -REACH, REACH)
+    return namespace(away).clip(away, *levels.ends)
 
 
 def curve_sum(z: jax.Array, levels: LevelCurves) -> jax.Array:
     """Return the sum over all rows of the remainders along the directions of their levels."""
     away = along_levels(z, levels)
-    xp, (number, pieces, _) = namespace(away), levels.table.shape
-    place = (xp.arcsinh(away / UNIT) / asinh(REACH / UNIT) + 1) * (pieces / 2)
+    xp, (number, pieces, terms) = namespace(away), levels.table.shape
+    place = (xp.arcsinh(away / levels.unit) / levels.half + 1) * (pieces / 2)
     piece = xp.clip(xp.floor(place), 0, pieces - 1).astype(np.intp if xp is np else jnp.int32)
-    cubics = xp.asarray(levels.table)[xp.arange(number), piece]
+    polynomials = xp.asarray(levels.table)[xp.arange(number), piece]
     within = place - piece
-    value = cubics[..., 3]
-    for power in (2, 1, 0):
-        value = value * within + cubics[..., power]
+    value = polynomials[..., -1]
+    for power in reversed(range(terms - 1)):
+        value = value * within + polynomials[..., power]
     return xp.sum(value, axis=-1)

@@ -29,7 +29,7 @@ __all__ = [
     "less_polynomial",
     "remainder",
     "remainder_and_slope",
-    "remainder_and_slope_by_numpy",
+    "remainder_by_numpy",
     "series",
     "series_value",
 ]
@@ -103,21 +103,27 @@ def remainder_and_slope(
     return jax.lax.cond(any_of(large), mixed, lambda: near)
 
 
-def remainder_and_slope_by_numpy(
+def remainder_by_numpy(
     model: LinearPredictorModel,
     order: int,
     e: jax.Array,
     eta: jax.Array,
     y: jax.Array,
     taylor: jax.Array,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Like `remainder_and_slope`, of NumPy arrays with one axis."""
-    value, slope = map(np.array, series(e, taylor, order))
-    large = np.asarray(far_apart(model, e))
-    if large.any():
-        there = e[large], eta[large], y[large], taylor[:, large]
-        value[large], slope[large] = map(np.asarray, direct(model, order, *there))
-    return value, slope
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the remainder and two derivatives in `e`, of NumPy arrays with one axis."""
+    f, slope, bend, *_ = model.derivatives(eta + e, y)
+    near = series(e, taylor, order)
+    far = _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
+    for j in range(2, order + 1):
+        bend = bend - j * (j - 1) * taylor[j] * power(e, j - 2)
+    large = far_apart(model, e)
+    (value, by_series), (slope, slope_by_series) = zip(far, near, strict=True)
+    return (
+        np.where(large, value, by_series),
+        np.where(large, slope, slope_by_series),
+        np.asarray(bend),
+    )
 
 
 def any_by_maximum(large: jax.Array) -> jax.Array:

@@ -311,14 +311,18 @@ class RowFactor(NamedTuple):
 class LevelCurves(NamedTuple):
     """Remainders of rows along the direction of their level (`estimators.levels`)."""
 
-    scale: jax.Array  # sd of each column's coefficient given the others; 0: it has no curve
+    # sd of each column's coefficient given the others, in eta's unit; 0: it has no curve
+    scale: jax.Array
     place: jax.Array  # of each column's curve among the curves
     # How far chains and rows are along the directions, one of unit length per curve: z with
     # whitened coordinates, t - t* with coefficients, and the rows' columns.
     direction: jax.Array
     probe: jax.Array
     lines: jax.Array
-    table: jax.Array  # cubics of the sums over all rows, (curves, pieces, 4)
+    unit: jax.Array  # distance up to which a curve's pieces have about equal lengths
+    half: jax.Array  # length of half a curve, in asinh(distance / unit)
+    ends: jax.Array  # distances beyond which the curves are constant, (2, curves)
+    table: jax.Array  # quintics of the sums over all rows, (curves, pieces, 6)
 
 
 class Proxy(NamedTuple):

@@ -50,6 +50,7 @@ from modicum.models.priors.specification import (
     require_support,
     tidy_priors,
 )
+from modicum.models.priors.units import with_slopes_by_level
 from modicum.rows import Coding, Rows
 
 __all__ = ["CoefficientPriors", "extra_key"]
@@ -260,10 +261,13 @@ class CoefficientPriors(BaseModel):
                 f"{data.x_mean[j]:.2g}, too little to tell its slope from the intercept in 64 "
                 "bits: subtract a constant from it first, or use center(...) in a formula."
             )
+        if rows.coding is not None:
+            data = with_slopes_by_level(data, rows.coding)
         if not self.groups:
             return data
         common = list(common_columns(self.group_terms, rows))
-        return replace(data, x_mean=data.x_mean[common], x_sd=data.x_sd[common])
+        of_common = {name: getattr(data, name)[common] for name in ("x_mean", "x_sd", "x_unit")}
+        return replace(data, **of_common)
 
     def priors_for(self, rows: Rows, data: Moments | None) -> ModelPriors:
         """Return the priors with all scales fixed; `data` is needed where a setting is None."""
@@ -282,7 +286,7 @@ class CoefficientPriors(BaseModel):
         return ModelPriors(common, intercept, centre, tuple(extras), groups)
 
     def _group_priors(self, rows: Rows, data: Moments | None) -> tuple[GroupPrior, ...]:
-        """Return the group priors; default sds are 2.5 outcome units, for a slope per sd of x."""
+        """Return the group priors; default sds are 2.5 outcome units per unit of a column."""
         by_key = dict(self.prior_table)
         priors = []
         for term in self.group_terms:
@@ -373,7 +377,7 @@ class CoefficientPriors(BaseModel):
         return self.intercept_prior(_expect(data)), tuple(float(c) for c in _expect(data).x_mean)
 
     def _data_scales(self, data: Moments) -> np.ndarray:
-        """2.5 / sd(x_j) in units of the outcome.
+        """2.5 units of the outcome per unit of column j: its sd, or two levels' difference.
 
         A constant column is an intercept times a constant, and its scale is the intercept's divided
         by that constant; a column of zeros has no unit, and counts as having sd 1.
@@ -386,7 +390,7 @@ class CoefficientPriors(BaseModel):
             2.5 * unit,
         )
         varies = data.x_sd > 0
-        return np.where(varies, 2.5 * unit / np.where(varies, data.x_sd, 1.0), constant)
+        return np.where(varies, 2.5 * unit / np.where(varies, data.x_unit, 1.0), constant)
 
     # A family's defaults ------------------------------------------------------------------
 

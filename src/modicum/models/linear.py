@@ -41,7 +41,8 @@ class LinearPredictorModel(CoefficientPriors):
     ----------
     prior_scale
         Prior standard deviation of the coefficients: one number, or one per column of x, in the
-        units x has. None: 2.5 / sd(x_j) for column j, times the unit of the outcome.
+        units x has. None: 2.5 / sd(x_j) for column j, or over the difference of its values if there
+        are two, as for a level; times the unit of the outcome.
     intercept
         Whether to add an intercept; False adds none.
     intercept_scale

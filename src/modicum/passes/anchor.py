@@ -35,6 +35,7 @@ A = TypeVar("A", ArrowMatrix, ArrowFactor)
 # Thresholds for suspecting separation, which is then checked at the cost of a pass:
 LIKELY = -0.2  # log-likelihood per row above which outcomes are predicted well
 VAGUE = 0.1  # posterior sd, in prior sds, along a separated direction
+WIDE = 5.0  # posterior sd of a coefficient: much for a level, however wide its prior is
 # Thresholds for other warnings:
 COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
 CANCELS = 0.1  # share of the columns' information left along a collinear direction
@@ -261,7 +262,8 @@ def _notes_of_mode(sums: Sums, anchor: Anchor, names: tuple[str, ...]) -> list[M
     called = tuple(parameter_name(names, int(i)) for i in places)
     causes = prior_warnings(called, away, spread, sums.target.has_normal_prior[places])
     per_row = anchor.C / len(sums.rows)
-    doubtful = causes or per_row > LIKELY or np.any(spread > VAGUE)
+    vague = np.any(spread > VAGUE) or np.any(np.linalg.norm(factor, axis=1) > WIDE)
+    doubtful = causes or per_row > LIKELY or vague
     # Group effects have their own priors, and a sample of rows need not contain all groups.
     if doubtful and not sums.target.model.has_groups and sums.rest is None:
         theta = sums.target.unravel(anchor.point)

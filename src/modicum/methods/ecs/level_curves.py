@@ -1,21 +1,23 @@
 """Tabulate the sums of remainders along the directions of rare levels, by one pass over all rows.
 
-See `estimators.levels` for what they are. The sum of a level is evaluated with its derivative at
-some distances from the anchor, and interpolated by cubics. About the anchor these are a fifteenth
-of a posterior sd apart, and the error is some 1e-8.
+See `estimators.levels` for what they are. The sum of a level is evaluated with two derivatives at
+some distances from the anchor, and interpolated by polynomials of degree five. A log-likelihood
+that falls like -exp(eta) is one only over short distances: of eta, not of posterior sds, which for
+a level without counts may be a hundred units of eta. So nodes are about half a unit apart where the
+likelihood of a level falls off, and farther apart only where it is straight, or past recovery.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from math import asinh
+from math import isfinite, pi
 
 import numpy as np
 
 from modicum.arrays import as_either
 from modicum.estimators import LinearTaylor
-from modicum.estimators.levels import REACH, UNIT, curve_of_rows
-from modicum.estimators.remainder import coefficients, remainder_and_slope_by_numpy
+from modicum.estimators.levels import curve_of_rows
+from modicum.estimators.remainder import coefficients, remainder_by_numpy
 from modicum.kernels.base import LevelCurves, Proxy
 from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
@@ -25,13 +27,19 @@ from modicum.passes.on_numpy import in_blocks
 
 __all__ = ["level_curves"]
 
-RARE = 0.1  # sd of a coefficient, given the others, times its column's largest entry
-PIECES = 256  # cubics per curve
+# sd of a coefficient, given the others, times its column's largest entry, in eta's unit
+RARE = 0.1
+PIECES = 256  # per curve
 MOST = 512  # curves
 SAMPLE = 256  # rows by which the largest entry of a column is judged
-PLACES = asinh(REACH / UNIT) * np.linspace(-1, 1, PIECES + 1)
-NODES = UNIT * np.sinh(PLACES)
-PER_PIECE = UNIT * np.cosh(PLACES) * (PLACES[1] - PLACES[0])  # derivative of NODES, by pieces
+# Posterior sds from the anchor that curves cover: without events, a level's tail is long. Curves
+# end before that where a sum is so large that the density is zero (the likelihood falls like
+# -exp(eta)) and polynomials in double precision are no use.
+REACH, DEEPEST = 60.0, 1e10
+# Distance, in units of eta, up to which pieces are about equally long: beyond the point where the
+# rows of a level without counts begin to expect one, even with priors of sd 1,000. All pieces have
+# equal lengths in asinh(distance / unit).
+EVEN = 8.0
 
 
 def level_curves(
@@ -44,10 +52,32 @@ def level_curves(
     sums.enter("design", 1, "gradient", passes=1)
     size = control_variate.target.size
     about = np.asarray(proxy.point)[:size], blank
-    values, slopes = sums.engine.map_reduce(
+    tallies = sums.engine.map_reduce(
         partial(_sums_by_numpy, control_variate), about, sums.rows, "design"
     )
-    return blank._replace(table=as_either(_cubics(values, slopes * PER_PIECE)))
+    nodes = _nodes(blank)
+    return blank._replace(
+        ends=as_either(_ends(tallies[0], nodes)), table=as_either(_quintics(tallies, blank))
+    )
+
+
+def _places(levels: LevelCurves) -> np.ndarray:
+    """Return asinh(distance / unit) at the nodes, (curves, nodes)."""
+    return np.asarray(levels.half)[:, None] * np.linspace(-1, 1, PIECES + 1)
+
+
+def _nodes(levels: LevelCurves) -> np.ndarray:
+    """Return the distances from the anchor at which sums are evaluated, (curves, nodes)."""
+    return np.asarray(levels.unit)[:, None] * np.sinh(_places(levels))
+
+
+def _ends(sums: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+    """Return the farthest nodes on both sides up to which all sums are usable, (2, curves)."""
+    usable = np.abs(np.nan_to_num(sums, nan=np.inf)) <= DEEPEST
+    middle, curves = PIECES // 2, np.arange(len(sums))
+    above = np.cumprod(usable[:, middle:], axis=1).sum(axis=1) - 1
+    below = np.cumprod(usable[:, middle::-1], axis=1).sum(axis=1) - 1
+    return np.stack([nodes[curves, middle - below], nodes[curves, middle + above]])
 
 
 def _without_table(sums: Sums, control_variate: LinearTaylor, anchor: Anchor) -> LevelCurves | None:
@@ -57,12 +87,14 @@ def _without_table(sums: Sums, control_variate: LinearTaylor, anchor: Anchor) ->
     """
     model, size = control_variate.target.model, control_variate.target.size
     assert isinstance(model, LinearPredictorModel)
-    if size == model.intercept:
-        return None  # there is no column
+    natural = model.series_radius() / pi  # unit of eta
+    if size == model.intercept or not isfinite(natural):
+        return None  # there is no column, or no remainder
     L, B = anchor.dense_factor, anchor.dense_hessian[:size]
     inverse = np.linalg.inv(L)
-    scale = 1 / np.linalg.norm(inverse[:, :size], axis=0)
-    extent = scale * _largest_entries(sums, control_variate)
+    scale = 1 / (natural * np.linalg.norm(inverse[:, :size], axis=0))
+    largest = _largest_entries(sums, control_variate)
+    extent = scale * largest
     if model.intercept:
         extent[-1] = 0.0  # all rows have it
     rare = np.flatnonzero(extent > RARE)
@@ -72,12 +104,17 @@ def _without_table(sums: Sums, control_variate: LinearTaylor, anchor: Anchor) ->
     if not len(rare):
         return None
     first = np.sort(np.argsort(-extent[rare], kind="stable")[:MOST])
-    rare, direction = rare[first], (mean / length[:, None])[first]
+    rare, mean, length = (each[first] for each in (rare, mean, length))
+    direction = mean / length[:, None]
+    # of the predictor of a level's mean row, with the column's largest entry
+    sd = length / np.abs(B[rare, rare]) * largest[rare]
+    unit = EVEN * natural / sd
     place = np.zeros(size, np.int32)
     place[rare] = np.arange(len(rare))
     scale = np.where(np.isin(np.arange(size), rare), scale, 0.0)
     probe, lines = direction @ inverse[:, :size], direction @ L[:size].T
-    arrays = scale, place, direction, probe, lines, np.zeros((len(rare), PIECES, 4))
+    ends, table = np.zeros((2, len(rare))), np.zeros((len(rare), PIECES, 6))
+    arrays = scale, place, direction, probe, lines, unit, np.arcsinh(REACH / unit), ends, table
     return LevelCurves(*map(as_either, arrays))
 
 
@@ -89,10 +126,24 @@ def _largest_entries(sums: Sums, control_variate: LinearTaylor) -> np.ndarray:
     return np.where(largest > 0, largest, 1.0)
 
 
-def _cubics(values: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """Return the coefficients of the cubics through values and slopes; a piece has length one."""
-    left, right, rise = slopes[:, :-1], slopes[:, 1:], np.diff(values, axis=1)
-    return np.stack([values[:, :-1], left, 3 * rise - 2 * left - right, left + right - 2 * rise], 2)
+def _quintics(sums: np.ndarray, levels: LevelCurves) -> np.ndarray:
+    """Return polynomials with the sums and derivatives at both ends of every piece."""
+    places = _places(levels)
+    step = places[:, 1:2] - places[:, :1]
+    unit = np.asarray(levels.unit)[:, None]
+    per_piece, bent = unit * np.cosh(places) * step, unit * np.sinh(places) * step**2
+    with np.errstate(all="ignore"):  # beyond the ends of curves
+        value = np.nan_to_num(sums[0])
+        slope = np.nan_to_num(sums[1] * per_piece)
+        bend = np.nan_to_num(sums[2] * per_piece**2 + sums[1] * bent)
+        rise = np.diff(value, axis=1)
+        (a, b), (c, d) = ((each[:, :-1], each[:, 1:]) for each in (slope, bend))
+        above = (
+            10 * rise - 6 * a - 4 * b - 1.5 * c + 0.5 * d,
+            -15 * rise + 8 * a + 7 * b + 1.5 * c - d,
+            6 * rise - 3 * a - 3 * b - 0.5 * c + 0.5 * d,
+        )
+    return np.nan_to_num(np.stack([value[:, :-1], a, 0.5 * c, *above], axis=2))
 
 
 @of_numpy
@@ -101,11 +152,11 @@ def _sums_by_numpy(
     about: tuple[np.ndarray, LevelCurves],
     batch: Batch,
     present: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sum remainders along the directions of levels, and their slopes; (curves, nodes)."""
+) -> np.ndarray:
+    """Sum remainders along the directions of levels, and two derivatives; (3, curves, nodes)."""
     point, levels = about
-    values = np.zeros((len(levels.lines), len(NODES)))
-    slopes = np.zeros_like(values)
+    nodes = _nodes(levels)
+    total = np.zeros((3, *nodes.shape))
     with np.errstate(all="ignore"):
         for block in in_blocks(batch, present):
             curve, has_level = map(np.asarray, curve_of_rows(control_variate.matrix(block), levels))
@@ -113,26 +164,33 @@ def _sums_by_numpy(
                 own, curve = {name: v[has_level] for name, v in block.items()}, curve[has_level]
                 x = control_variate.matrix(own)
                 along = np.asarray(x.times_own(levels.lines, as_either(curve)))
-                value, slope = _remainders(control_variate, point, own, along)
-                np.add.at(values, curve, value)
-                np.add.at(slopes, curve, slope)
-    return values, slopes
+                parts = _remainders(control_variate, point, own, along, nodes[curve])
+                for part, of_rows in zip(total, parts, strict=True):
+                    np.add.at(part, curve, of_rows)
+    return total
 
 
 def _remainders(
-    control_variate: LinearTaylor, point: np.ndarray, rows: Batch, along: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return remainders and slopes of rows at all nodes, (rows, nodes)."""
+    control_variate: LinearTaylor,
+    point: np.ndarray,
+    rows: Batch,
+    along: np.ndarray,
+    nodes: np.ndarray,
+) -> tuple[np.ndarray, ...]:
+    """Return remainders and two derivatives of rows at the nodes of their curves."""
     model = control_variate.target.model
     assert isinstance(model, LinearPredictorModel)
     eta = control_variate.matrix(rows) @ as_either(point) + rows.get("offset", 0.0)
     y = as_either(np.asarray(model.outcome(rows), np.float64))
-    repeated = [np.repeat(part, len(NODES), axis=0) for part in (eta, y)]
-    taylor = np.repeat(coefficients(model, eta, y), len(NODES), axis=1)
-    e = (along[:, None] * NODES).ravel()
-    value, slope = remainder_and_slope_by_numpy(
+    count = nodes.shape[1]
+    repeated = [np.repeat(part, count, axis=0) for part in (eta, y)]
+    taylor = np.repeat(coefficients(model, eta, y), count, axis=1)
+    e = (along[:, None] * nodes).ravel()
+    derivatives = remainder_by_numpy(
         model, control_variate.order, *map(as_either, (e, *repeated, taylor))
     )
     weight = np.reshape(np.asarray(rows.get("weight", 1.0), np.float64), (-1, 1))
-    shape = len(along), len(NODES)
-    return weight * value.reshape(shape), (weight * along[:, None]) * slope.reshape(shape)
+    return tuple(
+        weight * along[:, None] ** j * each.reshape(nodes.shape)
+        for j, each in enumerate(derivatives)
+    )

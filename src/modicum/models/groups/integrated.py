@@ -51,7 +51,7 @@ class IntegratedEffects(GroupIntegrals):
         Whether the effects of a group may be correlated.
     group_sd
         Scale of the half-normal prior of the effects' standard deviations: one number, or one per
-        effect (the intercept's first). None: 2.5 in the units of the outcome over the column's sd.
+        effect (the intercept's first). None: 2.5 in the outcome's unit over that of the column.
     concentration
         Concentration of the LKJ prior of the effects' correlations; 1 is uniform, the default 2.
     nodes
@@ -198,7 +198,7 @@ class IntegratedEffects(GroupIntegrals):
         for name, at in zip(self.slopes, places, strict=True):
             if self.intercept:
                 refuse_remote_slope(name, self.group, float(data.x_mean[at]), float(data.x_sd[at]))
-        spread = [float(data.x_sd[at]) or 1.0 for at in places]
+        spread = [float(data.x_unit[at]) or 1.0 for at in places]
         unit = 2.5 * self.family.outcome_unit(data)
         scales = [*([unit] if self.intercept else []), *(unit / sd for sd in spread)]
         return replace(self, family=family, columns=columns, scales=tuple(map(float, scales)))

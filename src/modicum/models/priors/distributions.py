@@ -272,8 +272,9 @@ class Horseshoe(Prior):
     slab
         c, the standard deviation of large coefficients.
     unit
-        Unit of `scale` and `slab` for a column; by default (None) the unit of the outcome over the
-        column's standard deviation, so that columns may have different units.
+        Unit of `scale` and `slab` for a column; by default (None) the unit of the outcome over that
+        of the column (its standard deviation, or the difference of its two values), so that columns
+        may have different units.
     resolution
         Standard deviation, in the same unit, of a normal that the density is convolved with: it
         has a pole at 0, which Hamiltonian dynamics cannot cross. By default (None) about a tenth of

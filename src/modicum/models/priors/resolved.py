@@ -2,10 +2,11 @@
 
 A fixed default scale is wrong for some tables: N(0, 2.5) may rule out the slope of a column that is
 measured in kilometres rather than metres, and N(0, 10) on an intercept concerns the predictor in
-the year 0. So by default coefficient j has the scale 2.5 / sd(x_j) times the unit of the outcome,
-and the intercept's prior applies to a = intercept + mean(x) . beta, the predictor at the mean of
-the columns. This is the prior that centring the columns would give, as in rstanarm, brms and bambi.
-The posterior then does not depend on units.
+the year 0. So by default coefficient j has the scale 2.5 times the unit of the outcome over that of
+x_j: sd(x_j), or the difference of its values if there are two (`units`). The intercept's prior
+applies to a = intercept + mean(x) . beta, the predictor at the mean of the columns. This is the
+prior that centring the columns would give, as in rstanarm, brms and bambi. The posterior then does
+not depend on units.
 
 Normal and flat priors are part of the likelihood's quadratic wherever there is one (`log_folded`);
 all others are evaluated exactly (`exact`).

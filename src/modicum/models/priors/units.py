@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from modicum.errors import DataError
 from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
 from modicum.runtime import one_blas_thread
 
-__all__ = ["MomentSums", "Moments", "moment_sums", "moments"]
+__all__ = ["MomentSums", "Moments", "moment_sums", "moments", "with_slopes_by_level"]
 
 CHUNK_ROWS = 16_384  # rows per chunk, which fit in cache
 FEW_CHUNKS = 4  # up to this many chunks, threads do not pay
@@ -23,6 +24,7 @@ CONSTANT = 1e-12  # a column with sd / |mean| below this counts as constant
 CONSTANT_OUTCOME = 1e-14  # the limit for an outcome, which need not differ from an intercept
 REMOTE = 1e-7  # sd / |mean| below which slope and intercept are indistinguishable in float64
 TINY = 1e-150  # numbers below this have squares without full precision
+ROUNDING = 1e-9, 1e-14  # of a variance: relative, and per |mean| and range
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Moments:
     ----------
     x_mean, x_sd
         Moments of each column; the standard deviation of a constant column is 0.
+    x_unit
+        The unit of each column: the difference of its values if it has two, as indicators of
+        levels do, and otherwise its standard deviation.
     y_mean, y_sd
         Moments of the outcome minus the offset, if the outcome is one number per row.
     log_rate
@@ -45,6 +50,7 @@ class Moments:
 
     x_mean: np.ndarray
     x_sd: np.ndarray
+    x_unit: np.ndarray
     y_mean: float
     y_sd: float
     log_rate: float
@@ -72,6 +78,8 @@ class MomentSums:
     mean, squares
         Mean and sum of squared deviations from it, of each column and, last, of the outcome minus
         the offset.
+    low, high
+        Smallest and largest value of the same.
     counts
         Sum of the outcomes.
     log_exposure
@@ -81,41 +89,63 @@ class MomentSums:
     weight: float
     mean: np.ndarray
     squares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
     counts: float
     log_exposure: float
 
     def __add__(self, other: MomentSums) -> MomentSums:
-        merged = _Merged(self.mean, self.squares.copy(), self.weight)
-        merged.merge(other.mean, other.squares, other.weight)
-        return MomentSums(
-            merged.weight,
-            merged.mean,
-            merged.squares,
-            self.counts + other.counts,
-            float(np.logaddexp(self.log_exposure, other.log_exposure)),
-        )
+        """Merge the sums of two data sets (Chan et al. 1979)."""
+        if not (self.weight and other.weight):
+            return self if self.weight else other
+        weight = self.weight + other.weight
+        with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
+            shift = other.mean - self.mean
+            between = shift**2 * (self.weight * other.weight / weight)
+            return MomentSums(
+                weight,
+                self.mean + shift * (other.weight / weight),
+                self.squares + other.squares + between,
+                np.minimum(self.low, other.low),
+                np.maximum(self.high, other.high),
+                self.counts + other.counts,
+                float(np.logaddexp(self.log_exposure, other.log_exposure)),
+            )
 
     def __sub__(self, other: MomentSums) -> MomentSums:
-        """Return the sums of the rows that remain when the rows of `other` are removed."""
+        """Return the sums of the rows that remain when the rows of `other` are removed.
+
+        The remaining rows may not reach the smallest and largest value, which stay.
+        """
         weight = self.weight - other.weight
         mean = (self.weight * self.mean - other.weight * other.mean) / weight
         shift = other.mean - mean
         squares = self.squares - other.squares - shift**2 * (weight * other.weight / self.weight)
         with np.errstate(divide="ignore"):
             share = np.log1p(-min(1.0, float(np.exp(other.log_exposure - self.log_exposure))))
-        counts = self.counts - other.counts
         return MomentSums(
-            weight, mean, np.maximum(squares, 0.0), counts, float(self.log_exposure + share)
+            weight,
+            mean,
+            np.maximum(squares, 0.0),
+            self.low,
+            self.high,
+            self.counts - other.counts,
+            float(self.log_exposure + share),
         )
 
     def moments(self) -> Moments:
-        """Return means and standard deviations."""
+        """Return means, standard deviations and units."""
         mean, sd = self.mean, _sd(self.mean, self.squares, self.weight)
+        # No values in a range have a larger variance than those at its ends.
+        largest, width = (mean - self.low) * (self.high - mean), self.high - self.low
+        error = ROUNDING[0] * largest + ROUNDING[1] * np.abs(mean) * width
+        has_two = (sd > 0) & (np.abs(largest - sd**2) <= error)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_rate = float(np.log(self.counts) - self.log_exposure)
         return Moments(
             mean[:-1],
             sd[:-1],
+            np.where(has_two, width, sd)[:-1],
             float(mean[-1]),
             float(sd[-1]),
             log_rate,
@@ -131,15 +161,11 @@ def moments(rows: Rows) -> Moments:
 
 def moment_sums(rows: Rows) -> MomentSums:
     """Compute sums by one streaming pass over the fields x, y, offset and weight."""
-    width = len(rows.columns)
-    merged = _Merged(np.zeros(width + 1), np.zeros(width + 1), 0.0)
-    counts, log_exposure = 0.0, -np.inf
-    for part in _parts(rows):  # by several threads, merged in order
-        merged.merge(part.mean, part.squares, part.weight)
-        counts += part.counts
-        log_exposure = np.logaddexp(log_exposure, part.log_exposure)
-    _require_sound(rows, merged.mean, _sd(merged.mean, merged.squares, merged.weight))
-    return MomentSums(merged.weight, merged.mean, merged.squares, counts, float(log_exposure))
+    none = np.zeros(len(rows.columns) + 1)
+    nothing = MomentSums(0.0, none, none, none + np.inf, none - np.inf, 0.0, -np.inf)
+    total = sum(_parts(rows), nothing)  # by several threads, added in order
+    _require_sound(rows, total.mean, _sd(total.mean, total.squares, total.weight))
+    return total
 
 
 def _parts(rows: Rows) -> Iterator[MomentSums]:
@@ -188,7 +214,7 @@ def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) ->
     top = offset.max()
     with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
         log_exposure = float(top + np.log(weight @ np.exp(offset - top)))
-    return MomentSums(moments[2], moments[0], moments[1], float(weight @ y), log_exposure)
+    return MomentSums(float(weight.sum()), *moments, float(weight @ y), log_exposure)
 
 
 def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
@@ -198,53 +224,43 @@ def _sd(mean: np.ndarray, squares: np.ndarray, weight: float) -> np.ndarray:
     return np.where(sd <= share * np.abs(mean), 0.0, sd)
 
 
-class _Merged:
-    """Weighted means and sums of squared deviations, merged chunk by chunk (Chan et al. 1979)."""
-
-    def __init__(self, mean: np.ndarray, squares: np.ndarray, weight: float) -> None:
-        self.mean, self.squares, self.weight = mean, squares, weight
-
-    def merge(self, mean: np.ndarray, squares: np.ndarray, total: float) -> None:
-        """Add rows with these means and squared deviations, and this total weight."""
-        if total == 0:
-            return
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.squares += squares
-            weight, shift = self.weight + total, mean - self.mean
-            if self.weight:
-                self.squares += shift**2 * (self.weight * total / weight)
-            self.mean = self.mean + shift * (total / weight)
-        self.weight = weight
+_Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Means of columns, sums of squared deviations, and the smallest and largest values."""
 
 
-def _dense_moments(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return means of the columns, sums of squared deviations, and the weight of the rows.
-
-    `values` is overwritten.
-    """
+def _dense_moments(values: np.ndarray, weight: np.ndarray) -> _Columns:
+    """Return the moments of all columns; `values` is overwritten."""
     total = float(weight.sum())
     if total == 0:
-        return np.zeros(values.shape[1]), np.zeros(values.shape[1]), total
+        return (np.zeros(values.shape[1]),) * 4
+    low, high = _range(values, weight)
     with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
         mean = weight @ values / total
         values -= mean
-        return mean, weight @ np.square(values, out=values), total
+        return mean, weight @ np.square(values, out=values), low, high
+
+
+def _range(values: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and largest value of each column, in rows that count."""
+    counted = values if weight.all() else values[weight > 0]
+    return counted.min(axis=0), counted.max(axis=0)
 
 
 def _coded_moments(
     coding: Coding, chunk: Mapping[str, np.ndarray], y: np.ndarray, weight: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return means of all columns and of y, sums of squared deviations, and the rows' weight.
+) -> _Columns:
+    """Return the moments of all columns and of y.
 
     A term's column is zero except in the rows of its level, so only these are summed.
     """
     total = float(weight.sum())
-    mean, squares = np.zeros(coding.size + 1), np.zeros(coding.size + 1)
+    mean, squares, low, high = np.zeros((4, coding.size + 1))
     if total == 0:
-        return mean, squares, total
+        return mean, squares, low, high
     dense = [*coding.dense, coding.size]
     x = chunk["x"][:, : len(coding.dense)] if coding.dense else np.zeros((len(y), 0))
     values = np.column_stack([np.asarray(x, np.float64), y])
+    low[dense], high[dense] = _range(values, weight)
     with np.errstate(over="ignore", invalid="ignore"):  # `_require_sound` reports it
         mean[dense] = weight @ values / total
         squares[dense] = weight @ np.square(values - mean[dense])
@@ -258,10 +274,39 @@ def _coded_moments(
         for term, codes, value in parts:
             centre = np.r_[np.zeros(int(term.reference)), mean[term.columns]][codes]
             squares[term.columns] += _sum_by_level(term, codes, weight * (value - centre) ** 2)
+            counted = np.where(weight > 0, value, 0.0)
+            for end, extreme in ((low, np.minimum), (high, np.maximum)):
+                of_level = np.zeros(term.levels)
+                extreme.at(of_level, codes, counted)
+                end[term.columns] = extreme(end[term.columns], of_level[int(term.reference) :])
         coded = np.setdiff1d(np.arange(coding.size), coding.dense)
         outside = np.maximum(total - inside[coded], 0.0)
         squares[coded] += outside * mean[coded] ** 2
-    return mean, squares, total
+    return mean, squares, low, high
+
+
+def with_slopes_by_level(data: Moments, coding: Coding) -> Moments:
+    """Give the columns of level times number the number's unit.
+
+    Such a column is zero in the rows of all other levels, so that its standard deviation says how
+    many rows the level has, but its coefficient is a slope, or a difference of slopes. If the
+    number has no column of its own, all levels have theirs, which together hold its values.
+    """
+    unit, uses = data.x_unit.copy(), np.zeros(coding.size, int)
+    for term in coding.terms:
+        uses[term.columns] += 1
+    alone = [term for term in coding.terms if np.all(uses[term.columns] == 1)]  # no splines
+    numbers = {scale: data.x_unit[place] for scale, place in enumerate(coding.dense)}
+    for term in sorted(alone, key=lambda term: term.reference):
+        if term.scale is None:
+            continue
+        mean, sd, own = (of[term.columns] for of in (data.x_mean, data.x_sd, data.x_unit))
+        if term.scale not in numbers:
+            indicators = np.all(np.isin(own[sd > 0], 1.0))  # of levels of two factors
+            together = np.sqrt(max(np.sum(sd**2 + mean**2) - np.sum(mean) ** 2, 0.0))
+            numbers[term.scale] = 1.0 if indicators else together
+        unit[term.columns] = numbers[term.scale] or own
+    return replace(data, x_unit=unit)
 
 
 def _sum_by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:

@@ -167,7 +167,9 @@ def _needs(pilot: Pilot, bias: float, ddof: int, of_groups: bool) -> dict[str, i
     least = SMALLEST
     if of_groups:
         least = int(np.clip(ceil(AMPLE * max(criteria.values())), FEWEST_GROUPS, ENOUGH_GROUPS))
-    needs = {"floor": least} | {name: ceil(number) for name, number in criteria.items()}
+    # Far from a level without counts, variances may be as large as floats are.
+    needs = {"floor": least}
+    needs |= {name: ceil(np.fmin(number, MOST)) for name, number in criteria.items()}
     return needs | {"bias": _unbiased(pilot, bias, ddof, max(needs.values()))}
 
 
