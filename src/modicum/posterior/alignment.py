@@ -77,7 +77,11 @@ class FitRows:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for a file."""
-        texts = {"fingerprint": self.fingerprint, "dtype": self.dtype}
+        try:
+            fingerprint = self.fingerprint
+        except DataError:  # draws can be saved all the same, but no rows are known to be theirs
+            fingerprint = "of rows that were changed"
+        texts = {"fingerprint": fingerprint, "dtype": self.dtype}
         return {**texts, "schema": self.schema.to_dict()}
 
     @classmethod

@@ -268,7 +268,7 @@ class FieldSet:
             check = WeightCheck("weight")
             check.add(arrays["weight"], 0)
             check.finish()
-        return MemoryBackend(description, arrays)
+        return MemoryBackend(description, arrays, lent=True)
 
     def blocks(self) -> Iterator[Array]:
         """Convert and check the rows, yielding one block of packed rows at a time."""

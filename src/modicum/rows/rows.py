@@ -48,7 +48,8 @@ class Rows:
 
     Rows are checked when they are made (no missing values, no infinities, no text) and do not
     change afterwards. All fields share one type, floating or bytes. A C-contiguous array of that
-    type is used without a copy: do not write to it later.
+    type is used without a copy: do not write to it later, or methods that read the rows again will
+    refuse them.
 
     Parameters
     ----------
@@ -368,7 +369,8 @@ class Rows:
 
         It covers every number, the names, shapes and type of the fields and the number of rows, but
         not the column names. It is computed once, for a store when it is written
-        (``Rows.open(store, verify=True)`` checks that the data have not changed since).
+        (``Rows.open(store, verify=True)`` checks that the data have not changed since). Arrays that
+        were written to since the rows were made are refused.
 
         Examples
         --------
@@ -378,9 +380,31 @@ class Rows:
         >>> rows.fingerprint() == Rows(y=[0.0, 2.0, 1.0]).fingerprint()
         False
         """
+        self.require_unchanged()
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._description, self._backend.slice)
         return self._fingerprint
+
+    def require_unchanged(self) -> None:
+        """Refuse rows whose arrays were written to since the rows were made.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.ones((4, 2))
+        >>> rows = Rows(x=x)
+        >>> x *= 1000
+        >>> rows.require_unchanged()
+        Traceback (most recent call last):
+        ...
+        modicum.errors.DataError: an array was written to after mo.Rows was made from it, ...
+        """
+        if not getattr(self._backend, "unchanged", True):
+            raise DataError(
+                "an array was written to after mo.Rows was made from it, so that the rows are no "
+                "longer those that were checked and fitted: make rows of a copy, as by "
+                "mo.Rows(x=X.copy()), before you change the array, and fit again."
+            )
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
