@@ -12,6 +12,7 @@ import zipfile
 import jax
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 
 import modicum as mo
@@ -22,6 +23,7 @@ from modicum.posterior.checking.columns import table_sample
 from modicum.rows import ingest
 from modicum.rows.reading import read_formula
 
+LAPLACE = {"method": "laplace", "draws": 20, "random_seed": 1, "progressbar": False}
 CARRIERS = np.array(["AA", "DL", "UA", "WN"])
 
 
@@ -388,9 +390,41 @@ def test_other_rows_are_refused(post, rows, sentence):
 # NaN passes no comparison ---------------------------------------------------------------------
 
 
-# The table or the arrays of the fit, changed since ------------------------------------------
+def test_no_rows_have_predictions_of_their_shape(tmp_path):
+    """A filter that leaves nothing is no mistake of the caller's."""
+    table = flights()
+    post = mo.fit("late ~ bs(age, df=4) + carrier", table, **LAPLACE)
+    none = table[:0]
+    none.to_csv(tmp_path / "none.csv", index=False)
+    forms = [none, none[["age", "carrier"]], {"age": [], "carrier": []}, tmp_path / "none.csv"]
+    for form in (*forms, pl.DataFrame(none), pd.DataFrame(columns=["age", "carrier"])):
+        predicted = post.predict(form)
+        assert predicted.mean.shape == predicted.lower.shape == (0,)
+        assert predicted.mean.dtype == float
+        assert post.predictive(form, draws=7).shape == (7, 0)
+    assert list(post.predict(none).to_frame()) == ["mean", "lower", "upper"]
+    for wrong in (post.score, post.ppc, lambda rows: post.marginal("age", data=rows)):
+        with pytest.raises(mo.DataError, match=r"there are no .*rows"):
+            wrong(none)  # the average of nothing
+    with pytest.raises(mo.DataError, match=r"there are no .*rows"):
+        mo.fit("late ~ age", none, **LAPLACE)
 
-LAPLACE = {"method": "laplace", "draws": 20, "random_seed": 1, "progressbar": False}
+    coded_post = posterior()
+    assert len(coded_post.predict(none)) == 0
+    assert len(coded_post.predict({"x": X[:0, :2], "carrier": []})) == 0
+    for wrong in (coded_post.score, coded_post.ppc):
+        with pytest.raises(mo.DataError, match="there are no rows"):
+            wrong({"x": X[:0, :2], "carrier": [], "y": []})
+    beta, intercept = np.zeros((2, 30, 2, 3)), np.zeros((2, 30, 2))
+    classes = posterior(
+        mo.Rows(x=X[:, :3], y=np.arange(600) % 3), mo.models.Softmax(classes=3),
+        beta=beta, intercept=intercept,
+    )  # fmt: skip
+    assert classes.predict({"x": X[:0, :3]}).mean.shape == (0, 3)
+    assert len(classes.predict({"x": X[:0, :3]}).to_frame().columns) == 9
+
+
+# The table or the arrays of the fit, changed since ------------------------------------------
 
 
 def scaled(table):

@@ -225,7 +225,7 @@ def with_groups(
             f"the rows lack the field '{absent[0]}', so that their groups are unknown; add it, or "
             f"predict for new groups with {argument('groups', 'new')}."
         )
-    if groups == "new":
+    if groups == "new" or not len(new):
         others = tuple(name for name in new.fields if name not in names)
         return replace(new, fields=others), False
     return new, isinstance(model, IntegratedEffects) and model.group in new.fields

@@ -59,7 +59,7 @@ class MemoryBackend:
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
         """All rows in order, `size` at a time, as views."""
-        for start in range(0, self.description.n, size):
+        for start in range(0, max(1, self.description.n), size):  # of no rows, one empty chunk
             yield self.slice(start, min(start + size, self.description.n))
 
     def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:

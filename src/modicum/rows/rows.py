@@ -220,9 +220,9 @@ class Rows:
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
-        """Make rows from named arrays, with the columns and levels of other rows.
+        """Make rows to predict from named arrays, with the columns and levels of other rows.
 
-        Factors are given under "codes", or by name like other fields.
+        Factors are given under "codes", or by name like other fields. There may be no rows.
 
         Examples
         --------
@@ -231,22 +231,21 @@ class Rows:
         >>> new.take([0])["carrier"]
         array([2], dtype=uint8)
         """
-        coding = schema.coding
-        assert coding is not None, "the schema has no codes"
-        named = dict(fields)
+        coding, named = schema.coding, dict(fields)
         factors = named.pop("codes", None)
-        if factors is None:
+        if coding is not None and factors is None:
             factors = {name: named.pop(name) for name in coding.fields if name in named}
-        if isinstance(factors, Mapping):
-            if not factors:
-                return cls(**named, dtype=dtype)
+        if coding is not None and isinstance(factors, Mapping):
             factors = {name: factors[name] for name in coding.fields if name in factors}
-        if is_table(named.get("x")):  # columns with names may come in any order
-            names = [schema.columns[place] for place in coding.dense]
+        as_coded = coding if factors else None
+        if as_coded is not None and is_table(named.get("x")):  # named columns, in any order
+            names = [schema.columns[place] for place in as_coded.dense]
             named["x"] = _columns_of(TableSource(named["x"]), names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
         field_set = FieldSet(named, named.pop("columns", None), dtype, factors, levels)
-        description = field_set.description.like(schema)
+        description = field_set.description
+        if as_coded is not None:
+            description = description.like(schema)
         return cls._at(description, field_set.in_memory())
 
     @classmethod

@@ -217,5 +217,7 @@ def population(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
             "file, does not hold any; give rows, or a table, as `data`."
         )
+    if not len(rows):
+        raise DataError("there are no rows to average over: at least one is needed.")
     ids = np.sort(random_rows(len(rows), most, seed))
     return ArrayPopulation.of(replace(rows, rows=rows.rows.subset(ids)), fit)
