@@ -5,6 +5,7 @@ import warnings
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from scipy import sparse
 from sklearn.base import clone
@@ -137,6 +138,32 @@ def test_frames_with_categories(binary):
         fit.predict(frame[["age", "ward", "dose"]])
     with pytest.raises(mo.DataError, match="d"):
         fit.predict(one.assign(ward="d"))
+
+
+def test_new_rows_are_encoded_as_those_of_the_fit():
+    """A level 2 is not twice a level 1, whatever type the number 2 has when it is predicted."""
+    rng = np.random.default_rng(1)
+    ward, dose = rng.integers(1, 3, N), rng.normal(size=N)
+    y = rng.random(N) < np.where(ward == 2, 0.8, 0.2)
+    frame = pd.DataFrame({"ward": pd.Categorical(ward), "dose": dose})
+    fit = LogisticRegression(**SHORT).fit(frame, y)
+    new = pd.DataFrame({"ward": [1, 2], "dose": [0.0, 0.0]})
+    known = fit.predict_proba(new.assign(ward=pd.Categorical([1, 2])))
+    np.testing.assert_allclose(known[:, 1], [0.2, 0.8], atol=0.12)  # three sds
+    for form in (new, new.astype(float), new.assign(ward=["1", "2"]), pl.DataFrame(new)):
+        np.testing.assert_array_equal(fit.predict_proba(form), known)
+    for array in (new.to_numpy(), new.to_numpy(object), new.to_numpy().tolist()):
+        with pytest.warns(UserWarning, match="does not have valid feature names"):
+            np.testing.assert_array_equal(fit.predict_proba(array), known)
+    with pytest.raises(mo.DataError, match="holds 3 in row 1, which the rows of the fit did not"):
+        fit.predict(new.assign(ward=[1, 3]))
+    with pytest.raises(ValueError, match="X has 0 rows"):
+        fit.predict(new[:0])
+
+    numbers = LogisticRegression(**SHORT).fit(frame.astype({"ward": object, "dose": object}), y)
+    assert numbers.coef_.shape == (1, 2)  # objects that are numbers
+    categories = new.assign(ward=pd.Categorical([1, 2]))
+    np.testing.assert_array_equal(numbers.predict_proba(categories), numbers.predict_proba(new))
 
 
 @pytest.mark.slow

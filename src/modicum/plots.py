@@ -416,14 +416,15 @@ def shrinkage(
     -------
     matplotlib.axes.Axes
     """
-    if post.rows is None:
+    rows = post.held_rows()
+    if rows is None:
         raise SettingError(
             "the plot needs the rows of the fit, which this posterior, made by hand or loaded from "
             "a file, does not hold; load it with its rows: Posterior.load(path, data=...)."
         )
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
-    shrunk = unpooled.shrinkage(post, post.fit(), post.rows, group, name, effects)
+    shrunk = unpooled.shrinkage(post, post.fit(), rows, group, name, effects)
     raw, (wide, edge) = shrunk.unpooled, shrunk.limits(prob)
     counts, mean = (shrunk.table[column].to_numpy() for column in ("rows", "mean"))
     colour = colour_of(post)

@@ -309,7 +309,7 @@ def _check_arguments(model: object, rows: object, parallel: object) -> None:
 
 
 def check_model_and_rows(model: object, rows: object) -> None:
-    """Raise unless `model` is a model and `rows` are `mo.Rows`, and say what to pass instead."""
+    """Raise unless `model` is a model and `rows` are unchanged `mo.Rows`; say what to pass."""
     if not isinstance(model, BaseModel):
         hint = (
             "; wrap a NumPyro model as mo.from_numpyro(model, rows), and log-densities in JAX as "
@@ -327,6 +327,7 @@ def check_model_and_rows(model: object, rows: object) -> None:
             "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
             "store with mo.Rows.open(folder)."
         )
+    rows.require_unchanged()
 
 
 def _lengths(

@@ -41,6 +41,7 @@ from modicum.posterior.draws import thinned
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
+from modicum.rows.sources import is_table
 from modicum.run import ChainCount
 from modicum.sample import sample
 
@@ -92,6 +93,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 
     def _validated(self, X: Features, y: ArrayLike) -> tuple[Features, np.ndarray]:
         """Return validated X and y as arrays; X with categorical columns stays a data frame."""
+        if hasattr(X, "infer_objects"):  # pandas: numbers in a column of objects are numbers
+            X = X.infer_objects()
         if _categorical_columns(X):
             y = validate_data(self, y=y, **_CHECKS_OF_Y)
             validate_data(self, X, skip_check_array=True)  # last: it sets feature_names_in_
@@ -111,12 +114,18 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         return Rows(x=_dense(X), y=y, weight=weight, columns=columns)
 
     def _rows_like(self, X: Features) -> Features:
-        """Return X in a form that `Posterior.predict` accepts."""
+        """Return X in a form that `Posterior.predict` encodes as `fit` did, whatever X holds."""
         check_is_fitted(self)
-        if _categorical_columns(X):
-            validate_data(self, X, skip_check_array=True, reset=False)
-            return X
-        return {"x": _dense(validate_data(self, X, reset=False, **_CHECKS_OF_X))}
+        if not self.posterior_.fit_rows.schema.levels:
+            return {"x": _dense(validate_data(self, X, reset=False, **_CHECKS_OF_X))}
+        validate_data(self, X, skip_check_array=True, reset=False)
+        if not is_table(X):  # in the columns of the fit, of which scikit-learn warns
+            import pandas as pd
+
+            X = pd.DataFrame(_dense(X) if sparse.issparse(X) else X, columns=self.feature_names_in_)
+        if len(X) == 0:
+            raise DataError("X has 0 rows, and scikit-learn's estimators predict at least one.")
+        return X
 
     # Sampling -----------------------------------------------------------------------------
 

@@ -405,6 +405,43 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
 
 
+def encoded(formula, table):
+    return read_formula(formula, table, progressbar=False).rows
+
+
+def test_columns_encoded_otherwise_are_not_added(tmp_path):
+    """Each hospital's scale(x) is about its own mean: one coefficient cannot be of both."""
+    rng = np.random.default_rng(1)
+    z, here = rng.normal(size=600), np.repeat([True, False], 300)
+    x = np.where(here, z, 3 + 2 * z)
+    table = pd.DataFrame({"x": x, "z": rng.normal(size=600)})
+    table["y"] = np.where(rng.random(600) < 1 / (1 + np.exp(1 - x)), "well", "ill")
+    ours, theirs = table[here], table[~here]
+    turned = theirs.assign(y=pd.Categorical(theirs["y"], ["well", "ill"]))
+    others = [(f"y ~ {term} + z", theirs) for term in ("center(x)", "bs(x, df=4)", "poly(x, 2)")]
+    for formula, other in [("y ~ scale(x) + z", theirs), ("y ~ x + z", turned), *others]:
+        made = digest_of(encoded(formula, ours))
+        with pytest.raises(mo.DataError, match="has learned other means, knots or levels"):
+            made + digest_of(encoded(formula, other))
+    assert len(digest_of(encoded("y ~ x + z", ours)) + digest_of(encoded("y~x+z", theirs))) == 600
+
+    formula = "y ~ scale(x) + z"
+    digest_of(encoded(formula, ours)).save(tmp_path / "ours.digest")
+    made = mo.Digest.load(tmp_path / "ours.digest")
+    remedy = mo.Rows.from_table(theirs, like=made)  # what the error says
+    settings = {"draws": 50, "method": "laplace", "random_seed": 1, "progressbar": False}
+    all_rows = mo.fit("y ~ I((x - a) / b) + z", table.assign(**_scale(ours["x"])), **settings)
+    at = pd.DataFrame({"x": [0.0, 1.0], "z": [0.0, 0.5]})
+    expected = all_rows.predict(at.assign(**_scale(ours["x"]))).mean
+    for both in (made.add(theirs), made + digest_of(remedy, like=made)):
+        post = mo.fit(formula, both, **settings)
+        np.testing.assert_allclose(post.predict(at).mean, expected, atol=1e-3)
+
+
+def _scale(x):
+    return {"a": x.mean(), "b": x.std()}
+
+
 def decay(sd=1.0, power=1.0):
     import jax.numpy as jnp
 

@@ -78,7 +78,7 @@ def test_levels_and_groups_that_are_not_there_are_named(post, table):
         post.effects("ward", "w03")
     with pytest.raises(mo.SettingError, match=r"needs the rows the posterior was sampled with"):
         post.effects("ward", rows=3)
-    with pytest.raises(mo.DataError, match="these are not the rows the posterior was sampled with"):
+    with pytest.raises(mo.SettingError, match="sampled with 2,000 rows, but 1,999 were given"):
         post.effects("ward", rows=table[0].iloc[1:])
 
 
@@ -95,6 +95,8 @@ def test_a_loaded_posterior_has_its_effects_and_takes_its_rows(post, table, tmp_
     assert again.table is frame
     pd.testing.assert_frame_equal(again.effects("ward"), effects)
     pd.testing.assert_frame_equal(again.icc(), post.icc())
+    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
+        post.icc(table[0].assign(dose=1000 * table[0]["dose"]))
     np.testing.assert_array_equal(again.ppc(draws=20).table, post.ppc(draws=20).table)
     with pytest.raises(mo.DataError, match="these are not the rows"):
         mo.Posterior.load(tmp_path / "post", data=frame.assign(dose=frame["dose"] + 1))

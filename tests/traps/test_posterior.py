@@ -12,14 +12,18 @@ import zipfile
 import jax
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 
 import modicum as mo
 from modicum.models import Target
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings, storage
+from modicum.posterior.checking.columns import table_sample
 from modicum.rows import ingest
+from modicum.rows.reading import read_formula
 
+LAPLACE = {"method": "laplace", "draws": 20, "random_seed": 1, "progressbar": False}
 CARRIERS = np.array(["AA", "DL", "UA", "WN"])
 
 
@@ -384,6 +388,162 @@ def test_other_rows_are_refused(post, rows, sentence):
 
 
 # NaN passes no comparison ---------------------------------------------------------------------
+
+
+def test_no_rows_have_predictions_of_their_shape(tmp_path):
+    """A filter that leaves nothing is no mistake of the caller's."""
+    table = flights()
+    post = mo.fit("late ~ bs(age, df=4) + carrier", table, **LAPLACE)
+    none = table[:0]
+    none.to_csv(tmp_path / "none.csv", index=False)
+    forms = [none, none[["age", "carrier"]], {"age": [], "carrier": []}, tmp_path / "none.csv"]
+    for form in (*forms, pl.DataFrame(none), pd.DataFrame(columns=["age", "carrier"])):
+        predicted = post.predict(form)
+        assert predicted.mean.shape == predicted.lower.shape == (0,)
+        assert predicted.mean.dtype == float
+        assert post.predictive(form, draws=7).shape == (7, 0)
+    assert list(post.predict(none).to_frame()) == ["mean", "lower", "upper"]
+    for wrong in (post.score, post.ppc, lambda rows: post.marginal("age", data=rows)):
+        with pytest.raises(mo.DataError, match=r"there are no .*rows"):
+            wrong(none)  # the average of nothing
+    with pytest.raises(mo.DataError, match=r"there are no .*rows"):
+        mo.fit("late ~ age", none, **LAPLACE)
+
+    coded_post = posterior()
+    assert len(coded_post.predict(none)) == 0
+    assert len(coded_post.predict({"x": X[:0, :2], "carrier": []})) == 0
+    for wrong in (coded_post.score, coded_post.ppc):
+        with pytest.raises(mo.DataError, match="there are no rows"):
+            wrong({"x": X[:0, :2], "carrier": [], "y": []})
+    beta, intercept = np.zeros((2, 30, 2, 3)), np.zeros((2, 30, 2))
+    classes = posterior(
+        mo.Rows(x=X[:, :3], y=np.arange(600) % 3), mo.models.Softmax(classes=3),
+        beta=beta, intercept=intercept,
+    )  # fmt: skip
+    assert classes.predict({"x": X[:0, :3]}).mean.shape == (0, 3)
+    assert len(classes.predict({"x": X[:0, :3]}).to_frame().columns) == 9
+
+
+# The table or the arrays of the fit, changed since ------------------------------------------
+
+
+def scaled(table):
+    table["age"] *= 1000
+
+
+def lengthened(table):
+    table.loc[len(table)] = table.loc[1]
+
+
+def mixed(table):
+    table["age"] = table["age"].to_numpy()[::-1].copy()
+
+
+@pytest.mark.parametrize("change", [scaled, lengthened, mixed])
+@pytest.mark.parametrize("missing", ["refuse", "drop"])
+def test_a_table_that_has_changed_is_not_averaged_over(change, missing, tmp_path):
+    """Columns set in other rows than those of the fit give another number, without a sign."""
+    table = flights().assign(hour=np.arange(600) % 24)
+    if missing == "drop":
+        table.loc[::7, "dose"] = np.nan
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*rows were dropped", mo.ModicumWarning)
+        post = mo.fit("late ~ poly(age, 2) + dose + carrier", table, missing=missing, **LAPLACE)
+    before = post.contrast("dose")
+    assert post.ppc(by="hour").table.shape[0] > 1
+    change(table)
+    for call in (
+        lambda: post.contrast("dose"),
+        lambda: post.marginal("dose", slope=True),
+        lambda: post.ppc(by="hour"),
+    ):
+        with pytest.raises(mo.DataError, match="table of the fit has changed since"):
+            call()
+    assert not post.contrast("dose", data=table).equals(before)  # a table that is given is used
+    if missing == "drop" and change is scaled:
+        post.report(tmp_path / "report.html")
+        assert "table of the fit has changed since" in (tmp_path / "report.html").read_text()
+
+
+def test_a_file_or_a_dict_that_was_replaced_is_not_averaged_over(tmp_path):
+    table, path = flights(), tmp_path / "flights.parquet"
+    columns = {name: list(values) for name, values in table.items()}
+    table.to_parquet(path)
+    settings = {"store": tmp_path / "store", **LAPLACE}
+    by_file = mo.fit("late ~ age + dose", path, **settings)
+    by_dict = mo.fit("late ~ age + dose", columns, **LAPLACE)
+    np.testing.assert_allclose(by_file.contrast("age"), by_dict.contrast("age"), rtol=1e-6)
+    table.assign(age=1000 * table["age"]).to_parquet(path)
+    columns["age"][:] = [1000 * age for age in columns["age"]]
+    for post in (by_file, by_dict):
+        with pytest.raises(mo.DataError, match="table of the fit has changed since"):
+            post.contrast("age")
+
+
+def test_rows_in_another_order_than_their_table_are_the_same(tmp_path):
+    """A store is sorted by group: its rows are found in the table, and seen if they change."""
+    table = flights()
+    formula = "late ~ age + (1 | carrier)"
+    rows = read_formula(formula, table, store=tmp_path / "store", progressbar=False).rows
+    encoding = FitRows.of(rows).encoding
+
+    def sample():
+        return table_sample(table, ["age", "carrier", "late"], 50, 1, encoding, fitted=rows)
+
+    assert rows.slice(0, 150)["carrier"].max() == 0
+    assert len(sample()) == 50
+    mixed(table)
+    with pytest.raises(mo.DataError, match="table of the fit has changed since"):
+        sample()
+
+
+@pytest.mark.parametrize("change", ["scale", "sign", "columns", "one"])
+@pytest.mark.parametrize("n", [50, 40_000])
+def test_arrays_that_were_written_to_are_noticed(change, n):
+    x = np.random.default_rng(1).normal(size=(n, 6))
+    rows = mo.Rows(x=x, y=np.zeros(n))
+    rows.require_unchanged()
+    before = x.copy()
+    if change == "columns":
+        x[:, [0, 1]] = x[:, [1, 0]]
+    elif change == "one":
+        x[7, 3] += 1e-9
+    else:
+        x *= {"scale": 1000, "sign": -1}[change]
+    with pytest.raises(mo.DataError, match="an array was written to"):
+        rows.fingerprint()
+    x[:] = before
+    assert rows.fingerprint() == mo.Rows(x=before, y=np.zeros(n)).fingerprint()
+    copied = pickle.loads(pickle.dumps(rows))
+    x[:] = 0
+    copied.require_unchanged()  # its arrays are its own
+
+
+def test_rows_whose_arrays_were_written_to_are_not_read_again(tmp_path):
+    x, y = X.copy(), TABLE["late"].to_numpy(float)
+    rows = mo.Rows(x=x, y=y)
+    post = mo.sample(mo.models.Logistic(), rows, **LAPLACE)
+    x *= 1000
+    for call in (
+        lambda: post.contrast("x0"),
+        lambda: post.ppc(),
+        lambda: post.predictive(),
+        lambda: post.loo(),
+        lambda: post.loo(rows),
+        lambda: post.loo(mo.Rows(x=x, y=y)),
+        lambda: post.log_evidence(),
+        lambda: post.stein_discrepancy(rows),
+        lambda: post.resample().to_datatree(),
+        lambda: post.report(tmp_path / "report.html"),
+        lambda: mo.compare({"one": post, "two": post}),
+        lambda: mo.sample(mo.models.Logistic(), rows, **LAPLACE),
+    ):
+        with pytest.raises(mo.DataError, match="an array was written to"):
+            call()
+    assert len(post.predict({"x": x})) == len(x)  # rows of its own
+    post.save(tmp_path / "post.mo")  # the draws are not lost, but no rows are known to be theirs
+    with pytest.raises(mo.DataError, match="not the rows the posterior was sampled with"):
+        Posterior.load(tmp_path / "post.mo", data=mo.Rows(x=x, y=y))
 
 
 def test_a_correction_with_nan_is_an_error():

@@ -429,6 +429,13 @@ class Digest:
                 "the rows have other fields, columns or levels than the rows of the digest: make "
                 "them from a table with mo.Rows.from_table(table, like=digest)."
             )
+        if None not in (ours.origin, schema.origin) and _meaning(ours) != _meaning(schema):
+            raise DataError(
+                "the formula has learned other means, knots or levels from the table of these rows "
+                "than from that of the digest, so that columns of the same name hold different "
+                "quantities: encode the table as that of the digest was, by digest.add(table), or "
+                "mo.digest(digest.model, mo.Rows.from_table(table, like=digest), like=digest)."
+            )
         if description.dtype != self.pool.rows.dtype:
             raise DataError(
                 f"the rows are {description.dtype.name} and the rows of the digest are "
@@ -511,6 +518,15 @@ class Digest:
         if spec is None:
             digest._target(model)  # refuses a model with another likelihood
         return replace(digest, model=model)
+
+
+def _meaning(schema: RowsSchema) -> dict[str, object]:
+    """Return what a formula's columns are computed from, by entry of its encoding."""
+    entries = dict(schema.origin or {})
+    outcome = entries.pop("outcome")
+    if isinstance(outcome, Mapping):  # whether its levels are alphabetical does not change them
+        entries |= {f"outcome {key}": outcome[key] for key in ("expression", "levels")}
+    return {key: v for key, v in entries.items() if key not in ("formula", "kinds", "drops")}
 
 
 def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:

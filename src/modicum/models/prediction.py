@@ -104,6 +104,9 @@ class ModelPredictor:
     @in_double_precision
     def _evaluate(self, question: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
         fields = {k: np.asarray(v) for k, v in batch.items()}
+        if fields and length_of(fields) == 0:  # a row of zeros gives the answers their shape
+            row = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in fields.items()}
+            return tuple(answer[:, :0] for answer in self._evaluate(question, draws, row))
         _check_width(draws, fields, self.model)
         widest, digest = _traced(question, self.model, draws, fields)
         pieces = ceil(widest / BUDGET)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
@@ -77,7 +77,11 @@ class FitRows:
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for a file."""
-        texts = {"fingerprint": self.fingerprint, "dtype": self.dtype}
+        try:
+            fingerprint = self.fingerprint
+        except DataError:  # draws can be saved all the same, but no rows are known to be theirs
+            fingerprint = "of rows that were changed"
+        texts = {"fingerprint": fingerprint, "dtype": self.dtype}
         return {**texts, "schema": self.schema.to_dict()}
 
     @classmethod
@@ -163,6 +167,8 @@ def aligned(
     `new_groups`. If nothing is known of the fit's rows (None), rows are taken unchanged.
     """
     rows, named = _as_rows(rows, fit, outcome, newlevels, new_groups)
+    if outcome and not len(rows):
+        raise DataError("there are no rows to compare with: at least one is needed.")
     if fit is None:
         return AlignedRows(rows, tuple(rows.fields))
     theirs, ours = rows.schema, fit.schema
@@ -294,13 +300,11 @@ def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
     wrong = [name for name in batch if not isinstance(name, str) or name in ("columns", "dtype")]
     if wrong:
         raise SettingError(f"{wrong[0]!r} is not a field name; give arrays such as {{'x': X}}.")
-    if not batch or any(isinstance(v, Sized) and len(v) == 0 for v in batch.values()):
-        raise SettingError("There are no rows to predict.")
+    if not batch:
+        raise SettingError("there are no arrays: give arrays such as {'x': X}.")
     held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
     kind = "uint8" if held_as_bytes else None
-    if fit is None or fit.coding is None:
-        return Rows(**batch, dtype=kind)
-    return Rows.with_levels(batch, fit, kind)
+    return Rows.with_levels(batch, fit or RowsSchema((), {}), kind)
 
 
 def _other_dtype(theirs: str, ours: str) -> str | None:

@@ -90,10 +90,11 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
         rng = generator(seed, Stream.PRIOR_DRAWS)
         groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
     field = fit.model.outcome_field
-    if source.rows is None or field not in source.rows.fields:
+    rows = source.held_rows()
+    if rows is None or field not in rows.fields:
         return groups
-    ids = np.sort(random_rows(len(source.rows), sample, seed))
-    sampled = AlignedRows(source.rows.subset(ids), tuple(source.rows.fields))
+    ids = np.sort(random_rows(len(rows), sample, seed))
+    sampled = AlignedRows(rows.subset(ids), tuple(rows.fields))
     groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))[field], ids
     groups.outcome = field
     flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in thinned_draws.items()}
@@ -104,7 +105,7 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
         sampled, groups_known = with_groups(sampled, fit.model, None)
         effects = None
         if groups_known and isinstance(fit.model, IntegratedEffects):
-            effects = known_effects(flat, fit, source.rows, sampled)
+            effects = known_effects(flat, fit, rows, sampled)
         posterior = OutcomeDraws(flat, predictor, effects)
         groups.posterior_predictive = outcome_array(posterior, sampled, seed, None)
         if groups.prior is not None:

@@ -25,7 +25,7 @@ from modicum.ledger import Ledger
 from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.passes.effects import draw_effects, expected_given
-from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
+from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.fitted import Fit, flat_points
 from modicum.posterior.prediction import Predictor
@@ -71,8 +71,6 @@ def effects(
     whole_number("draws", draws)
     model = fit.model
     group = _group_of(model, group, levels)
-    if rows is not None:
-        require_rows_of_fit(rows, fit.rows, None, "a table of effects")
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
@@ -227,7 +225,7 @@ def with_groups(
             f"the rows lack the field '{absent[0]}', so that their groups are unknown; add it, or "
             f"predict for new groups with {argument('groups', 'new')}."
         )
-    if groups == "new":
+    if groups == "new" or not len(new):
         others = tuple(name for name in new.fields if name not in names)
         return replace(new, fields=others), False
     return new, isinstance(model, IntegratedEffects) and model.group in new.fields
@@ -251,7 +249,6 @@ def known_effects(
     """Draw the effects of the groups that `new` rows are in, from the rows of the fit."""
     model = fit.model
     assert isinstance(model, IntegratedEffects)
-    require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
     if model.group not in new.fields:
         raise DataError(
             f"the rows lack the field '{model.group}', so that their groups are unknown; add it, "

@@ -109,13 +109,20 @@ class FittedDraws(Draws):
 
     def rows_of_fit(self) -> Rows:
         """Return the rows of the fit, from which effects of known groups are drawn."""
-        if self.rows is None:
+        rows = self.held_rows()
+        if rows is None:
             raise SettingError(
                 "predictions for known groups need the rows of the fit, since effects were "
                 "integrated out, and this posterior does not hold them; load it with its rows, by "
                 "Posterior.load(path, data=...), or predict for new groups with "
                 f"{argument('groups', 'new')}."
             )
+        return rows
+
+    def held_rows(self) -> Rows | None:
+        """Return the rows of the fit, None if they are not held; refuse rows written to since."""
+        if self.rows is not None:
+            self.rows.require_unchanged()
         return self.rows
 
     def rows_or_own(
@@ -128,12 +135,13 @@ class FittedDraws(Draws):
         """Return `data`, encoded as the rows of the fit were; the rows of the fit if it is None."""
         if data is not None:
             return aligned(data, self.fit_rows, outcome, newlevels, new_groups)
-        if self.rows is None:
+        rows = self.held_rows()
+        if rows is None:
             raise SettingError(
                 "this posterior, made by hand, from a digest, or loaded from a file, does not hold "
                 "its rows; give the rows, or their table."
             )
-        return AlignedRows(self.rows, tuple(self.rows.fields))
+        return AlignedRows(rows, tuple(rows.fields))
 
     def subject(self, data: RowsLike | None, purpose: str) -> Subject:
         """Return draws, model and rows of the fit; `data`, if given, must be those rows."""
@@ -143,7 +151,9 @@ class FittedDraws(Draws):
                 f"{purpose} needs the rows of the fit, which this posterior, made by hand, from a "
                 "digest, or loaded from a file, does not hold; give the rows, or their table."
             )
-        if rows is not self.rows:
+        if rows is self.rows:
+            rows.require_unchanged()
+        else:
             number = self.ledger.rows if self.ledger.unit == "row" else None
             require_rows_of_fit(rows, self.fit_rows, number, purpose)
         return Subject(self, self.fit(), rows)

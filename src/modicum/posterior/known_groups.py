@@ -51,6 +51,8 @@ def parts_by_known_groups(
     for j, grouping in enumerate(lenient):
         for first, mask in grouping.unknown.items():
             unknown[first : first + len(mask), j] = mask
+    if not len(rows):
+        yield np.arange(0), rows
     patterns, which = np.unique(unknown, axis=0, return_inverse=True)
     for k, pattern in enumerate(patterns):
         row_ids = np.flatnonzero(which.reshape(-1) == k)

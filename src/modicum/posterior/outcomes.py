@@ -13,7 +13,7 @@ from modicum.arguments import names_checked
 from modicum.errors import SettingError
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import AlignedRows, RowsLike, aligned, rows_of_fit
+from modicum.posterior.alignment import AlignedRows, RowsLike, aligned
 from modicum.posterior.checking.marginal import (
     Comparison,
     averages,
@@ -355,7 +355,7 @@ class OutcomesMixin(FittedDraws):
 
     def _given_or_held(self, rows: RowsLike | None, purpose: str) -> Rows | None:
         """Return the rows of the fit: the given ones, or by default those the posterior holds."""
-        return self.rows if rows is None else rows_of_fit(rows, self.fit_rows, purpose)
+        return self.held_rows() if rows is None else self.subject(rows, purpose).rows
 
     def icc(self, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
         """Tabulate intraclass correlations: the share of the variance that is between groups.

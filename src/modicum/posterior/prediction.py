@@ -137,7 +137,7 @@ def in_pieces(
     step = min(most, FIRST_ROWS)
     for batch in rows.chunks(most):
         size, start = length_of(batch), 0
-        while start < size:
+        while start < max(1, size):  # the outcomes of no rows have a shape, too
             piece = {k: v[start : start + step] for k, v in batch.items()}
             start += step
             outcome = evaluate(piece)
@@ -156,7 +156,7 @@ def _mean_and_ends(outcome: np.ndarray, weights: np.ndarray, ends: list[float]) 
 
 def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
     """Warn if predictions are not finite, because of the draws, their weights or the rows."""
-    bad = ~np.isfinite(mean).reshape(len(mean), -1).all(axis=1)
+    bad = ~np.isfinite(mean).all(axis=tuple(range(1, mean.ndim)))
     if not bad.any():
         return
     if not weights.sum() > 0:

@@ -199,8 +199,6 @@ def _level_codes(
                 f"the factor {name!r} mixes types of values: make all of them text, or all of them "
                 "whole numbers."
             ) from None
-    if len(column) == 0:
-        raise DataError(f"the factor {name!r} has no rows: at least one is needed.")
     categorical = pa.types.is_dictionary(column.type)
     if isinstance(column, pa.ChunkedArray):  # each chunk has its own dictionary
         column = column.cast(column.type.value_type).combine_chunks() if categorical else column
@@ -212,7 +210,7 @@ def _renumber(name: str, values: Sequence[Level], codes: Array, levels: tuple[Le
     """Return codes as indices into `levels`, in the smallest type; levels compare as text."""
     place: dict[object, int] = {str(level): i for i, level in enumerate(levels)}
     places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
-    if places.min() < 0:
+    if np.any(places < 0):
         row = int(np.argmax(places < 0))
         raise DataError(
             f"column {name!r} holds {values[codes[row]]!r} in row {row}, which the rows of the fit "
@@ -225,7 +223,10 @@ RawField: TypeAlias = ArrayField | FrameField | CodesField
 
 
 class FieldSet:
-    """All fields of a data set as the user gave them: described together, converted on demand."""
+    """All fields of a data set as the user gave them: described together, converted on demand.
+
+    Rows of known `levels`, which are those of a fit, are to be predicted: there may be none.
+    """
 
     def __init__(
         self,
@@ -252,6 +253,8 @@ class FieldSet:
         }
         self._raw |= coded
         description = _describe(self._raw, columns, dtype)
+        if description.n == 0 and levels is None:
+            raise DataError(f"field {next(iter(self._raw))!r} has no rows: at least one is needed.")
         self.description = _with_factors(description, coded) if coded else description
 
     def _labels(self, f: Field) -> tuple[str, ...]:
@@ -264,11 +267,11 @@ class FieldSet:
             f.name: self._raw[f.name].all_rows(description.dtype, self._labels(f))
             for f in description.fields
         }
-        if "weight" in arrays:
+        if "weight" in arrays and description.n:
             check = WeightCheck("weight")
             check.add(arrays["weight"], 0)
             check.finish()
-        return MemoryBackend(description, arrays)
+        return MemoryBackend(description, arrays, lent=True)
 
     def blocks(self) -> Iterator[Array]:
         """Convert and check the rows, yielding one block of packed rows at a time."""
@@ -301,7 +304,7 @@ def _describe(raw_fields: Mapping[str, RawField], columns: object, dtype: object
 
 
 def _common_length(lengths: Mapping[str, int]) -> int:
-    """Return the number of rows that all fields have; refuse different numbers, and none."""
+    """Return the number of rows that all fields have; refuse different numbers."""
     first, n = next(iter(lengths.items()))
     for name, length in lengths.items():
         if length != n:
@@ -309,8 +312,6 @@ def _common_length(lengths: Mapping[str, int]) -> int:
                 f"field {name!r} has {length} rows and {first!r} has {n}: "
                 "all fields need the same number of rows."
             )
-    if n == 0:
-        raise DataError(f"field {first!r} has no rows: at least one is needed.")
     return n
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -12,14 +13,41 @@ from modicum.rows.description import Array, Description, DType
 __all__ = ["MemoryBackend", "allocate", "fill"]
 
 
+# Numbers that the seal of a large array adds up. A prime: blocks then cut rows at every column, so
+# that exchanged columns show, and a change that all numbers share (a sign) does not cancel.
+SEALED_TOGETHER = 4099
+SEALED_SINGLY = 1 << 16  # up to this many numbers, each is in the seal by itself
+
+
 class MemoryBackend:
-    """Fields as read-only arrays; slices are views."""
+    """Fields as read-only arrays; slices are views.
+
+    Parameters
+    ----------
+    description
+        What the arrays hold.
+    arrays
+        The array of each field.
+    lent
+        Whether the caller's user may hold some of the arrays, and write to them.
+    """
 
     where = "in memory"
 
-    def __init__(self, description: Description, arrays: dict[str, Array]) -> None:
+    def __init__(
+        self, description: Description, arrays: dict[str, Array], lent: bool = False
+    ) -> None:
         self.description = description
         self._arrays = {name: _frozen(array) for name, array in arrays.items()}
+        self._seals = self._sealed() if lent else None
+
+    def _sealed(self) -> dict[str, str]:
+        return {name: _seal(array) for name, array in self._arrays.items()}
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the arrays hold the numbers that they held at first."""
+        return self._seals is None or self._seals == self._sealed()
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape."""
@@ -31,7 +59,7 @@ class MemoryBackend:
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
         """All rows in order, `size` at a time, as views."""
-        for start in range(0, self.description.n, size):
+        for start in range(0, max(1, self.description.n), size):  # of no rows, one empty chunk
             yield self.slice(start, min(start + size, self.description.n))
 
     def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
@@ -65,6 +93,14 @@ def allocate(shape: tuple[int, ...], dtype: DType) -> Array:
             "than is available: write them to a store with modicum.rows.ingest, or pass "
             "dtype='float32'."
         ) from None
+
+
+def _seal(array: Array) -> str:
+    """Return a checksum of an array at the speed of memory, to notice that it was written to."""
+    bits = array.reshape(-1).view(f"u{array.itemsize}")
+    step = 1 if bits.size <= SEALED_SINGLY else SEALED_TOGETHER
+    sums = np.add.reduceat(bits, np.arange(0, bits.size, step), dtype=np.uint64)
+    return hashlib.sha256(sums.data).hexdigest()
 
 
 def _frozen(array: Array) -> Array:

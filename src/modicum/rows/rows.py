@@ -48,7 +48,8 @@ class Rows:
 
     Rows are checked when they are made (no missing values, no infinities, no text) and do not
     change afterwards. All fields share one type, floating or bytes. A C-contiguous array of that
-    type is used without a copy: do not write to it later.
+    type is used without a copy: do not write to it later, or methods that read the rows again will
+    refuse them.
 
     Parameters
     ----------
@@ -219,9 +220,9 @@ class Rows:
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
-        """Make rows from named arrays, with the columns and levels of other rows.
+        """Make rows to predict from named arrays, with the columns and levels of other rows.
 
-        Factors are given under "codes", or by name like other fields.
+        Factors are given under "codes", or by name like other fields. There may be no rows.
 
         Examples
         --------
@@ -230,22 +231,21 @@ class Rows:
         >>> new.take([0])["carrier"]
         array([2], dtype=uint8)
         """
-        coding = schema.coding
-        assert coding is not None, "the schema has no codes"
-        named = dict(fields)
+        coding, named = schema.coding, dict(fields)
         factors = named.pop("codes", None)
-        if factors is None:
+        if coding is not None and factors is None:
             factors = {name: named.pop(name) for name in coding.fields if name in named}
-        if isinstance(factors, Mapping):
-            if not factors:
-                return cls(**named, dtype=dtype)
+        if coding is not None and isinstance(factors, Mapping):
             factors = {name: factors[name] for name in coding.fields if name in factors}
-        if is_table(named.get("x")):  # columns with names may come in any order
-            names = [schema.columns[place] for place in coding.dense]
+        as_coded = coding if factors else None
+        if as_coded is not None and is_table(named.get("x")):  # named columns, in any order
+            names = [schema.columns[place] for place in as_coded.dense]
             named["x"] = _columns_of(TableSource(named["x"]), names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
         field_set = FieldSet(named, named.pop("columns", None), dtype, factors, levels)
-        description = field_set.description.like(schema)
+        description = field_set.description
+        if as_coded is not None:
+            description = description.like(schema)
         return cls._at(description, field_set.in_memory())
 
     @classmethod
@@ -368,7 +368,8 @@ class Rows:
 
         It covers every number, the names, shapes and type of the fields and the number of rows, but
         not the column names. It is computed once, for a store when it is written
-        (``Rows.open(store, verify=True)`` checks that the data have not changed since).
+        (``Rows.open(store, verify=True)`` checks that the data have not changed since). Arrays that
+        were written to since the rows were made are refused.
 
         Examples
         --------
@@ -378,9 +379,31 @@ class Rows:
         >>> rows.fingerprint() == Rows(y=[0.0, 2.0, 1.0]).fingerprint()
         False
         """
+        self.require_unchanged()
         if self._fingerprint is None:
             self._fingerprint = fingerprint(self._description, self._backend.slice)
         return self._fingerprint
+
+    def require_unchanged(self) -> None:
+        """Refuse rows whose arrays were written to since the rows were made.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> x = np.ones((4, 2))
+        >>> rows = Rows(x=x)
+        >>> x *= 1000
+        >>> rows.require_unchanged()
+        Traceback (most recent call last):
+        ...
+        modicum.errors.DataError: an array was written to after mo.Rows was made from it, ...
+        """
+        if not getattr(self._backend, "unchanged", True):
+            raise DataError(
+                "an array was written to after mo.Rows was made from it, so that the rows are no "
+                "longer those that were checked and fitted: make rows of a copy, as by "
+                "mo.Rows(x=X.copy()), before you change the array, and fit again."
+            )
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:

@@ -178,7 +178,7 @@ class Encoder:
                 block = description.pack(fields)
                 start += len(block)
                 yield block
-        if start == 0:
+        if start == 0 and self.roles.outcome is not None:  # there may be nothing to predict
             raise DataError("there are no rows in the data: at least one is needed.")
         if weight:
             weight.finish()
@@ -267,8 +267,6 @@ def read_table_like(
         {column_of[field]: level for field, level in schema.reference.items()},
     )
     roles = resolve(source.names, choice)
-    if source.rows == 0:
-        raise DataError("there are no rows in the data: at least one is needed.")
     plain = [name for name in roles.needed if name not in roles.categorical]
     of_schema = {column_of[field]: levels for field, levels in schema.levels.items()}
     levels = {name: levels_like(source, name, of_schema[name]) for name in roles.categorical}

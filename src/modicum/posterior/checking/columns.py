@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.checks import MissingValueError, names_like
+from modicum.rows.checks import names_like
 from modicum.rows.formula import FormulaEncoding
-from modicum.rows.reading import is_tabular, reread, source_of
+from modicum.rows.formula.columns import complete_rows
+from modicum.rows.reading import encode_table, is_tabular, reread, source_of
 from modicum.rows.sources import Source, absent
+from modicum.rows.table_order import table_numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,18 +119,6 @@ def _plain(column: pa.Array) -> np.ndarray:
     return np.array([str(value) for value in column.to_pylist()])
 
 
-def _complete(table: pa.Table) -> pa.Table:
-    """Drop rows with missing values: nulls and NaN, which polars and Parquet tell apart."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    table = table.drop_null()
-    for name, kind in zip(table.column_names, table.schema.types, strict=True):
-        if pa.types.is_floating(kind):
-            table = table.filter(pc.invert(pc.is_nan(table.column(name))))
-    return table
-
-
 def table_sample(
     table: object,
     columns: Sequence[str],
@@ -136,46 +126,96 @@ def table_sample(
     seed: int,
     encoding: FormulaEncoding,
     drop: bool = True,
+    fitted: Rows | None = None,
 ) -> pa.Table:
     """Return up to `most` random rows of a table, in one reading.
 
-    Rows that are incomplete in these columns are left out, or refused unless `drop`.
+    Parameters
+    ----------
+    table, encoding
+        A table, and the encoding of the fit.
+    columns
+        The columns to read.
+    most, seed
+        The most rows, and the seed of their choice.
+    drop
+        Whether rows that are incomplete in these columns are left out instead of refused.
+    fitted
+        The rows of the fit, if the table is the one that they were made from: it is refused if the
+        rows that were chosen have changed since.
     """
     source = source_of(table, encoding)
     for name in columns:
         if name not in source.names:
             raise DataError(absent(source, name))
     sample = reread(lambda: _sample(source, columns, most, seed, drop))
-    if sample is None or not len(sample):
+    if sample is None or not len(sample.row_ids):
         raise DataError("there are no (complete) rows in the data: at least one is needed.")
-    return sample
+    if fitted is not None and not _made(fitted, sample, table, encoding):
+        raise DataError(
+            "the table of the fit has changed since it was fitted, and this would mix its present "
+            "rows with a fit to the former ones: give the table as it was, or the rows to use "
+            "instead, as data=..."
+        )
+    return sample.table
+
+
+class _Sample(NamedTuple):
+    """Some rows of a table, their row numbers, and the number of all rows of the table."""
+
+    table: pa.Table
+    row_ids: np.ndarray
+    total: int
 
 
 def _sample(
     source: Source, columns: Sequence[str], most: int, seed: int, drop: bool
-) -> pa.Table | None:
+) -> _Sample | None:
     import pyarrow as pa
 
     rng = generator(seed, Stream.CHECKED_ROWS)
-    sample, keys, first = None, np.zeros(0), 0
-    for batch in source.batches(columns):
-        part = pa.Table.from_batches([batch]).select(list(columns))
-        complete = _complete(part)
-        if len(complete) < len(part) and not drop:
-            raise _missing(part, first)
-        joined = complete if sample is None else pa.concat_tables([sample, complete])
-        keys = np.concatenate([keys, rng.random(len(complete))])
+    sample, keys, total = None, np.zeros(0), 0
+    for part, dropped in complete_rows(source.batches(columns), columns, drop):
+        total += len(part) + dropped
+        joined, row_ids = pa.Table.from_batches([part.batch]).select(list(columns)), part.row_ids
+        if sample is not None:
+            joined = pa.concat_tables([sample.table, joined])
+            row_ids = np.concatenate([sample.row_ids, row_ids])
+        keys = np.concatenate([keys, rng.random(len(part))])
         if len(keys) > most:  # rows with the smallest keys are a random sample of all so far
             chosen = np.sort(np.argpartition(keys, most - 1)[:most])
-            joined, keys = joined.take(chosen), keys[chosen]
-        sample, first = joined, first + len(part)
+            joined, row_ids, keys = joined.take(chosen), row_ids[chosen], keys[chosen]
+        sample = _Sample(joined, row_ids, total)
     return sample
 
 
-def _missing(part: pa.Table, first: int) -> MissingValueError:
-    """Return the error for the first missing value of a table that begins at row `first`."""
-    name = next(
-        name for name in part.column_names if len(_complete(part.select([name]))) < len(part)
-    )
-    holes = np.asarray(part.column(name).is_null(nan_is_null=True))
-    return MissingValueError(name, first + int(np.argmax(holes)))
+def _made(fitted: Rows, sample: _Sample, table: object, encoding: FormulaEncoding) -> bool:
+    """Whether `fitted` were made from a table of which this is a sample.
+
+    Only the sample is compared, since the result depends on no other row.
+    """
+    numbers, at = table_numbers(fitted, table), sample.row_ids
+    if numbers is not None:  # some rows were dropped, or a store has sorted them by group
+        order = np.argsort(numbers, kind="stable")
+        places = np.searchsorted(numbers, sample.row_ids, sorter=order)
+        at = order[np.minimum(places, len(numbers) - 1)]
+        if not np.array_equal(numbers[at], sample.row_ids):
+            return False
+    elif sample.total != len(fitted):
+        return False
+    outcome = all(name in sample.table.column_names for name in encoding.needed())
+    try:
+        rows = encode_table(encoding, sample.table, outcome=outcome, dtype=fitted.dtype)
+    except DataError:  # a level or a value that the fit has not seen
+        return False
+    before = fitted.take(at)
+    return all(_alike(before[name], now) for name, now in rows.slice(0, len(rows)).items())
+
+
+def _alike(before: np.ndarray, now: np.ndarray) -> bool:
+    """Whether codes are equal, and numbers up to rounding: splines depend on the batch a little."""
+    if before.dtype.kind != "f":
+        return np.array_equal(before, now)
+    size = np.abs(before)
+    error = 2 * np.finfo(before.dtype).eps * size + 1e-12 * size.max(axis=0)
+    return bool(np.all(np.abs(now - before) <= error))

@@ -140,8 +140,8 @@ def averages(
     rows = None
     if not by_formula and (data is not None or source.rows is not None):
         rows = source.rows_or_own(data, False, "refuse")
-    table = source.table if data is None else data
-    averaged = population(table, rows, source.fit_rows, subsample, seed)
+    table, fitted = (source.table, source.rows) if data is None else (data, None)
+    averaged = population(table, rows, source.fit_rows, subsample, seed, fitted)
     subset, weights = thinned(source, draws)
     if weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")

@@ -112,7 +112,7 @@ class ChecksMixin(FittedDraws):
         if not is_tabular(self.table) or column not in source_of(self.table).names:
             return None  # `column_values` raises the error
         needed = dict.fromkeys([*encoding.needed(outcome=True), column])
-        return table_sample(self.table, list(needed), most, seed, encoding)
+        return table_sample(self.table, list(needed), most, seed, encoding, fitted=self.rows)
 
     def _require_outcomes(self, rows: AlignedRows) -> None:
         """Refuse rows without outcomes."""

@@ -15,6 +15,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.posterior.alignment import AlignedRows, Batch, FitRows
 from modicum.posterior.checking.columns import random_rows, table_sample
+from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
@@ -188,9 +189,17 @@ class ArrayPopulation:
 
 
 def population(
-    data: object, rows: AlignedRows | None, fit: FitRows | None, most: int, seed: int
+    data: object,
+    rows: AlignedRows | None,
+    fit: FitRows | None,
+    most: int,
+    seed: int,
+    fitted: Rows | None = None,
 ) -> Population:
-    """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`."""
+    """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`.
+
+    The rows of the fit, `fitted`, are given if the table is that of the fit: see `table_sample`.
+    """
     encoding = None if fit is None else fit.encoding
     if fit is not None and encoding is not None:
         if data is None:
@@ -201,12 +210,14 @@ def population(
         source, needed = source_of(data, encoding), encoding.needed(outcome=True)
         if any(name not in source.names for name in needed):
             needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
-        sample = table_sample(data, needed, most, seed, encoding, drop=encoding.drops)
+        sample = table_sample(data, needed, most, seed, encoding, encoding.drops, fitted)
         return TablePopulation(sample, encoding)
     if rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
             "file, does not hold any; give rows, or a table, as `data`."
         )
+    if not len(rows):
+        raise DataError("there are no rows to average over: at least one is needed.")
     ids = np.sort(random_rows(len(rows), most, seed))
     return ArrayPopulation.of(replace(rows, rows=rows.rows.subset(ids)), fit)

@@ -176,7 +176,7 @@ def _groups(
 ) -> dict[str, GroupEffects | str]:
     """Return the effects of every group."""
     groups: dict[str, GroupEffects | str] = {}
-    rows, why = post.rows, "no rows were given"
+    rows, why = post.held_rows(), "no rows were given"
     if rows is None and data is not None and group_names(model):
         try:
             rows = post.subject(data, "a table of effects").rows

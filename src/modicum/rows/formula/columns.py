@@ -45,7 +45,7 @@ class BatchColumns:
     """
 
     def __init__(self, batch: pa.RecordBatch, row_ids: Array) -> None:
-        self._batch, self.row_ids = batch, row_ids
+        self.batch, self.row_ids = batch, row_ids
         self._cached: dict[str, Array | LevelArray] = {}
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class BatchColumns:
     def column(self, name: str) -> Array | LevelArray:
         """Return a column for use in an expression: floats, or levels (also for booleans)."""
         if name not in self._cached:
-            array = joined(self._batch.column(name))
+            array = joined(self.batch.column(name))
             if kind_of(array.type) in ("levels", "boolean"):
                 self._cached[name] = self.levels(name)
             else:
@@ -70,17 +70,17 @@ class BatchColumns:
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""
         try:
-            values, codes = distinct(joined(self._batch.column(name)), name, 0)
+            values, codes = distinct(joined(self.batch.column(name)), name, 0)
         except DataError:
             # Row by row, so that the error names the row number in the source.
             for index in range(len(self)):
-                distinct(joined(self._batch.column(name).slice(index, 1)), name, self.row(index))
+                distinct(joined(self.batch.column(name).slice(index, 1)), name, self.row(index))
             raise
         return LevelArray(tuple(values), codes)
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
-        array = joined(self._batch.column(name))
+        array = joined(self.batch.column(name))
         if kind_of(array.type) == "levels":
             raise DataError(
                 f"column {name!r} holds text or categories ({array[0].as_py()!r} in row "

@@ -210,7 +210,7 @@ class FormulaEncoding:
             any_rows = True
             encoded = self._encode(columns, dtype, outcome, extra, check, newlevels)
             yield encoded | {group.field: group.codes(columns) for group in groups}
-        if not any_rows:
+        if not any_rows and outcome:  # there may be nothing to predict
             raise DataError("there are no (complete) rows in the data: at least one is needed.")
         if check:
             check.finish()

@@ -75,6 +75,8 @@ def in_memory(
     """Collect chunks in arrays; this takes memory for two copies only if `n` is unknown."""
     if n is None:
         parts = list(chunks)
+        if not parts:
+            return fill(replace(description, n=0), ())
         arrays = {
             f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in description.fields
         }
