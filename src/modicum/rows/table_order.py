@@ -63,8 +63,11 @@ def whole_field(rows: Rows, name: str) -> Array:
 def _read(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[Array, Array]:
     """Return the numbers of the table rows that a fit keeps, and the codes of their factor."""
     source = source_of(table, encoding)
-    needed = encoding.needed() if encoding.drops else ()
-    factors = [group for group in encoding.groupings if group.field == field]
+    # A column may have been taken out of the table since.
+    needed = [name for name in encoding.needed() if encoding.drops and name in source.names]
+    factors = [
+        g for g in encoding.groupings if g.field == field and {*g.columns} <= {*source.names}
+    ]
     columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
 
     def read() -> tuple[Array, Array]:
