@@ -233,6 +233,31 @@ def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
     assert run("fit", csv, *usual).exit_code == 0
 
 
+def test_the_files_of_a_uri_are_those_that_are_fitted(tmp_path):
+    def write(name, slope):
+        rng = np.random.default_rng(1)
+        x, noise = rng.normal(size=400), rng.logistic(size=400)
+        table = pd.DataFrame({"dose": x, "well": (slope * x + noise > 0).astype(int)})
+        getattr(table, f"to_{name.partition('.')[2]}")(tmp_path / name, index=False)
+
+    def slope(name):
+        uri, out = f"{tmp_path.as_uri()}/{name}", tmp_path / "run"
+        result = run("fit", uri, "well ~ dose", "--out", out, *DRAWN, "--overwrite")
+        assert result.exit_code == 0, result.output
+        return pd.read_csv(out / "summary.csv", index_col="parameter").loc["beta[dose]", "mean"]
+
+    write("y2023.parquet", 1.0)
+    write("y2024.csv", -1.0)
+    assert slope("y2023.parquet") == pytest.approx(1, abs=0.6)  # 4 posterior standard deviations
+    store = tmp_path / "run" / "rows" / "rows.json"
+    first = store.stat().st_mtime_ns
+    assert slope("y2023.parquet") == pytest.approx(1, abs=0.6)
+    assert store.stat().st_mtime_ns == first  # files that did not change are not read again
+    assert slope("y2024.csv") == pytest.approx(-1, abs=0.6)
+    write("y2023.parquet", -1.0)
+    assert slope("y2023.parquet") == pytest.approx(-1, abs=0.6)
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])
 def test_a_damaged_note_is_ignored(csv, tmp_path, content):
     out = tmp_path / "run"

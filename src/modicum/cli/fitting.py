@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import glob
 import hashlib
 import json
 import os
@@ -196,7 +195,7 @@ def read_rows(
     A store in OUT/rows that `fit` did not make is replaced only with `overwrite`.
     """
     from modicum.rows import Rows
-    from modicum.rows.ingestion import is_store
+    from modicum.rows.ingestion import files_at, is_store
 
     require_path(data)
     if is_store(data):
@@ -211,7 +210,7 @@ def read_rows(
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
         )
-    origin = {"files": _files(data), **asdict(choice), "encoding": encoding}
+    origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
 
     def make(store: Path) -> tuple[Rows, int]:
         return ingest_table(data, store, choice, say, overwrite=True, encoding=encoding), 0
@@ -230,6 +229,7 @@ def read_formula_rows(
     encoding: str,
 ) -> TableRows:
     """Read files by a formula into OUT/rows, unless they are there already."""
+    from modicum.rows.ingestion import files_at
     from modicum.rows.reading import TableRows, read_formula
 
     if choice.outcome or choice.predictors or choice.categorical:
@@ -239,7 +239,7 @@ def read_formula_rows(
         )
     if missing not in ("refuse", "drop"):
         raise SettingError(f"--missing must be refuse or drop, not {missing}.")
-    origin = {"files": _files(data), **asdict(choice), "encoding": encoding}
+    origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
     origin |= {"formula": formula, "missing": missing}
 
     def make(store: Path) -> tuple[Rows, int]:
@@ -311,16 +311,6 @@ def _digest(store: Path) -> str | None:
         return hashlib.sha256((store / "rows.json").read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-def _files(data: str) -> list[list[str | int]]:
-    """Name, size and modification time of each file of `data`, to detect changes."""
-    path = Path(data)
-    if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file()]
-    else:
-        files = [path] if path.is_file() else [Path(p) for p in glob.glob(data, recursive=True)]
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in sorted(files)]
 
 
 def ingest_table(
