@@ -56,7 +56,8 @@ from modicum.cli.predicting import (
 )
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
-from modicum.rows.reading import TextFiles
+from modicum.rows.lake import place_name
+from modicum.rows.reading import TableFiles
 from modicum.run import Checkpoint
 from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
@@ -230,7 +231,7 @@ def fit(
             formula_model = model_for(table_rows.rows, model, groups=hold_effects)
             post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
             post = replace(
-                with_formula(post, table_rows, formula_model), table=TextFiles.of(data, encoding)
+                with_formula(post, table_rows, formula_model), table=TableFiles.of(data, encoding)
             )
         table = write_results(post, out, prob)
         if report:
@@ -244,7 +245,7 @@ def fit(
 @app.command()
 def ingest(
     source: Annotated[str, typer.Argument(help=f"{opt.DATA}.")],
-    store: Annotated[Path, typer.Argument(help="The folder to create.")],
+    store: Annotated[str, typer.Argument(help="The folder to create, or its URI.")],
     outcome: Annotated[str, typer.Option(help="Column of the outcome.")],
     predictors: opt.Predictors = None,
     categorical: opt.Categorical = None,
@@ -261,7 +262,7 @@ def ingest(
         say = console(quiet)
         rows = ingest_table(source, store, columns, say, overwrite, encoding)
         say.print(escape(describe_rows(rows, source)), highlight=False)
-        say.print(f"The store is in {escape(str(store))}.", highlight=False)
+        say.print(f"The store is in {escape(place_name(store))}.", highlight=False)
 
 
 @app.command()

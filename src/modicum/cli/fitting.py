@@ -22,6 +22,7 @@ from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.groups.multilevel import HoldEffects
+from modicum.rows.lake import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,7 +179,8 @@ def require_path(data: str) -> None:
         raise SettingError(f"{data!r} is not a path: name the data.")
     if "~" in data.strip()[1:] and not Path(data).exists():
         raise SettingError(
-            f"{data!r} is a formula, but the data come first: modicum fit DATA 'y ~ x' --out OUT."
+            f"{place_name(data)!r} is a formula, but the data come first: modicum fit DATA 'y ~ x' "
+            "--out OUT."
         )
 
 
@@ -202,8 +204,8 @@ def read_rows(
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
             raise SettingError(
-                f"{data} is a row store, whose columns were chosen when it was made (outcome "
-                f"{rows.outcome!r}): leave out the options that name columns."
+                f"{place_name(data)} is a row store, whose columns were chosen when it was made "
+                f"(outcome {rows.outcome!r}): leave out the options that name columns."
             )
         return rows
     if choice.outcome is None:
@@ -281,8 +283,8 @@ def stored_rows(
     made_here = unchanged or entry.get("store") == BEING_MADE
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
-            f"'{store}' already exists and was not made from {data} by this command: add "
-            "--overwrite to replace it, or name another folder with --out."
+            f"'{store}' already exists and was not made from {place_name(data)} by this command: "
+            "add --overwrite to replace it, or name another folder with --out."
         )
     # If this command is killed now, the next one may replace the store without --overwrite.
     note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
@@ -315,7 +317,7 @@ def _digest(store: Path) -> str | None:
 
 def ingest_table(
     source: str,
-    store: Path,
+    store: str | Path,
     choice: ColumnChoice,
     say: Console,
     overwrite: bool,

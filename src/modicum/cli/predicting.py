@@ -13,7 +13,7 @@ from modicum.errors import DataError, SettingError
 from modicum.posterior import Posterior, Prediction
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.reading import TextFiles, encode_table
+from modicum.rows.reading import TableFiles, encode_table
 from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _predict(
 ) -> Prediction:
     levels: NewLevels = "reference" if newlevels == "reference" else "refuse"
     if groups == "any":
-        files = TextFiles(data, encoding)
+        files = TableFiles((data,), encoding)
         return post.predict(files, draws=draws, prob=prob, newlevels=levels, groups="any")
     rows = encode_table(
         replace(fit_encoding, groupings=()) if groups == "new" else fit_encoding,

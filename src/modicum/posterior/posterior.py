@@ -29,6 +29,7 @@ from modicum.posterior.report import Reportable, contents_of, report_page
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows import Rows
+from modicum.rows.reading import TableFiles
 from modicum.run import require_writable, within_disk
 
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ class Posterior(Reportable):
         number = self.ledger.rows if self.ledger.unit == "row" else None
         require_rows_of_fit(rows, self.fit_rows, number, purpose)
         self.rows = rows
-        self.table = None if isinstance(data, Rows) else data
+        self.table = None if isinstance(data, Rows) else TableFiles.of(data)
 
     def _take_model(self, model: BaseModel) -> None:
         """Attach a custom model, after checking that it has the parameters of the draws."""

@@ -20,7 +20,7 @@ from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.lake import LakeSource, Listing, is_remote, is_uri, local_path
+from modicum.rows.lake import LakeSource, Listing, is_remote, is_uri, local_path, place_name
 from modicum.rows.level_names import Level
 from modicum.rows.object_storage import Bucket, holds_store
 from modicum.rows.roles import ColumnChoice
@@ -206,7 +206,7 @@ def write_store(
             ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
             ready = ready._replace(blocks=ordered)
         journal = journals[0] if journals else None
-        _write(ready, folder, Path(store), shard_rows, progressbar, journal)
+        _write(ready, folder, place_name(store), shard_rows, progressbar, journal)
     return Rows.open(store)
 
 
@@ -236,7 +236,7 @@ def _writable(
 def _write(
     rows: PackedBlocks,
     folder: Directory | Bucket,
-    store: Path,
+    store: str,
     shard_rows: int | None,
     progressbar: Progressbar,
     journal: Journal | None = None,
@@ -246,7 +246,7 @@ def _write(
     writer = ShardWriter(folder, description, per_shard, journal)
     fingerprint = RunningFingerprint(description)
     try:
-        with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
+        with phase(f"ingest {PurePath(store).name}", rows.total, progressbar, "rows") as reading:
             for block in () if journal is None else journal.blocks():
                 fingerprint.update(block)  # rows that an earlier, killed call has written
                 reading.advance(len(block))

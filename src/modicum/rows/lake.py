@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,7 @@ __all__ = [
     "is_remote",
     "is_uri",
     "local_path",
+    "place_name",
     "with_retries",
 ]
 
@@ -44,6 +46,10 @@ FORMATS = {
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc",
 }  # fmt: skip
+
+
+# What precedes the host of a URI; a secret may hold a slash that should have been escaped.
+CREDENTIALS = re.compile(r"(?<=://)([^/@]*:[^@]*@)?([^/@]*@)?")
 
 
 class LakeError(DataError):
@@ -58,6 +64,18 @@ def is_uri(value: object) -> bool:
 def is_remote(value: object) -> bool:
     """Whether `value` is a URI that does not point to a local file."""
     return is_uri(value) and not str(value).startswith("file:")
+
+
+def place_name(place: str | os.PathLike[str]) -> str:
+    """Return what messages and files call a path or a URI: without credentials and options.
+
+    Examples
+    --------
+    >>> place_name("s3://KEY:SECRET@bucket/trips?region=us-east-1")
+    's3://bucket/trips'
+    """
+    text = os.fspath(place)
+    return CREDENTIALS.sub("", text, count=1).partition("?")[0] if is_uri(text) else text
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
@@ -100,7 +118,7 @@ class Listing(NamedTuple):
         The folder that contains all files; folder names below it, such as ``year=2024``, are
         columns.
     called
-        What the user calls them.
+        What messages call them.
     remote
         Whether any of the files is remote.
     """
@@ -116,7 +134,7 @@ class Listing(NamedTuple):
         """List the files at paths or URIs: files, folders, or globs."""
         import pyarrow as pa
 
-        called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
+        called = place_name(places[0]) + (" ..." if len(places) > 1 else "")
         try:
             system, files, base = _list_files(places)
         except (pa.ArrowException, OSError) as error:
@@ -274,12 +292,15 @@ def file_system(uri: str) -> tuple[FileSystem, str]:
     try:
         system, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
+        called = place_name(uri)
         raise SettingError(
-            f"{uri!r} cannot be read ({first_line(error)}): give a path, or a URI such as "
-            "s3://bucket/folder or gs://bucket/folder."
+            f"{called!r} cannot be read ({first_line(error).replace(uri, called)}): give a path, "
+            "or a URI such as s3://bucket/folder or gs://bucket/folder."
         ) from None
     if not path.strip("/"):
-        raise SettingError(f"{uri!r} names no file or folder: write s3://bucket/folder.")
+        raise SettingError(
+            f"{place_name(uri)!r} names no file or folder: write s3://bucket/folder."
+        )
     return system, path
 
 
