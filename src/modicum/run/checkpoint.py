@@ -33,8 +33,8 @@ from typing import IO, Any, Self, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError
+from modicum.files import DISK_FULL
 from modicum.rows.json_entries import Json
-from modicum.run.limits import DISK_FULL
 
 __all__ = ["Checkpoint"]
 
