@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from helpers.disks import small_disk
 from modicum.errors import DataError, ModicumWarning, ResourceError, SettingError
 from modicum.ledger import Ledger
 from modicum.models import Logistic
@@ -214,16 +215,10 @@ def plain(post, monkeypatch):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_disk_that_fills_up_leaves_the_old_file(name, plain, tmp_path):
-    resource = pytest.importorskip("resource")
     path = tmp_path / "a.out"
     path.write_text("old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # a disk that takes 1 kB
-    try:
-        with pytest.raises(ResourceError, match=r"the disk of '.*a.out' is full"):
-            WRITERS[name](plain, path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with small_disk(1000), pytest.raises(ResourceError, match=r"the disk of '.*a.out' is full"):
+        WRITERS[name](plain, path)
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.out"]
 

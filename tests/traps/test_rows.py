@@ -19,8 +19,9 @@ from pyarrow import fs
 from typer.testing import CliRunner
 
 import modicum as mo
+from helpers.disks import small_disk
 from modicum.cli import app
-from modicum.errors import DataError, ModicumError, SettingError, as_options
+from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
 from modicum.rows import Rows, first_not_finite, ingest, lake, object_storage
 from modicum.rows.doubtful_weights import doubtful_weights
 from modicum.rows.lake import place_name
@@ -596,6 +597,28 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match="is not a row store"):
         Rows.open(tmp_path / "s")
+
+
+def test_full_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    frames = [pd.DataFrame({"x": np.ones(9000), "y": np.ones(9000)})] * 3
+    with (
+        small_disk(10_000),
+        pytest.raises(ResourceError, match="temporary folder, or name another"),
+    ):
+        ingest(iter(frames), tmp_path / "s", progressbar=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ResourceError, match="environment variable TMPDIR"):
+        ingest(iter(frames), tmp_path / "s", progressbar=False)
+    assert os.listdir(tmp_path) == []
+
+    def broken():
+        yield frames[0]
+        raise OSError("the user's own")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="the user's own"):
+        ingest(broken(), tmp_path / "s", progressbar=False)
 
 
 def test_full_disk_keeps_the_old_store(store, monkeypatch):
