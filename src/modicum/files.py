@@ -1,4 +1,4 @@
-"""Files that users ask for: complete or not at all, and one sentence where a disk is full."""
+"""Files that users ask for: complete or not at all, and of one process at a time."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+import socket
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from modicum.errors import ResourceError, SettingError
 
-__all__ = ["DISK_FULL", "full_disk", "require_writable", "whole_file", "within_disk"]
+__all__ = ["DISK_FULL", "Lock", "full_disk", "require_writable", "whole_file", "within_disk"]
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
@@ -89,3 +92,121 @@ def full_disk(path: str | os.PathLike[str] | None) -> ResourceError:
 def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError:
     reason = getattr(error, "strerror", None) or error
     return SettingError(f"'{os.fspath(path)}' cannot be written ({reason}): name another file.")
+
+
+# Locks --------------------------------------------------------------------------------------
+
+
+class Lock:
+    """Holds a file for this process until `release`, or until the process dies.
+
+    Parameters
+    ----------
+    path
+        The file; created if it does not exist.
+    called
+        What it stands for, in the error if another process holds it.
+
+    Attributes
+    ----------
+    left
+        What the last holder left for the next one, if it did not `remove` the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.lock"
+    >>> lock = Lock(path, "the folder")
+    >>> lock.leave("half done")
+    >>> lock.release()
+    >>> Lock(path, "the folder").left
+    'half done'
+    """
+
+    def __init__(self, path: Path, called: str) -> None:
+        self.path, self.left = path, ""
+        self._descriptor: int | None = None
+        self.release: Callable[[], object] = lambda: None
+        while not self._is_there():
+            self.release()  # of a file that was removed before it was locked
+            try:
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            except OSError as error:
+                if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+                    raise
+                return  # without write access no lock is needed
+            self.release = weakref.finalize(self, os.close, self._descriptor)
+            if not _locked(self._descriptor):
+                self.release()
+                raise SettingError(
+                    f"{called} is in use by {_holder(path)}; wait until it ends, or choose another "
+                    "folder."
+                )
+        self.leave(_text(path).partition("\n")[2])
+
+    def _is_there(self) -> bool:
+        """Whether the locked file is the one that others find."""
+        try:
+            return self._descriptor is not None and os.path.samestat(
+                os.fstat(self._descriptor), os.stat(self.path)
+            )
+        except FileNotFoundError:
+            return False
+
+    def leave(self, text: str) -> None:
+        """Leave a text for the next holder, in case this one cannot finish."""
+        self.left = text
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n{text}".encode())
+
+    def remove(self) -> None:
+        """Remove the file, and release it: nothing is left to be done."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.release()
+
+
+def _locked(descriptor: int) -> bool:
+    """Try to take the lock; return True on success, or if the file system has no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return _locked_on_windows(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _locked_on_windows(descriptor: int) -> bool:
+    import msvcrt
+
+    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except OSError:
+        return False
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return True
+
+
+def _holder(path: Path) -> str:
+    """Name the process that holds the lock ("process 4711"), and its machine if another."""
+    try:
+        number, host = _text(path).partition("\n")[0].split()
+        where = "" if host == socket.gethostname() else f" on {host}"
+        return f"process {int(number)}{where}"
+    except (OSError, ValueError):
+        return "another process"
+
+
+def _text(path: Path) -> str:
+    """Return the beginning of a lock's file."""
+    with open(path, "rb") as file:
+        return file.read(300).decode(errors="replace")

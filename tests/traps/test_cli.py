@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ import modicum as mo
 from modicum.cli import app, commands
 from modicum.cli.commands import main
 from modicum.cli.messages import describe_rows
+from modicum.files import Lock
 from modicum.rows import ingest
 from modicum.rows.reading import read_formula
 
@@ -256,6 +258,56 @@ def test_the_files_of_a_uri_are_those_that_are_fitted(tmp_path):
     assert slope("y2024.csv") == pytest.approx(-1, abs=0.6)
     write("y2023.parquet", -1.0)
     assert slope("y2023.parquet") == pytest.approx(-1, abs=0.6)
+
+
+@pytest.mark.parametrize("moment", ["summary", "report", "delete"])
+def test_a_fit_killed_while_it_writes_results_goes_on(csv, tmp_path, monkeypatch, moment):
+    class Killed(BaseException):
+        """Simulates the death of the process."""
+
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
+    command += ["--report"]
+    place = {"report": (mo.Posterior, "report"), "delete": (commands.Checkpoint, "delete")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*place.get(moment, (pd.DataFrame, "to_csv")), mock.Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            run(*command)
+        assert (out / "posterior").is_file()
+        with pytest.raises(Killed):  # and once more
+            run(*command)
+    before = mo.Posterior.load(out / "posterior")
+    assert "another run" in refused(*command, "--draws", "30")
+    monkeypatch.setattr(mo.Posterior, "report", lambda self, path, **_: path.write_text("page"))
+    assert run(*command).exit_code == 0
+    after = mo.Posterior.load(out / "posterior")
+    np.testing.assert_array_equal(after["beta"], before["beta"])
+    assert {path.name for path in out.iterdir()} == {
+        "posterior", "summary.csv", "report.html", "rows", "rows-source.json"
+    }  # fmt: skip
+    assert "holds the results of an earlier fit" in refused(*command)
+
+
+def test_a_fit_that_fails_before_it_writes_does_not_expose_earlier_results(csv, tmp_path):
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--out", out, *DRAWN]
+    assert run(*command, "--predictors", "dose").exit_code == 0
+    assert "none" in refused(*command, "--predictors", "none", "--overwrite")
+    assert "holds the results of an earlier fit" in refused(*command, "--predictors", "dose")
+    assert not (out / "fit.lock").exists()
+
+
+def test_a_second_fit_of_one_folder_is_refused_before_it_replaces_anything(csv, tmp_path):
+    pytest.importorskip("fcntl")
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
+    assert run(*command).exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    first = Lock(out / "fit.lock", "the folder")
+    said = refused(*command, "--predictors", "dose,ward", "--categorical", "ward", "--overwrite")
+    assert f"in use by process {os.getpid()}" in said
+    first.remove()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])

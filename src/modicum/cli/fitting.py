@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -18,6 +19,7 @@ from rich.markup import escape
 from modicum.cli.options import ColumnChoice
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.files import Lock, whole_file
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
+LOCK, WRITING = "fit.lock", "writing results"
 BEING_MADE = "being made"
 Values: TypeAlias = dict[str, Any]  # keyword arguments, which their class checks
 NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # family fields without an option
@@ -148,8 +151,25 @@ def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
     return "explicit" if groups == "explicit" else "integrate"
 
 
-def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
-    """Make the result folder; refuse to replace the results of a finished fit."""
+@contextmanager
+def result_folder(out: Path, overwrite: bool, report: bool) -> Iterator[Callable[[], None]]:
+    """Make the result folder, hold it, and yield a function to call before results are written.
+
+    The results of a finished fit are replaced only with `overwrite`; those of one that was killed
+    while it wrote them, or before it was done with its checkpoint, are not of a finished one.
+    """
+    _make_folder(out)
+    lock = Lock(out / LOCK, f"the folder '{out}'")
+    try:
+        _refuse_results(out, overwrite or lock.left == WRITING, report)
+        yield lambda: lock.leave(WRITING)
+    except BaseException:
+        lock.release() if lock.left == WRITING else lock.remove()
+        raise
+    lock.remove()
+
+
+def _make_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
     try:
@@ -160,6 +180,10 @@ def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
+
+
+def _refuse_results(out: Path, overwrite: bool, report: bool) -> None:
+    """Refuse a folder with results that may not be replaced."""
     for name in (*RESULTS, REPORT) if report else RESULTS:
         if (out / name).is_dir():
             raise SettingError(
@@ -287,15 +311,19 @@ def stored_rows(
             "add --overwrite to replace it, or name another folder with --out."
         )
     # If this command is killed now, the next one may replace the store without --overwrite.
-    note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
+    _write_note(note, {"origin": origin, "store": BEING_MADE})
     try:
         rows, dropped = make(store)
     except Exception:
-        note.write_text(json.dumps(entry)) if entry else note.unlink()
+        _write_note(note, entry) if entry else note.unlink()
         raise
-    entry = {"origin": origin, "store": _digest(store), "dropped": dropped}
-    note.write_text(json.dumps(entry, indent=1))
+    _write_note(note, {"origin": origin, "store": _digest(store), "dropped": dropped})
     return rows, dropped
+
+
+def _write_note(path: Path, entry: dict[str, Json]) -> None:
+    with whole_file(path) as part:
+        part.write_text(json.dumps(entry, indent=1))
 
 
 def _note(path: Path) -> dict[str, Json]:
@@ -365,5 +393,6 @@ def write_results(post: Posterior, out: Path, prob: float) -> pd.DataFrame:
     """Write OUT/posterior and OUT/summary.csv; return the summary."""
     table = post.summary(prob=prob)
     post.save(out / "posterior")
-    table.to_csv(out / "summary.csv", index_label="parameter")
+    with whole_file(out / "summary.csv") as part:
+        table.to_csv(part, index_label="parameter")
     return table
