@@ -40,7 +40,7 @@ ORDER = (  # from the top down; packages on one line may use each other
     ("designs",),
     ("diagnostics",),
     ("rows",),
-    ("arguments", "arrays", "random", "runtime", "progress", "errors", "ledger", "markup"),
+    ("arguments", "arrays", "random", "runtime", "progress", "errors", "files", "ledger", "markup"),
 )
 
 PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is

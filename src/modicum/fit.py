@@ -24,7 +24,7 @@ from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
-from modicum.rows.reading import Missing, TableRows, TextFiles, read_formula
+from modicum.rows.reading import Missing, TableFiles, TableRows, read_formula
 from modicum.run import ChainCount, Parallel
 from modicum.sample import check_run, sample
 
@@ -210,7 +210,7 @@ def fit(
         starts=starts,
         engine=engine,
     )
-    table = None if isinstance(data, Digest) else TextFiles.of(data, encoding)
+    table = None if isinstance(data, Digest) else TableFiles.of(data, encoding)
     return replace(with_formula(post, table_rows, formula_model), table=table)
 
 

@@ -34,13 +34,13 @@ def main() -> None:
     """Run the command line."""
     _refuse_small_limit()
     watch()
-    saying = len(sys.argv) > 1 and not QUICK & set(sys.argv)
-    on_terminal = saying and sys.stderr is not None and sys.stderr.isatty()
+    someone_waits = sys.stderr is not None and sys.stderr.isatty()
+    saying = someone_waits and len(sys.argv) > 1 and not QUICK & set(sys.argv)
     if saying:
-        _write("Starting ..." if on_terminal else "modicum: import\n")
+        _write("Starting ...")
     from modicum.cli import main as run
 
-    if on_terminal:
+    if saying:
         _write("\r\x1b[K")
     run()
 

@@ -1,6 +1,7 @@
 """Several local Ray nodes: workers that feed chains, lost nodes, exhausted memory."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -75,6 +76,31 @@ def test_chains_are_fed_by_workers_and_a_node_that_goes_changes_no_draw(
     ids = np.random.default_rng(1).integers(0, N, (40, 5))
     for name, values in there.take(store, ids).items():
         np.testing.assert_array_equal(values, store.take(ids)[name])
+    engine.close()
+
+
+def test_a_node_that_is_lost_while_workers_start_is_done_without(
+    store, local, cluster, monkeypatch
+):
+    """The run once ended after two minutes, since one worker could not be started."""
+    extra = cluster.add_node(**NODE | {"num_cpus": 3})
+    resources, calls = ray.cluster_resources, []
+
+    def lost(*_):
+        there = resources()
+        if not calls:
+            cluster.remove_node(extra)
+        calls.append(there)
+        return there
+
+    engine, said = mo.engines.Ray(address=cluster.address), []
+    monkeypatch.setattr(ray, "cluster_resources", lost)
+    since = time.monotonic()
+    post = quick(MODEL, store, engine=engine, progressbar=said.append, **RUN)
+    assert len(engine._actors) in (1, 2)
+    assert time.monotonic() - since < 60
+    assert any(f"only {len(engine._actors)} of " in event.phase for event in said)
+    assert same_draws(post, local)
     engine.close()
 
 

@@ -4,10 +4,13 @@ import errno
 import json
 import os
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from helpers.disks import small_disk
 from modicum.errors import DataError, ModicumWarning, ResourceError, SettingError
 from modicum.ledger import Ledger
 from modicum.models import Logistic
@@ -197,3 +200,70 @@ def test_a_file_that_cannot_be_written_is_a_clear_error_before_the_work(
     with pytest.raises(SettingError, match=r"cannot be written \(no permission\)"):
         write(post, tmp_path / "a.out")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+WHOLE = ["save", "report", "to_netcdf"]
+
+
+@pytest.fixture
+def plain(post, monkeypatch):
+    """Return a posterior that each of the writers can write."""
+    pytest.importorskip("h5netcdf")
+    monkeypatch.setattr("modicum.posterior.posterior.report_page", lambda contents: "page" * 1000)
+    return Posterior({"beta": post["beta"]}, {}, post.ledger)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_disk_that_fills_up_leaves_the_old_file(name, plain, tmp_path):
+    path = tmp_path / "a.out"
+    path.write_text("old")
+    with small_disk(1000), pytest.raises(ResourceError, match=r"the disk of '.*a.out' is full"):
+        WRITERS[name](plain, path)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.out"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_killed_process_leaves_the_old_file(name, plain, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        """Simulates the death of the process."""
+
+    path, link = tmp_path / "a.out", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", mock.Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            WRITERS[name](plain, link)
+    assert path.read_text() == "old"
+    WRITERS[name](plain, link)
+    assert link.is_symlink()
+    assert path.stat().st_size > 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_what_is_not_a_file_is_not_replaced_by_one(post, tmp_path):
+    """As root, a save to the null device once replaced it for the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SettingError, match="is not a file: name another"):
+        post.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_threads_that_save_to_one_file_do_not_meet(post, tmp_path):
+    """Of 45 such saves 20 failed, since threads of a process shared a temporary file."""
+    path = tmp_path / "p"
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: post.save(path), range(40)))
+    np.testing.assert_array_equal(Posterior.load(path)["beta"], post["beta"])
+    assert [p.name for p in tmp_path.iterdir()] == ["p"]
+
+
+def test_room_for_outcomes_is_taken_before_they_are_written(tmp_path, monkeypatch):
+    """A map of a file ends the process by a signal where the disk is full."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "posix_fallocate", mock.Mock(side_effect=full), raising=False)
+    draws = {"beta": np.ones((1, 50, 1)), "intercept": np.zeros((1, 50))}
+    post = Posterior(draws, {}, Ledger(rows=3), predictor=ModelPredictor(Logistic()))
+    with pytest.raises(ResourceError, match="is full"):
+        post.predictive({"x": [[1.0]]}, draws=20, out=tmp_path / "outcomes.npy")

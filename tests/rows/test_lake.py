@@ -17,7 +17,7 @@ import pytest
 import modicum as mo
 from helpers.scripts import Script
 from modicum.rows import Rows, ingest
-from modicum.rows.lake import LakeSource
+from modicum.rows.lake import LakeSource, Listing
 from modicum.rows.reading import read_formula
 
 N = 3000
@@ -74,6 +74,19 @@ def test_folders_that_hold_columns(frame, hive, tmp_path):
     filtered = ds.dataset(hive, partitioning="hive").filter(ds.field("year") > 2020)
     some = ingest(filtered, tmp_path / "f", **chosen)
     same(some, frame[frame["year"] > 2020].reset_index(drop=True))
+
+
+def test_csv_files_by_uri(frame, hive, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    frame[:1000].to_csv(folder / "0.csv", index=False, sep=";")
+    frame[1000:].to_csv(folder / "1.csv.gz", index=False)
+    chosen = QUIET | {"predictors": ["a", "k", "g", "year"], "categorical": ["g"]}
+    same(ingest(folder.as_uri(), tmp_path / "s", **chosen), frame)
+    same(ingest(f"{folder.as_uri()}/*.csv*", tmp_path / "t", **chosen), frame)
+    frame.to_csv(hive / "year=2020" / "0.csv", index=False)
+    with pytest.raises(mo.SettingError, match="write CSV as Parquet"):
+        ingest(f"{hive.as_uri()}/year=2020/0.csv", tmp_path / "u", **chosen)
 
 
 def test_tables_lazily_in_lists_and_one_by_one(frame, tmp_path):
@@ -176,7 +189,7 @@ def test_a_column_in_folder_and_file_agrees_or_is_refused(
         for name, part in (("c=0", table[:0]), (f"c={folder}", table)):
             (tmp_path / name).mkdir(exist_ok=True)
             pq.write_table(part, tmp_path / name / "part.parquet")
-        return LakeSource([tmp_path])
+        return LakeSource(Listing.of([tmp_path]))
 
     read = pa.Table.from_batches(lake(same).batches(["c", "y"]))
     assert read["c"].to_pylist() == pa.array(same).to_pylist()
@@ -275,7 +288,7 @@ def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
 
 
 def test_a_lake_reads_from_any_row(frame, hive):
-    source = LakeSource([hive])
+    source = LakeSource(Listing.of([hive]))
     assert source.rows == N
     whole = pa.Table.from_batches(source.batches(["a", "year"]))
     for first in (1, 700, 1999, N - 1):

@@ -19,6 +19,7 @@ import pytest
 import modicum as mo
 from helpers.targets import quick, same_draws
 from modicum.rows import ingest, lake, object_storage
+from modicum.rows.ingestion import files_at
 from modicum.rows.reading import read_formula
 
 pytest.importorskip("moto", reason="the S3 server of these tests is moto's")
@@ -183,6 +184,27 @@ def test_a_bucket_is_read_as_a_table(server, table, tmp_path):
     assert len(some) == 1000
 
 
+def test_csv_files_in_a_bucket_and_what_tells_that_they_changed(server, table, tmp_path):
+    system, path = lake.file_system(uri(server, "texts/0.csv"))
+
+    def write(part):
+        with system.open_output_stream(path) as stream:
+            stream.write(part.to_csv(index=False).encode())
+        return files_at(uri(server, "texts"))
+
+    columns = {"predictors": ["a", "g"], "categorical": ["g"], "progressbar": False}
+    first = write(table[:1000])
+    rows = ingest(uri(server, "texts"), tmp_path / "s", **columns)
+    assert (
+        rows.fingerprint()
+        == mo.Rows.from_table(
+            table[:1000], "y", ["a", "g"], categorical=["g"], dtype="float32"
+        ).fingerprint()
+    )
+    assert files_at(uri(server, "texts")) == first
+    assert write(table[:900]) != first
+
+
 def test_a_reset_connection_is_read_on(server, table, tmp_path):
     server.resets, server.cut = 1, 0
     rows = ingest(uri(server), tmp_path / "s", **CHOICE)
@@ -223,7 +245,7 @@ def test_a_missing_key_and_a_missing_bucket_are_clear_errors(server, tmp_path):
 
 
 def test_a_key_that_vanishes_while_it_is_read_is_a_clear_error(server, tmp_path, monkeypatch):
-    source = lake.LakeSource([uri(server)])
+    source = lake.LakeSource(lake.Listing.of([uri(server)]))
     monkeypatch.setattr(source, "_scan", _gone)
     with pytest.raises(mo.DataError, match="check that it exists"):
         list(source.batches(["a"]))

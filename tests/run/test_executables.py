@@ -113,6 +113,41 @@ def test_half_a_file_is_not_used(folder):
     assert len(executables.stored(names[0])) == 1
 
 
+@pytest.mark.parametrize("part", [0, 0.3, 0.6, 0.999])
+def test_damaged_code_is_not_loaded_and_written_again(folder, part):
+    """Of 33 flipped bits, 2 ended the process."""
+    names = keys_in(folder)
+    code = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(code.read_bytes())
+    content[int(part * len(content))] ^= 16
+    code.write_bytes(content)
+    assert executables.stored(*names) is None
+    assert not code.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+@pytest.mark.parametrize("harm", ["file", "code", "folder", "owner"])
+def test_what_others_can_write_is_not_loaded(folder, monkeypatch, harm):
+    names = keys_in(folder)
+    place = {"folder": folder, "code": next(folder.glob("code-*"))}.get(harm, folder / names[0])
+    if harm != "owner":
+        place.chmod(0o720)
+    elif os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert executables.stored(*names) is None
+
+
+def test_its_folder_is_closed_to_others_before_anything_is_kept(tmp_path):
+    compiled = jax.jit(lambda x: x + 1).lower(1.0).compile()
+    tmp_path.chmod(0o777)
+    executables._write(tmp_path, "a", "code-a", compiled)
+    for path in (tmp_path, *tmp_path.iterdir()):
+        assert path.stat().st_mode & 0o077 == 0
+    assert float(executables._read(tmp_path, "a")(1.0)) == 2
+
+
 def test_code_is_found_again_by_another_version_that_compiles_the_same(
     folder, first_process, monkeypatch
 ):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ import modicum as mo
 from modicum.cli import app, commands
 from modicum.cli.commands import main
 from modicum.cli.messages import describe_rows
+from modicum.files import Lock
 from modicum.rows import ingest
 from modicum.rows.reading import read_formula
 
@@ -231,6 +233,81 @@ def test_a_killed_ingest_resumes_without_overwrite(csv, tmp_path, monkeypatch):
         with pytest.raises(Killed):
             run("fit", csv, *usual)
     assert run("fit", csv, *usual).exit_code == 0
+
+
+def test_the_files_of_a_uri_are_those_that_are_fitted(tmp_path):
+    def write(name, slope):
+        rng = np.random.default_rng(1)
+        x, noise = rng.normal(size=400), rng.logistic(size=400)
+        table = pd.DataFrame({"dose": x, "well": (slope * x + noise > 0).astype(int)})
+        getattr(table, f"to_{name.partition('.')[2]}")(tmp_path / name, index=False)
+
+    def slope(name):
+        uri, out = f"{tmp_path.as_uri()}/{name}", tmp_path / "run"
+        result = run("fit", uri, "well ~ dose", "--out", out, *DRAWN, "--overwrite")
+        assert result.exit_code == 0, result.output
+        return pd.read_csv(out / "summary.csv", index_col="parameter").loc["beta[dose]", "mean"]
+
+    write("y2023.parquet", 1.0)
+    write("y2024.csv", -1.0)
+    assert slope("y2023.parquet") == pytest.approx(1, abs=0.6)  # 4 posterior standard deviations
+    store = tmp_path / "run" / "rows" / "rows.json"
+    first = store.stat().st_mtime_ns
+    assert slope("y2023.parquet") == pytest.approx(1, abs=0.6)
+    assert store.stat().st_mtime_ns == first  # files that did not change are not read again
+    assert slope("y2024.csv") == pytest.approx(-1, abs=0.6)
+    write("y2023.parquet", -1.0)
+    assert slope("y2023.parquet") == pytest.approx(-1, abs=0.6)
+
+
+@pytest.mark.parametrize("moment", ["summary", "report", "delete"])
+def test_a_fit_killed_while_it_writes_results_goes_on(csv, tmp_path, monkeypatch, moment):
+    class Killed(BaseException):
+        """Simulates the death of the process."""
+
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
+    command += ["--report"]
+    place = {"report": (mo.Posterior, "report"), "delete": (commands.Checkpoint, "delete")}
+    with monkeypatch.context() as patch:
+        patch.setattr(*place.get(moment, (pd.DataFrame, "to_csv")), mock.Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            run(*command)
+        assert (out / "posterior").is_file()
+        with pytest.raises(Killed):  # and once more
+            run(*command)
+    before = mo.Posterior.load(out / "posterior")
+    assert "another run" in refused(*command, "--draws", "30")
+    monkeypatch.setattr(mo.Posterior, "report", lambda self, path, **_: path.write_text("page"))
+    assert run(*command).exit_code == 0
+    after = mo.Posterior.load(out / "posterior")
+    np.testing.assert_array_equal(after["beta"], before["beta"])
+    assert {path.name for path in out.iterdir()} == {
+        "posterior", "summary.csv", "report.html", "rows", "rows-source.json"
+    }  # fmt: skip
+    assert "holds the results of an earlier fit" in refused(*command)
+
+
+def test_a_fit_that_fails_before_it_writes_does_not_expose_earlier_results(csv, tmp_path):
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--out", out, *DRAWN]
+    assert run(*command, "--predictors", "dose").exit_code == 0
+    assert "none" in refused(*command, "--predictors", "none", "--overwrite")
+    assert "holds the results of an earlier fit" in refused(*command, "--predictors", "dose")
+    assert not (out / "fit.lock").exists()
+
+
+def test_a_second_fit_of_one_folder_is_refused_before_it_replaces_anything(csv, tmp_path):
+    pytest.importorskip("fcntl")
+    out = tmp_path / "run"
+    command = ["fit", csv, "--outcome", "well", "--predictors", "dose", "--out", out, *DRAWN]
+    assert run(*command).exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    first = Lock(out / "fit.lock", "the folder")
+    said = refused(*command, "--predictors", "dose,ward", "--categorical", "ward", "--overwrite")
+    assert f"in use by process {os.getpid()}" in said
+    first.remove()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"store": 3}', "[" * 100_000])

@@ -15,11 +15,17 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
+from typer.testing import CliRunner
 
 import modicum as mo
-from modicum.errors import DataError, ModicumError, SettingError, as_options
-from modicum.rows import Rows, first_not_finite, ingest
+from helpers.disks import small_disk
+from modicum.cli import app
+from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
+from modicum.rows import Rows, first_not_finite, ingest, lake, object_storage
 from modicum.rows.doubtful_weights import doubtful_weights
+from modicum.rows.lake import place_name
+from modicum.rows.reading import TableFiles, source_of
 
 FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
 
@@ -593,6 +599,28 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
         Rows.open(tmp_path / "s")
 
 
+def test_full_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    frames = [pd.DataFrame({"x": np.ones(9000), "y": np.ones(9000)})] * 3
+    with (
+        small_disk(10_000),
+        pytest.raises(ResourceError, match="temporary folder, or name another"),
+    ):
+        ingest(iter(frames), tmp_path / "s", progressbar=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ResourceError, match="environment variable TMPDIR"):
+        ingest(iter(frames), tmp_path / "s", progressbar=False)
+    assert os.listdir(tmp_path) == []
+
+    def broken():
+        yield frames[0]
+        raise OSError("the user's own")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(OSError, match="the user's own"):
+        ingest(broken(), tmp_path / "s", progressbar=False)
+
+
 def test_full_disk_keeps_the_old_store(store, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -637,3 +665,64 @@ def test_a_run_says_so():
             mo.models.Logistic(), rows, draws=50, random_seed=1, progressbar=False, method="laplace"
         )
     assert "weights-sum" in [doubt.code for doubt in post.warnings]
+
+
+# Credentials
+
+
+@pytest.mark.parametrize("credentials", ["KEY:SECRET@", "KEY@", "KEY:SEC/RET@", "KEY:SEC@RET@", ""])
+def test_names_of_places_hold_no_credentials(credentials):
+    assert place_name(f"s3://{credentials}bucket/a@b?region=x") == "s3://bucket/a@b"
+    assert place_name(f"./{credentials}x?.csv") == f"./{credentials}x?.csv"  # not a URI
+
+
+def test_credentials_in_a_uri_are_shown_nowhere(tmp_path, monkeypatch):
+    bucket, cache, run = (tmp_path / name for name in ("bucket", "cache", "run"))
+    system = fs.SubTreeFileSystem(str(bucket), fs.LocalFileSystem())
+    for module in (lake, object_storage):
+        monkeypatch.setattr(module, "file_system", lambda uri: (system, uri.partition("@")[2]))
+    monkeypatch.setattr(lake, "ATTEMPTS", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    (bucket / "made").mkdir(parents=True)  # real buckets need no folders
+    rng = np.random.default_rng(1)
+    table = pd.DataFrame({"x": rng.normal(size=200), "y": rng.integers(0, 2, 200)})
+    table.to_parquet(bucket / "trips.parquet")
+    (bucket / "bad.parquet").write_text("not Parquet")
+    place, said = "s3://KEY:SECRET@trips.parquet", []
+    quiet = {"method": "laplace", "draws": 20, "random_seed": 1}
+    post = mo.fit("y ~ x", place, progressbar=lambda event: said.append(event.phase), **quiet)
+    assert source_of(post.table).names == ("x", "y")  # it can still be read
+    said += map(repr, (post, post.table, TableFiles.of([place, place]), post.rows))
+
+    commands = {
+        f"fit {place} y~x --out {run} --method laplace --tune 0 --draws 20": 0,
+        f"fit {place} y~x --out {run} --method laplace --tune 0 --draws 20 --prob 0.8": 1,
+        f"fit s3://KEY:SECRET@none.parquet y~x --out {run}/a": 1,
+        f"ingest {place} s3://KEY:SECRET@made --outcome y": 0,
+        f"predict {run} {place} --out {run}/p.csv": 0,
+    }
+    for command, code in commands.items():
+        result = CliRunner().invoke(app, command.split())
+        assert result.exit_code == code, result.output
+        said += [result.output, result.stderr]
+    for wrong in ("none.parquet", "bad.parquet"):
+        with pytest.raises(ModicumError) as error:
+            ingest(place.replace("trips.parquet", wrong), run / "b", progressbar=False)
+        said.append(str(error.value))
+    files = [path for path in (*cache.rglob("*"), *run.rglob("*")) if path.is_file()]
+    said += [path.read_bytes().decode(errors="replace") for path in files]
+    assert len(Rows.open(bucket / "made")) == 200
+    assert len(said) > 20
+    assert any("trips.parquet" in text for text in said)
+    assert not any("SECRET" in text or "KEY" in text for text in said)
+    (note,) = cache.rglob("lake/*.json")
+    assert (note.stat().st_mode | note.parent.stat().st_mode) & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://KEY:SEC/RET@b/x", "s3://KEY:SEC RET@b/x", "foo://K:SECRET@b/x"]
+)
+def test_a_uri_that_cannot_be_read_is_quoted_without_credentials(uri, tmp_path):
+    with pytest.raises(SettingError, match="cannot be read") as error:
+        ingest(uri, tmp_path / "s", progressbar=False)
+    assert "SEC" not in str(error.value)

@@ -28,10 +28,10 @@ from modicum.cli.fitting import (
     check_prob,
     ingest_table,
     parse_groups,
-    prepare_folder,
     read_formula_rows,
     read_rows,
     require_path,
+    result_folder,
     sample_rows,
     write_results,
 )
@@ -56,7 +56,8 @@ from modicum.cli.predicting import (
 )
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
-from modicum.rows.reading import TextFiles
+from modicum.rows.lake import place_name
+from modicum.rows.reading import TableFiles
 from modicum.run import Checkpoint
 from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
@@ -214,37 +215,38 @@ def fit(
         }
         columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
-        prepare_folder(out, overwrite, report)
-        after_a_stop("run the same command again to continue.")
-        say = console(quiet)
-        folder = checkpoint or out / "checkpoint"
-        if formula is None:
-            rows = read_rows(data, columns, out, say, overwrite, encoding)
-            say.print(escape(describe_rows(rows, data)), highlight=False)
-            post = sample_rows(model, rows, settings, folder, say)
-        else:
-            table_rows = read_formula_rows(
-                data, formula, columns, missing, out, say, overwrite, encoding
-            )
-            say.print(escape(describe_rows(table_rows.rows, data)), highlight=False)
-            formula_model = model_for(table_rows.rows, model, groups=hold_effects)
-            post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
-            post = replace(
-                with_formula(post, table_rows, formula_model), table=TextFiles.of(data, encoding)
-            )
-        table = write_results(post, out, prob)
-        if report:
-            post.report(out / REPORT, prob=prob)
-        after_a_stop(f"the results are in {out}.")
-        if checkpoint is None:  # the posterior is saved, and the next fit may have other settings
-            Checkpoint.delete(folder)
+        say, folder = console(quiet), checkpoint or out / "checkpoint"
+        with result_folder(out, overwrite, report) as about_to_write:
+            after_a_stop("run the same command again to continue.")
+            if formula is None:
+                rows = read_rows(data, columns, out, say, overwrite, encoding)
+                say.print(escape(describe_rows(rows, data)), highlight=False)
+                post = sample_rows(model, rows, settings, folder, say)
+            else:
+                table_rows = read_formula_rows(
+                    data, formula, columns, missing, out, say, overwrite, encoding
+                )
+                say.print(escape(describe_rows(table_rows.rows, data)), highlight=False)
+                formula_model = model_for(table_rows.rows, model, groups=hold_effects)
+                post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
+                post = replace(
+                    with_formula(post, table_rows, formula_model),
+                    table=TableFiles.of(data, encoding),
+                )
+            about_to_write()
+            table = write_results(post, out, prob)
+            if report:
+                post.report(out / REPORT, prob=prob)
+            after_a_stop(f"the results are in {out}.")
+            if checkpoint is None:  # the next fit may have other settings
+                Checkpoint.delete(folder)
         show(post, table, out, say, report)
 
 
 @app.command()
 def ingest(
     source: Annotated[str, typer.Argument(help=f"{opt.DATA}.")],
-    store: Annotated[Path, typer.Argument(help="The folder to create.")],
+    store: Annotated[str, typer.Argument(help="The folder to create, or its URI.")],
     outcome: Annotated[str, typer.Option(help="Column of the outcome.")],
     predictors: opt.Predictors = None,
     categorical: opt.Categorical = None,
@@ -261,7 +263,7 @@ def ingest(
         say = console(quiet)
         rows = ingest_table(source, store, columns, say, overwrite, encoding)
         say.print(escape(describe_rows(rows, source)), highlight=False)
-        say.print(f"The store is in {escape(str(store))}.", highlight=False)
+        say.print(f"The store is in {escape(place_name(store))}.", highlight=False)
 
 
 @app.command()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import glob
 import hashlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -19,10 +19,12 @@ from rich.markup import escape
 from modicum.cli.options import ColumnChoice
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.files import Lock, whole_file
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.groups.multilevel import HoldEffects
+from modicum.rows.lake import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
+LOCK, WRITING = "fit.lock", "writing results"
 BEING_MADE = "being made"
 Values: TypeAlias = dict[str, Any]  # keyword arguments, which their class checks
 NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # family fields without an option
@@ -148,8 +151,25 @@ def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
     return "explicit" if groups == "explicit" else "integrate"
 
 
-def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
-    """Make the result folder; refuse to replace the results of a finished fit."""
+@contextmanager
+def result_folder(out: Path, overwrite: bool, report: bool) -> Iterator[Callable[[], None]]:
+    """Make the result folder, hold it, and yield a function to call before results are written.
+
+    The results of a finished fit are replaced only with `overwrite`; those of one that was killed
+    while it wrote them, or before it was done with its checkpoint, are not of a finished one.
+    """
+    _make_folder(out)
+    lock = Lock(out / LOCK, f"the folder '{out}'")
+    try:
+        _refuse_results(out, overwrite or lock.left == WRITING, report)
+        yield lambda: lock.leave(WRITING)
+    except BaseException:
+        lock.release() if lock.left == WRITING else lock.remove()
+        raise
+    lock.remove()
+
+
+def _make_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
     try:
@@ -160,6 +180,10 @@ def prepare_folder(out: Path, overwrite: bool, report: bool = False) -> None:
         ) from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise SettingError(f"'{out}' cannot be written: name another folder with --out.")
+
+
+def _refuse_results(out: Path, overwrite: bool, report: bool) -> None:
+    """Refuse a folder with results that may not be replaced."""
     for name in (*RESULTS, REPORT) if report else RESULTS:
         if (out / name).is_dir():
             raise SettingError(
@@ -179,7 +203,8 @@ def require_path(data: str) -> None:
         raise SettingError(f"{data!r} is not a path: name the data.")
     if "~" in data.strip()[1:] and not Path(data).exists():
         raise SettingError(
-            f"{data!r} is a formula, but the data come first: modicum fit DATA 'y ~ x' --out OUT."
+            f"{place_name(data)!r} is a formula, but the data come first: modicum fit DATA 'y ~ x' "
+            "--out OUT."
         )
 
 
@@ -196,22 +221,22 @@ def read_rows(
     A store in OUT/rows that `fit` did not make is replaced only with `overwrite`.
     """
     from modicum.rows import Rows
-    from modicum.rows.ingestion import is_store
+    from modicum.rows.ingestion import files_at, is_store
 
     require_path(data)
     if is_store(data):
         rows = Rows.open(data)
         if not choice.unused() or choice.outcome not in (None, rows.outcome):
             raise SettingError(
-                f"{data} is a row store, whose columns were chosen when it was made (outcome "
-                f"{rows.outcome!r}): leave out the options that name columns."
+                f"{place_name(data)} is a row store, whose columns were chosen when it was made "
+                f"(outcome {rows.outcome!r}): leave out the options that name columns."
             )
         return rows
     if choice.outcome is None:
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
         )
-    origin = {"files": _files(data), **asdict(choice), "encoding": encoding}
+    origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
 
     def make(store: Path) -> tuple[Rows, int]:
         return ingest_table(data, store, choice, say, overwrite=True, encoding=encoding), 0
@@ -230,6 +255,7 @@ def read_formula_rows(
     encoding: str,
 ) -> TableRows:
     """Read files by a formula into OUT/rows, unless they are there already."""
+    from modicum.rows.ingestion import files_at
     from modicum.rows.reading import TableRows, read_formula
 
     if choice.outcome or choice.predictors or choice.categorical:
@@ -239,7 +265,7 @@ def read_formula_rows(
         )
     if missing not in ("refuse", "drop"):
         raise SettingError(f"--missing must be refuse or drop, not {missing}.")
-    origin = {"files": _files(data), **asdict(choice), "encoding": encoding}
+    origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
     origin |= {"formula": formula, "missing": missing}
 
     def make(store: Path) -> tuple[Rows, int]:
@@ -281,19 +307,23 @@ def stored_rows(
     made_here = unchanged or entry.get("store") == BEING_MADE
     if store.exists() and not made_here and not overwrite:
         raise SettingError(
-            f"'{store}' already exists and was not made from {data} by this command: add "
-            "--overwrite to replace it, or name another folder with --out."
+            f"'{store}' already exists and was not made from {place_name(data)} by this command: "
+            "add --overwrite to replace it, or name another folder with --out."
         )
     # If this command is killed now, the next one may replace the store without --overwrite.
-    note.write_text(json.dumps({"origin": origin, "store": BEING_MADE}))
+    _write_note(note, {"origin": origin, "store": BEING_MADE})
     try:
         rows, dropped = make(store)
     except Exception:
-        note.write_text(json.dumps(entry)) if entry else note.unlink()
+        _write_note(note, entry) if entry else note.unlink()
         raise
-    entry = {"origin": origin, "store": _digest(store), "dropped": dropped}
-    note.write_text(json.dumps(entry, indent=1))
+    _write_note(note, {"origin": origin, "store": _digest(store), "dropped": dropped})
     return rows, dropped
+
+
+def _write_note(path: Path, entry: dict[str, Json]) -> None:
+    with whole_file(path) as part:
+        part.write_text(json.dumps(entry, indent=1))
 
 
 def _note(path: Path) -> dict[str, Json]:
@@ -313,19 +343,9 @@ def _digest(store: Path) -> str | None:
         return None
 
 
-def _files(data: str) -> list[list[str | int]]:
-    """Name, size and modification time of each file of `data`, to detect changes."""
-    path = Path(data)
-    if path.is_dir():
-        files = [file for file in path.rglob("*") if file.is_file()]
-    else:
-        files = [path] if path.is_file() else [Path(p) for p in glob.glob(data, recursive=True)]
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in sorted(files)]
-
-
 def ingest_table(
     source: str,
-    store: Path,
+    store: str | Path,
     choice: ColumnChoice,
     say: Console,
     overwrite: bool,
@@ -373,5 +393,6 @@ def write_results(post: Posterior, out: Path, prob: float) -> pd.DataFrame:
     """Write OUT/posterior and OUT/summary.csv; return the summary."""
     table = post.summary(prob=prob)
     post.save(out / "posterior")
-    table.to_csv(out / "summary.csv", index_label="parameter")
+    with whole_file(out / "summary.csv") as part:
+        table.to_csv(part, index_label="parameter")
     return table

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from modicum.errors import ModicumError, as_options
+from modicum.rows.lake import place_name
 from modicum.run import within_limits
 from modicum_command import stop_line
 
@@ -31,7 +32,7 @@ def describe_rows(rows: Rows, source: str) -> str:
     """Describe in a sentence or two the rows that were read."""
     parts = ", ".join(p for p in ("offset", "weight") if p in rows.fields)
     text = (
-        f"Read {len(rows):,} rows from {source}: outcome {rows.outcome or 'y'}, "
+        f"Read {len(rows):,} rows from {place_name(source)}: outcome {rows.outcome or 'y'}, "
         f"{count(len(rows.columns), 'column')} of x{' and ' + parts if parts else ''}."
     )
     classes = rows.outcome_levels

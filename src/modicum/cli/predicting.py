@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from modicum.errors import DataError, SettingError
+from modicum.files import require_writable, whole_file
 from modicum.posterior import Posterior, Prediction
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.reading import TextFiles, encode_table
-from modicum.run import require_writable, within_disk
+from modicum.rows.reading import TableFiles, encode_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +115,7 @@ def _predict(
 ) -> Prediction:
     levels: NewLevels = "reference" if newlevels == "reference" else "refuse"
     if groups == "any":
-        files = TextFiles(data, encoding)
+        files = TableFiles((data,), encoding)
         return post.predict(files, draws=draws, prob=prob, newlevels=levels, groups="any")
     rows = encode_table(
         replace(fit_encoding, groupings=()) if groups == "new" else fit_encoding,
@@ -132,20 +131,14 @@ def _predict(
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:
-    """Write to a temporary file first, so that the file is complete or absent."""
     import pyarrow.csv
     import pyarrow.feather
     import pyarrow.parquet
 
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
     write = {
         ".parquet": pyarrow.parquet.write_table,
         ".csv": pyarrow.csv.write_csv,
         ".feather": pyarrow.feather.write_feather,
     }[kind]
-    try:
-        with within_disk(out):
-            write(table, part)
-            os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(out) as part:
+        write(table, part)

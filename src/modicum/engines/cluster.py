@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import warnings
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -21,12 +22,13 @@ from modicum.engines.ray_engine import PULSE, RayEngine
 from modicum.engines.ray_library import ray_library
 from modicum.engines.sharded_weights import Actor
 from modicum.engines.worker import Worker
-from modicum.errors import ResourceError, SettingError, first_line, whole_number
-from modicum.progress import Progressbar
+from modicum.errors import ModicumError, ResourceError, SettingError, first_line, whole_number
+from modicum.progress import Progressbar, say
 
 __all__ = ["Ray"]
 
 REACHED = 5.0  # seconds within which an address must answer
+START, LOOK = 120.0, 2.0  # seconds for workers to start, and between looks at the cluster's room
 
 
 @dataclass(eq=False)
@@ -84,7 +86,7 @@ class Ray(EngineChoice):
         """Return the engine of a run; the first run starts the workers."""
         ray = ray_library()
         if not self._actors or not ray.is_initialized():
-            self._start(ray)
+            self._start(ray, progressbar)
         return RayEngine(self._actors, progressbar, self.chains == "tasks")
 
     def close(self) -> None:
@@ -97,33 +99,58 @@ class Ray(EngineChoice):
                 ray.shutdown()
         self._actors, self._started = [], False
 
-    def _start(self, ray: ModuleType) -> None:
+    def _start(self, ray: ModuleType, progressbar: Progressbar) -> None:
+        """Start the workers; those that a lost or crowded cluster has no room for are left out."""
         if not ray.is_initialized():
             self._initialise(ray)
-        workers = self.workers
-        if workers is None:
-            cores = ray.cluster_resources().get("CPU", 1.0)
-            workers = max(1, int(cores // self.cpus))
+        room = self._room(ray)
+        workers = room if self.workers is None else self.workers
         remote = ray.remote(concurrency_groups={PULSE: 1})(Worker).options(
             num_cpus=self.cpus, max_restarts=RESTARTS, max_task_retries=-1
         )
         self._actors = [remote.remote(self.cpus) for _ in range(workers)]
-        started, missing = ray.wait(
-            [actor.ready.remote() for actor in self._actors], num_returns=workers, timeout=120
-        )
-        if missing:
+        started, faults = self._started_of(ray, room)
+        if not started:
             self.close()
-            raise ResourceError(
+            raise _no_worker(ray, faults, self.cpus)
+        for actor in self._actors:
+            if actor not in started:
+                ray.kill(actor)
+        self._actors = started
+        if len(started) < workers:
+            reason = f" ({first_line(faults[0])})" if faults else ""
+            say(
                 f"only {len(started)} of {workers} workers of {self.cpus} cores could be started "
-                "on the Ray cluster: ask for fewer (workers), or wait until it has room."
+                f"on the Ray cluster{reason}; they do all the work",
+                progressbar,
             )
-        try:
-            ray.get(started)
-        except ray.exceptions.RayError as error:
-            self.close()
-            if isinstance(error, ray.exceptions.OutOfMemoryError):
-                raise could_not_finish(NO_MEMORY) from None
-            raise _no_worker(error) from None
+
+    def _started_of(self, ray: ModuleType, room: int) -> tuple[list[Actor], list[Exception]]:
+        """Wait for the workers; return those that answer, and why others failed.
+
+        If the cluster has less room than the `room` it had, a node was lost, and workers that the
+        other nodes have no room for are not waited for.
+        """
+        waiting = {actor.ready.remote(): actor for actor in self._actors}
+        started: list[Actor] = []
+        faults: list[Exception] = []
+        until = time.monotonic() + START
+        while waiting and time.monotonic() < until:
+            answered, _ = ray.wait([*waiting], num_returns=len(waiting), timeout=LOOK)
+            for answer in answered:
+                actor = waiting.pop(answer)
+                try:
+                    ray.get(answer)
+                    started.append(actor)
+                except ray.exceptions.RayError as error:
+                    faults.append(error)
+            if started and len(started) >= self._room(ray) < room:
+                break
+        return started, faults
+
+    def _room(self, ray: ModuleType) -> int:
+        """Return the number of workers that all cores of the cluster make, at least 1."""
+        return max(1, int(ray.cluster_resources().get("CPU", 1.0) // self.cpus))
 
     def _initialise(self, ray: ModuleType) -> None:
         with warnings.catch_warnings():
@@ -182,10 +209,18 @@ def _no_cluster(address: str, reason: str) -> SettingError:
     )
 
 
-def _no_worker(error: Exception) -> SettingError:
-    lines = [line for line in str(error).splitlines() if "Error:" in line]
+def _no_worker(ray: ModuleType, faults: list[Exception], cpus: int) -> ModicumError:
+    """Return an error that says why no worker has started."""
+    if not faults:
+        return ResourceError(
+            f"no worker of {cpus} cores could be started on the Ray cluster: wait until it has "
+            "room, or ask for workers with fewer cores (cpus)."
+        )
+    if isinstance(faults[0], ray.exceptions.OutOfMemoryError):
+        return could_not_finish(NO_MEMORY)
+    lines = [line for line in str(faults[0]).splitlines() if "Error:" in line]
     return SettingError(
         "workers cannot be started on the Ray cluster "
-        f"({first_line(lines[-1] if lines else str(error))}): every node needs the same versions "
-        "of Python, Modicum and the packages that your model imports."
+        f"({first_line(lines[-1] if lines else str(faults[0]))}): every node needs the same "
+        "versions of Python, Modicum and the packages that your model imports."
     )

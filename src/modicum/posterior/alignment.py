@@ -15,7 +15,7 @@ from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.json_entries import Json
-from modicum.rows.reading import TextFiles, encode_table, is_tabular, largest_factor
+from modicum.rows.reading import TableFiles, encode_table, is_tabular, largest_factor
 from modicum.rows.sources import is_table
 from modicum.rows.table_order import whole_field
 
@@ -36,7 +36,7 @@ __all__ = [
 
 Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = (
-    "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TextFiles"
+    "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TableFiles"
 )
 SHOWN = 5  # names listed in an error; the others are counted
 

@@ -7,21 +7,19 @@ anything that `write` would not have written is a `DataError`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError
+from modicum.files import whole_file
 from modicum.rows.json_entries import Json
-from modicum.run import require_writable, within_disk
 
 __all__ = ["Format", "Json", "read", "write"]
 
@@ -61,26 +59,14 @@ def write(
     A full disk is a `ResourceError`, a folder that does not exist a `SettingError`. `parts` may
     contain arrays at any depth; `plain` is JSON already.
     """
-    require_writable(path)
-    target = Path(path)
     arrays: list[np.ndarray] = []
     encoded = {name: _encode(part, arrays) for name, part in parts.items()}
     page = {"format": kind.name, "version": kind.version, **encoded, **plain}
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        with within_disk(path), open(temporary, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                archive.writestr(kind.page, json.dumps(page, indent=1))
-                for i, array in enumerate(arrays):
-                    with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        with within_disk(path):
-            os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+    with whole_file(path) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(kind.page, json.dumps(page, indent=1))
+        for i, array in enumerate(arrays):
+            with archive.open(f"{i}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def read(

@@ -11,6 +11,7 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.errors import SettingError
+from modicum.files import require_writable
 from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import AlignedRows, RowsLike, aligned
@@ -32,7 +33,6 @@ from modicum.posterior.score import Score, score
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.rows.sources import is_table, library
-from modicum.run import require_writable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
+from modicum.files import require_writable, whole_file
 from modicum.models.base import BaseModel
 from modicum.models.own import Model
 from modicum.models.prediction import ModelPredictor
@@ -29,7 +30,7 @@ from modicum.posterior.report import Reportable, contents_of, report_page
 from modicum.posterior.storage import Contents, load, save
 from modicum.posterior.summary import Statistic, learning_curve, summarise
 from modicum.rows import Rows
-from modicum.run import require_writable, within_disk
+from modicum.rows.reading import TableFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,15 +160,16 @@ class Posterior(Reportable):
         return tree
 
     def to_netcdf(self, path: str | os.PathLike[str], sample: int = 500) -> None:
-        """Write the DataTree of `to_datatree` to a netCDF file, which ArviZ reads.
+        """Write the DataTree of `to_datatree` atomically to a netCDF file, which ArviZ reads.
 
         This needs h5netcdf or netCDF4.
         """
         require_writable(path)
         engine = netcdf_engine()
         tree = self.to_datatree(sample)
-        with within_disk(path):
-            tree.to_netcdf(path, engine=engine)
+        content = tree.to_netcdf(engine=engine)  # in memory: HDF5 crashes where a disk is full
+        with whole_file(path) as part:
+            part.write_bytes(content)
 
     def report(
         self,
@@ -205,8 +207,8 @@ class Posterior(Reportable):
         post = self if data is None or self.rows is not None else self._with_rows(data)
         other_rows = data if post is self else None
         page = report_page(contents_of(post, self.summary(prob=prob), title, prob, other_rows))
-        with within_disk(path):
-            Path(path).write_text(page, encoding="utf-8")
+        with whole_file(path) as part:
+            part.write_text(page, encoding="utf-8")
         return Path(path)
 
     def _repr_html_(self) -> str:
@@ -277,7 +279,7 @@ class Posterior(Reportable):
         number = self.ledger.rows if self.ledger.unit == "row" else None
         require_rows_of_fit(rows, self.fit_rows, number, purpose)
         self.rows = rows
-        self.table = None if isinstance(data, Rows) else data
+        self.table = None if isinstance(data, Rows) else TableFiles.of(data)
 
     def _take_model(self, model: BaseModel) -> None:
         """Attach a custom model, after checking that it has the parameters of the draws."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
 from modicum.errors import DataError, SettingError, argument, first_line
@@ -18,6 +18,7 @@ from modicum.rows.sources import (
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
+    from pyarrow.fs import FileSystem
 
 BLOCK_BYTES = 1 << 23
 
@@ -36,23 +37,28 @@ class CsvSource:
 
     Parameters
     ----------
-    paths : sequence of Path
+    paths : sequence of PurePath
+        Their paths in the file system.
     categorical : sequence of str
         Columns to read as text.
     encoding : str
         Encoding of the files, by its Python name.
     levels : bool
         Whether a column that contains anything but numbers is read as text instead of refused.
+    system : FileSystem, optional
+        The file system of the files; None: that of this machine.
     """
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[PurePath],
         categorical: Sequence[str] = (),
         encoding: str = "utf-8",
         levels: bool = False,
+        system: FileSystem | None = None,
     ) -> None:
         import pyarrow as pa
+        from pyarrow import fs
 
         try:
             "a".encode(encoding)  # also refuses codecs that are not text encodings
@@ -62,9 +68,10 @@ class CsvSource:
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
         self._paths, self._levels = paths, levels
-        self._dialects = {path: Dialect.of(path, self._encoding) for path in paths}
+        self._system = fs.LocalFileSystem() if system is None else system
+        self._dialects = {path: Dialect.of(path, self._system, self._encoding) for path in paths}
         texts = dict.fromkeys(categorical, pa.string())
-        self._types: dict[Path, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
+        self._types: dict[PurePath, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
         self._schema = self._first_rows(paths[0])
         self.names: tuple[str, ...] = tuple(self._schema.names)
         self.rows: int | None = None
@@ -89,7 +96,7 @@ class CsvSource:
             kinds |= {name: found.get(name, kinds[name]) for name in empty}
         return [kinds[name] for name in columns]
 
-    def _types_in(self, path: Path, schema: pa.Schema) -> dict[str, pa.DataType]:
+    def _types_in(self, path: PurePath, schema: pa.Schema) -> dict[str, pa.DataType]:
         """Return the types of one file's columns: widened, or as inferred from its first rows."""
         inferred = dict(zip(schema.names, schema.types, strict=True))
         return inferred | {n: t for n, t in self._types[path].items() if n in inferred}
@@ -121,7 +128,7 @@ class CsvSource:
             except (pa.ArrowException, OSError, UnicodeError) as error:
                 self._widen(path, columns, error)
 
-    def _first_rows(self, path: Path) -> pa.Schema:
+    def _first_rows(self, path: PurePath) -> pa.Schema:
         """Names and types of all columns, as inferred from the first rows of a file."""
         import pyarrow as pa
 
@@ -137,13 +144,13 @@ class CsvSource:
         return schema
 
     def _open(
-        self, path: Path, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
+        self, path: PurePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
     ) -> arrow_csv.CSVStreamingReader:
         from pyarrow import csv as arrow_csv
 
         dialect = self._dialects[path]
         return arrow_csv.open_csv(
-            path,
+            self._system.open_input_stream(str(path)),  # decompressed by the file's ending
             read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
             parse_options=arrow_csv.ParseOptions(delimiter=dialect.separator),
             convert_options=arrow_csv.ConvertOptions(
@@ -154,7 +161,7 @@ class CsvSource:
             ),
         )
 
-    def _widen(self, path: Path, columns: Sequence[str], error: Exception) -> NoReturn:
+    def _widen(self, path: PurePath, columns: Sequence[str], error: Exception) -> NoReturn:
         """Widen the columns that hold a misfit and raise `TypesWidened`; else raise `DataError`."""
         import pyarrow as pa
 
@@ -186,7 +193,9 @@ class CsvSource:
             self._types[path][name] = pa.float64()
         raise TypesWidened
 
-    def _misfits(self, path: Path, types: Mapping[str, pa.DataType]) -> dict[str, tuple[int, str]]:
+    def _misfits(
+        self, path: PurePath, types: Mapping[str, pa.DataType]
+    ) -> dict[str, tuple[int, str]]:
         """Read a file as text; return row and value of each column's first misfit.
 
         Arrow's error message names the column too, but its wording may change.
@@ -204,20 +213,20 @@ class CsvSource:
             start += batch.num_rows
         return misfits
 
-    def _count(self, path: Path) -> int:
+    def _count(self, path: PurePath) -> int:
         import pyarrow as pa
 
         name = self._first_rows(path).names[0]
         return sum(batch.num_rows for batch in self._open(path, [name], {name: pa.string()}))
 
-    def _require_encoding(self, path: Path) -> None:
+    def _require_encoding(self, path: PurePath) -> None:
         """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
         import pyarrow as pa
 
         decoder = codecs.getincrementaldecoder(self._encoding)()
         lines, start = 1, b""
         try:
-            with pa.input_stream(str(path), compression="detect") as stream:
+            with self._system.open_input_stream(str(path)) as stream:
                 while block := stream.read(BLOCK_BYTES):
                     start = start or block[:4]
                     lines += decoder.decode(block).count("\n")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import codecs
 import re
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 BEGINNING_BYTES = 1 << 16
 DECIMAL_COMMA = re.compile(r"[-+]?(?!0*[1-9]\d{0,2}(,\d{3})+$)\d*,\d+")
@@ -29,12 +32,12 @@ class Dialect(NamedTuple):
     point: str = "."
 
     @classmethod
-    def of(cls, path: Path, encoding: str) -> Dialect:
+    def of(cls, path: PurePath, system: FileSystem, encoding: str) -> Dialect:
         """Return the dialect of a file, which may be compressed."""
         import pyarrow as pa
 
         try:
-            with pa.input_stream(str(path), compression="detect") as stream:
+            with system.open_input_stream(str(path)) as stream:
                 start = bytes(stream.read(BEGINNING_BYTES))
         except (pa.ArrowException, OSError):
             return cls()  # opening the file says what is wrong with it

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple, TypeGuard
 
 import numpy as np
@@ -20,7 +20,7 @@ from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.lake import LakeSource, is_remote, is_uri, local_path
+from modicum.rows.lake import LakeSource, Listing, is_remote, is_uri, local_path, place_name
 from modicum.rows.level_names import Level
 from modicum.rows.object_storage import Bucket, holds_store
 from modicum.rows.roles import ColumnChoice
@@ -86,10 +86,10 @@ def ingest(
     source : path, table, mapping or Rows
         A Parquet, CSV or Arrow (Feather) file, a folder or glob of one kind of such files (read in
         the order of their names; ``year=2024`` in a folder's name is a column), the same on
-        object storage (``s3://bucket/folder``, ``gs://...``; no CSV), a list of them, a store, a
-        pandas or polars data frame or LazyFrame, a pyarrow table or dataset (which may have a
-        filter), a list or an iterator of tables, a mapping of field names to arrays (then the
-        column arguments do not apply), or `Rows`.
+        object storage (``s3://bucket/folder``, ``gs://...``), a list of them, a store, a pandas
+        or polars data frame or LazyFrame, a pyarrow table or dataset (which may have a filter), a
+        list or an iterator of tables, a mapping of field names to arrays (then the column
+        arguments do not apply), or `Rows`.
     store : path
         The folder to create, or its URI on object storage (``s3://bucket/folder``), to which each
         shard is sent when it is finished.
@@ -154,10 +154,19 @@ def identity_of(source: object, *settings: object) -> str | None:
     if isinstance(source, LakeSource):
         files: object = source.identity
     elif isinstance(source, FileSource) and not isinstance(source, SpooledSource):
-        files = [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in source.paths]
+        files = _states(source.paths)
     else:
         return None
     return hashlib.sha256(repr((files, settings)).encode()).hexdigest()
+
+
+def files_at(place: str) -> list[list[str | int]]:
+    """Name, size and modification time of each file at a path or URI, to detect changes."""
+    return Listing.of([place]).identity if is_uri(place) else _states(_files(Path(place)))
+
+
+def _states(files: Sequence[Path]) -> list[list[str | int]]:
+    return [[os.path.realpath(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
 class PackedBlocks(NamedTuple):
@@ -197,7 +206,7 @@ def write_store(
             ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
             ready = ready._replace(blocks=ordered)
         journal = journals[0] if journals else None
-        _write(ready, folder, Path(store), shard_rows, progressbar, journal)
+        _write(ready, folder, place_name(store), shard_rows, progressbar, journal)
     return Rows.open(store)
 
 
@@ -227,7 +236,7 @@ def _writable(
 def _write(
     rows: PackedBlocks,
     folder: Directory | Bucket,
-    store: Path,
+    store: str,
     shard_rows: int | None,
     progressbar: Progressbar,
     journal: Journal | None = None,
@@ -237,7 +246,7 @@ def _write(
     writer = ShardWriter(folder, description, per_shard, journal)
     fingerprint = RunningFingerprint(description)
     try:
-        with phase(f"ingest {store.name}", rows.total, progressbar, "rows") as reading:
+        with phase(f"ingest {PurePath(store).name}", rows.total, progressbar, "rows") as reading:
             for block in () if journal is None else journal.blocks():
                 fingerprint.update(block)  # rows that an earlier, killed call has written
                 reading.advance(len(block))
@@ -347,7 +356,7 @@ def table_source(
         return DatasetSource(source)
     if isinstance(source, list | tuple) and source and all(map(_is_place, source)):
         if any(map(is_uri, source)):
-            return LakeSource(source)
+            return _lake_source(source, encoding, as_text, levels)
         files = [file for place in source for file in _files(Path(place))]
         refuse_twice([os.path.realpath(file) for file in files])
     elif isinstance(source, Iterator | list | tuple) or _is_reader(source):
@@ -358,7 +367,7 @@ def table_source(
             "pyarrow table or dataset, a list or an iterator of them, a mapping of arrays, or Rows."
         )
     elif is_uri(source) or _holds_columns(Path(source)):
-        return LakeSource([source])
+        return _lake_source([source], encoding, as_text, levels)
     else:
         files = _files(Path(source))
     kinds = {_kind(file) for file in files}
@@ -370,6 +379,17 @@ def table_source(
     if kind == "csv":
         return CsvSource(files, as_text, encoding, levels)
     return FileSource(files, parquet=kind == "parquet")
+
+
+def _lake_source(
+    places: Sequence[str | os.PathLike[str]], encoding: str, as_text: Sequence[str], levels: bool
+) -> LakeSource | CsvSource:
+    """Return files of one file system as a table; those of CSV without columns in folder names."""
+    listing = Listing.of(places)
+    paths = [PurePosixPath(path) for path in listing.paths]
+    if "=" not in "".join(listing.paths) and all(_kind(path) == "csv" for path in paths):
+        return CsvSource(paths, as_text, encoding, levels, listing.system)
+    return LakeSource(listing)
 
 
 def _is_place(value: object) -> TypeGuard[str | os.PathLike[str]]:
@@ -405,7 +425,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _kind(file: Path) -> str:
+def _kind(file: PurePath) -> str:
     suffixes = [s.lower() for s in file.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from modicum.errors import DataError, SettingError, first_line
 from modicum.rows.checks import names_like
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LakeError",
     "LakeSource",
+    "Listing",
     "cache_folder",
     "file_system",
     "is_remote",
     "is_uri",
     "local_path",
+    "place_name",
     "with_retries",
 ]
 
@@ -43,6 +46,10 @@ FORMATS = {
     ".parquet": "parquet", ".pq": "parquet",
     ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc",
 }  # fmt: skip
+
+
+# What precedes the host of a URI; a secret may hold a slash that should have been escaped.
+CREDENTIALS = re.compile(r"(?<=://)([^/@]*:[^@]*@)?([^/@]*@)?")
 
 
 class LakeError(DataError):
@@ -57,6 +64,18 @@ def is_uri(value: object) -> bool:
 def is_remote(value: object) -> bool:
     """Whether `value` is a URI that does not point to a local file."""
     return is_uri(value) and not str(value).startswith("file:")
+
+
+def place_name(place: str | os.PathLike[str]) -> str:
+    """Return what messages and files call a path or a URI: without credentials and options.
+
+    Examples
+    --------
+    >>> place_name("s3://KEY:SECRET@bucket/trips?region=us-east-1")
+    's3://bucket/trips'
+    """
+    text = os.fspath(place)
+    return CREDENTIALS.sub("", text, count=1).partition("?")[0] if is_uri(text) else text
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
@@ -86,35 +105,72 @@ def cache_folder() -> Path:
     return Path(cache).expanduser() / "modicum"
 
 
+class Listing(NamedTuple):
+    """Files of one file system, in the order of their names.
+
+    Attributes
+    ----------
+    system
+        The file system.
+    files
+        Path within it, size and modification time of each file.
+    base
+        The folder that contains all files; folder names below it, such as ``year=2024``, are
+        columns.
+    called
+        What messages call them.
+    remote
+        Whether any of the files is remote.
+    """
+
+    system: FileSystem
+    files: list[FileInfo]
+    base: str
+    called: str
+    remote: bool
+
+    @classmethod
+    def of(cls, places: Sequence[str | os.PathLike[str]]) -> Listing:
+        """List the files at paths or URIs: files, folders, or globs."""
+        import pyarrow as pa
+
+        called = place_name(places[0]) + (" ..." if len(places) > 1 else "")
+        try:
+            system, files, base = _list_files(places)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(called, error) from None
+        if not files:
+            raise DataError(f"there is no file at {called}: check the path.")
+        refuse_twice([f.path for f in files])
+        return cls(system, files, base, called, any(map(is_remote, places)))
+
+    @property
+    def paths(self) -> list[str]:
+        """Path of each file within the file system."""
+        return [f.path for f in self.files]
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """Name, size and modification time of every file, which change when the data do."""
+        return [[f.path, f.size, str(f.mtime_ns)] for f in self.files]
+
+
 class LakeSource(DatasetSource):
     """Parquet or Arrow files of one file system, in the order of their names.
 
     Parameters
     ----------
-    places
-        Paths or URIs: files, folders, or globs. Folder names such as ``year=2024`` add columns to
-        the table; a file that holds such a column too, with another value, is refused.
-
-    Attributes
-    ----------
-    remote
-        Whether any of the files is remote.
-    identity
-        Name, size and modification time of every file, which change when the data do.
+    listing
+        The files. Folder names such as ``year=2024`` add columns to the table; a file that holds
+        such a column too, with another value, is refused.
     """
 
-    def __init__(self, places: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(self, listing: Listing) -> None:
         import pyarrow as pa
 
-        self.called = os.fspath(places[0]) + (" ..." if len(places) > 1 else "")
-        self.remote = any(map(is_remote, places))
+        self.called, self.remote, self.identity = listing.called, listing.remote, listing.identity
         try:
-            filesystem, files, base = _list_files(places)
-            if not files:
-                raise DataError(f"there is no file at {self.called}: check the path.")
-            refuse_twice([f.path for f in files])
-            self.identity = [[f.path, f.size, str(f.mtime_ns)] for f in files]
-            self._fragments = _fragments(filesystem, [f.path for f in files], base)
+            self._fragments = _fragments(listing.system, listing.paths, listing.base)
             with ThreadPoolExecutor(FOOTERS) as pool:
                 footers = list(pool.map(_footer, self._fragments))
         except (pa.ArrowException, OSError) as error:
@@ -236,12 +292,15 @@ def file_system(uri: str) -> tuple[FileSystem, str]:
     try:
         system, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:
+        called = place_name(uri)
         raise SettingError(
-            f"{uri!r} cannot be read ({first_line(error)}): give a path, or a URI such as "
-            "s3://bucket/folder or gs://bucket/folder."
+            f"{called!r} cannot be read ({first_line(error).replace(uri, called)}): give a path, "
+            "or a URI such as s3://bucket/folder or gs://bucket/folder."
         ) from None
     if not path.strip("/"):
-        raise SettingError(f"{uri!r} names no file or folder: write s3://bucket/folder.")
+        raise SettingError(
+            f"{place_name(uri)!r} names no file or folder: write s3://bucket/folder."
+        )
     return system, path
 
 
@@ -279,7 +338,8 @@ def _fragments(system: FileSystem, files: list[str], base: str) -> list[Fragment
         wrong = next((f for f in files if os.path.splitext(f)[1].lower() not in FORMATS), files[0])
         raise SettingError(
             f"{wrong} is among files that are read as one table, which must all be Parquet or all "
-            "Arrow (Feather) files: name one kind, as in '*.parquet', or write CSV as Parquet."
+            "Arrow (Feather) files, or CSV files outside folders such as year=2024: name one kind, "
+            "as in '*.parquet', or write CSV as Parquet."
         )
     parquet = kinds == {"parquet"}
     file_format = dataset.ParquetFileFormat() if parquet else dataset.IpcFileFormat()

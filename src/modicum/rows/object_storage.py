@@ -14,13 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.rows.description import Array, Description
-from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
+from modicum.rows.lake import LakeError, file_system, is_remote, place_name, with_retries
 from modicum.rows.shard_writing import JOURNAL
 from modicum.rows.store import (
     DESCRIPTION,
@@ -70,8 +69,7 @@ class Bucket:
     def __init__(self, uri: str) -> None:
         self._system, path = file_system(uri)
         self._path = path.rstrip("/")
-        parts = urlsplit(uri)
-        self.called = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+        self.called = place_name(uri).rstrip("/")
         self.local = Path()
         self._last = -1
 

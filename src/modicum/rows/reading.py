@@ -29,7 +29,7 @@ from modicum.rows.ingestion import (
     table_source,
     write_store,
 )
-from modicum.rows.lake import LakeSource, cache_folder
+from modicum.rows.lake import LakeSource, cache_folder, is_uri, place_name
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, Unread, is_columns, is_dataset, is_table
@@ -37,8 +37,8 @@ from modicum.rows.store import DESCRIPTION
 
 __all__ = [
     "Missing",
+    "TableFiles",
     "TableRows",
-    "TextFiles",
     "encode_table",
     "is_tabular",
     "largest_factor",
@@ -52,18 +52,25 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class TextFiles:
-    """A table of CSV files that are not in UTF-8: their path and their encoding."""
+class TableFiles:
+    """The files of a table: their places, and their encoding if they are CSV files."""
 
-    path: str | os.PathLike[str]
-    encoding: str
+    places: tuple[str | os.PathLike[str], ...]
+    encoding: str = "utf-8"
 
     @classmethod
-    def of(cls, table: object, encoding: str) -> object:
-        """Return `table`, together with its encoding if it is a path and the encoding not UTF-8."""
-        if isinstance(table, str | os.PathLike) and encoding.lower() not in ("utf-8", "utf8"):
-            return cls(table, encoding)
-        return table
+    def of(cls, table: object, encoding: str = "utf-8") -> object:
+        """Return a table of files as such if their path alone does not tell all, or tells too much.
+
+        That is, if they are not in UTF-8, or have URIs, which may hold credentials.
+        """
+        entries = table if isinstance(table, list | tuple) else [table]
+        places = tuple(place for place in entries if isinstance(place, str | os.PathLike))
+        tells_all = encoding.lower() in ("utf-8", "utf8") and not any(map(is_uri, places))
+        return table if tells_all or len(places) < len(entries) else cls(places, encoding)
+
+    def __repr__(self) -> str:
+        return f"TableFiles({', '.join(map(place_name, self.places))}, {self.encoding})"
 
 
 class TableRows(NamedTuple):
@@ -187,7 +194,9 @@ def _cached_rows(
         say(f"reading the rows of {source.called} from the cache, {folder}", progressbar)
         return TableRows(Rows.open(folder), int(dropped))
     say(f"caching the rows of {source.called} as a row store in {folder}", progressbar)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data may be confidential
     rows = make(folder)
+    note.touch(mode=0o600)
     note.write_text(json.dumps({"source": source.called, "dropped": rows.dropped}))
     return rows
 
@@ -229,7 +238,7 @@ def is_tabular(value: object) -> bool:
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_tabular, value))
     single = is_table(value) or is_dataset(value) or is_columns(value)
-    return single or isinstance(value, str | os.PathLike | TextFiles)
+    return single or isinstance(value, str | os.PathLike | TableFiles)
 
 
 def source_of(table: object, encoding: FormulaEncoding | None = None) -> Source:
@@ -332,8 +341,9 @@ def _text_columns(encoding: FormulaEncoding) -> list[str]:
 
 
 def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
-    if isinstance(data, TextFiles):
-        return _source(data.path, data.encoding, as_text)
+    if isinstance(data, TableFiles):
+        places = data.places
+        return _source(places[0] if len(places) == 1 else places, data.encoding, as_text)
     if is_store(data):
         data = Rows.open(data)
     if isinstance(data, Rows):

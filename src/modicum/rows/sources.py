@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -408,7 +408,7 @@ def _written_by_pandas(schema: pa.Schema) -> bool:
     return b"pandas" in (schema.metadata or {})
 
 
-def require_columns(path: Path, columns: Sequence[str], names: Sequence[str]) -> None:
+def require_columns(path: PurePath, columns: Sequence[str], names: Sequence[str]) -> None:
     """Refuse a file that lacks one of the columns."""
     for name in columns:
         if name not in names:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modicum.errors import DataError, SettingError, first_line
+from modicum.errors import DataError, ResourceError, SettingError, first_line
 from modicum.rows.checks import names_like
 from modicum.rows.sources import (
     BATCH_ROWS,
@@ -35,7 +36,8 @@ class SpooledSource(FileSource):
     """
 
     def __init__(self, tables: Iterable[object]) -> None:
-        folder = tempfile.mkdtemp(prefix="modicum-tables-")
+        with _temporary():
+            folder = tempfile.mkdtemp(prefix="modicum-tables-")
         self._gone = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = Path(folder) / "tables.arrow"
         rows = _spool(tables, path)
@@ -58,15 +60,32 @@ def _spool(tables: Iterable[object], path: Path) -> int:
             part = source.table(source.names)
             if writer is None or schema is None:
                 schema = part.schema
-                writer = pa.ipc.new_file(str(path), schema)
-            writer.write_table(_cast_to_first(part, schema, number), max_chunksize=BATCH_ROWS)
+                with _temporary():
+                    writer = pa.ipc.new_file(str(path), schema)
+            part = _cast_to_first(part, schema, number)
+            with _temporary():
+                writer.write_table(part, max_chunksize=BATCH_ROWS)
             rows += part.num_rows
     finally:
         if writer is not None:
-            writer.close()
+            with _temporary():
+                writer.close()
     if not rows:
         raise DataError("there are no rows in the tables: at least one is needed.")
     return rows
+
+
+@contextlib.contextmanager
+def _temporary() -> Iterator[None]:
+    """Turn a failure to write the temporary file into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            "tables that can be read only once are written to a temporary file, which cannot be "
+            f"done ({first_line(error)}): free some space in the temporary folder, or name another "
+            "by the environment variable TMPDIR."
+        ) from None
 
 
 def _cast_to_first(part: pa.Table, schema: pa.Schema, number: int) -> pa.Table:

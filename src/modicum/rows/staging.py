@@ -57,7 +57,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
 
 
 @contextlib.contextmanager
-def writing(store: Path) -> Iterator[None]:
+def writing(store: Path | str) -> Iterator[None]:
     """Turn an OSError into a one-sentence `SettingError` that says what to do."""
     try:
         yield

@@ -7,7 +7,7 @@ from modicum.run.checkpoint import Checkpoint
 from modicum.run.fetching import RowPlacement, place_rows
 from modicum.run.interrupt import stoppable
 from modicum.run.layout import ChainCount, Layout, auto_layout, check_layout
-from modicum.run.limits import require_writable, within_disk, within_limits
+from modicum.run.limits import within_limits
 from modicum.run.runner import History, PeriodicHook, capacity_for, run
 
 __all__ = [
@@ -27,9 +27,7 @@ __all__ = [
     "check_layout",
     "default_parallel",
     "place_rows",
-    "require_writable",
     "run",
     "stoppable",
-    "within_disk",
     "within_limits",
 ]

@@ -12,15 +12,12 @@ One process at a time holds the folder; the system releases the lock when that p
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 import re
 import shutil
-import socket
 import textwrap
-import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -33,8 +30,8 @@ from typing import IO, Any, Self, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError
+from modicum.files import DISK_FULL, Lock
 from modicum.rows.json_entries import Json
-from modicum.run.limits import DISK_FULL
 
 __all__ = ["Checkpoint"]
 
@@ -42,7 +39,6 @@ FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
 SHORT = 80  # characters of a setting shown in an error message
 OURS = {".npz", ".tmp", ".lock"}
-LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 
@@ -76,7 +72,7 @@ class Checkpoint:
         with _writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._refuse_other_files()
-            self._lock = _Lock(self.folder)
+            self._lock = Lock(self.folder / LOCK, f"the checkpoint in '{self.folder}'")
         try:
             self.index = self._read_index()
         except BaseException:
@@ -334,69 +330,7 @@ def _damaged(path: Path) -> DataError:
     )
 
 
-# Locking, and failures to write -----------------------------------------------------------
-
-
-class _Lock:
-    """Holds the folder for this process until `release`, or until the process dies."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / LOCK
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
-                raise
-            # without write access no lock is needed
-            self.release: Callable[[], object] = lambda: None
-            return
-        self.release = weakref.finalize(self, os.close, descriptor)
-        if not _locked(descriptor):
-            self.release()
-            raise SettingError(
-                f"the checkpoint in '{folder}' is in use by {_holder(path)}; wait until it ends, "
-                "or choose another folder."
-            )
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
-
-
-def _locked(descriptor: int) -> bool:
-    """Try to take the lock; return True on success, or if the file system has no locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return _locked_on_windows(descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
-    return True
-
-
-def _locked_on_windows(descriptor: int) -> bool:
-    import msvcrt
-
-    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
-    try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    except OSError:
-        return False
-    finally:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-    return True
-
-
-def _holder(path: Path) -> str:
-    """Name the process that holds the lock ("process 4711"), and its machine if another."""
-    try:
-        number, host = path.read_bytes()[:300].decode().split()
-        where = "" if host == socket.gethostname() else f" on {host}"
-        return f"process {int(number)}{where}"
-    except (OSError, ValueError):
-        return "another process"
+# Failures to write ------------------------------------------------------------------------
 
 
 @contextmanager

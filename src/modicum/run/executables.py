@@ -7,6 +7,10 @@ settings, shapes and types of the arguments, versions, JAX's settings, the proce
 of this package. A kernel that contains anything from outside this package and JAX (a user-defined
 model, prior or design) is not stored, since it may depend on anything.
 
+Loading compiled code runs whatever its author wrote, and JAX unpickles it besides, so no format of
+ours could make it safe. Files are therefore read only if nobody but this user (or root) can have
+written them, and if their checksum shows that they are intact.
+
 Nothing here can make a run fail: a loop that cannot be stored or read is traced as usual. If you
 patch functions of this package at run time, set the environment variable MODICUM_KEEP_COMPILED to
 0, since no file contains the patches.
@@ -41,6 +45,8 @@ Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
 SWITCH = "MODICUM_KEEP_COMPILED"
 MOST_FILES = 200  # about 100 MB; older files are removed
+LAYOUT = "checksum, content"  # of each file, in the names of code: code of another layout is apart
+CHECKSUM = 20  # bytes
 _loaded: dict[str, Executable] = {}
 _traced: set[str] = set()  # keys of the loops that this process has traced itself
 on_release(_loaded.clear)
@@ -84,8 +90,10 @@ def stored(*keys: str | None) -> list[Executable] | None:
 def _read(folder: Path, key: str) -> Executable:
     from jax.experimental.serialize_executable import deserialize_and_load
 
-    name, *trees = pickle.loads((folder / key).read_bytes())
-    _loaded[key] = deserialize_and_load((folder / name).read_bytes(), *trees)
+    if not _is_ours(folder):
+        raise PermissionError(f"others can write to {folder}")
+    name, *trees = pickle.loads(_get(folder / key))
+    _loaded[key] = deserialize_and_load(_get(folder / name), *trees)
     return _loaded[key]
 
 
@@ -117,7 +125,7 @@ def keep(programs: Sequence[NewProgram]) -> None:
 def _name_and_write(folder: Path, programs: Sequence[NewProgram], made_for: str) -> None:
     """Name code by the compiler's input, and write what is fresh or known."""
     for key, lowered, compiled, fresh in programs:
-        text = lowered.as_text() + made_for
+        text = lowered.as_text() + made_for + LAYOUT
         name = f"code-{hashlib.blake2b(text.encode(), digest_size=20).hexdigest()}"
         if key is not None and (fresh or (folder / name).exists()):
             _write(folder, key, name, compiled)
@@ -129,6 +137,8 @@ def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> 
         from jax.experimental.serialize_executable import serialize
 
         folder.mkdir(parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            folder.chmod(0o700)  # fails if it belongs to somebody else
         if (folder / name).exists():
             os.utime(folder / name)  # mark as recent, since the oldest are removed
         else:
@@ -143,10 +153,34 @@ def _write(folder: Path, key: str, name: str, compiled: jax.stages.Compiled) -> 
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
+    """Write a file atomically, with its checksum, for its owner alone."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
+        file.write(_checksum(content) + content)
     Path(file.name).replace(path)
+
+
+def _get(path: Path) -> bytes:
+    """Read a file that `_put` wrote; remove it if it is damaged."""
+    with open(path, "rb") as file:
+        if not _is_ours(file.fileno()):
+            raise PermissionError(f"others can write {path.name}")
+        checksum, content = file.read(CHECKSUM), file.read()
+    if checksum != _checksum(content):
+        path.unlink(missing_ok=True)  # to be written again
+        raise ValueError(f"{path.name} is damaged")
+    return content
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=CHECKSUM).digest()
+
+
+def _is_ours(place: Path | int) -> bool:
+    """Whether only this user and root can write a file or folder, as far as the system knows."""
+    if not hasattr(os, "geteuid"):  # not a POSIX system
+        return True
+    status = os.stat(place)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & 0o022
 
 
 def key_of(

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import jax
 
-from modicum.errors import ResourceError, SettingError
+from modicum.errors import ResourceError
+from modicum.files import DISK_FULL, full_disk
 
-__all__ = ["DISK_FULL", "memory_limit", "require_writable", "within_disk", "within_limits"]
+__all__ = ["memory_limit", "within_limits"]
 
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, with which its error messages begin
 # address space in bytes that a compilation needs, and what it needs in addition per core
 COMPILER, COMPILER_PER_CORE = 500_000_000, 100_000_000
@@ -48,49 +48,7 @@ def within_limits() -> Iterator[None]:
             raise _out_of_memory() from error
         if error.errno not in DISK_FULL:
             raise
-        raise _full_disk(error.filename) from error
-
-
-def require_writable(path: str | os.PathLike[str]) -> None:
-    """Refuse an output file that cannot be written, before the work begins."""
-    try:
-        target = Path(path)
-    except TypeError:
-        raise SettingError(f"the name of a file is needed, not {type(path).__name__}.") from None
-    try:
-        if target.is_dir():
-            raise SettingError(f"'{target}' is a folder: name a file in it.")
-        if not target.parent.is_dir():
-            raise SettingError(
-                f"there is no folder '{target.parent}' to write '{target.name}' to: make it first, "
-                "or name another."
-            )
-        existing = target if target.exists() else target.parent
-    except (OSError, ValueError) as error:  # an unreadable folder, a name that is too long
-        raise _not_written(path, error) from error
-    if not os.access(existing, os.W_OK):
-        raise SettingError(f"'{target}' cannot be written (no permission): name another file.")
-
-
-@contextmanager
-def within_disk(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn a full disk, or any other failure to write the file `path`, into a Modicum error."""
-    try:
-        yield
-    except OSError as error:
-        raise (
-            _full_disk(path) if error.errno in DISK_FULL else _not_written(path, error)
-        ) from error
-
-
-def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError:
-    reason = getattr(error, "strerror", None) or error
-    return SettingError(f"'{os.fspath(path)}' cannot be written ({reason}): name another file.")
-
-
-def _full_disk(path: str | os.PathLike[str] | None) -> ResourceError:
-    where = f"of '{os.fspath(path)}' " if path else ""
-    return ResourceError(f"the disk {where}is full; free some space and try again.")
+        raise full_disk(error.filename) from error
 
 
 def _refuse_small_room() -> None:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
+from modicum.files import within_disk
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
 from modicum.models.prediction import ModelPredictor
 from modicum.models.prior_draws import prior_draws
@@ -21,7 +22,6 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.resampling import equal_places, require_positive_sum
 from modicum.random import Stream, generator
-from modicum.run import within_disk
 
 __all__ = [
     "OutcomeDraws",
@@ -175,6 +175,9 @@ def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.nda
         return np.empty(shape)
     with within_disk(out):
         mapped: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
+        if hasattr(os, "posix_fallocate"):  # a map that finds the disk full ends the process
+            with open(out, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, os.path.getsize(out))
     return mapped
 
 

@@ -1,0 +1,212 @@
+"""Files that users ask for: complete or not at all, and of one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import socket
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from modicum.errors import ResourceError, SettingError
+
+__all__ = ["DISK_FULL", "Lock", "full_disk", "require_writable", "whole_file", "within_disk"]
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse an output file that cannot be written, before the work begins."""
+    try:
+        target = Path(path)
+    except TypeError:
+        raise SettingError(f"the name of a file is needed, not {type(path).__name__}.") from None
+    try:
+        if target.is_dir():
+            raise SettingError(f"'{target}' is a folder: name a file in it.")
+        if target.exists() and not target.is_file():
+            raise SettingError(f"'{target}' is not a file: name another.")
+        if not target.parent.is_dir():
+            raise SettingError(
+                f"there is no folder '{target.parent}' to write '{target.name}' to: make it first, "
+                "or name another."
+            )
+        existing = target if target.exists() else target.parent
+    except (OSError, ValueError) as error:  # an unreadable folder, a name that is too long
+        raise _not_written(path, error) from error
+    if not os.access(existing, os.W_OK):
+        raise SettingError(f"'{target}' cannot be written (no permission): name another file.")
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary file beside `path` to write to, which takes its place at the end.
+
+    If the block fails or the process is killed, `path` is as it was before. Each call has a
+    temporary file of its own, so that of several threads that write one file the last one counts.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "note.txt"
+    >>> with whole_file(path) as part:
+    ...     _ = part.write_text("complete")
+    >>> path.read_text()
+    'complete'
+    """
+    require_writable(path)
+    target = Path(os.path.realpath(path))  # what a link points to, not the link
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        with within_disk(path):
+            yield part
+            with open(part, "r+b") as file:
+                os.fsync(file.fileno())
+            os.replace(part, target)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+@contextlib.contextmanager
+def within_disk(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn a full disk, or any other failure to write the file `path`, into a Modicum error."""
+    try:
+        yield
+    except OSError as error:
+        raise (
+            full_disk(path) if error.errno in DISK_FULL else _not_written(path, error)
+        ) from error
+
+
+def full_disk(path: str | os.PathLike[str] | None) -> ResourceError:
+    """Return an error that says a disk is full."""
+    where = f"of '{os.fspath(path)}' " if path else ""
+    return ResourceError(f"the disk {where}is full; free some space and try again.")
+
+
+def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError:
+    reason = getattr(error, "strerror", None) or error
+    return SettingError(f"'{os.fspath(path)}' cannot be written ({reason}): name another file.")
+
+
+# Locks --------------------------------------------------------------------------------------
+
+
+class Lock:
+    """Holds a file for this process until `release`, or until the process dies.
+
+    Parameters
+    ----------
+    path
+        The file; created if it does not exist.
+    called
+        What it stands for, in the error if another process holds it.
+
+    Attributes
+    ----------
+    left
+        What the last holder left for the next one, if it did not `remove` the file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "a.lock"
+    >>> lock = Lock(path, "the folder")
+    >>> lock.leave("half done")
+    >>> lock.release()
+    >>> Lock(path, "the folder").left
+    'half done'
+    """
+
+    def __init__(self, path: Path, called: str) -> None:
+        self.path, self.left = path, ""
+        self._descriptor: int | None = None
+        self.release: Callable[[], object] = lambda: None
+        while not self._is_there():
+            self.release()  # of a file that was removed before it was locked
+            try:
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            except OSError as error:
+                if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+                    raise
+                return  # without write access no lock is needed
+            self.release = weakref.finalize(self, os.close, self._descriptor)
+            if not _locked(self._descriptor):
+                self.release()
+                raise SettingError(
+                    f"{called} is in use by {_holder(path)}; wait until it ends, or choose another "
+                    "folder."
+                )
+        self.leave(_text(path).partition("\n")[2])
+
+    def _is_there(self) -> bool:
+        """Whether the locked file is the one that others find."""
+        try:
+            return self._descriptor is not None and os.path.samestat(
+                os.fstat(self._descriptor), os.stat(self.path)
+            )
+        except FileNotFoundError:
+            return False
+
+    def leave(self, text: str) -> None:
+        """Leave a text for the next holder, in case this one cannot finish."""
+        self.left = text
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n{text}".encode())
+
+    def remove(self) -> None:
+        """Remove the file, and release it: nothing is left to be done."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.release()
+
+
+def _locked(descriptor: int) -> bool:
+    """Try to take the lock; return True on success, or if the file system has no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return _locked_on_windows(descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def _locked_on_windows(descriptor: int) -> bool:
+    import msvcrt
+
+    os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    except OSError:
+        return False
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return True
+
+
+def _holder(path: Path) -> str:
+    """Name the process that holds the lock ("process 4711"), and its machine if another."""
+    try:
+        number, host = _text(path).partition("\n")[0].split()
+        where = "" if host == socket.gethostname() else f" on {host}"
+        return f"process {int(number)}{where}"
+    except (OSError, ValueError):
+        return "another process"
+
+
+def _text(path: Path) -> str:
+    """Return the beginning of a lock's file."""
+    with open(path, "rb") as file:
+        return file.read(300).decode(errors="replace")
