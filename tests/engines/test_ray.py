@@ -178,7 +178,9 @@ def test_a_worker_that_keeps_dying_is_a_clear_error(rows, engine, monkeypatch):
 @pytest.mark.parametrize("address", ["nowhere.invalid:6379", "127.0.0.1:9", "nonsense", "auto"])
 def test_addresses_where_no_cluster_is_are_a_clear_error(rows, engine, address):
     engine.close()
-    with pytest.raises(mo.SettingError, match=r"cannot connect to a Ray cluster|is not the address"):
+    with pytest.raises(
+        mo.SettingError, match=r"cannot connect to a Ray cluster|is not the address"
+    ):
         quick(MODEL, rows, engine=mo.engines.Ray(address=address))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from modicum.errors import SettingError, argument
+from modicum.files import whole_file
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError
 from modicum.rows.csv import TypesWidened
@@ -196,8 +197,9 @@ def _cached_rows(
     say(f"caching the rows of {source.called} as a row store in {folder}", progressbar)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data may be confidential
     rows = make(folder)
-    note.touch(mode=0o600)
-    note.write_text(json.dumps({"source": source.called, "dropped": rows.dropped}))
+    with whole_file(note) as part:
+        part.touch(mode=0o600)
+        part.write_text(json.dumps({"source": source.called, "dropped": rows.dropped}))
     return rows
 
 
