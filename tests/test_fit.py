@@ -58,9 +58,12 @@ def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Pos
     arrays = mo.Rows(
         x=x, y=batch["y"], offset=frame["base"], weight=frame["count"], columns=list(made.columns)
     )
+    # Arrays do not say that a column is a level times a number, which has the number's prior.
+    priors = mo.models.Logistic().resolved(made).resolved_priors
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mo.ModicumWarning)
-        dense = mo.sample(mo.models.Logistic(), arrays, progressbar=False, **SETTINGS)
+        model = mo.models.Logistic(resolved_priors=priors)
+        dense = mo.sample(model, arrays, progressbar=False, **SETTINGS)
     assert list(dense.summary().index) == list(post.summary().index)
     np.testing.assert_allclose(dense.draws["beta"], post.draws["beta"], rtol=1e-5, atol=1e-7)
     assert post.settings["outcome_levels"] == {"no": 0, "yes": 1}
