@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.interrupted import planned
+from modicum.errors import CrudeControlVariateError
 from modicum.fit import model_for
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.reading import encode_table, read_formula
@@ -91,3 +93,21 @@ def test_combinations_of_levels_with_colons_stay_apart() -> None:
     known = read_formula("y ~ 1 + (1 | outer:inner)", table[1:], progressbar=False).rows
     with pytest.raises(mo.DataError, match="a group that the rows of the fit did not have"):
         encode_table(FormulaEncoding.from_dict(known.schema.origin), table, outcome=False)
+
+
+@pytest.mark.slow
+def test_where_times_overflow_near_the_mode_the_default_runs_nuts():
+    """Slopes by group of a column with a long tail, and three quarters of the times censored."""
+    rng, n = np.random.default_rng(1), 300
+    g, x = rng.integers(60, size=n), np.exp(1.5 * rng.normal(size=n))
+    offset = 3 * rng.normal(size=n)
+    slope = 0.4 + 0.05 * rng.normal(size=60)[g]
+    time = np.exp(1 + slope * x / x.std() + offset) * rng.weibull(4.0, size=n)
+    ends = np.quantile(time, 0.24) * rng.uniform(0.3, 1.7, size=n)
+    table = {"y": np.minimum(time, ends), "seen": (time < ends) * 1, "x": x, "o": offset, "g": g}
+    rows = read_formula("y | event(seen) ~ x + offset(o) + (0 + x | g)", pd.DataFrame(table)).rows
+    model = model_for(rows, "weibull").model
+    with pytest.raises(CrudeControlVariateError, match=r"not finite .* use method='nuts'"):
+        planned(model, rows, mo.HMCECS())
+    plan, _ = planned(model, rows, mo.Auto())
+    assert plan.tuning["method"].startswith("NUTS on all rows, since the log-likelihood of row")

@@ -1,11 +1,13 @@
 """Priors that override the data: defaults use the data's units, tight priors are reported."""
 
 import warnings
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import expit
 
 import modicum as mo
 from helpers.interrupted import planned
@@ -26,10 +28,11 @@ from modicum.methods.ecs import paper_schedule
 from modicum.models import Target
 from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.models.priors import LogNormal, Normal, moments, prior_warnings
-from modicum.passes import anchor_at_mode
+from modicum.passes import anchor_at_mode, find_mode
 from modicum.rows import ingest
+from modicum.runtime import in_double_precision
 
-M = mo.models
+M, P = mo.models, mo.priors
 RAW = {"prior_scale": 2.5, "intercept_scale": 10.0}
 RUN = {"draws": 400, "chains": 2, "random_seed": 1, "progressbar": False}
 
@@ -490,3 +493,136 @@ def test_the_papers_schedule_counts_what_it_looks_up_on_its_subset(monkeypatch):
     rows = mo.Rows(x=x, y=((rng.random(3_000) < 0.5) | (x[:, 1] > 0)).astype(float))
     _, ledger = planned(M.Logistic(prior_scale=1.0), rows, mo.HMCECS(tuning="paper"))
     assert ledger.counts["separation", "density"] > 0
+
+
+# A prior of one's own for a scale, in any units --------------------------------------------------
+
+POSITIVE = {  # each prior with a typical size of s, and scipy's density of it
+    "half-normal": (P.HalfNormal, lambda s: (s,), lambda s: stats.halfnorm(0, s)),
+    "half-cauchy": (P.HalfCauchy, lambda s: (s,), lambda s: stats.halfcauchy(0, s)),
+    "exponential": (P.Exponential, lambda s: (1 / s,), lambda s: stats.expon(0, s)),
+    "gamma": (P.Gamma, lambda s: (2, 2 / s), lambda s: stats.gamma(2, 0, s / 2)),
+    "log-normal": (P.LogNormal, lambda s: (np.log(s), 1.0), lambda s: stats.lognorm(1, 0, s)),
+}
+SCALED = {  # the parameter of each family, made-up outcomes, and scipy's density of them
+    "Gaussian": (
+        "scale",
+        lambda rng, eta: eta + rng.normal(size=eta.shape),
+        lambda eta, s: stats.norm(eta, s).logpdf,
+    ),
+    "StudentT": (
+        "scale",
+        lambda rng, eta: eta + rng.standard_t(4, eta.shape),
+        lambda eta, s: stats.t(4, eta, s).logpdf,
+    ),
+    "InverseGaussian": (
+        "shape",
+        lambda rng, eta: rng.wald(np.exp(eta), 2.0),
+        lambda eta, s: stats.invgauss(np.exp(eta) / s, 0, s).logpdf,
+    ),
+    "Gamma": (
+        "shape",
+        lambda rng, eta: np.exp(eta) * rng.gamma(3, 1 / 3, eta.shape),
+        lambda eta, s: stats.gamma(s, 0, np.exp(eta) / s).logpdf,
+    ),
+    "Weibull": (
+        "shape",
+        lambda rng, eta: np.exp(eta) * rng.weibull(1.5, eta.shape),
+        lambda eta, s: stats.weibull_min(s, 0, np.exp(eta)).logpdf,
+    ),
+    "NegativeBinomial": (
+        "overdispersion",
+        lambda rng, eta: rng.negative_binomial(2, 2 / (2 + np.exp(eta))) * 1.0,
+        lambda eta, s: stats.nbinom(1 / s, 1 / (1 + s * np.exp(eta))).logpmf,
+    ),
+    "Beta": (
+        "precision",
+        lambda rng, eta: rng.beta(5 * expit(eta), 5 * expit(-eta)),
+        lambda eta, s: stats.beta(s * expit(eta), s * expit(-eta)).logpdf,
+    ),
+}
+IN_UNITS = {"Gaussian", "StudentT"}  # of which coefficients have the unit of the outcome as well
+HAS_UNIT = IN_UNITS | {"InverseGaussian"}
+
+
+def scale_case(family, unit, rescaled):
+    """Return rows and made-up outcomes; `rescaled` are measured in the unit of the prior."""
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(120, 1))
+    y = SCALED[family][1](rng, 0.5 + 0.4 * x[:, 0]) * (unit if rescaled else 1.0)
+    return mo.Rows(x=x, y=y, **({"event": np.ones(120)} if family == "Weibull" else {}))
+
+
+def wide(family, unit, rescaled):
+    """Return the sd of the coefficients' priors."""
+    return 10.0 * (unit if family in IN_UNITS and rescaled else 1.0)
+
+
+def steps_of_scipy(family, prior, unit, rescaled, rows, at):
+    """Return slopes and curvatures of scipy's log-posterior along the columns of our factor."""
+    _, _, density = SCALED[family]
+    of_scale, sd = POSITIVE[prior][2](unit), wide(family, unit, rescaled)
+    x, y = rows.slice(0, 120)["x"][:, 0], rows.slice(0, 120)["y"]
+
+    def log_posterior(t):
+        beta, intercept, log_scale = t
+        scale = np.exp(log_scale)
+        coefficients = stats.norm(0, sd).logpdf([beta, intercept]).sum()
+        of_rows = density(intercept + beta * x, scale)(y).sum()
+        return of_rows + coefficients + of_scale.logpdf(scale) + log_scale
+
+    factor, h = np.linalg.inv(np.linalg.cholesky(at.precision)).T, 1e-3
+    middle = log_posterior(at.point)
+    up, down = ([log_posterior(at.point + s * h * v) for v in factor.T] for s in (1, -1))
+    up, down = np.array(up), np.array(down)
+    return (up - down) / (2 * h), (up - 2 * middle + down) / h**2
+
+
+@pytest.mark.parametrize(
+    ("family", "prior", "unit", "rescaled"),
+    [
+        ("StudentT", "half-cauchy", 1e3, True),  # as an own prior was first met, and crashed
+        ("StudentT", "exponential", 1e3, True),
+        ("InverseGaussian", "half-cauchy", 1e3, True),
+        ("Weibull", "log-normal", 1e5, False),  # far from any shape that data have
+        *(
+            pytest.param(family, prior, unit, rescaled, marks=pytest.mark.slow)
+            for family in SCALED
+            for prior in POSITIVE
+            for unit in (1e-3, 0.1, 1.0, 100.0, 1e5)
+            for rescaled in ((True, False) if family in HAS_UNIT else (False,))
+        ),
+    ],
+)
+def test_a_prior_of_a_scale_has_the_mode_and_the_width_of_scipy(family, prior, unit, rescaled):
+    rows, sd = scale_case(family, unit, rescaled), wide(family, unit, rescaled)
+    kind, arguments, _ = POSITIVE[prior]
+    priors = {"common": P.Normal(0, sd), "intercept": P.Normal(0, sd)}
+    priors[SCALED[family][0]] = kind(*arguments(unit))
+    sums, start = sums_of(getattr(M, family)(priors=priors), rows)
+    at, _ = in_double_precision(find_mode)(sums, start)
+    slopes, curvatures = steps_of_scipy(family, prior, unit, rescaled, rows, at)
+    assert np.all(np.abs(slopes) < 1e-4)  # in posterior standard deviations
+    assert curvatures == pytest.approx(-np.ones(3), abs=0.01)
+    # a point a tenth of a standard deviation away is no mode
+    aside = replace(at, point=at.point + 0.1 * np.linalg.inv(np.linalg.cholesky(at.precision))[-1])
+    assert np.abs(steps_of_scipy(family, prior, unit, rescaled, rows, aside)[0]).max() > 0.05
+
+
+def test_a_prior_of_a_scale_beside_groups_is_the_same_in_other_units():
+    rng = np.random.default_rng(2)
+    x, ward = rng.normal(size=400), np.repeat(np.arange(8), 50)
+    own = rng.normal(size=8)
+    y = 1 + x + own[ward] + rng.normal(size=400)
+    names = [f"w{k}" for k in ward]
+    points = []
+    for unit in (1.0, 0.05):
+        rows = mo.Rows(x=x[:, None], y=unit * y, codes={"ward": names}, columns=["dose"])
+        model = M.Gaussian(priors={"scale": P.Gamma(2, 1.7 / unit)}, groups="ward")
+        sums, start = sums_of(model, rows)
+        points.append(in_double_precision(find_mode)(sums, start)[0].point)
+    named = sums.target.reports(np.stack(points))
+    assert named["scale"][0] == pytest.approx(1.0, abs=0.1)  # about which y was drawn
+    assert np.std(own) < named["group_sd"][0, 0] < 2 * np.std(own)
+    for name, (at_one, at_other) in named.items():
+        np.testing.assert_allclose(at_other, 0.05 * at_one, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -216,11 +216,10 @@ class Digest:
         size, likelihood_size = target.size, len(self.total.A)
         A, B = np.zeros(size), np.zeros((size, size))
         A[:likelihood_size], B[:likelihood_size, :likelihood_size] = self.total.A, self.total.B
-        if target.exact_prior is None:
+        flat = flat_prior(target)
+        if flat is None:
             prior = expanded_prior(target, start)
             return Curvature(start, self.total.C, A, B, *prior)
-        flat = flat_prior(target)
-        assert flat is not None
         at = Curvature(start, self.total.C, A, B, *flat.expanded(start))
         return settle(at, target, flat)[0]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from modicum.arrays import as_either, namespace, power
 from modicum.designs import Design, RowFacts, Tables, WeightTables
-from modicum.errors import ConvergenceError
+from modicum.errors import ConvergenceError, CrudeControlVariateError, ModicumError
 from modicum.estimators import GroupTaylor, LinearTaylor
 from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
 from modicum.estimators.levels import along_levels, rows_along_levels
@@ -141,7 +141,7 @@ def expected_residuals(
     expected = sums.engine.keep_rows(chunk_map, arguments, sums.rows, "design")
     bad = extent_of(expected).bad
     if bad >= 0:
-        raise ConvergenceError(ends_near_the_mode(describe_row(sums.rows, bad)))
+        raise ends_near_the_mode(sums, describe_row(sums.rows, bad))
     return expected
 
 
@@ -165,12 +165,23 @@ def _linear_pass(
     return partial(_residuals_compiled, control_variate), (proxy, centre)
 
 
-def ends_near_the_mode(row: str) -> str:
-    """Explain that a row, named by `describe_row`, has no finite log-likelihood near the mode."""
-    return (
+def ends_near_the_mode(sums: Sums, row: str) -> ModicumError:
+    """Return the error for a row, named by `describe_row`, that is not finite near the mode.
+
+    A family's log-likelihood is finite everywhere but for overflow, so that chains turn back before
+    they meet it; only expansions about the mode do not.
+    """
+    fault = (
         f"the log-likelihood {row} is not finite at points within a few posterior standard "
-        "deviations of the mode, so that chains would meet them; write parameters that must be "
-        "positive as exponentials, or check the model's log_likelihood there."
+        "deviations of the mode"
+    )
+    if not sums.target.model.users_functions:
+        return CrudeControlVariateError(
+            f"{fault}, where no expansion about it can follow", "use method='nuts' on all rows"
+        )
+    return ConvergenceError(
+        f"{fault}, so that chains would meet them; write parameters that must be positive as "
+        "exponentials, or check the model's log_likelihood there."
     )
 
 

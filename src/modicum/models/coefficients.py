@@ -417,6 +417,10 @@ class CoefficientPriors(BaseModel):
         """Return the default prior of an extra parameter."""
         raise KeyError(name)
 
+    def extra_start(self, name: str, prior: Prior) -> float:
+        """Return where the search for the mode of an extra parameter starts: where its prior is."""
+        return float(np.log(prior.centre)) if is_logged(name) else prior.centre
+
 
 def extra_key(name: str) -> str:
     """Name by which users set the prior of an extra parameter: "scale" for "log_scale"."""

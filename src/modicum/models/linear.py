@@ -260,8 +260,7 @@ class LinearPredictorModel(CoefficientPriors):
         if priors.intercept is not None:
             theta["intercept"] = theta["intercept"] + priors.intercept.centre
         for name, prior in priors.extras:
-            if prior.quadratic and prior.numbers:
-                theta[name] = np.asarray(prior.numbers[0])
+            theta[name] = np.asarray(self.extra_start(name, prior))
         theta |= priors.start()
         return theta
 

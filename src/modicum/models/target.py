@@ -157,10 +157,17 @@ class Target:
         """The part of the prior that every step evaluates, and its constants; None if empty."""
         return self.model.exact_prior(self._shaped)
 
-    def log_folded_prior(self, t: Array) -> jax.Array:
-        """Return the part of the log-prior that is folded into the likelihood's quadratic."""
+    def log_folded_prior(self, t: Array, smooth: bool = False) -> jax.Array:
+        """Return the part of the log-prior that is folded into the likelihood's quadratic.
+
+        With `smooth`, add the part that is not quadratic, but that Newton's method climbs as it is.
+        """
         folded = self.model.log_folded_prior(self.unravel(t))
-        return jnp.zeros(()) if folded is None else folded
+        folded = jnp.zeros(()) if folded is None else folded
+        if not smooth or self.exact_prior is None:
+            return folded
+        exact, numbers = self.exact_prior
+        return folded + exact.log_smooth(jnp.asarray(t), numbers)
 
     @property
     def scatters(self) -> bool:

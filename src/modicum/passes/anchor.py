@@ -203,8 +203,9 @@ def _border_distances(B: ArrowMatrix, of_term: np.ndarray) -> tuple[np.ndarray, 
 
 def anchor_at(sums: Sums, t: np.ndarray, purpose: str = "anchor") -> Anchor:
     """Build the anchor at any point, in one pass."""
-    at = curvature(sums, np.asarray(t, np.float64), purpose, flat_prior(sums.target))
-    if sums.target.exact_prior is not None:
+    flat = flat_prior(sums.target)
+    at = curvature(sums, np.asarray(t, np.float64), purpose, flat)
+    if flat is not None:
         at, _ = settle(at, sums.target)
     return _from_curvature(at, None, (), sums)
 

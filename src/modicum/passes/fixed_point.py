@@ -86,7 +86,7 @@ def _settled(
 ) -> tuple[Curvature, StandInPrior]:
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
-    _, slope, bent = folded_prior(target, at.point)
+    _, slope, bent = folded_prior(target, at.point, smooth=True)
     size = target.likelihood.size  # hyperparameters come after
     t, information = at.point.copy(), -plus(at.B, bent)
     V = None if before is None else before.covariance

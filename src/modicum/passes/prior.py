@@ -53,46 +53,52 @@ def _expanded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax
     return expansion(target.log_prior)(t)
 
 
-def folded_prior(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
-    """Return the quadratic part of the log-prior, its gradient and Hessian at `t`."""
+def folded_prior(
+    target: Target, t: np.ndarray, smooth: bool = False
+) -> tuple[float, np.ndarray, Symmetric]:
+    """Return the quadratic part of the log-prior, its gradient and Hessian at `t`.
+
+    With `smooth`, all parts that the search for the mode does not replace by normals.
+    """
+    smooth = smooth and target.exact_prior is not None and any(target.exact_prior[0].smooth)
     if target.arrow is not None:
-        return _folded_arrow(target, target.arrow, t)
+        return _folded_arrow(target, target.arrow, t, smooth)
     if target.exact_prior is None and isinstance(target.model, LinearPredictorModel):
         return expanded_prior(target, t)  # the whole prior, already compiled
-    return _folded(target, t)
+    return _folded(target, t, smooth)
 
 
 @in_double_precision
-def _folded(target: Target, t: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    value, gradient, hessian = _folded_prior(target, t)
+def _folded(target: Target, t: np.ndarray, smooth: bool) -> tuple[float, np.ndarray, np.ndarray]:
+    value, gradient, hessian = _folded_prior(target, t, smooth)
     return float(value), np.asarray(gradient), np.asarray(hessian)
 
 
-@jit(static=0)
-def _folded_prior(target: Target, t: Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return expansion(target.log_folded_prior)(t)
+@jit(static=(0, 2))
+def _folded_prior(target: Target, t: Array, smooth: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return expansion(lambda at: target.log_folded_prior(at, smooth))(t)
 
 
 @in_double_precision
 def _folded_arrow(
-    target: Target, layout: ArrowLayout, t: np.ndarray
+    target: Target, layout: ArrowLayout, t: np.ndarray, smooth: bool
 ) -> tuple[float, np.ndarray, ArrowMatrix]:
     """Like `folded_prior`, if a factor has many effects, whose own prior is not quadratic."""
-    value, gradient, corner = _folded_border(target, layout, t)
+    value, gradient, corner = _folded_border(target, layout, t, smooth)
     hessian = ArrowMatrix.zeros(layout.big, layout.border)
     full_gradient = np.zeros(len(t))
     full_gradient[layout.border] = np.asarray(gradient)
     return float(value), full_gradient, replace(hessian, corner=np.asarray(corner))
 
 
-@jit(static=(0, 1))
+@jit(static=(0, 1, 3))
 def _folded_border(
-    target: Target, layout: ArrowLayout, t: Array
+    target: Target, layout: ArrowLayout, t: Array, smooth: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     at = jnp.asarray(t)
 
     def folded(border: jax.Array) -> jax.Array:
-        return target.log_folded_prior(at.at[layout.border].set(border))
+        return target.log_folded_prior(at.at[layout.border].set(border), smooth)
 
     return expansion(folded)(at[layout.border])
 
@@ -112,7 +118,7 @@ def _exact_log_priors(exact: ExactPrior, points: Array, numbers: tuple[Numbers, 
 
 @dataclass(frozen=True)
 class StandInPrior:
-    """The prior with its non-quadratic parts replaced by normals (see `models.priors.exact`)."""
+    """The prior with the parts that are not smooth replaced by normals (`models.priors.exact`)."""
 
     target: Target
     mean: np.ndarray
@@ -121,7 +127,7 @@ class StandInPrior:
 
     def expanded(self, t: np.ndarray) -> tuple[float, np.ndarray, Symmetric]:
         """Return value, gradient and Hessian at `t`."""
-        value, gradient, hessian = folded_prior(self.target, t)
+        value, gradient, hessian = folded_prior(self.target, t, smooth=True)
         pull = self.precision @ (t - self.mean)
         return (
             value - 0.5 * float((t - self.mean) @ pull),
@@ -132,7 +138,7 @@ class StandInPrior:
 
 def flat_prior(target: Target) -> StandInPrior | None:
     """Return a flat stand-in prior to start with; None if the prior needs no stand-in."""
-    if target.exact_prior is None:
+    if target.exact_prior is None or all(target.exact_prior[0].smooth):
         return None
     if target.arrow is not None:
         none: Symmetric = ArrowMatrix.zeros(target.arrow.big, target.arrow.border)

@@ -89,7 +89,7 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     assert target.exact_prior is not None
     exact, numbers = target.exact_prior
     likelihood_size = target.likelihood.size
-    _, slope, bent = folded_prior(target, at.point)
+    _, slope, bent = folded_prior(target, at.point, smooth=True)
     information, none = -plus(at.B, bent), _none(at)
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):

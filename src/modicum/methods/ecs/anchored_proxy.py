@@ -91,7 +91,7 @@ class AnchoredProxy:
         V = L.covariance if isinstance(L, ArrowFactor) else L @ L.T
         exact, numbers = target.exact_prior
         mean, precision = exact.normal_approximation(point, V, numbers)
-        return np.asarray(folded_prior(target, point)[1] - precision @ (point - mean))
+        return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))
 
     @property
     def arrow(self) -> bool:

@@ -25,7 +25,6 @@ from modicum.designs import (
     WeightTables,
     certainty_rows,
 )
-from modicum.errors import ConvergenceError
 from modicum.estimators import LinearTaylor
 from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.base import LevelCurves, Proxy, RowDesign
@@ -270,7 +269,7 @@ class Study(AnchoredProxy):
         if not evaluated.finite:
             bad = np.flatnonzero(~np.isfinite(evaluated.values).all(axis=1))
             t = self.anchor.point + self.anchor.factor @ evaluated.whitened[bad[0]]
-            raise ConvergenceError(ends_near_the_mode(first_bad_row(self.task.sums, t)))
+            raise ends_near_the_mode(self.task.sums, first_bad_row(self.task.sums, t))
         return evaluated
 
     def _evaluate_again(self, rng: np.random.Generator) -> Residuals:

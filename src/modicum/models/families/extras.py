@@ -20,7 +20,7 @@ from modicum.errors import DataError, SettingError
 from modicum.models.base import Batch, Params
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import CHUNK
-from modicum.models.priors import Moments, Normal
+from modicum.models.priors import Moments, Normal, Prior
 from modicum.rows import Rows
 from modicum.runtime import Array
 
@@ -64,6 +64,7 @@ class ExtraParameter(LinearPredictorModel):
 
     extra: ClassVar[str]
     coordinate: ClassVar[Coordinate] = LOG
+    has_unit: ClassVar[bool] = False  # whether it is measured in a unit, as the outcome is
 
     @property
     def extras(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -79,6 +80,10 @@ class ExtraParameter(LinearPredictorModel):
         """Return a wide prior about 0."""
         del name, data
         return Normal(0.0, self.coordinate.sd)
+
+    def extra_start(self, name: str, prior: Prior) -> float:
+        """Return 0 for a parameter without a unit, however wide its prior is."""
+        return super().extra_start(name, prior) if self.has_unit else 0.0
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
         """Report the parameter itself rather than its coordinate."""

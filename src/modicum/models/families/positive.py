@@ -78,6 +78,7 @@ class InverseGaussian(ExtraParameter, LogLink):
     """
 
     extra: ClassVar[str] = "shape"
+    has_unit: ClassVar[bool] = True
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / 2 pi y^3) / 2 - shape (y / mu - 1)^2 / 2y."""

@@ -101,8 +101,8 @@ class Prior(ABC):
 
     @property
     def centre(self) -> float:
-        """The median of a symmetric distribution."""
-        return 0.0
+        """The median of a symmetric distribution; a typical value of one on positive numbers."""
+        return self.numbers[-1] if self.support == "positive" else 0.0
 
     @property
     def width(self) -> float:
@@ -381,6 +381,11 @@ class LogNormal(Prior):
         """Log-density of the logarithm, minus the logarithm."""
         return Normal.density(jnp.log(value), *numbers) - jnp.log(value)
 
+    @property
+    def centre(self) -> float:
+        """The median."""
+        return float(np.exp(self.mean))
+
 
 @dataclass(frozen=True)
 class HalfNormal(Prior):
@@ -447,6 +452,11 @@ class Exponential(Prior):
         (rate,) = numbers
         return jnp.log(rate) - rate * value
 
+    @property
+    def centre(self) -> float:
+        """The mean."""
+        return 1 / self.rate
+
 
 @dataclass(frozen=True)
 class Gamma(Prior):
@@ -470,6 +480,11 @@ class Gamma(Prior):
         shape, rate = numbers
         constant = shape * jnp.log(rate) - gammaln(shape)
         return constant + (shape - 1) * jnp.log(value) - rate * value
+
+    @property
+    def centre(self) -> float:
+        """The mean."""
+        return self.shape / self.rate
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ them (the horseshoe's global scale). The term is static; its constants are passe
 The anchor is the mode of the posterior with each term replaced by a normal of precision w(r), where
 r^2 is the posterior second moment of the entry (see `distributions`). Hyperparameters are set to
 the mode of their marginal posterior, by the same EM. Both need only a point and a covariance, and
-no pass over the rows.
+no pass over the rows. Priors of logarithms are smooth, and stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import numpy as np
 
 from modicum.models.arrow import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
+from modicum.runtime import Array, jit
 
 __all__ = [
     "ExactPrior",
@@ -53,6 +54,11 @@ class NonCentred(NamedTuple):
 
 class ExactTerm(Protocol):
     """The prior of some entries of t. Hashable."""
+
+    @property
+    def smooth(self) -> bool:
+        """Whether Newton's method climbs the log-density itself rather than a normal."""
+        ...
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density at t, including that of the hyperparameters."""
@@ -87,6 +93,17 @@ class ExactPrior:
         pairs = zip(self.terms, numbers, strict=True)
         return sum((term.log_density(t, of_term) for term, of_term in pairs), jnp.zeros(()))
 
+    @property
+    def smooth(self) -> tuple[bool, ...]:
+        """Which terms are smooth."""
+        return tuple(term.smooth for term in self.terms)
+
+    def log_smooth(self, t: jax.Array, numbers: tuple[Numbers, ...]) -> jax.Array:
+        """Log-density at t of the smooth terms."""
+        pairs = zip(self.terms, numbers, strict=True)
+        smooth = (term.log_density(t, of_term) for term, of_term in pairs if term.smooth)
+        return sum(smooth, jnp.zeros(()))
+
     def settle(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...]
     ) -> np.ndarray:
@@ -110,7 +127,7 @@ class ExactPrior:
         numbers: tuple[Numbers, ...],
         hyperparameters: bool = True,
     ) -> tuple[np.ndarray, Symmetric]:
-        """Mean and precision (d, d) of the normal that approximates all terms about t.
+        """Mean and precision (d, d) of the normal that approximates all but smooth terms about t.
 
         `hyperparameters` includes their precision. The precision is dense or an arrow matrix, like
         the covariance.
@@ -135,11 +152,12 @@ class ExactPrior:
     def _approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
     ) -> list[NormalApproximation]:
-        """Return the normal approximations of all terms."""
+        """Return the normal approximations of all terms that are not smooth."""
         pairs = zip(self.terms, numbers, strict=True)
         return [
             part
             for term, of_term in pairs
+            if not term.smooth
             for part in term.normal_approximations(t, covariance, of_term, own)
         ]
 
@@ -154,6 +172,11 @@ class Independent:
     kind: type[Prior]
     where: tuple[int, ...]
     logged: bool = False
+
+    @property
+    def smooth(self) -> bool:
+        """Only logarithms: on the real line a density may have a kink, or be nearly flat."""
+        return self.logged
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Sum over entries of the log-density in t."""
@@ -172,11 +195,9 @@ class Independent:
     def normal_approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
-        """EM's normal; for logarithms the tangent quadratic, with a minimum curvature."""
+        """EM's normal."""
         del hyperparameters  # there are none
         where = np.array(self.where)
-        if self.logged:
-            return [self._tangent(t, where, numbers)]
         arrays = [np.asarray(number) for number in numbers]
         names = [field.name for field in fields(self.kind)]  # type: ignore[arg-type]
         mean = arrays[names.index("mean")]
@@ -185,16 +206,6 @@ class Independent:
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
         """None: these entries share no scale."""
-
-    def _tangent(self, t: np.ndarray, where: np.ndarray, numbers: Numbers) -> NormalApproximation:
-        def total(value: jax.Array) -> jax.Array:
-            return jnp.sum(self._log_densities(value, *map(jnp.asarray, numbers)))
-
-        at = jnp.asarray(t[where])
-        slope = np.asarray(jax.grad(total)(at))
-        curvature = -np.diag(np.asarray(jax.hessian(total)(at)))
-        precision = np.maximum(curvature, 0.01)
-        return NormalApproximation(where, t[where] + slope / precision, precision)
 
 
 @dataclass(frozen=True)
@@ -206,6 +217,7 @@ class SharedScale:
 
     where: tuple[int, ...]
     tau: int
+    smooth: ClassVar[bool] = False  # it has a pole at 0
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
@@ -222,9 +234,7 @@ class SharedScale:
         """Set tau to its most probable value, with squared coefficients at their second moments."""
         arguments = [np.asarray(number) for number in numbers]
         grid = np.log(arguments[0]) + GRID
-        logs = np.asarray(
-            _log_density_of_tau(jnp.asarray(grid), self._squares(t, covariance), *arguments)
-        )
+        logs = np.asarray(_log_density_of_tau(grid, self._squares(t, covariance), *arguments))
         settled = t.copy()
         settled[self.tau] = grid[np.argmax(logs)]
         return settled
@@ -240,7 +250,7 @@ class SharedScale:
         if not hyperparameters:
             return [coefficients]
         near = t[self.tau] + np.array([-0.5, 0.0, 0.5])
-        left, at, right = np.asarray(_log_density_of_tau(jnp.asarray(near), square, *arguments))
+        left, at, right = np.asarray(_log_density_of_tau(near, square, *arguments))
         curvature = np.clip(-(left - 2 * at + right) / 0.25, 0.3, None)
         place = np.array([self.tau])
         return [coefficients, NormalApproximation(place, t[place], np.array([curvature]))]
@@ -252,7 +262,8 @@ class SharedScale:
 GRID = np.linspace(-12.0, 3.0, 151)  # log(tau / scale of its prior)
 
 
-def _log_density_of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.ndarray) -> jax.Array:
+@jit()
+def _log_density_of_tau(log_tau: Array, square: Array, *numbers: Array) -> jax.Array:
     """Joint log-density of each log tau and of coefficients with these squares."""
     value, arguments = jnp.sqrt(square), [jnp.asarray(number) for number in numbers]
 
@@ -261,4 +272,4 @@ def _log_density_of_tau(log_tau: jax.Array, square: np.ndarray, *numbers: np.nda
         log_densities = Horseshoe.density(value, *arguments, tau)
         return jnp.sum(log_densities) + HalfCauchy.density(tau, arguments[0]) + log
 
-    return jax.lax.map(at_log_tau, log_tau)
+    return jax.lax.map(at_log_tau, jnp.asarray(log_tau))

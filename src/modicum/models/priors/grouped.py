@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +52,7 @@ class Effects:
     sds: tuple[int, ...]
     partials: tuple[int, ...]
     kinds: tuple[type[Prior], ...]
+    smooth: ClassVar[bool] = False  # the joint density of effects and scales has no useful mode
 
     @property
     def levels(self) -> int:

@@ -27,9 +27,7 @@ from modicum.models.correlations import correlations, partials_of
 from modicum.models.groups.terms import GroupTerm
 from modicum.models.priors.distributions import (
     LKJ,
-    Exponential,
     Flat,
-    Gamma,
     Horseshoe,
     LogNormal,
     Normal,
@@ -280,7 +278,7 @@ class ModelPriors:
         if self.horseshoes:
             own[HORSESHOE] = np.log([0.1 * h.scale for h in self.horseshoes])
         if self.groups:
-            typical = [0.1 * _typical(prior) for group in self.groups for prior in group.sds]
+            typical = [0.1 * prior.centre for group in self.groups for prior in group.sds]
             own[LOG_SD] = np.log(typical)
         if any(group.partials for group in self.groups):
             own[PARTIAL] = np.zeros(sum(group.partials for group in self.groups))
@@ -421,17 +419,6 @@ class ModelPriors:
 
 
 _HORSESHOE = f"{OWN}.{HORSESHOE}"
-
-
-def _typical(prior: Prior) -> float:
-    """A typical value of a distribution on positive numbers."""
-    if isinstance(prior, LogNormal):
-        return float(np.exp(prior.mean))
-    if isinstance(prior, Exponential | Gamma):
-        return float(
-            prior.numbers[0] / prior.numbers[-1] if isinstance(prior, Gamma) else 1 / prior.rate
-        )
-    return float(prior.numbers[-1])
 
 
 def _alike(prior: Prior, like: Horseshoe) -> bool:
