@@ -177,7 +177,7 @@ def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_pat
     loaded = with_rows(saved_posterior(tmp_path / "run"), tmp_path / "run")
 
     def predicted(name: str, groups: str | None) -> np.ndarray:
-        as_before = (200, 0.9, "refuse", groups, "utf-8", True)
+        as_before = (200, 0.9, "refuse", groups, None, "utf-8", True)
         write_predictions(loaded, str(tmp_path / name), out, *as_before)
         return pd.read_csv(out)["mean"].to_numpy()
 

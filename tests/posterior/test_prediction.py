@@ -180,7 +180,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     one_by_one = [
         post.predict(new.iloc[[0]]),
         post.predict(new.iloc[[1]], groups="new"),  # neither the ward nor its beds are known
-        post.predict(new.iloc[[2]].drop(columns="bed")),  # the ward is known
+        post.predict(new.iloc[[2]].drop(columns="bed"), newgroups="one"),  # the ward is known
         post.predict(new.iloc[[3]]),
     ]
     for end in ("mean", "lower", "upper"):
@@ -192,7 +192,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     np.testing.assert_array_equal(from_file.mean, predicted.mean)
     odd, out = new.replace({"ward": {"z": "Zürich"}}), tmp_path / "out.csv"
     odd.to_csv(tmp_path / "odd.csv", index=False, encoding="latin-1")
-    before, after = (post, str(tmp_path / "odd.csv"), out, 200, 0.9, "refuse", "any"), (True,)
+    before, after = (post, str(tmp_path / "odd.csv"), out, 200, 0.9, "refuse", "any", None), (True,)
     write_predictions(*before, "latin-1", *after)
     np.testing.assert_allclose(pd.read_csv(out)["mean"], predicted.mean)
     with pytest.raises(mo.DataError, match="latin-1"):

@@ -301,8 +301,15 @@ def predict(
     groups: Annotated[
         str | None,
         typer.Option(
-            help="Group effects: known (those of the fit), new (averaged over new groups), or any "
-            "(whichever applies to the row); default: known if DATA has the groups' columns."
+            help="Groups: known (those of the fit), new, or any (whichever applies to the row); "
+            "default: known if DATA has the groups' columns, else averaged over."
+        ),
+    ] = None,
+    newgroups: Annotated[
+        str | None,
+        typer.Option(
+            help="Intervals of new groups: one (of a single group, the default with --groups) or "
+            "average (of the average over groups)."
         ),
     ] = None,
     encoding: opt.Encoding = "utf-8",
@@ -319,7 +326,7 @@ def predict(
         check_prob(prob)
         require_path(data)
         post = with_rows(saved_posterior(run), run)
-        settings = (draws, prob, newlevels, groups, encoding, overwrite)
+        settings = (draws, prob, newlevels, groups, newgroups, encoding, overwrite)
         rows = write_predictions(post, data, out, *settings)
         say = console(quiet)
         say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)

@@ -7,7 +7,7 @@ approximation to each group's integrand at that draw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -19,9 +19,9 @@ from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
 from modicum.models.groups.batches import FlatGroups
 from modicum.random import Stream, key
-from modicum.runtime import SCATTERS, Array, in_double_precision, jit
+from modicum.runtime import SCATTERS, in_double_precision, jit
 
-__all__ = ["DrawnEffects", "draw_effects", "effect_shift", "expected_given"]
+__all__ = ["DrawnEffects", "draw_effects"]
 
 Steps: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 """Effects v, log of target over proposal there, and proposals accepted so far."""
@@ -45,25 +45,6 @@ def draw_effects(
     stream = jax.random.fold_in(key(seed, Stream.EFFECTS), chunk)
     effects, accepted = _draw_effects(target, batch, jnp.asarray(points), stream)
     return DrawnEffects(np.asarray(effects), np.asarray(accepted))
-
-
-@jit(static=0)
-def expected_given(
-    model: IntegratedEffects, draws: Mapping[str, Array], effects: Array, batch: Batch
-) -> jax.Array:
-    """Return the expected outcomes of rows at each draw, given their groups' effects."""
-
-    def of_draw(named: Mapping[str, Array], effects: Array) -> jax.Array:
-        return model.expected_given(model.restore(named), jnp.asarray(effects), batch)
-
-    return jax.vmap(of_draw)(draws, effects)
-
-
-@in_double_precision
-def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) -> np.ndarray:
-    """Return what effects (draws, rows, effects) add to the rows' predictors, (draws, rows)."""
-    fields = dict(batch) | {"y": np.zeros(effects.shape[1])}
-    return np.sum(np.asarray(model.effect_columns(fields)) * effects, axis=2)
 
 
 @jit(static=0, options=SCATTERS)

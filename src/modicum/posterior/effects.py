@@ -7,8 +7,7 @@ Integrated effects are drawn from the rows of the fit, a chunk of groups at a ti
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from modicum.errors import (
     DataError,
     ModicumWarning,
     SettingError,
-    argument,
     suggestion,
     warn,
     whole_number,
@@ -24,11 +22,10 @@ from modicum.errors import (
 from modicum.ledger import Ledger
 from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel
 from modicum.passes import LocalEngine, Sums, with_nodes
-from modicum.passes.effects import draw_effects, expected_given
-from modicum.posterior.alignment import AlignedRows, Batch, require_rows_of_fit
+from modicum.passes.effects import draw_effects
+from modicum.posterior.alignment import require_rows_of_fit
 from modicum.posterior.draws import Draws, check_interval, thinned
 from modicum.posterior.fitted import Fit, flat_points
-from modicum.posterior.prediction import Predictor
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows import Rows
@@ -41,16 +38,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "KnownEffects",
     "effect_draws",
     "effects",
     "group_levels",
     "group_names",
-    "known_effects",
-    "known_groups",
     "tabulated",
     "terms_of",
-    "with_groups",
 ]
 
 CHUNK = 65_536  # rows read at a time
@@ -209,77 +202,6 @@ def _frame(
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
     return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
-
-
-def with_groups(
-    new: AlignedRows, model: object, groups: Literal["known", "new"] | None
-) -> tuple[AlignedRows, bool]:
-    """Return the rows to predict, with their groups unless `groups` is "new".
-
-    Also return whether integrated effects of known groups are needed: the rows name their group.
-    """
-    names = group_names(model)
-    if not names and groups is not None:
-        raise SettingError("this model has no groups: leave out the argument `groups`.")
-    absent = [name for name in names if name not in new.fields]
-    if groups == "known" and absent:
-        raise DataError(
-            f"the rows lack the field '{absent[0]}', so that their groups are unknown; add it, or "
-            f"predict for new groups with {argument('groups', 'new')}."
-        )
-    if groups == "new":
-        others = tuple(name for name in new.fields if name not in names)
-        return replace(new, fields=others), False
-    return new, isinstance(model, IntegratedEffects) and model.group in new.fields
-
-
-class KnownEffects(NamedTuple):
-    """Draws of the integrated effects of the groups that rows to predict are in."""
-
-    model: IntegratedEffects
-    values: np.ndarray  # of the group field, sorted
-    draws: np.ndarray  # (draws, groups, effects)
-
-    def of_rows(self, batch: Batch) -> np.ndarray:
-        """Return the effects of each row's group, (draws, rows, effects)."""
-        return self.draws[:, np.searchsorted(self.values, batch[self.model.group])]
-
-
-def known_effects(
-    draws: dict[str, np.ndarray], fit: Fit, rows: Rows, new: AlignedRows
-) -> KnownEffects:
-    """Draw the effects of the groups that `new` rows are in, from the rows of the fit."""
-    model = fit.model
-    assert isinstance(model, IntegratedEffects)
-    require_rows_of_fit(rows, fit.rows, None, "prediction for known groups")
-    if model.group not in new.fields:
-        raise DataError(
-            f"the rows lack the field '{model.group}', so that their groups are unknown; add it, "
-            "or predict for new groups."
-        )
-    groups = model.units(rows)
-    group_values = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
-    unknown = np.setdiff1d(group_values, groups.index.values)
-    if len(unknown):
-        raise DataError(
-            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict such "
-            f"rows with {argument('groups', 'new')}."
-        )
-    ids = np.searchsorted(groups.index.values, group_values)
-    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
-    return KnownEffects(model, group_values, drawn)
-
-
-def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
-    """Return a predictor for rows of known groups, which uses each group's own effects."""
-    effects = known_effects(thinned(source, draws)[0], fit, rows, new)
-
-    @in_double_precision
-    def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
-        rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(expected_given(effects.model, draws, effects.of_rows(batch), rest))
-
-    return predictor
 
 
 def group_levels(groups: GroupedRows) -> np.ndarray:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.arguments import names_checked
-from modicum.errors import SettingError
-from modicum.models import IntegratedEffects
+from modicum.errors import SettingError, whole_number
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import AlignedRows, RowsLike, aligned, rows_of_fit
+from modicum.posterior.alignment import Groups, RowsLike, aligned, rows_of_fit
 from modicum.posterior.checking.marginal import (
     Comparison,
     averages,
@@ -22,12 +22,18 @@ from modicum.posterior.checking.marginal import (
     require_chances,
 )
 from modicum.posterior.checking.predictive import outcome_array, outcome_draws
-from modicum.posterior.draws import check_interval
-from modicum.posterior.effects import effects, known_groups, with_groups
+from modicum.posterior.draws import check_interval, thinned
+from modicum.posterior.effects import effects
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.intraclass import intraclass
-from modicum.posterior.known_groups import parts_by_known_groups
-from modicum.posterior.prediction import Prediction, Predictor, joined, predict
+from modicum.posterior.prediction import Evaluation, Prediction, predict
+from modicum.posterior.row_effects import (
+    NewGroups,
+    OutcomeDraws,
+    known_effects,
+    normal_scores,
+    with_groups,
+)
 from modicum.posterior.score import Score, score
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
@@ -50,7 +56,8 @@ class OutcomesMixin(FittedDraws):
         draws: int = 200,
         prob: float = 0.9,
         newlevels: NewLevels = "refuse",
-        groups: Literal["known", "new", "any"] | None = None,
+        groups: Groups | None = None,
+        newgroups: NewGroups | None = None,
     ) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
@@ -73,12 +80,18 @@ class OutcomesMixin(FittedDraws):
             `mo.fit`: "refuse" it, or treat it as the "reference" level.
         groups
             For a model with groups: "known" uses the effects of the rows' own groups, which the fit
-            must have had; "new" averages over the distribution of groups; "any", for a table, is
-            "known" for rows of groups that the fit had and "new" for the others. By default
-            "known" if the rows name their groups, else "new".
+            must have had; "new" takes all groups as new; "any", for a table, is "known" for groups
+            that the fit had and "new" for the others. By default groups must be known, and factors
+            that the rows do not name are averaged over.
+        newgroups
+            What the interval of a new group is about: "one" such group, so that it includes the
+            spread between groups, or the "average" over all of them. The mean is the same. By
+            default "one" with groups="new" or "any", else "average".
         """
-        if groups not in (None, "new", "known", "any"):
-            raise SettingError(f"groups must be 'known', 'new' or 'any', not {groups!r}.")
+        whole_number("draws", draws)
+        check_interval(prob)
+        if newgroups not in (None, "one", "average"):
+            raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
         predictor = self.restore_predictor()
         if predictor is None:
             raise SettingError(
@@ -86,34 +99,21 @@ class OutcomesMixin(FittedDraws):
                 "or loaded from a file, which does not keep a custom model; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        if groups == "any":
-            parts = parts_by_known_groups(rows, self.fit_rows, newlevels)
-            predicted = joined(
-                [
-                    (ids, self._predict_rows(predictor, part, draws, prob, None))
-                    for ids, part in parts
-                ]
-            )
+        new = aligned(rows, self.fit_rows, False, newlevels, groups)
+        subset, weights = thinned(self, draws)
+        evaluate: Evaluation
+        if isinstance(predictor, ModelPredictor):
+            new = with_groups(new, predictor.model, groups)
+            drawn = OutcomeDraws(subset, predictor, known_effects(self, subset, new))
+            one = newgroups == "one" or (newgroups is None and groups is not None)
+            evaluate = partial(drawn.expected, scores=normal_scores(weights.size) if one else None)
         else:
-            new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
-            predicted = self._predict_rows(predictor, new, draws, prob, groups)
+            custom = predictor
+            evaluate = lambda batch: (np.asarray(custom(subset, batch), float),) * 2  # noqa: E731
+        predicted = predict(evaluate, weights, new, prob)
         is_frame = library(rows) == "pandas" and is_table(rows)
         index = getattr(rows, "index", None) if is_frame else None
         return replace(predicted, classes=self.class_names(), index=index)
-
-    def _predict_rows(
-        self,
-        predictor: Predictor,
-        new: AlignedRows,
-        draws: int,
-        prob: float,
-        groups: Literal["known", "new"] | None,
-    ) -> Prediction:
-        if isinstance(predictor, ModelPredictor):
-            new, groups_known = with_groups(new, predictor.model, groups)
-            if groups_known and isinstance(predictor.model, IntegratedEffects):
-                predictor = known_groups(self, self.fit(), self.rows_of_fit(), new, draws)
-        return predict(self, predictor, new, draws, prob)
 
     def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
         """Score predictions against observed outcomes: accuracy and log predictive density.
@@ -150,7 +150,7 @@ class OutcomesMixin(FittedDraws):
         draws: int = 100,
         random_seed: int = 0,
         newlevels: NewLevels = "refuse",
-        groups: Literal["known", "new"] | None = None,
+        groups: Groups | None = None,
         prior: bool = False,
         out: str | os.PathLike[str] | None = None,
     ) -> np.ndarray:
@@ -168,7 +168,8 @@ class OutcomesMixin(FittedDraws):
         random_seed
             Seed of the outcomes.
         newlevels, groups
-            As in `predict`; with new groups, every row is in a different group.
+            As in `predict`. All rows of a new group share its effects; where the rows do not name a
+            factor, every row is in a different group.
         prior
             Whether to draw the parameters from their prior instead (prior predictive).
         out
@@ -190,7 +191,7 @@ class OutcomesMixin(FittedDraws):
         """
         if out is not None:
             require_writable(out)
-        new = self.rows_or_own(data, False, newlevels, groups == "new")
+        new = self.rows_or_own(data, False, newlevels, groups)
         source, new = outcome_draws(self, new, draws, random_seed, groups, prior)
         return outcome_array(source, new, random_seed, out)
 
@@ -204,7 +205,7 @@ class OutcomesMixin(FittedDraws):
         prob: float = 0.9,
         subsample: int = 5_000,
         random_seed: int = 0,
-        groups: Literal["known", "new"] | None = None,
+        groups: Groups | None = None,
     ) -> pd.DataFrame:
         """Tabulate the expected outcome as a column varies, all other columns being as they are.
 
@@ -233,7 +234,7 @@ class OutcomesMixin(FittedDraws):
         random_seed
             Seed of the sample of rows.
         groups
-            As in `predict`.
+            As in `predict`; new groups are averaged over.
 
         Returns
         -------
@@ -268,7 +269,7 @@ class OutcomesMixin(FittedDraws):
         prob: float = 0.9,
         subsample: int = 5_000,
         random_seed: int = 0,
-        groups: Literal["known", "new"] | None = None,
+        groups: Groups | None = None,
     ) -> pd.DataFrame:
         """Compare expected outcomes at values of a column, all others being as they are.
 

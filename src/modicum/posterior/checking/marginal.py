@@ -18,12 +18,11 @@ import numpy as np
 from modicum.errors import SettingError, whole_number
 from modicum.models import BaseModel, Beta, Binomial, IntegratedEffects, LinearPredictorModel
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import Batch, RowsLike
+from modicum.posterior.alignment import Batch, Groups, RowsLike
 from modicum.posterior.checking.population import Population, population
 from modicum.posterior.draws import thinned
-from modicum.posterior.effects import known_groups, with_groups
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.prediction import Predictor
+from modicum.posterior.row_effects import OutcomeDraws, known_effects, with_groups
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
 from modicum.rows.checks import names_like
@@ -130,7 +129,7 @@ def averages(
     draws: int,
     subsample: int,
     seed: int,
-    groups: Literal["known", "new"] | None,
+    groups: Groups | None,
 ) -> tuple[Population, Expected, np.ndarray]:
     """Return the rows to average over, the function to average, and the weights of the draws."""
     whole_number("draws", draws)
@@ -139,26 +138,24 @@ def averages(
     by_formula = source.fit_rows is not None and source.fit_rows.encoding is not None
     rows = None
     if not by_formula and (data is not None or source.rows is not None):
-        rows = source.rows_or_own(data, False, "refuse")
+        rows = source.rows_or_own(data, False, "refuse", groups)
     table = source.table if data is None else data
-    averaged = population(table, rows, source.fit_rows, subsample, seed)
+    averaged = population(table, rows, source.fit_rows, subsample, seed, groups)
     subset, weights = thinned(source, draws)
     if weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
-    grouped_rows, groups_known = with_groups(averaged.as_it_is, fit.model, groups)
-    predictor: Predictor = ModelPredictor(fit.model)
-    if groups_known and isinstance(fit.model, IntegratedEffects):
-        if column == fit.model.group:
-            raise SettingError(
-                f"{column!r} is a grouping factor whose effects were integrated out: tabulate them "
-                f"with post.effects({column!r})."
-            )
-        predictor = known_groups(source, fit, source.rows_of_fit(), grouped_rows, draws)
-    left_out = set(averaged.as_it_is.fields) - set(grouped_rows.fields)
+    grouped_rows = with_groups(averaged.as_it_is, fit.model, groups)
+    effects = known_effects(source, subset, grouped_rows)
+    integrated = [known.field for known in effects if column in averaged.columns_of(known.field)]
+    if integrated:
+        raise SettingError(
+            f"{column!r} is part of a grouping factor whose effects were integrated out: tabulate "
+            f"them with post.effects({integrated[0]!r})."
+        )
+    drawn = OutcomeDraws(subset, ModelPredictor(fit.model), effects)
 
     def expected(batch: Batch) -> np.ndarray:
-        fields = {name: values for name, values in batch.items() if name not in left_out}
-        return np.asarray(predictor(subset, fields), float)
+        return drawn.expected(grouped_rows.marked(batch))[0]
 
     return averaged, expected, weights
 

@@ -6,14 +6,14 @@ for arrays it is a column of x, or a factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.posterior.alignment import AlignedRows, Batch, FitRows
+from modicum.posterior.alignment import AlignedRows, Batch, FitRows, Groups
 from modicum.posterior.checking.columns import random_rows, table_sample
 from modicum.rows.checks import names_like
 from modicum.rows.formula import FormulaEncoding
@@ -44,6 +44,9 @@ class Population(Protocol):
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
         """Yield the rows with a column set to these values, one per row, a chunk at a time."""
 
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor."""
+
     @property
     def as_it_is(self) -> AlignedRows:
         """The rows, with no column changed."""
@@ -55,6 +58,7 @@ class TablePopulation:
 
     table: pa.Table
     encoding: FormulaEncoding
+    first_new: Mapping[str, float]  # as in `AlignedRows`
 
     def __len__(self) -> int:
         return len(self.table)
@@ -111,6 +115,10 @@ class TablePopulation:
         for batch, before in zip(encoded.chunks(CHUNK), self.as_it_is.chunks(CHUNK), strict=True):
             yield {**batch, "weight": before["weight"]}  # rows count as they did
 
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor."""
+        return next(g.columns for g in self.encoding.groupings if g.field == group)
+
     @property
     def as_it_is(self) -> AlignedRows:
         """The rows, encoded as those of the fit were."""
@@ -119,7 +127,7 @@ class TablePopulation:
     def _encoded(self, table: pa.Table) -> AlignedRows:
         has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
         rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
-        return AlignedRows(rows, tuple(rows.fields))
+        return AlignedRows(rows, tuple(rows.fields), first_new=self.first_new)
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,10 @@ class ArrayPopulation:
         """Return the levels of a factor; empty for numbers."""
         return self.factors.get(name, ())
 
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor: itself."""
+        return (group,)
+
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
         """Yield the rows with a column of x, or the codes of a factor, set to these values."""
         batch = self._batch(name)
@@ -188,7 +200,12 @@ class ArrayPopulation:
 
 
 def population(
-    data: object, rows: AlignedRows | None, fit: FitRows | None, most: int, seed: int
+    data: object,
+    rows: AlignedRows | None,
+    fit: FitRows | None,
+    most: int,
+    seed: int,
+    groups: Groups | None,
 ) -> Population:
     """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`."""
     encoding = None if fit is None else fit.encoding
@@ -202,7 +219,10 @@ def population(
         if any(name not in source.names for name in needed):
             needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
         sample = table_sample(data, needed, most, seed, encoding, drop=encoding.drops)
-        return TablePopulation(sample, encoding)
+        if groups in (None, "known"):
+            return TablePopulation(sample, encoding, {})
+        first_new = {g.field: len(g.levels) for g in encoding.groupings}
+        return TablePopulation(sample, encoding.with_levels_of(source_of(sample)), first_new)
     if rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
