@@ -294,7 +294,9 @@ def predict(
     run: opt.Run,
     data: Annotated[str, typer.Argument(help=f"{opt.DATA}, in the columns of the fit.")],
     out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .feather.")],
-    draws: Annotated[int, typer.Option(help="Posterior draws to use.")] = 200,
+    draws: Annotated[
+        int | None, typer.Option(help="Posterior draws to use; default: all, fewer for many rows.")
+    ] = None,
     newlevels: Annotated[
         str, typer.Option(help=f"Levels that the fit did not have: {' or '.join(NEW_LEVELS)}.")
     ] = "refuse",

@@ -75,7 +75,7 @@ def write_predictions(
     post: Posterior,
     data: str,
     out: Path,
-    draws: int,
+    draws: int | None,
     prob: float,
     newlevels: str,
     groups: str | None,

@@ -1,4 +1,4 @@
-"""Predict rows a chunk at a time, from a subset of the draws, in bounded memory."""
+"""Predict rows a chunk at a time, from all draws or as many as are affordable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.weighted import weighted_mean, weighted_quantile
+from modicum.posterior.weighted import weighted_mcse, weighted_mean, weighted_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +43,8 @@ class Prediction:
         Posterior probability of the equal-tailed interval from `lower` to `upper`.
     draws
         Posterior draws used.
+    mcse_mean
+        Monte Carlo error of each `mean`, from the number of draws used.
     classes
         Names of the classes whose probabilities are predicted; if empty, they are 0, 1, ...
     index
@@ -66,6 +68,7 @@ class Prediction:
     upper: np.ndarray
     prob: float
     draws: int
+    mcse_mean: np.ndarray
     classes: tuple[str, ...] = ()
     index: pd.Index | None = field(default=None, repr=False)
 
@@ -106,14 +109,15 @@ def predict(
                 f"The predictor returned shape {average.shape} for {count} draws and "
                 f"{length_of(piece)} rows; it must return one value per draw and row."
             )
-        parts.append(_mean_and_ends(average, single, weights, ends))
+        error = np.asarray(weighted_mcse(average[None], weights))
+        parts.append(np.stack([*_mean_and_ends(average, single, weights, ends), error]))
         return average
 
     for _ in in_pieces(rows, count, summarised):
         pass
-    mean, lower, upper = np.concatenate(parts, axis=1)
+    mean, lower, upper, error = np.concatenate(parts, axis=1)
     _check_finite(mean, weights)
-    return Prediction(mean, lower, upper, prob, count)
+    return Prediction(mean, lower, upper, prob, count, error)
 
 
 def in_pieces(
@@ -135,12 +139,10 @@ def in_pieces(
 
 def _mean_and_ends(
     average: np.ndarray, single: np.ndarray, weights: np.ndarray, ends: list[float]
-) -> np.ndarray:
+) -> tuple[np.ndarray, ...]:
     if np.ptp(weights) == 0 and weights.flat[0] > 0:
-        low, high = np.quantile(single, ends, axis=0)
-        return np.stack([average.mean(axis=0), low, high])
-    low, high = weighted_quantile(single[None], weights, ends)
-    return np.stack([weighted_mean(average[None], weights), low, high])
+        return average.mean(axis=0), *np.quantile(single, ends, axis=0)
+    return weighted_mean(average[None], weights), *weighted_quantile(single[None], weights, ends)
 
 
 def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from modicum.errors import DataError, SettingError, argument
 from modicum.models import IntegratedEffects
 from modicum.models.base import BaseModel
 from modicum.models.prediction import ModelPredictor
+from modicum.passes.effects import STEPS
 from modicum.posterior.alignment import AlignedRows, Batch, Groups, require_rows_of_fit
 from modicum.posterior.effects import effect_draws, group_names
 from modicum.posterior.fitted import FittedDraws
@@ -29,6 +30,7 @@ __all__ = [
     "known_effects",
     "new_effects",
     "normal_scores",
+    "rows_behind",
     "with_groups",
 ]
 
@@ -124,6 +126,16 @@ def with_groups(new: AlignedRows, model: BaseModel, groups: Groups | None) -> Al
 def all_new(rows: AlignedRows, names: tuple[str, ...]) -> AlignedRows:
     """Return the rows with all groups of these factors new to the fit."""
     return replace(rows, first_new={**rows.first_new, **dict.fromkeys(names, -np.inf)})
+
+
+def rows_behind(source: FittedDraws, new: AlignedRows) -> int:
+    """Return how many evaluations of rows each draw costs: of new ones, and for known effects."""
+    model = source.fit().model
+    if not isinstance(model, IntegratedEffects) or source.rows is None:
+        return len(new)
+    index = model.units(source.rows).index
+    known = np.isin(index.values, new.groups_of(model.group, new=False))
+    return len(new) + STEPS * int(index.size[known].sum())
 
 
 def known_effects(

@@ -48,6 +48,10 @@ class Population(Protocol):
         """Return the columns that define a grouping factor."""
 
     @property
+    def share(self) -> float:
+        """Share of all rows that these are; 0 if that is not known."""
+
+    @property
     def as_it_is(self) -> AlignedRows:
         """The rows, with no column changed."""
 
@@ -59,6 +63,7 @@ class TablePopulation:
     table: pa.Table
     encoding: FormulaEncoding
     first_new: Mapping[str, float]  # as in `AlignedRows`
+    share: float
 
     def __len__(self) -> int:
         return len(self.table)
@@ -142,22 +147,26 @@ class ArrayPopulation:
         Index in x of each numeric column.
     factors
         Levels of each field that holds codes.
+    share
+        Share of all rows that these are.
     """
 
     as_it_is: AlignedRows
     places: dict[str, int]
     factors: dict[str, tuple[Level, ...]]
+    share: float
 
     @classmethod
-    def of(cls, rows: AlignedRows, fit: FitRows | None) -> ArrayPopulation:
+    def of(cls, rows: AlignedRows, fit: FitRows | None, share: float) -> ArrayPopulation:
         """Locate the columns of the rows."""
         source = rows.rows
         if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
             assert fit is not None
-            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {})
+            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {}, share)
         dense = range(len(source.columns)) if source.coding is None else source.coding.dense
         places = {source.columns[column]: k for k, column in enumerate(dense)}
-        return cls(rows, places, {k: v for k, v in source.levels.items() if k in source.fields})
+        factors = {k: v for k, v in source.levels.items() if k in source.fields}
+        return cls(rows, places, factors, share)
 
     def __len__(self) -> int:
         return len(self.as_it_is)
@@ -219,14 +228,17 @@ def population(
         if any(name not in source.names for name in needed):
             needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
         sample = table_sample(data, needed, most, seed, encoding, drop=encoding.drops)
+        share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
         if groups in (None, "known"):
-            return TablePopulation(sample, encoding, {})
+            return TablePopulation(sample, encoding, {}, share)
         first_new = {g.field: len(g.levels) for g in encoding.groupings}
-        return TablePopulation(sample, encoding.with_levels_of(source_of(sample)), first_new)
+        encoding = encoding.with_levels_of(source_of(sample))
+        return TablePopulation(sample, encoding, first_new, share)
     if rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
             "file, does not hold any; give rows, or a table, as `data`."
         )
     ids = np.sort(random_rows(len(rows), most, seed))
-    return ArrayPopulation.of(replace(rows, rows=rows.rows.subset(ids)), fit)
+    sample = replace(rows, rows=rows.rows.subset(ids))
+    return ArrayPopulation.of(sample, fit, len(ids) / len(rows))
