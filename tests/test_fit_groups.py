@@ -177,7 +177,7 @@ def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_pat
     loaded = with_rows(saved_posterior(tmp_path / "run"), tmp_path / "run")
 
     def predicted(name: str, groups: str | None) -> np.ndarray:
-        as_before = (200, 0.9, "refuse", groups, "utf-8", True)
+        as_before = (200, 0.9, "refuse", groups, None, "utf-8", True)
         write_predictions(loaded, str(tmp_path / name), out, *as_before)
         return pd.read_csv(out)["mean"].to_numpy()
 
@@ -362,3 +362,17 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
     )
     with pytest.raises(mo.SettingError, match="up to 1000 other parameters"):
         multilevel(mo.models.Logistic(), many, crowded, "integrate")
+
+
+@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of so few draws
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+def test_a_fit_without_a_common_column(frame: pd.DataFrame, how: str) -> None:
+    """Integrated groups raised an IndexError, and new groups of explicit ones could not be met."""
+    few = SETTINGS | {"draws": 10, "tune": 10}
+    post = mo.fit("well ~ 1 + (1 | ward)", frame, groups=how, progressbar=False, **few)
+    new = post.predict(frame[["dose"]].iloc[:2], draws=20)
+    at, sd = post["intercept"].reshape(-1, 1), post["group_sd"].reshape(-1, 1)
+    xi, w = np.polynomial.hermite_e.hermegauss(50)
+    by_hand = (1 / (1 + np.exp(-(at + sd * xi))) @ w / w.sum()).mean()
+    np.testing.assert_allclose(new.mean, by_hand, rtol=1e-5)

@@ -37,7 +37,7 @@ from modicum.models.prediction import ModelPredictor
 from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
 from modicum.posterior.alignment import aligned
-from modicum.posterior.draws import thinned
+from modicum.posterior.draws import affordable, thinned
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
@@ -52,7 +52,6 @@ __all__ = ["LinearRegression", "LogisticRegression", "PoissonRegressor", "Regres
 
 Features: TypeAlias = Any  # arrays, sparse matrices, data frames
 BLOCK_FLOATS = 2**22  # entries of a sparse matrix made dense at a time
-PREDICTION_DRAWS = 1000
 NO_NOISE = 1e-6  # scale of outcomes without noise, in standard deviations of the outcome
 FIRST_ROWS = 10_000  # rows that this standard deviation is computed from
 
@@ -152,7 +151,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
     def _expected(self, X: Features) -> np.ndarray:
         """Return the posterior mean of the expected outcomes."""
         rows = self._rows_like(X)
-        return np.asarray(self.posterior_.predict(rows, draws=PREDICTION_DRAWS).mean)
+        return np.asarray(self.posterior_.predict(rows).mean)
 
 
 # Keyword arguments of scikit-learn's `validate_data`.
@@ -346,9 +345,9 @@ def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np
     """Return mean and standard deviation of new outcomes: Var(y) = Var(mean) + E(variance)."""
     predictor = post.restore_predictor()
     assert isinstance(predictor, ModelPredictor), "`fit` sampled this posterior"
-    draws, weights = thinned(post, PREDICTION_DRAWS)
-    expected, variances = [], []
     ready = aligned(rows, post.fit_rows, False, "refuse")
+    draws, weights = thinned(post, affordable(post, len(ready), None))
+    expected, variances = [], []
     for batch, outcome in in_pieces(ready, weights.size, lambda b: predictor(draws, b)):
         mean, noise = predictor.moments(draws, batch)
         centre = weighted_mean(mean[None], weights)

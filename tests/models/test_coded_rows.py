@@ -20,9 +20,10 @@ from modicum.ledger import Ledger
 from modicum.methods.ecs.tuning import residuals as residuals_module
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
+from modicum.models.matrix import CodedMatrix, DenseMatrix
 from modicum.models.priors import moments
 from modicum.passes import LocalEngine, Sums, anchor_at
-from modicum.rows import ingest
+from modicum.rows import Coding, ingest
 from modicum.runtime import in_double_precision
 
 FAMILIES = {
@@ -124,6 +125,17 @@ def expected_sizes(rows, model):
     whitened = proxy(anchor_at(total, start), total.target, 2)
     draws = 0.3 + np.random.default_rng(3).normal(size=(4, total.target.size))
     return expected_residuals(total, control_variate(total.target, 2), whitened, draws)
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+def test_matrices_without_columns_have_rows(xp):
+    """A model of groups alone, `y ~ 1 + (1 | g)`: no column, or none but the intercept's."""
+    x = xp.zeros((3, 0))
+    dense, coded = DenseMatrix(x).with_ones(), CodedMatrix(Coding(), x, {}, float)
+    assert dense.densely().tolist() == coded.with_ones().numbers().tolist() == [[1.0]] * 3
+    assert (coded.with_ones() @ xp.full(1, 2.0)).tolist() == [2.0] * 3
+    assert (coded @ xp.zeros(0)).tolist() == [0.0] * 3
+    assert coded.densely().shape == (3, 0)
 
 
 @pytest.mark.parametrize("kind", ["count", "crossed"])

@@ -1,4 +1,4 @@
-"""Explicit effects: tabulated, used in predictions, averaged over for new groups."""
+"""Effects: tabulated, used in predictions, averaged over for new groups."""
 
 from dataclasses import replace
 
@@ -6,10 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy.optimize import minimize_scalar
+from scipy.special import ndtri
 
 import modicum as mo
 from modicum import plots
-from modicum.posterior.effects import _group_of
+from modicum.models import Target
+from modicum.models.prediction import ModelPredictor
+from modicum.posterior import FitRows
+from modicum.posterior.draws import thinned
+from modicum.posterior.effects import _group_of, effect_draws
 from modicum.posterior.intraclass import intraclass
 from modicum.posterior.unpooled import unpooled_effects
 
@@ -46,7 +51,7 @@ def post(table):
 def test_effects_are_a_table_by_level_and_effect(post, table):
     frame, truth = table
     effects = post.effects("ward")
-    assert list(effects.columns) == ["mean", "sd", "5%", "95%", "rows"]
+    assert list(effects.columns) == ["mean", "sd", "5%", "95%", "mcse_mean", "rows"]
     of_intercept = effects.xs("ward", level="effect")
     assert (of_intercept["rows"] == frame["ward"].value_counts().sort_index()).all()
     z = (of_intercept["mean"].to_numpy() - truth[:, 0]) / of_intercept["sd"].to_numpy()
@@ -264,3 +269,36 @@ def test_pictures_of_effects(post):
     np.testing.assert_allclose(ax.lines[0].get_xdata(), post.effects("ward")["rows"][::2])
     with pytest.raises(mo.SettingError, match="there is no effect 'ward:x'"):
         plots.caterpillar(post, "ward", effect="ward:x")
+
+
+def test_integrated_effects_have_the_moments_of_their_nodes():
+    """Against the closed form of a normal model; draws of effects leave their sds 5% of noise."""
+    rng = np.random.default_rng(8)
+    g = np.repeat(np.arange(30), rng.integers(2, 12, 30))
+    y = rng.normal(size=30)[g] + 0.8 * rng.normal(size=len(g))
+    rows = mo.Rows(x=np.zeros((len(g), 1)), y=y, g=g)
+    model = mo.models.IntegratedEffects(mo.models.Gaussian(scale=0.8), "g").resolved(rows)
+    number = 2_000
+    draws = {"beta": np.zeros((1, number, 1)), "group_sd": np.full((1, number, 1), 0.9)}
+    draws["intercept"] = 0.1 + 0.05 * ndtri((rng.permutation(number) + 0.5) / number)[None]
+    target, _ = Target.of(model, model.units(rows))
+    start = target.ravel_reported({name: x[0, :1] for name, x in draws.items()})[0]
+    fixed = ModelPredictor(replace(model, nodes_at=tuple(start)))
+    about = {"predictor": fixed, "rows": rows, "fit_rows": FitRows.of(rows)}
+    post = mo.Posterior(draws, {}, mo.Ledger(rows=len(rows)), **about)
+    size, means = np.bincount(g), np.bincount(g, y) / np.bincount(g)
+    variance = 1 / (size / 0.8**2 + 1 / 0.9**2)
+    shrunk = variance * size / 0.8**2
+    sd = np.sqrt(variance + shrunk**2 * 0.05**2)
+    table = post.effects("g")
+    np.testing.assert_allclose(table["mean"], shrunk * (means - 0.1), atol=1e-3)
+    np.testing.assert_allclose(table["sd"], sd, rtol=1e-3)
+    np.testing.assert_allclose(table["95%"] - table["mean"], 1.645 * sd, rtol=0.01)
+    np.testing.assert_allclose(table["mcse_mean"], 0.05 * shrunk / np.sqrt(number), rtol=0.5)
+    few = post.effects("g", draws=100)
+    assert np.abs(few["sd"] / sd - 1).max() < 0.01
+    groups, subset = model.units(rows), thinned(post, 200)[0]
+    drawn = np.concatenate(list(effect_draws(post.fit(), groups, np.arange(30), subset)), axis=1)
+    assert np.abs(drawn[..., 0].std(axis=0) / sd - 1).max() > 0.06
+    backwards = post.effects("g", levels=list(range(30))[::-1])
+    np.testing.assert_allclose(backwards["mean"], table["mean"][::-1], rtol=1e-6)

@@ -313,3 +313,28 @@ def test_a_csv_file_is_read_as_the_fit_read_it(tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(*found)
     post.table = path
     assert "late" in set(post.ppc(by="visit", draws=50).table["at"])
+
+
+@pytest.mark.parametrize("comparison", [None, "difference", "ratio", "odds ratio"])
+def test_a_sample_of_rows_adds_its_error(comparison):
+    """With known coefficients all error is that of the rows; intervals had none of it."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4_000, 2)) * [1.0, 2.0]
+    rows = mo.Rows(x=x, y=np.zeros(4_000), columns=["dose", "age"])
+    known = {"beta": np.tile([0.8, -0.4], (1, 50, 1)), "intercept": np.zeros((1, 50))}
+    post = made(mo.models.Logistic(), rows, **known)
+
+    def estimate(**settings):
+        if comparison is None:
+            return post.marginal("dose", at=[1.0], **settings)
+        return post.contrast("dose", [0.0, 1.0], comparison=comparison, **settings)
+
+    truth = estimate(subsample=10_000)
+    assert truth.attrs == {"draws": 50, "rows": 4_000}
+    assert truth["sd"].item() < 1e-9  # all rows
+    tables = [estimate(subsample=500, random_seed=seed) for seed in range(20)]
+    away = np.array([(t["mean"] - truth["mean"]).item() / t["sd"].item() for t in tables])
+    assert 0.5 < np.sqrt(np.mean(away**2)) < 1.6  # 20 squares of normal numbers, at 4.5 sd
+    inside = [t["5%"].item() < truth["mean"].item() < t["95%"].item() for t in tables]
+    assert sum(inside) >= 12
+    assert all(t["mcse_mean"].item() == pytest.approx(t["sd"].item()) for t in tables)

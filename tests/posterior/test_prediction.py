@@ -12,6 +12,7 @@ from modicum.ledger import Ledger
 from modicum.models import prediction as models_prediction
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows, Posterior, prediction
+from modicum.posterior import draws as draws_module
 from modicum.posterior.draws import thinned
 from modicum.rows.reading import read_formula
 
@@ -54,7 +55,7 @@ def test_all_draws_are_the_exact_posterior():
 def test_chunks_change_nothing_and_bound_the_memory(monkeypatch):
     post, rows = make(), Rows(X)
     whole = post.predict(rows)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 200 * 64)
+    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 1000 * 64)
     pieces = post.predict(rows)
     assert rows.sizes[1] == 64
     np.testing.assert_allclose(pieces.mean, whole.mean)
@@ -82,7 +83,7 @@ def test_several_classes_are_cut_smaller(monkeypatch):
         return np.stack([eta, 2 * eta, 3 * eta], axis=-1)
 
     post = make(predictor=classes)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 200 * 90)
+    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 1000 * 90)
     found = post.predict(Rows(X))
     assert found.mean.shape == found.upper.shape == (1_001, 3)
     np.testing.assert_allclose(found.mean[:, 2], 3 * found.mean[:, 0])
@@ -180,7 +181,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     one_by_one = [
         post.predict(new.iloc[[0]]),
         post.predict(new.iloc[[1]], groups="new"),  # neither the ward nor its beds are known
-        post.predict(new.iloc[[2]].drop(columns="bed")),  # the ward is known
+        post.predict(new.iloc[[2]].drop(columns="bed"), newgroups="one"),  # the ward is known
         post.predict(new.iloc[[3]]),
     ]
     for end in ("mean", "lower", "upper"):
@@ -192,7 +193,7 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
     np.testing.assert_array_equal(from_file.mean, predicted.mean)
     odd, out = new.replace({"ward": {"z": "Zürich"}}), tmp_path / "out.csv"
     odd.to_csv(tmp_path / "odd.csv", index=False, encoding="latin-1")
-    before, after = (post, str(tmp_path / "odd.csv"), out, 200, 0.9, "refuse", "any"), (True,)
+    before, after = (post, str(tmp_path / "odd.csv"), out, 200, 0.9, "refuse", "any", None), (True,)
     write_predictions(*before, "latin-1", *after)
     np.testing.assert_allclose(pd.read_csv(out)["mean"], predicted.mean)
     with pytest.raises(mo.DataError, match="latin-1"):
@@ -203,3 +204,23 @@ def test_some_groups_are_known_and_others_are_new(tmp_path):
         post.predict(new.assign(x=[0, 0, 0, None]), groups="any")
     with pytest.raises(mo.SettingError, match=r"needs a table, and a posterior of mo\.fit"):
         post.predict(rows, groups="any")
+
+
+def test_all_draws_are_used_where_they_are_affordable(monkeypatch):
+    """Predictions used 200 of 1,000 draws in silence, and did not tell their error."""
+    post = make()
+    exact = X @ post["beta"].reshape(-1, 2).mean(axis=0)
+    whole = post.predict({"x": X})
+    assert whole.draws == 1_000
+    np.testing.assert_allclose(whole.mean, exact)
+    monkeypatch.setattr(draws_module, "EVALUATIONS", 300 * len(X))
+    some = post.predict({"x": X})
+    assert some.draws == 300
+    error = np.abs(some.mean - exact)
+    assert (error < 4.5 * some.mcse_mean).all()
+    assert (error > 4.5 * whole.mcse_mean / 10).any()
+    sd = np.sqrt(0.3**2 * (X**2).sum(axis=1) / 300)
+    assert 0.6 < np.median(some.mcse_mean / sd) < 1.5
+    monkeypatch.setattr(draws_module, "EVALUATIONS", 1)
+    assert post.predict({"x": X}).draws == 200
+    assert post.predict({"x": X}, draws=50).draws == 50

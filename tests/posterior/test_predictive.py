@@ -9,6 +9,7 @@ from scipy.special import expit
 import modicum as mo
 from helpers.targets import Conjugate, all_of, class_rows, design, logistic_rows
 from modicum.errors import DataError, SettingError
+from modicum.fit import model_for
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.checking.predictive import equal_draws
@@ -320,3 +321,111 @@ def test_what_cannot_be_checked_is_refused():
     mine = made(own, times, {"m": np.zeros((1, 10))})
     with pytest.raises(SettingError, match="does not say how outcomes are drawn"):
         mine.predictive()
+
+
+# New groups ----------------------------------------------------------------------------------
+
+SIGMA = np.array([[0.8, 0.3], [0.3, 0.5]])  # covariance of the effects, and the noise's sd
+NOISE, INSIDE = 0.4, 0.6  # the sd of a nested factor's effects
+
+
+def multilevel(how):
+    """Return a posterior of `(1 + x | site) + (1 | site:ward)` with known parameters."""
+    rng = np.random.default_rng(2)
+    table = pd.DataFrame({"x": rng.normal(size=80), "site": list("abcd") * 20})
+    table["ward"] = np.arange(80) % 10
+    formula = "y ~ x + (1 + x | site) + (1 | site:ward)"
+    rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False).rows
+    model = model_for(rows, mo.models.Gaussian(scale=NOISE), None, how).model.resolved(rows)
+    sds = {"site": SIGMA[0, 0] ** 0.5, "site:x": SIGMA[1, 1] ** 0.5, "site:ward": INSIDE}
+    labels, number = model.labels(rows), 4000
+    values = {"beta": [2.0], "group_cor": [SIGMA[0, 1] / np.sqrt(SIGMA[0, 0] * SIGMA[1, 1])]}
+    values["group_sd"] = [sds[name] for name in labels["group_sd"][0]]
+    for name in labels:
+        values.setdefault(name, np.arange(len(labels[name][0])) / 10)
+    draws = {name: np.tile(value, (1, number, 1)) for name, value in values.items()}
+    draws["intercept"] = np.ones((1, number))
+    return made(model, rows, draws)
+
+
+NEW = pd.DataFrame(
+    {
+        "x": [0.0, 1.5, -0.5, 0.5, 0.5],
+        "site": ["p", "p", "p", "q", "a"],
+        "ward": [1, 1, 2, 1, 77],  # that of the last row is new, in a site that is not
+    }
+)
+
+
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+def test_rows_of_a_new_group_share_its_effects(how):
+    """Compare with the covariance of the outcomes; independent effects had a diagonal one."""
+    post = multilevel(how)
+    z = np.column_stack([np.ones(5), NEW["x"]])
+    same_site = np.equal.outer(*[NEW["site"].to_numpy()] * 2)
+    same_ward = same_site & np.equal.outer(*[NEW["ward"].to_numpy()] * 2)
+    nested = INSIDE**2 * same_ward + NOISE**2 * np.eye(5)
+    between = z @ SIGMA @ z.T * same_site
+    between[4, 4] = 0.0  # a known site
+
+    def close(cov, expected):
+        variance = np.diag(expected)
+        error = np.sqrt((np.outer(variance, variance) + expected**2) / 4000)
+        return bool((np.abs(cov - expected) < 4.5 * error).all())
+
+    cov = np.cov(post.predictive(NEW, draws=4000, groups="any").T)
+    assert close(cov, between + nested)
+    assert not close(cov, np.diag(np.diag(between + nested)))
+    all_new = post.predictive(NEW, draws=4000, groups="new")
+    between[4, 4] = (z @ SIGMA @ z.T)[4, 4]
+    assert close(np.cov(all_new.T), between + nested)
+    total = np.r_[1, 1, 1, 0, 0]  # of one site, which was far too certain
+    expected = total @ (between + nested) @ total
+    assert np.var(all_new @ total) == pytest.approx(expected, rel=4.5 * np.sqrt(2 / 4000))
+
+
+@pytest.mark.parametrize("how", ["explicit", "integrate"])
+def test_intervals_are_for_one_new_group_or_for_the_average(how):
+    post = multilevel(how)
+    z = np.column_stack([np.ones(5), NEW["x"]])
+    sd = np.sqrt(np.einsum("ij,jk,ik->i", z, SIGMA, z) + INSIDE**2)
+    mean = 1 + 2 * NEW["x"].to_numpy()
+    for columns in (["x", "site", "ward"], ["x"]):
+        one = post.predict(NEW[columns], draws=4000, groups="new")
+        np.testing.assert_allclose(one.mean, mean, atol=1e-6)
+        np.testing.assert_allclose(one.upper - mean, 1.645 * sd, rtol=0.01)
+        np.testing.assert_allclose(mean - one.lower, 1.645 * sd, rtol=0.01)
+    average = post.predict(NEW, draws=4000, groups="new", newgroups="average")
+    np.testing.assert_allclose([average.lower, average.upper], [mean, mean], atol=1e-6)
+    left_out = post.predict(NEW[["x"]])
+    np.testing.assert_allclose(left_out.upper, mean, atol=1e-6)
+    assert np.ptp(post.predict(NEW[["x"]], newgroups="one").upper - mean) > 0.1
+    either = post.predict(NEW, draws=4000, groups="any")
+    np.testing.assert_allclose(either.upper[:4], one.upper[:4], atol=1e-6)
+    # the last row's site is known, with the effects 0 and 0 of "a"
+    assert either.upper[4] - either.mean[4] == pytest.approx(1.645 * INSIDE, rel=0.01)
+    with pytest.raises(SettingError, match="newgroups must be 'one' or 'average', not 'both'"):
+        post.predict(NEW, newgroups="both")
+
+
+def test_before_the_data_rows_of_a_group_share_its_effects():
+    """Rows of an integrated group had independent effects in the prior predictive."""
+    post = multilevel("integrate")
+    ward = post.rows.slice(0, 80)["site:ward"]
+    i, j = np.flatnonzero(ward == ward[0])[:2]
+    k = int(np.flatnonzero(ward != ward[0])[0])
+    noise = np.tanh(post.predictive(draws=4000, prior=True)[:, [i, j, k]])
+    assert np.corrcoef(noise.T)[0, 1] > np.corrcoef(noise.T)[0, 2] + 0.1
+
+
+def test_advice_about_new_groups_can_be_followed():
+    """`predictive(groups="any")` advised groups="any"."""
+    post = multilevel("explicit")
+    with pytest.raises(DataError, match="groups='any' if some groups are new"):
+        post.predictive(NEW, draws=2)
+    assert post.predictive(NEW, draws=2, groups="any").shape == (2, 5)
+    assert len(post.marginal("x", data=NEW, groups="any", at=[0.0, 1.0])) == 2
+    with pytest.raises(SettingError, match="groups must be 'known', 'new' or 'any', not 'all'"):
+        post.predictive(NEW, draws=2, groups="all")
+    with pytest.raises(DataError, match="depends on its group: leave such rows out"):
+        post.score(NEW.assign(y=0.0))

@@ -133,3 +133,14 @@ def test_refusals():
         Posterior({"a": np.zeros((1, 4))}, {}, Ledger(rows=1)).score(ROWS)
     with pytest.raises(mo.SettingError, match="at least 1"):
         make().score(ROWS, draws=0)
+
+
+def test_the_error_of_few_draws_is_told():
+    post = make()
+    whole, few = post.score(ROWS), post.score(ROWS, draws=30)
+    assert (whole.draws, few.draws) == (150, 30)
+    ratio = np.exp(by_hand()[1].reshape(150, -1))
+    by_draw = (ratio / ratio.mean(axis=0)).mean(axis=1)
+    assert whole.mcse_log_density == pytest.approx(by_draw.std() / np.sqrt(150), rel=0.5)
+    assert abs(few.log_density - whole.log_density) < 4.5 * few.mcse_log_density
+    assert few.mcse_log_density > 1.3 * whole.mcse_log_density

@@ -296,15 +296,24 @@ def predict(
     run: opt.Run,
     data: Annotated[str, typer.Argument(help=f"{opt.DATA}, in the columns of the fit.")],
     out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .feather.")],
-    draws: Annotated[int, typer.Option(help="Posterior draws to use.")] = 200,
+    draws: Annotated[
+        int | None, typer.Option(help="Posterior draws to use; default: all, fewer for many rows.")
+    ] = None,
     newlevels: Annotated[
         str, typer.Option(help=f"Levels that the fit did not have: {' or '.join(NEW_LEVELS)}.")
     ] = "refuse",
     groups: Annotated[
         str | None,
         typer.Option(
-            help="Group effects: known (those of the fit), new (averaged over new groups), or any "
-            "(whichever applies to the row); default: known if DATA has the groups' columns."
+            help="Groups: known (those of the fit), new, or any (whichever applies to the row); "
+            "default: known if DATA has the groups' columns, else averaged over."
+        ),
+    ] = None,
+    newgroups: Annotated[
+        str | None,
+        typer.Option(
+            help="Intervals of new groups: one (of a single group, the default with --groups) or "
+            "average (of the average over groups)."
         ),
     ] = None,
     encoding: opt.Encoding = "utf-8",
@@ -321,7 +330,7 @@ def predict(
         check_prob(prob)
         require_path(data)
         post = with_rows(saved_posterior(run), run)
-        settings = (draws, prob, newlevels, groups, encoding, overwrite)
+        settings = (draws, prob, newlevels, groups, newgroups, encoding, overwrite)
         rows = write_predictions(post, data, out, *settings)
         say = console(quiet)
         say.print(f"Wrote {rows:,} predictions to {escape(str(out))}.", highlight=False)

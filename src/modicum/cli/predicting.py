@@ -6,14 +6,16 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, cast
 
 from modicum.errors import DataError, SettingError
 from modicum.files import require_writable, whole_file
-from modicum.posterior import Posterior, Prediction
+from modicum.posterior import Posterior
+from modicum.posterior.alignment import Groups
+from modicum.posterior.row_effects import NewGroups
 from modicum.rows import Rows
-from modicum.rows.formula import FormulaEncoding, NewLevels
-from modicum.rows.reading import TableFiles, encode_table
+from modicum.rows.formula import NewLevels
+from modicum.rows.reading import TableFiles
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 NEW_LEVELS = ("refuse", "reference")
 GROUPS = ("known", "new", "any")
+NEW_GROUPS = ("one", "average")
 FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
@@ -71,10 +74,11 @@ def write_predictions(
     post: Posterior,
     data: str,
     out: Path,
-    draws: int,
+    draws: int | None,
     prob: float,
     newlevels: str,
     groups: str | None,
+    newgroups: str | None,
     encoding: str,
     overwrite: bool,
 ) -> int:
@@ -94,40 +98,20 @@ def write_predictions(
         )
     if groups not in (None, *GROUPS):
         raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    predicted = _predict(
-        post, post.fit_rows.encoding, data, draws, prob, newlevels, groups, encoding
+    if newgroups not in (None, *NEW_GROUPS):
+        raise SettingError(f"--newgroups must be {' or '.join(NEW_GROUPS)}, not {newgroups}.")
+    predicted = post.predict(
+        TableFiles((data,), encoding),
+        draws=draws,
+        prob=prob,
+        newlevels=cast("NewLevels", newlevels),
+        groups=cast("Groups | None", groups),
+        newgroups=cast("NewGroups | None", newgroups),
     )
     import pyarrow as pa
 
     _write(pa.table(predicted.columns()), out, kind)
     return len(predicted)
-
-
-def _predict(
-    post: Posterior,
-    fit_encoding: FormulaEncoding,
-    data: str,
-    draws: int,
-    prob: float,
-    newlevels: str,
-    groups: str | None,
-    encoding: str,
-) -> Prediction:
-    levels: NewLevels = "reference" if newlevels == "reference" else "refuse"
-    if groups == "any":
-        files = TableFiles((data,), encoding)
-        return post.predict(files, draws=draws, prob=prob, newlevels=levels, groups="any")
-    rows = encode_table(
-        replace(fit_encoding, groupings=()) if groups == "new" else fit_encoding,
-        data,
-        outcome=False,
-        newlevels=levels,
-        text_encoding=encoding,
-    )
-    effects: Literal["known", "new"] | None = None
-    if groups is not None:
-        effects = "new" if groups == "new" else "known"
-    return post.predict(rows, draws=draws, prob=prob, groups=effects)
 
 
 def _write(table: pa.Table, out: Path, kind: str) -> None:

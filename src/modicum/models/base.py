@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
@@ -15,10 +16,11 @@ from modicum.models.tracing import Trace, trace_of
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["DENSE_LIMIT", "BaseModel", "Batch", "Params"]
+__all__ = ["DENSE_LIMIT", "NEW", "BaseModel", "Batch", "Params"]
 
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Array]  # field name -> one entry per row
+NEW = "new groups of "  # before a group's field: which rows' groups the fit did not have
 Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
 DENSE_LIMIT = 2_000  # most parameters for which dense Hessians are formed
 
@@ -115,6 +117,33 @@ class BaseModel(ABC):
         to let the pilot study of HMC-ECS choose.
         """
         return {}
+
+    @property
+    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
+        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+        return ()
+
+    def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
+        """For each group term T: the effects of a group are T v, with v standard normal."""
+        del theta
+        return ()
+
+    def new_group_variances(self, theta: Params, batch: Batch) -> list[jax.Array]:
+        """For each group term the variance that its effects add to the predictors of new groups.
+
+        A group is new if the batch does not have its field, or marks its row (`NEW`); the variance
+        of other rows is 0.
+        """
+        variances = []
+        for (field, columns), factor in zip(
+            self.effect_scales, self.effect_factors(theta), strict=True
+        ):
+            z = [jnp.ones(()) if j is None else jnp.asarray(batch["x"])[:, j] for j in columns]
+            along = [sum(a * b for a, b in zip(z, column, strict=True)) for column in factor.T]
+            total = jnp.asarray(sum(part**2 for part in along))
+            is_new = batch.get(NEW + field, field not in batch)
+            variances.append(jnp.where(jnp.asarray(is_new), total, 0.0))
+        return variances
 
     def likelihood_layout(self, theta: Params) -> Params:
         """Return the parameters that the likelihood reads: all, or the leading ones."""

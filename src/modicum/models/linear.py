@@ -8,7 +8,7 @@ the model's other parameters (a log-scale), which are the same for every row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import pi
 from typing import ClassVar
@@ -19,7 +19,7 @@ import numpy as np
 
 from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
-from modicum.models.base import Batch, Labels, Params
+from modicum.models.base import NEW, Batch, Labels, Params
 from modicum.models.coefficients import CoefficientPriors
 from modicum.models.groups.terms import check_groups, common_columns
 from modicum.models.matrix import ModelMatrix, model_matrix
@@ -157,13 +157,19 @@ class LinearPredictorModel(CoefficientPriors):
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the model matrix that `beta` multiplies, dense or coded.
 
-        Groups that the rows do not have get no columns.
+        Groups that the rows do not have get no columns; new groups have zeros in theirs.
         """
         absent = self.absent_groups(batch)
-        if not absent or self.coding is None:
+        some_new = [t.field for t in self.group_terms if NEW + t.field in batch]
+        if self.coding is None or not (absent or some_new):
             return model_matrix(self.coding, batch)
-        terms = tuple(term for term in self.coding.terms if term.field not in absent)
-        return model_matrix(replace(self.coding, terms=terms), batch)
+        codes = {name: _after_reference(batch[name], batch[NEW + name]) for name in some_new}
+        terms = tuple(
+            replace(term, reference=True) if term.field in codes else term
+            for term in self.coding.terms
+            if term.field not in absent
+        )
+        return model_matrix(replace(self.coding, terms=terms), {**batch, **codes})
 
     def outcome(self, batch: Batch) -> jax.Array:
         """Observed outcome of each row: y, or y and the family's other fields on a last axis."""
@@ -204,11 +210,11 @@ class LinearPredictorModel(CoefficientPriors):
 
         The effects of new groups add a normal variable to the predictor, however many they are.
         """
-        absent = self.absent_groups(batch)
         predictors = self.predictor_vector(theta, batch)
-        if not absent:
+        if not self.absent_groups(batch):
             return jax.vmap(self.mean)(predictors)
-        return self.mean_over(predictors, self.spread_of_new_groups(theta, batch, absent))
+        variance = sum(self.new_group_variances(theta, batch), jnp.zeros(()))
+        return self.mean_over(predictors, jnp.sqrt(variance))
 
     def mean_over(self, predictors: jax.Array, sd: jax.Array) -> jax.Array:
         """Mean outcome of each row, averaged over a normal first predictor with this sd."""
@@ -223,23 +229,22 @@ class LinearPredictorModel(CoefficientPriors):
         """Groups of the model that the batch has no codes for."""
         return frozenset(t.field for t in self.group_terms if t.field not in batch)
 
-    def spread_of_new_groups(
-        self, theta: Params, batch: Batch, absent: frozenset[str]
-    ) -> jax.Array:
-        """Standard deviation of the contribution of these groups' effects to eta, for each row."""
+    @property
+    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
+        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
         priors, coding = self.resolved_priors, self.coding
-        assert priors is not None
-        assert coding is not None
+        if priors is None or coding is None:
+            return ()
         effects = iter([t for t in coding.terms if t.first >= len(priors.coefficients)])
-        variance = jnp.zeros(())
-        for group, factor in zip(priors.groups, priors.effect_factors(theta[OWN]), strict=True):
-            scales = [next(effects).scale for _ in group.sds]
-            if group.term.field in absent:
-                z = [jnp.ones(()) if s is None else jnp.asarray(batch["x"])[:, s] for s in scales]
-                for column in factor.T:
-                    along = sum((a * b for a, b in zip(z, column, strict=True)), jnp.zeros(()))
-                    variance = variance + along**2
-        return jnp.sqrt(variance)
+        return tuple(
+            (group.term.field, tuple(next(effects).scale for _ in group.sds))
+            for group in priors.groups
+        )
+
+    def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
+        """For each group term T: the effects of a group are T v, with v standard normal."""
+        priors = self.resolved_priors
+        return () if priors is None or not priors.groups else priors.effect_factors(theta[OWN])
 
     # Layout, names, checks ----------------------------------------------------------------
 
@@ -356,3 +361,9 @@ class LinearPredictorModel(CoefficientPriors):
     def check_outcome(self, rows: Rows) -> None:
         """Refuse outcomes outside the family's support, naming the first such row."""
         check_outcomes(self, rows, self.outcome_fault, self.check_fields)
+
+
+def _after_reference(codes: Array, is_new: Array) -> Array:
+    """Return codes counted from one, and 0 for new groups, whose effects are not parameters."""
+    xp = namespace(codes)
+    return xp.where(xp.asarray(is_new), 0, xp.asarray(codes).astype(np.int32) + 1)

@@ -68,7 +68,8 @@ class DenseMatrix:
         """Return all columns, (..., columns)."""
         xp = namespace(self.x)
         x: jax.Array = xp.asarray(self.x)
-        return xp.concatenate([x, xp.ones_like(x[..., :1])], axis=-1) if self.ones else x
+        ones = xp.ones((*x.shape[:-1], int(self.ones)), x.dtype)
+        return xp.concatenate([x, ones], axis=-1) if self.ones else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,18 @@ class CodedMatrix:
         """Number of columns."""
         return self.coding.size + self.ones
 
+    @property
+    def _like(self) -> jax.Array:
+        """An array with a value or a vector per row: without codes, x, even if of no columns."""
+        like = next(iter(self.codes.values()), self.x)
+        assert like is not None
+        return like
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of the rows, (...)."""
+        return self._like.shape if self.codes else self._like.shape[:-1]
+
     def __matmul__(self, other: jax.Array) -> jax.Array:
         """Multiply by (columns,) or (columns, k), by gathering rows of `other`."""
         xp = namespace(other)
@@ -118,6 +131,8 @@ class CodedMatrix:
                 scale = self.scale(term).astype(kind)
                 part = part * (scale[..., None] if other.ndim == 2 else scale)
             total = total + part
+        if not self.coding.size:  # nothing was added that has a value per row
+            total = total + xp.zeros((*self.row_shape, *other.shape[1:]), kind)
         return xp.asarray(total)
 
     def quadratic(self, form: jax.Array) -> jax.Array:
@@ -143,7 +158,7 @@ class CodedMatrix:
 
     def largest(self, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the column with the largest |x_j| scale_j of each row, and its entry."""
-        xp = namespace(next(iter(self.codes.values())))
+        xp = namespace(self._like)
         scale = xp.asarray(scale)
         padded = xp.concatenate([xp.zeros((1,), scale.dtype), scale])  # 0: the reference level
         numbers, places = self.numbers(), xp.asarray(self.dense_places())
@@ -183,11 +198,9 @@ class CodedMatrix:
 
     def densely(self) -> jax.Array:
         """Form all columns, (..., columns): for a few rows at a time."""
-        codes = next(iter(self.codes.values()))
-        if is_numpy(codes):
+        if is_numpy(self._like):
             return self @ as_either(np.eye(self.columns, dtype=self.dtype))
-        shape = codes.shape
-        out = jnp.zeros((*shape, self.columns), self.dtype)
+        out = jnp.zeros((*self.row_shape, self.columns), self.dtype)
         if self.coding.dense:
             assert self.x is not None
             out = out.at[..., jnp.asarray(self.coding.dense)].set(
@@ -219,8 +232,7 @@ class CodedMatrix:
 
     def numbers(self) -> jax.Array:
         """Dense columns, the intercept's last, (..., columns)."""
-        codes = next(iter(self.codes.values()))
-        xp, shape = namespace(codes), codes.shape
+        xp, shape = namespace(self._like), self.row_shape
         parts = [xp.ones((*shape, 1), self.dtype)] if self.ones else []
         if self.coding.dense:
             assert self.x is not None

@@ -68,18 +68,27 @@ class ModelPredictor:
         mean, variance = self._evaluate(_moments, draws, fields)
         return mean, variance
 
-    def predictors(
-        self, draws: Draws, batch: Batch, effects_known: bool = False
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Predictors (draws, rows, q + extras), and the sd of the effects of new groups.
+    def predictors(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Predictors (draws, rows, q + extras), and variances (group terms, draws, rows).
 
-        Groups that the rows do not give count as new. So do groups that were integrated out, unless
-        `effects_known`: the caller then adds their effects.
+        The variances are those of the effects of new groups. Effects that were integrated out are
+        not included: the caller adds those of known groups.
         """
         fields = self._without_outcome(batch)
-        question = _predictors_given if effects_known else _predictors
-        predictors, spread = self._evaluate(question, draws, fields)
-        return predictors, spread
+        predictors, *variances = self._evaluate(_predictors, draws, fields)
+        return predictors, np.reshape(variances, (len(variances), *predictors.shape[:2]))
+
+    def effect_factors(self, draws: Draws) -> tuple[np.ndarray, ...]:
+        """For each group term the factor T of its covariance, (draws, effects, effects)."""
+        return self._evaluate(_effect_factors, draws, {})
+
+    @in_double_precision
+    def means(self, predictors: np.ndarray, sd: np.ndarray) -> np.ndarray:
+        """Expected outcomes at these predictors, averaged over a normal first one with this sd."""
+        family = _family(self.model)
+        if sd.any():
+            return np.asarray(_means_over(family, predictors, sd))
+        return np.asarray(_means(family, predictors))
 
     def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
         """Simulate outcomes (draws, rows, ...).
@@ -198,25 +207,34 @@ def _moments(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tup
 
 def _predictors(
     model: BaseModel, named: Mapping[str, Array], fields: Batch
-) -> tuple[jax.Array, jax.Array]:
-    if isinstance(model, IntegratedEffects):
-        theta = model.restore(named)
-        predictors = model.family.predictor_vector(theta, fields)
-        return predictors, model.spread_of_new_groups(theta, fields)
-    return _predictors_given(model, named, fields)
-
-
-def _predictors_given(
-    model: BaseModel, named: Mapping[str, Array], fields: Batch
-) -> tuple[jax.Array, jax.Array]:
-    """Predictors without the effects that were integrated out, which the caller adds."""
+) -> tuple[jax.Array, ...]:
     theta = model.restore(named)
+    predictors = _family(model).predictor_vector(theta, fields)
+    variances = model.new_group_variances(theta, fields)
+    return predictors, *(jnp.broadcast_to(v, len(predictors)) for v in variances)
+
+
+def _effect_factors(
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
+) -> tuple[jax.Array, ...]:
+    del fields
+    return tuple(model.effect_factors(model.restore(named)))
+
+
+def _family(model: BaseModel) -> LinearPredictorModel:
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
-    predictors = family.predictor_vector(theta, fields)
-    absent = family.absent_groups(fields)
-    spread = family.spread_of_new_groups(theta, fields, absent) if absent else jnp.zeros(())
-    return predictors, jnp.broadcast_to(spread, predictors.shape[0])
+    return family
+
+
+@jit(static=0)
+def _means(family: LinearPredictorModel, predictors: Array) -> jax.Array:
+    return jax.vmap(jax.vmap(family.mean))(jnp.asarray(predictors))
+
+
+@jit(static=0)
+def _means_over(family: LinearPredictorModel, predictors: Array, sd: Array) -> jax.Array:
+    return jax.vmap(family.mean_over)(jnp.asarray(predictors), jnp.asarray(sd))
 
 
 def _log_density(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:

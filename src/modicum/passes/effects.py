@@ -1,13 +1,14 @@
-"""Draws of effects that were integrated out, given the rows of their groups.
+"""Moments and draws of effects that were integrated out, given the rows of their groups.
 
-Given a draw of the coefficients and of the effects' covariance, groups are independent. Their
-effects are drawn by independence-Metropolis steps with proposals slightly wider than the normal
-approximation to each group's integrand at that draw.
+Given a draw of the coefficients and of the effects' covariance, groups are independent. Means and
+variances of their effects are sums over the nodes of their integrals. Effects are drawn by
+independence-Metropolis steps with proposals slightly wider than the normal approximation to each
+group's integrand at that draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -19,9 +20,10 @@ from modicum.models import IntegratedEffects, Target
 from modicum.models.base import Batch
 from modicum.models.groups.batches import FlatGroups
 from modicum.random import Stream, key
-from modicum.runtime import SCATTERS, Array, in_double_precision, jit
+from modicum.rows.groups import NodePlaces
+from modicum.runtime import SCATTERS, in_double_precision, jit
 
-__all__ = ["DrawnEffects", "draw_effects", "effect_shift", "expected_given"]
+__all__ = ["STEPS", "DrawnEffects", "draw_effects", "effect_moments"]
 
 Steps: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 """Effects v, log of target over proposal there, and proposals accepted so far."""
@@ -47,23 +49,38 @@ def draw_effects(
     return DrawnEffects(np.asarray(effects), np.asarray(accepted))
 
 
-@jit(static=0)
-def expected_given(
-    model: IntegratedEffects, draws: Mapping[str, Array], effects: Array, batch: Batch
-) -> jax.Array:
-    """Return the expected outcomes of rows at each draw, given their groups' effects."""
-
-    def of_draw(named: Mapping[str, Array], effects: Array) -> jax.Array:
-        return model.expected_given(model.restore(named), jnp.asarray(effects), batch)
-
-    return jax.vmap(of_draw)(draws, effects)
-
-
 @in_double_precision
-def effect_shift(model: IntegratedEffects, effects: np.ndarray, batch: Batch) -> np.ndarray:
-    """Return what effects (draws, rows, effects) add to the rows' predictors, (draws, rows)."""
-    fields = dict(batch) | {"y": np.zeros(effects.shape[1])}
-    return np.sum(np.asarray(model.effect_columns(fields)) * effects, axis=2)
+def effect_moments(
+    target: Target, batch: Batch, points: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of the effects of a chunk's groups at each point, (points, groups, r)."""
+    mean, variance = _effect_moments(target, batch, jnp.asarray(points))
+    return np.asarray(mean), np.asarray(variance)
+
+
+@jit(static=0, options=SCATTERS)
+def _effect_moments(target: Target, batch: Batch, points: jax.Array) -> tuple[jax.Array, jax.Array]:
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    flat, places = FlatGroups.of(batch), NodePlaces.in_batch(batch)
+
+    def at_point(t: jax.Array) -> tuple[jax.Array, jax.Array]:
+        theta = target.unravel(t)
+        nodes = model.nodes_of(theta, flat, places)
+        u = nodes.v @ model.covariance.factor(theta).T
+        eta, extras = model.linear(theta, flat.rows), model.extras_of(theta)
+
+        def log_term(u: jax.Array) -> jax.Array:
+            along = model.along_effects(flat.rows, flat.spread(u))
+            return flat.sum(model.row_values(eta + along, extras, flat.rows))
+
+        # node by node, so that no array of all rows and all nodes is formed
+        terms = jax.lax.map(log_term, jnp.moveaxis(u, 1, 0))
+        p = jax.nn.softmax(nodes.log_weight + terms.T, axis=1)
+        mean = jnp.einsum("jk,jka->ja", p, u)
+        return mean, jnp.einsum("jk,jka->ja", p, (u - mean[:, None]) ** 2)
+
+    return jax.lax.map(at_point, points)
 
 
 @jit(static=0, options=SCATTERS)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, argument
+from modicum.models.base import NEW
 from modicum.rows import Coding, Rows, RowsSchema
-from modicum.rows.checks import NewLevelError
+from modicum.rows.checks import NewGroupError, NewLevelError
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.json_entries import Json
 from modicum.rows.reading import TableFiles, encode_table, is_tabular, largest_factor
@@ -28,6 +29,7 @@ __all__ = [
     "AlignedRows",
     "Batch",
     "FitRows",
+    "Groups",
     "RowsLike",
     "aligned",
     "require_rows_of_fit",
@@ -38,6 +40,8 @@ Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = (
     "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TableFiles"
 )
+Groups: TypeAlias = Literal["known", "new", "any"]
+CHUNK = 65_536  # rows read at a time
 SHOWN = 5  # names listed in an error; the others are counted
 
 
@@ -114,6 +118,8 @@ class AlignedRows:
     dtype
         "uint8" if the fit's rows were bytes and these are not, a floating type in the opposite
         case, None otherwise.
+    first_new
+        By grouping factor, the code from which groups are new to the fit; None: all are known.
     """
 
     rows: Rows
@@ -121,6 +127,7 @@ class AlignedRows:
     columns: np.ndarray | None = None
     dtype: str | None = None
     coding: Coding | None = None
+    first_new: Mapping[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -138,7 +145,22 @@ class AlignedRows:
             if self.dtype is not None:
                 batch = {name: self._cast(name, part, start) for name, part in batch.items()}
             start += len(next(iter(batch.values())))
-            yield batch
+            yield self.marked(batch)
+
+    def marked(self, batch: Batch) -> Batch:
+        """Add to a batch which of its rows are in groups that the fit did not have."""
+        present = {name: first for name, first in self.first_new.items() if name in batch}
+        return batch | {NEW + name: batch[name] >= first for name, first in present.items()}
+
+    def groups_of(self, field: str, new: bool) -> np.ndarray:
+        """Return the distinct groups of a factor that are new to the fit, or that it knew."""
+        if field not in self.fields or (new and field not in self.first_new):
+            return np.empty(0)
+        parts = []
+        for batch in self.chunks(CHUNK):
+            is_new = batch.get(NEW + field, np.zeros(len(batch[field]), bool))
+            parts.append(np.unique(batch[field][is_new == new]))
+        return np.unique(np.concatenate(parts))
 
     def _cast(self, name: str, part: np.ndarray, start: int) -> np.ndarray:
         if self.dtype == "uint8":
@@ -158,24 +180,36 @@ def aligned(
     fit: FitRows | None,
     outcome: bool,
     newlevels: NewLevels = "refuse",
-    new_groups: bool = False,
+    groups: Groups | None = None,
 ) -> AlignedRows:
     """Bring `rows` into the layout of the rows of the fit, or refuse them.
 
     Named columns are matched by name; unnamed arrays are taken in the fit's order. A table is
-    encoded as the fit's rows were, with its outcome if `outcome`, and without its groups if
-    `new_groups`. If nothing is known of the fit's rows (None), rows are taken unchanged.
+    encoded as the fit's rows were, with its outcome if `outcome`, and with groups that the fit did
+    not have unless `groups` is "known" or None. If nothing is known of the fit's rows (None), rows
+    are taken unchanged.
     """
-    rows, named = _as_rows(rows, fit, outcome, newlevels, new_groups)
+    if groups not in (None, "known", "new", "any"):
+        raise SettingError(f"groups must be 'known', 'new' or 'any', not {groups!r}.")
+    encoding = fit.encoding if fit is not None and is_tabular(rows) else None
+    if groups == "any" and encoding is None:
+        raise SettingError(
+            f"{argument('groups', 'any')} needs a table, and a posterior of mo.fit; otherwise "
+            "predict rows of known groups and rows of new groups separately."
+        )
+    rows, named = _as_rows(rows, fit, outcome, newlevels, groups in ("new", "any"))
     if outcome and not len(rows):
         raise DataError("there are no rows to compare with: at least one is needed.")
     if fit is None:
         return AlignedRows(rows, tuple(rows.fields))
     theirs, ours = rows.schema, fit.schema
     _check_offset(theirs, ours)
+    first_new = {}
+    if encoding is not None and groups in ("new", "any"):
+        first_new = {g.field: len(g.levels) for g in encoding.groupings}
     columns = None
     if named and ours.columns and theirs.columns:
-        columns = _columns_by_name(theirs, ours)
+        columns = _columns_by_name(theirs, ours, first_new)
     same = columns is None and _coded_alike(theirs, ours)
     if columns is None and theirs.coding is None and ours.coding is not None:
         _check_columns(theirs, ours)
@@ -184,7 +218,8 @@ def aligned(
             _check_shape(name, theirs, ours)
     coding = None if same else theirs.coding
     fields = _common_fields(theirs, ours, coding)
-    return AlignedRows(rows, fields, columns, _other_dtype(rows.dtype.name, fit.dtype), coding)
+    dtype = _other_dtype(rows.dtype.name, fit.dtype)
+    return AlignedRows(rows, fields, columns, dtype, coding, first_new)
 
 
 def _as_rows(
@@ -192,8 +227,16 @@ def _as_rows(
 ) -> tuple[Rows, bool]:
     """Encode a table and wrap arrays; also return whether the columns have names."""
     if fit is not None and fit.encoding is not None and is_tabular(rows):
-        encoding = replace(fit.encoding, groupings=()) if new_groups else fit.encoding
-        return encode_table(encoding, rows, outcome=outcome, newlevels=newlevels), True
+        try:
+            encoded = encode_table(
+                fit.encoding, rows, outcome=outcome, newlevels=newlevels, new_groups=new_groups
+            )
+        except NewGroupError as fault:
+            if not outcome:
+                raise
+            remedy = "the density of an outcome depends on its group: leave such rows out"
+            raise NewGroupError(fault.place, remedy) from None
+        return encoded, True
     if newlevels != "refuse":
         raise SettingError(
             "newlevels applies only to tables given to a posterior of mo.fit, and these rows are "
@@ -352,11 +395,16 @@ def _check_shape(name: str, theirs: RowsSchema, ours: RowsSchema) -> None:
     )
 
 
-def _columns_by_name(theirs: RowsSchema, ours: RowsSchema) -> np.ndarray | None:
-    """Return the index of each column of the fit in these rows; None if they are the same."""
+def _columns_by_name(
+    theirs: RowsSchema, ours: RowsSchema, grouped: Collection[str]
+) -> np.ndarray | None:
+    """Return the index of each column of the fit in these rows; None if they are the same.
+
+    The levels of `grouped` factors, which have no columns, may be new.
+    """
     absent: set[str] = set()
     for name, levels in theirs.levels.items():
-        if name in ours.levels:
+        if name in ours.levels and name not in grouped:
             _check_levels(name, theirs, ours)
             absent |= {f"{name}[{v}]" for v in ours.levels[name] if v not in levels}
     for name in ours.levels:

@@ -16,11 +16,15 @@ from modicum.models.prediction import ModelPredictor
 from modicum.models.prior_draws import log_priors, prior_draws
 from modicum.posterior.alignment import AlignedRows
 from modicum.posterior.checking.columns import random_rows
-from modicum.posterior.checking.predictive import OutcomeDraws, density_array, outcome_array
+from modicum.posterior.checking.predictive import (
+    density_array,
+    outcome_array,
+    prior_outcome_draws,
+)
 from modicum.posterior.draws import Draws
-from modicum.posterior.effects import known_effects, with_groups
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.labels import axis_labels
+from modicum.posterior.row_effects import OutcomeDraws, known_effects
 from modicum.random import Stream, generator
 
 if TYPE_CHECKING:
@@ -102,14 +106,10 @@ def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups
     if not isinstance(fit.model, IntegratedEffects):  # whose likelihoods are of groups, not rows
         groups.log_likelihood = density_array(predictor, flat, sampled)
     with suppress(SettingError):  # a model that draws no outcomes
-        sampled, groups_known = with_groups(sampled, fit.model, None)
-        effects = None
-        if groups_known and isinstance(fit.model, IntegratedEffects):
-            effects = known_effects(flat, fit, rows, sampled)
-        posterior = OutcomeDraws(flat, predictor, effects)
+        posterior = OutcomeDraws(flat, predictor, known_effects(source, flat, sampled))
         groups.posterior_predictive = outcome_array(posterior, sampled, seed, None)
         if groups.prior is not None:
-            prior = OutcomeDraws(groups.prior, predictor)
+            prior, sampled = prior_outcome_draws(predictor, groups.prior, sampled, seed)
             groups.prior_predictive = outcome_array(prior, sampled, seed, None)
     return groups
 

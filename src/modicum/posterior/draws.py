@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import SettingError, UnknownNameError, is_number, suggestion
+from modicum.errors import SettingError, UnknownNameError, is_number, suggestion, whole_number
 from modicum.ledger import Ledger
 from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.posterior.weighted import (
@@ -19,7 +19,18 @@ from modicum.posterior.weighted import (
     weighted_variance,
 )
 
-__all__ = ["Draws", "check_interval", "evenly_spaced", "require_finite", "thinned"]
+__all__ = [
+    "Draws",
+    "affordable",
+    "check_interval",
+    "evenly_spaced",
+    "require_finite",
+    "thinned",
+]
+
+EVALUATIONS = 10**8  # of rows at draws, in seconds, unless a row costs more:
+MULTIPLICATIONS = 10**10  # a row is assumed to take one for each parameter
+FEWEST = 200  # draws used however many rows there are
 
 
 @dataclass(repr=False, eq=False)
@@ -141,6 +152,23 @@ class Draws:
             return weighted_covariance(x, self.weights)
         flat = x.reshape(x.shape[0] * x.shape[1], -1)
         return np.atleast_2d(np.cov(flat, rowvar=False))
+
+
+def affordable(source: Draws, rows: int, draws: int | None, fewest: int = FEWEST) -> int:
+    """Return how many draws to evaluate `rows` rows at: `draws`, or by default all if affordable.
+
+    Examples
+    --------
+    >>> post = Draws({"beta": np.zeros((4, 1000, 3))}, {}, Ledger(rows=1))
+    >>> affordable(post, 1_000, None), affordable(post, 100_000, None), affordable(post, 10, 50)
+    (4000, 1000, 50)
+    """
+    total = source.chains * source.num_draws
+    if draws is not None:
+        return min(total, whole_number("draws", draws))
+    size = sum(x[0, 0].size for x in source.draws.values())
+    most = min(EVALUATIONS, MULTIPLICATIONS // size) // max(1, rows)
+    return min(total, max(fewest, most))
 
 
 def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarray]:

@@ -1,36 +1,39 @@
-"""Effects of groups: explicit ones are among the draws, integrated ones are drawn afterwards.
+"""Effects of groups: explicit ones are among the draws, integrated ones are found afterwards.
 
-Integrated effects are drawn from the rows of the fit, a chunk of groups at a time
-(`modicum.passes.effects`).
+Integrated effects follow from the rows of the fit, a chunk of groups at a time
+(`modicum.passes.effects`). For a table of them nothing is drawn: given a draw of the parameters, a
+group's effects have a mean and a variance, and their distribution is a mixture of such normals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from modicum.errors import (
     DataError,
     ModicumWarning,
     SettingError,
-    argument,
     suggestion,
     warn,
-    whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel
+from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel, Target
 from modicum.passes import LocalEngine, Sums, with_nodes
-from modicum.passes.effects import draw_effects, expected_given
-from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.draws import Draws, check_interval, thinned
+from modicum.passes.effects import draw_effects, effect_moments
+from modicum.posterior.draws import Draws, affordable, check_interval, thinned
 from modicum.posterior.fitted import Fit, flat_points
-from modicum.posterior.prediction import Predictor
 from modicum.posterior.summary import percent
-from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
+from modicum.posterior.weighted import (
+    normalised,
+    weighted_mcse,
+    weighted_mean,
+    weighted_quantile,
+    weighted_variance,
+)
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.groups import GroupedRows
@@ -41,20 +44,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "KnownEffects",
     "effect_draws",
     "effects",
     "group_levels",
     "group_names",
-    "known_effects",
-    "known_groups",
     "tabulated",
     "terms_of",
-    "with_groups",
 ]
 
 CHUNK = 65_536  # rows read at a time
 STICKY = 0.2  # acceptance rate below which four proposals per draw are too few
+PLENTY = 100  # draws from which effects are tabulated at least: nothing but their means is random
+NEWTON_STEPS, CLOSE = 20, 1e-6  # to a quantile of a mixture, within which probability
+TINY, SQRT_2PI = 1e-300, float(np.sqrt(2 * np.pi))
 
 
 def effects(
@@ -63,12 +65,11 @@ def effects(
     rows: Rows | None,
     group: str | None,
     levels: Sequence[object] | None,
-    draws: int,
+    draws: int | None,
     prob: float,
 ) -> pd.DataFrame:
     """Tabulate the effects of groups; see `Posterior.effects`."""
     check_interval(prob)
-    whole_number("draws", draws)
     model = fit.model
     group = _group_of(model, group, levels)
     family = model.family if isinstance(model, IntegratedEffects) else model
@@ -78,19 +79,21 @@ def effects(
         return _explicit_effects(source, family, rows, group, fit_levels, levels, prob)
     if rows is None:
         raise SettingError(
-            "effects that were integrated out are drawn from the rows of the fit, which a file "
+            "effects that were integrated out follow from the rows of the fit, which a file "
             "does not keep; give the rows, or their table, as rows=..."
         )
     assert isinstance(model, IntegratedEffects)
     groups = model.units(rows)
     names = group_levels(groups)
     ids = _level_ids(names, group, levels)
-    subset, weights = thinned(source, draws)
-    parts = [
-        tabulated(part[None], weights, prob)  # as one chain: (1, draws, groups, effects)
-        for part in effect_draws(fit, groups, ids, subset)
-    ]
     size = groups.index.size[ids]
+    evaluations = int(size.sum()) * model.per_effect**model.effects
+    subset, weights = thinned(source, affordable(source, evaluations, draws, PLENTY))
+    target, chosen, points = _chosen(fit, groups, ids, subset)
+    parts = []
+    for batch, present in map(chosen.chunk, range(len(chosen.chunk_starts) - 1)):
+        mean, variance = effect_moments(target, batch, points)
+        parts.append(_mixtures(mean[:, present], variance[:, present], weights, prob))
     return _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
 
 
@@ -177,7 +180,8 @@ def _explicit_effects(
         size = np.asarray(counts)[ids]
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
-    return _frame(tabulated(x, weights, prob), group, called, effect_labels, size, prob)
+    table = np.concatenate([tabulated(x, weights, prob), _error(x, weights)], axis=-1)
+    return _frame(table, group, called, effect_labels, size, prob)
 
 
 def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
@@ -185,6 +189,34 @@ def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
     low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
     sd = np.sqrt(weighted_variance(x, weights))
     return np.stack([weighted_mean(x, weights), sd, low, high], axis=-1)
+
+
+def _error(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the Monte Carlo error of means, as one more column."""
+    return np.asarray(weighted_mcse(x, weights))[..., None]
+
+
+def _mixtures(
+    mean: np.ndarray, variance: np.ndarray, weights: np.ndarray, prob: float
+) -> np.ndarray:
+    """Return mean, sd, interval and error of mixtures of normals (draws, groups, effects)."""
+    centre = weighted_mean(mean[None], weights)
+    sd = np.sqrt(weighted_mean(variance[None], weights) + weighted_variance(mean[None], weights))
+    share, width = normalised(weights)[0], np.sqrt(np.maximum(variance, TINY))
+    ends = []
+    for level in ((1 - prob) / 2, (1 + prob) / 2):
+        end = centre + ndtri(level) * sd
+        for _ in range(NEWTON_STEPS):
+            z = (end - mean) / width
+            above = np.tensordot(share, ndtr(z), axes=1) - level
+            if not np.any(np.abs(above) > CLOSE):
+                break
+            density = np.tensordot(share, np.exp(-0.5 * z**2) / width, axes=1) / SQRT_2PI
+            end = end - np.clip(above / np.maximum(density, TINY), -0.5 * sd, 0.5 * sd)
+        ends.append(end)
+    return np.concatenate(
+        [np.stack([centre, sd, *ends], axis=-1), _error(mean[None], weights)], axis=-1
+    )
 
 
 def _frame(
@@ -198,7 +230,7 @@ def _frame(
     """Return a frame with one line per level, or per level and effect if there are several."""
     import pandas as pd
 
-    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
+    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2), "mcse_mean"]
     kinds = set(map(type, levels.tolist()))
     if kinds <= {int, float} or kinds == {bool}:  # numbers join with a table's, objects do not
         levels = np.asarray(levels.tolist())
@@ -207,76 +239,6 @@ def _frame(
         index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
     return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
-
-
-def with_groups(
-    new: AlignedRows, model: object, groups: Literal["known", "new"] | None
-) -> tuple[AlignedRows, bool]:
-    """Return the rows to predict, with their groups unless `groups` is "new".
-
-    Also return whether integrated effects of known groups are needed: the rows name their group.
-    """
-    names = group_names(model)
-    if not names and groups is not None:
-        raise SettingError("this model has no groups: leave out the argument `groups`.")
-    absent = [name for name in names if name not in new.fields]
-    if groups == "known" and absent:
-        raise DataError(
-            f"the rows lack the field '{absent[0]}', so that their groups are unknown; add it, or "
-            f"predict for new groups with {argument('groups', 'new')}."
-        )
-    if groups == "new" or not len(new):
-        others = tuple(name for name in new.fields if name not in names)
-        return replace(new, fields=others), False
-    return new, isinstance(model, IntegratedEffects) and model.group in new.fields
-
-
-class KnownEffects(NamedTuple):
-    """Draws of the integrated effects of the groups that rows to predict are in."""
-
-    model: IntegratedEffects
-    values: np.ndarray  # of the group field, sorted
-    draws: np.ndarray  # (draws, groups, effects)
-
-    def of_rows(self, batch: Batch) -> np.ndarray:
-        """Return the effects of each row's group, (draws, rows, effects)."""
-        return self.draws[:, np.searchsorted(self.values, batch[self.model.group])]
-
-
-def known_effects(
-    draws: dict[str, np.ndarray], fit: Fit, rows: Rows, new: AlignedRows
-) -> KnownEffects:
-    """Draw the effects of the groups that `new` rows are in, from the rows of the fit."""
-    model = fit.model
-    assert isinstance(model, IntegratedEffects)
-    if model.group not in new.fields:
-        raise DataError(
-            f"the rows lack the field '{model.group}', so that their groups are unknown; add it, "
-            "or predict for new groups."
-        )
-    groups = model.units(rows)
-    group_values = np.unique(np.concatenate([chunk[model.group] for chunk in new.chunks(CHUNK)]))
-    unknown = np.setdiff1d(group_values, groups.index.values)
-    if len(unknown):
-        raise DataError(
-            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict such "
-            f"rows with {argument('groups', 'new')}."
-        )
-    ids = np.searchsorted(groups.index.values, group_values)
-    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
-    return KnownEffects(model, group_values, drawn)
-
-
-def known_groups(source: Draws, fit: Fit, rows: Rows, new: AlignedRows, draws: int) -> Predictor:
-    """Return a predictor for rows of known groups, which uses each group's own effects."""
-    effects = known_effects(thinned(source, draws)[0], fit, rows, new)
-
-    @in_double_precision
-    def predictor(draws: dict[str, np.ndarray], batch: Batch) -> np.ndarray:
-        rest = {name: v for name, v in batch.items() if name not in ("y", "weight")}
-        return np.asarray(expected_given(effects.model, draws, effects.of_rows(batch), rest))
-
-    return predictor
 
 
 def group_levels(groups: GroupedRows) -> np.ndarray:
@@ -302,32 +264,37 @@ def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -
     return np.array([place[str(level)] for level in levels], int)
 
 
-@in_double_precision
 def effect_draws(
     fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray], seed: int = 0
 ) -> Iterator[np.ndarray]:
     """Yield draws of the effects of some groups in chunks, (draws, groups, effects) each."""
+    target, chosen, points = _chosen(fit, groups, ids, draws)
+    accepted: list[np.ndarray] = []
+    for k in range(len(chosen.chunk_starts) - 1):
+        batch, present = chosen.chunk(k)
+        drawn = draw_effects(target, batch, points, seed, k)
+        accepted.append(drawn.acceptance[present])
+        yield drawn.effects[:, present]
+    _check_acceptance(np.concatenate(accepted), group_levels(chosen), groups.index.field)
+
+
+@in_double_precision
+def _chosen(
+    fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray]
+) -> tuple[Target, GroupedRows, np.ndarray]:
+    """Return the likelihood, some groups with their nodes, and the draws as flat points."""
     target, points = flat_points(fit, groups, draws)
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert model.nodes_at is not None, "a run records where its nodes are"
-    chosen_groups = groups if len(ids) == len(groups) else groups.subset(ids)
+    in_order = np.array_equal(ids, np.arange(len(groups)))
+    chosen_groups = groups if in_order else groups.subset(ids)
     plain = target.likelihood
     sums = Sums(
         target, chosen_groups, LocalEngine(progressbar=False), Ledger(rows=len(chosen_groups))
     )
     chosen_groups = with_nodes(sums, np.array(model.nodes_at))[1]
-    points = np.ascontiguousarray(points[:, : plain.size])
-    accepted: list[np.ndarray] = []
-
-    def chunk(k: int) -> np.ndarray:
-        batch, present = chosen_groups.chunk(k)
-        drawn = draw_effects(plain, batch, points, seed, k)
-        accepted.append(drawn.acceptance[present])
-        return drawn.effects[:, present]
-
-    yield from map(chunk, range(len(chosen_groups.chunk_starts) - 1))
-    _check_acceptance(np.concatenate(accepted), group_levels(chosen_groups), model.group)
+    return plain, chosen_groups, np.ascontiguousarray(points[:, : plain.size])
 
 
 def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:

@@ -15,6 +15,7 @@ from modicum.models.prediction import ModelPredictor, rebuild
 from modicum.posterior.alignment import (
     AlignedRows,
     FitRows,
+    Groups,
     RowsLike,
     aligned,
     require_rows_of_fit,
@@ -130,11 +131,11 @@ class FittedDraws(Draws):
         data: RowsLike | None,
         outcome: bool,
         newlevels: NewLevels,
-        new_groups: bool = False,
+        groups: Groups | None = None,
     ) -> AlignedRows:
         """Return `data`, encoded as the rows of the fit were; the rows of the fit if it is None."""
         if data is not None:
-            return aligned(data, self.fit_rows, outcome, newlevels, new_groups)
+            return aligned(data, self.fit_rows, outcome, newlevels, groups)
         rows = self.held_rows()
         if rows is None:
             raise SettingError(

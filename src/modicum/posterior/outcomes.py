@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.errors import SettingError
 from modicum.files import require_writable
-from modicum.models import IntegratedEffects
 from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import AlignedRows, RowsLike, aligned
+from modicum.posterior.alignment import Groups, RowsLike, aligned
 from modicum.posterior.checking.marginal import (
     Comparison,
     averages,
@@ -23,12 +23,19 @@ from modicum.posterior.checking.marginal import (
     require_chances,
 )
 from modicum.posterior.checking.predictive import outcome_array, outcome_draws
-from modicum.posterior.draws import check_interval
-from modicum.posterior.effects import effects, known_groups, with_groups
+from modicum.posterior.draws import affordable, check_interval, thinned
+from modicum.posterior.effects import effects
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.intraclass import intraclass
-from modicum.posterior.known_groups import parts_by_known_groups
-from modicum.posterior.prediction import Prediction, Predictor, joined, predict
+from modicum.posterior.prediction import Evaluation, Prediction, predict
+from modicum.posterior.row_effects import (
+    NewGroups,
+    OutcomeDraws,
+    known_effects,
+    normal_scores,
+    rows_behind,
+    with_groups,
+)
 from modicum.posterior.score import Score, score
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
@@ -47,15 +54,15 @@ class OutcomesMixin(FittedDraws):
     def predict(
         self,
         rows: RowsLike,
-        draws: int = 200,
+        draws: int | None = None,
         prob: float = 0.9,
         newlevels: NewLevels = "refuse",
-        groups: Literal["known", "new", "any"] | None = None,
+        groups: Groups | None = None,
+        newgroups: NewGroups | None = None,
     ) -> Prediction:
         """Predict the expected outcome of each row, with an interval of probability `prob`.
 
-        Rows are visited a chunk at a time, and an evenly spaced subset of `draws` draws is used,
-        so that memory stays small however many rows there are.
+        Rows are visited a chunk at a time, so that memory stays small however many there are.
 
         Parameters
         ----------
@@ -65,7 +72,9 @@ class OutcomesMixin(FittedDraws):
             were, with columns in any order and extra columns ignored; or a dict of arrays such
             as ``{"x": X}`` with the columns in the fit's order.
         draws
-            Posterior draws to use.
+            Posterior draws to use, evenly spaced. By default all, or of many rows as many as take
+            about 10^8 evaluations of a row, but at least 200; the result says how many they were,
+            and the Monte Carlo error of its means.
         prob
             Posterior probability of the equal-tailed interval of the expected outcome.
         newlevels
@@ -73,12 +82,17 @@ class OutcomesMixin(FittedDraws):
             `mo.fit`: "refuse" it, or treat it as the "reference" level.
         groups
             For a model with groups: "known" uses the effects of the rows' own groups, which the fit
-            must have had; "new" averages over the distribution of groups; "any", for a table, is
-            "known" for rows of groups that the fit had and "new" for the others. By default
-            "known" if the rows name their groups, else "new".
+            must have had; "new" takes all groups as new; "any", for a table, is "known" for groups
+            that the fit had and "new" for the others. By default groups must be known, and factors
+            that the rows do not name are averaged over.
+        newgroups
+            What the interval of a new group is about: "one" such group, so that it includes the
+            spread between groups, or the "average" over all of them. The mean is the same. By
+            default "one" with groups="new" or "any", else "average".
         """
-        if groups not in (None, "new", "known", "any"):
-            raise SettingError(f"groups must be 'known', 'new' or 'any', not {groups!r}.")
+        check_interval(prob)
+        if newgroups not in (None, "one", "average"):
+            raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
         predictor = self.restore_predictor()
         if predictor is None:
             raise SettingError(
@@ -86,36 +100,26 @@ class OutcomesMixin(FittedDraws):
                 "or loaded from a file, which does not keep a custom model; use "
                 "Posterior.load(path, model=...), or compute from posterior.draws."
             )
-        if groups == "any":
-            parts = parts_by_known_groups(rows, self.fit_rows, newlevels)
-            predicted = joined(
-                [
-                    (ids, self._predict_rows(predictor, part, draws, prob, None))
-                    for ids, part in parts
-                ]
-            )
+        new = aligned(rows, self.fit_rows, False, newlevels, groups)
+        evaluate: Evaluation
+        if isinstance(predictor, ModelPredictor):
+            new = with_groups(new, predictor.model, groups)
+            subset, weights = thinned(self, affordable(self, rows_behind(self, new), draws))
+            drawn = OutcomeDraws(subset, predictor, known_effects(self, subset, new))
+            one = newgroups == "one" or (newgroups is None and groups is not None)
+            evaluate = partial(drawn.expected, scores=normal_scores(weights.size) if one else None)
         else:
-            new = aligned(rows, self.fit_rows, False, newlevels, groups == "new")
-            predicted = self._predict_rows(predictor, new, draws, prob, groups)
+            custom = predictor
+            subset, weights = thinned(self, affordable(self, len(new), draws))
+            evaluate = lambda batch: (np.asarray(custom(subset, batch), float),) * 2  # noqa: E731
+        predicted = predict(evaluate, weights, new, prob)
         is_frame = library(rows) == "pandas" and is_table(rows)
         index = getattr(rows, "index", None) if is_frame else None
         return replace(predicted, classes=self.class_names(), index=index)
 
-    def _predict_rows(
-        self,
-        predictor: Predictor,
-        new: AlignedRows,
-        draws: int,
-        prob: float,
-        groups: Literal["known", "new"] | None,
-    ) -> Prediction:
-        if isinstance(predictor, ModelPredictor):
-            new, groups_known = with_groups(new, predictor.model, groups)
-            if groups_known and isinstance(predictor.model, IntegratedEffects):
-                predictor = known_groups(self, self.fit(), self.rows_of_fit(), new, draws)
-        return predict(self, predictor, new, draws, prob)
-
-    def score(self, rows: RowsLike, draws: int = 200, newlevels: NewLevels = "refuse") -> Score:
+    def score(
+        self, rows: RowsLike, draws: int | None = None, newlevels: NewLevels = "refuse"
+    ) -> Score:
         """Score predictions against observed outcomes: accuracy and log predictive density.
 
         Both are given for the average prediction of all draws, and for single draws, averaged by
@@ -131,6 +135,7 @@ class OutcomesMixin(FittedDraws):
             as ``{"x": X, "y": y}`` with the columns in the fit's order.
         draws
             Posterior draws to use, evenly spaced: equally many of each chain, and at least one.
+            By default as many as in `predict`.
         newlevels
             As in `predict`.
         """
@@ -150,7 +155,7 @@ class OutcomesMixin(FittedDraws):
         draws: int = 100,
         random_seed: int = 0,
         newlevels: NewLevels = "refuse",
-        groups: Literal["known", "new"] | None = None,
+        groups: Groups | None = None,
         prior: bool = False,
         out: str | os.PathLike[str] | None = None,
     ) -> np.ndarray:
@@ -168,7 +173,8 @@ class OutcomesMixin(FittedDraws):
         random_seed
             Seed of the outcomes.
         newlevels, groups
-            As in `predict`; with new groups, every row is in a different group.
+            As in `predict`. All rows of a new group share its effects; where the rows do not name a
+            factor, every row is in a different group.
         prior
             Whether to draw the parameters from their prior instead (prior predictive).
         out
@@ -190,7 +196,7 @@ class OutcomesMixin(FittedDraws):
         """
         if out is not None:
             require_writable(out)
-        new = self.rows_or_own(data, False, newlevels, groups == "new")
+        new = self.rows_or_own(data, False, newlevels, groups)
         source, new = outcome_draws(self, new, draws, random_seed, groups, prior)
         return outcome_array(source, new, random_seed, out)
 
@@ -200,11 +206,11 @@ class OutcomesMixin(FittedDraws):
         data: RowsLike | None = None,
         at: Sequence[object] | None = None,
         slope: bool = False,
-        draws: int = 200,
+        draws: int | None = None,
         prob: float = 0.9,
         subsample: int = 5_000,
         random_seed: int = 0,
-        groups: Literal["known", "new"] | None = None,
+        groups: Groups | None = None,
     ) -> pd.DataFrame:
         """Tabulate the expected outcome as a column varies, all other columns being as they are.
 
@@ -225,20 +231,23 @@ class OutcomesMixin(FittedDraws):
             Whether to give marginal effects instead: derivatives with respect to the column,
             averaged over the rows as they are, or with the column at each value of `at`.
         draws
-            Posterior draws to use, evenly spaced.
+            Posterior draws to use, evenly spaced; by default as many as in `predict`.
         prob
             Posterior probability of the equal-tailed interval.
         subsample
-            The most rows to average over; if there are more, a random sample of them.
+            The most rows to average over; if there are more, a random sample of them, whose error
+            is part of `sd` and of the interval.
         random_seed
             Seed of the sample of rows.
         groups
-            As in `predict`.
+            As in `predict`; new groups are averaged over.
 
         Returns
         -------
         DataFrame
-            By value: `mean`, `sd` and the ends of the interval. `mo.plots.effect` plots it.
+            By value: `mean`, `sd`, the ends of the interval, and `mcse_mean`, the error of the mean
+            because of the number of draws and the sample of rows; `attrs` says how many "draws" and
+            "rows" were used. `mo.plots.effect` plots it.
 
         Examples
         --------
@@ -253,10 +262,8 @@ class OutcomesMixin(FittedDraws):
         {'dose': 2.0}
         """
         check_interval(prob)
-        rows, expected, weights = averages(
-            self, column, data, draws, subsample, random_seed, groups
-        )
-        return marginal(rows, expected, weights, column, at, slope, prob, self.class_names())
+        averaged = averages(self, column, data, draws, subsample, random_seed, groups, at)
+        return marginal(averaged, column, at, slope, prob, self.class_names())
 
     def contrast(
         self,
@@ -264,11 +271,11 @@ class OutcomesMixin(FittedDraws):
         between: Sequence[object] | None = None,
         data: RowsLike | None = None,
         comparison: Comparison = "difference",
-        draws: int = 200,
+        draws: int | None = None,
         prob: float = 0.9,
         subsample: int = 5_000,
         random_seed: int = 0,
-        groups: Literal["known", "new"] | None = None,
+        groups: Groups | None = None,
     ) -> pd.DataFrame:
         """Compare expected outcomes at values of a column, all others being as they are.
 
@@ -289,7 +296,7 @@ class OutcomesMixin(FittedDraws):
         Returns
         -------
         DataFrame
-            By contrast: `mean`, `sd` and the ends of the interval.
+            By contrast, as in `marginal`.
         """
         if isinstance(between, str):
             raise SettingError(
@@ -298,24 +305,20 @@ class OutcomesMixin(FittedDraws):
         check_interval(prob)
         if comparison == "odds ratio":
             require_chances(self.fit().model)
-        rows, expected, weights = averages(
-            self, column, data, draws, subsample, random_seed, groups
-        )
-        return contrast(
-            rows, expected, weights, column, between, comparison, prob, self.class_names()
-        )
+        averaged = averages(self, column, data, draws, subsample, random_seed, groups, between)
+        return contrast(averaged, column, between, comparison, prob, self.class_names())
 
     def effects(
         self,
         group: str | None = None,
         levels: Sequence[object] | None = None,
         rows: RowsLike | None = None,
-        draws: int = 200,
+        draws: int | None = None,
         prob: float = 0.9,
     ) -> pd.DataFrame:
         """Tabulate the effects of groups: mean, sd, interval, and number of rows.
 
-        Effects that were integrated out are drawn now, given draws of all other parameters, from
+        Effects that were integrated out are computed now, given draws of all other parameters, from
         the rows of the requested groups.
 
         Parameters
@@ -328,14 +331,16 @@ class OutcomesMixin(FittedDraws):
             The rows the posterior was sampled with, or their table; needed for integrated effects
             if the posterior was loaded from a file without its rows.
         draws
-            Posterior draws to use for integrated effects, evenly spaced; explicit effects use all.
+            Posterior draws to use for integrated effects, evenly spaced: by default all, or as many
+            as take about 10^8 evaluations of a row, but at least 100. Explicit effects use all.
         prob
             Posterior probability of the equal-tailed interval.
 
         Returns
         -------
         DataFrame
-            Indexed by level, or by level and effect if a group has several.
+            Indexed by level, or by level and effect if a group has several; `mcse_mean` is the
+            Monte Carlo error of the mean.
 
         Examples
         --------
@@ -348,7 +353,7 @@ class OutcomesMixin(FittedDraws):
         >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
         ...                  random_seed=1, progressbar=False)
         >>> list(post.effects("clinic", levels=[3, 4]).columns)
-        ['mean', 'sd', '5%', '95%', 'rows']
+        ['mean', 'sd', '5%', '95%', 'mcse_mean', 'rows']
         """
         fit_rows = self._given_or_held(rows, "a table of effects")
         return effects(self, self.fit(), fit_rows, group, levels, draws, prob)

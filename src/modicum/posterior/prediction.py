@@ -1,28 +1,29 @@
-"""Predict rows a chunk at a time, from a subset of the draws, in bounded memory."""
+"""Predict rows a chunk at a time, from all draws or as many as are affordable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.draws import Draws, check_interval, thinned
-from modicum.posterior.weighted import weighted_mean, weighted_quantile
+from modicum.posterior.weighted import weighted_mcse, weighted_mean, weighted_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Prediction", "Predictor", "in_pieces", "joined", "predict"]
+__all__ = ["Evaluation", "Prediction", "Predictor", "in_pieces", "predict"]
 
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
 
+Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
+"""Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
 CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
 FIRST_ROWS = 1024  # rows of the first piece, whose outcomes show how many numbers a row has
 
@@ -42,6 +43,8 @@ class Prediction:
         Posterior probability of the equal-tailed interval from `lower` to `upper`.
     draws
         Posterior draws used.
+    mcse_mean
+        Monte Carlo error of each `mean`, from the number of draws used.
     classes
         Names of the classes whose probabilities are predicted; if empty, they are 0, 1, ...
     index
@@ -65,6 +68,7 @@ class Prediction:
     upper: np.ndarray
     prob: float
     draws: int
+    mcse_mean: np.ndarray
     classes: tuple[str, ...] = ()
     index: pd.Index | None = field(default=None, repr=False)
 
@@ -91,42 +95,29 @@ class Prediction:
         return pd.DataFrame(self.columns(), index=self.index)
 
 
-def joined(parts: Sequence[tuple[np.ndarray, Prediction]]) -> Prediction:
-    """Join predictions of parts of a table, each with its row numbers, in the table's order."""
-    ids = np.concatenate([row_ids for row_ids, _ in parts])
-    order, first = np.argsort(ids), parts[0][1]
-    mean, lower, upper = (
-        np.concatenate([getattr(part, name) for _, part in parts])[order]
-        for name in ("mean", "lower", "upper")
-    )
-    return Prediction(mean, lower, upper, first.prob, first.draws)
-
-
 def predict(
-    source: Draws, predictor: Predictor, rows: AlignedRows, draws: int, prob: float
+    evaluate: Evaluation, weights: np.ndarray, rows: AlignedRows, prob: float
 ) -> Prediction:
-    """Predict each row's expected outcome from evenly spaced draws, chunk by chunk."""
-    whole_number("draws", draws)
-    check_interval(prob)
-    subset, weights = thinned(source, draws)
-    count = weights.size
+    """Predict each row's expected outcome from draws with these weights, chunk by chunk."""
+    count, parts = weights.size, []
     ends = [(1 - prob) / 2, (1 + prob) / 2]
 
-    def evaluate(piece: Batch) -> np.ndarray:
-        outcome = np.asarray(predictor(subset, piece), dtype=float)
-        if outcome.ndim < 2 or outcome.shape[:2] != (count, length_of(piece)):
+    def summarised(piece: Batch) -> np.ndarray:
+        average, single = evaluate(piece)
+        if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
             raise SettingError(
-                f"The predictor returned shape {outcome.shape} for {count} draws and "
+                f"The predictor returned shape {average.shape} for {count} draws and "
                 f"{length_of(piece)} rows; it must return one value per draw and row."
             )
-        return outcome
+        error = np.asarray(weighted_mcse(average[None], weights))
+        parts.append(np.stack([*_mean_and_ends(average, single, weights, ends), error]))
+        return average
 
-    parts = [
-        _mean_and_ends(outcome, weights, ends) for _, outcome in in_pieces(rows, count, evaluate)
-    ]
-    mean, lower, upper = np.concatenate(parts, axis=1)
+    for _ in in_pieces(rows, count, summarised):
+        pass
+    mean, lower, upper, error = np.concatenate(parts, axis=1)
     _check_finite(mean, weights)
-    return Prediction(mean, lower, upper, prob, count)
+    return Prediction(mean, lower, upper, prob, count, error)
 
 
 def in_pieces(
@@ -146,12 +137,12 @@ def in_pieces(
             yield piece, outcome
 
 
-def _mean_and_ends(outcome: np.ndarray, weights: np.ndarray, ends: list[float]) -> np.ndarray:
+def _mean_and_ends(
+    average: np.ndarray, single: np.ndarray, weights: np.ndarray, ends: list[float]
+) -> tuple[np.ndarray, ...]:
     if np.ptp(weights) == 0 and weights.flat[0] > 0:
-        low, high = np.quantile(outcome, ends, axis=0)
-        return np.stack([outcome.mean(axis=0), low, high])
-    low, high = weighted_quantile(outcome[None], weights, ends)
-    return np.stack([weighted_mean(outcome[None], weights), low, high])
+        return average.mean(axis=0), *np.quantile(single, ends, axis=0)
+    return weighted_mean(average[None], weights), *weighted_quantile(single[None], weights, ends)
 
 
 def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:

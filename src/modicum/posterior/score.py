@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
+from modicum.errors import DataError, ModicumWarning, SettingError, warn
 from modicum.models.base import BaseModel
 from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.draws import Draws, thinned
+from modicum.posterior.draws import Draws, affordable, thinned
 from modicum.posterior.prediction import in_pieces
-from modicum.posterior.weighted import normalised, weighted_mean
+from modicum.posterior.weighted import normalised, weighted_mcse, weighted_mean
 
 __all__ = ["Score", "score"]
 
@@ -38,6 +38,8 @@ class Score:
         Scores of single draws, averaged over the draws of each chain.
     rows, draws
         Rows scored, and posterior draws used.
+    mcse_log_density
+        Monte Carlo error of `log_density`, from the number of draws used.
     """
 
     accuracy: float
@@ -48,6 +50,7 @@ class Score:
     log_density_by_chain: np.ndarray
     rows: int
     draws: int
+    mcse_log_density: float
 
     def __repr__(self) -> str:
         def text(accuracy: float, density: float) -> str:
@@ -60,14 +63,14 @@ class Score:
         )
 
 
-def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: int) -> Score:
+def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: int | None) -> Score:
     """Score evenly spaced draws on rows with outcomes, chunk by chunk; see `Posterior.score`."""
-    whole_number("draws", draws)
     field = predictor.model.outcome_field
     if field not in rows.fields:
         raise SettingError(f"scoring needs outcomes: give rows with the field {field!r}.")
     chains = source.chains
-    per_chain = min(source.num_draws, max(1, draws // chains))
+    number = affordable(source, len(rows), draws)
+    per_chain = min(source.num_draws, max(1, number // chains))
     subset, weights = thinned(source, chains * per_chain)
     total = _Total(predictor.model, weights.reshape(chains, per_chain))
 
@@ -89,6 +92,7 @@ class _Total:
         self.share = normalised(weights).reshape(-1)
         self.right, self.density = 0.0, 0.0
         self.rights, self.densities = np.zeros(weights.size), np.zeros(weights.size)
+        self.ratios = np.zeros(weights.size)  # of a draw's density to the average, summed
         self.mass, self.rows, self.cancelled = 0.0, 0, 0
         self.classes = True
 
@@ -104,13 +108,16 @@ class _Total:
         density = np.where(mass > 0, density, 0.0)  # a row of weight 0 adds 0, not 0 times inf
         self.mass, self.rows = self.mass + mass.sum(), self.rows + len(y)
         self.densities += density @ mass
-        self.density += float(self._log_mean(density) @ mass)
+        together = self._log_mean(density)
+        self.density += float(together @ mass)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.ratios += np.exp(density - together) @ mass
         if expected is None or bets is None:
             self.classes = False
             return
         self.rights += (bets == y) @ mass
-        together = self.model.decide(np.tensordot(self.share, expected, axes=1))
-        self.right += float((together == y) @ mass)
+        bet = self.model.decide(np.tensordot(self.share, expected, axes=1))
+        self.right += float((bet == y) @ mass)
 
     def _check_outcomes(self, y: np.ndarray, classes: int | None) -> None:
         """Refuse outcomes the model gives no density to, naming the first such row."""
@@ -144,8 +151,10 @@ class _Total:
         accuracy, accuracies = self._average(self.rights)
         density, densities = self._average(self.densities)
         together = (self.right / self.mass, self.density / self.mass)
+        # a log of averages has the error of the average ratio of what is averaged to it
+        error = weighted_mcse(self.ratios.reshape(self.weights.shape) / self.mass, self.weights)
         counts = (self.rows, self.weights.size)
-        return Score(*together, accuracy, density, accuracies, densities, *counts)
+        return Score(*together, accuracy, density, accuracies, densities, *counts, float(error))
 
     def _warn(self) -> None:
         """Warn if the average is NaN; minus infinity means that an outcome was ruled out."""

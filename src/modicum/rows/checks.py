@@ -113,6 +113,10 @@ class NewLevelError(DataError):
         super().__init__(f"{place}; {remedy}.")
 
 
+class NewGroupError(NewLevelError):
+    """A table holds a group that the rows of the fit did not have."""
+
+
 def require_exact(values: Array, dtype: DType, label: Callable[[int], str], start: int) -> None:
     """Refuse integers that `dtype` cannot hold exactly; for uint8, any such number.
 

@@ -211,17 +211,17 @@ def encode_table(
     dtype: object = None,
     drop: bool = False,
     newlevels: NewLevels = "refuse",
-    text_encoding: str = "utf-8",
+    new_groups: bool = False,
 ) -> Rows:
     """Make rows from any table that `read_formula` takes, by an encoding learned from another.
 
-    The arguments are those of `modicum.rows.formula.memory.encoded`.
+    Groups that the encoding does not know are refused, or with `new_groups` follow those it knows.
+    The other arguments are those of `modicum.rows.formula.memory.encoded`.
     """
-    source = _source(table, text_encoding, _text_columns(encoding))
+    source = source_of(table, encoding)
+    known = reread(lambda: encoding.with_levels_of(source)) if new_groups else encoding
     backend = reread(
-        lambda: encoded(
-            encoding, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels
-        )
+        lambda: encoded(known, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels)
     )
     return Rows._at(backend.description, backend)
 

@@ -318,38 +318,19 @@ class IntegratedEffects(GroupIntegrals):
         the predictor, however many they are.
         """
         predictors = self.family.predictor_vector(theta, batch)
-        return self.family.mean_over(predictors, self.spread_of_new_groups(theta, batch))
+        others = {name: values for name, values in batch.items() if name != self.group}
+        variance = sum(self.new_group_variances(theta, others), jnp.zeros(()))
+        return self.family.mean_over(predictors, jnp.sqrt(variance))
 
-    def spread_of_new_groups(self, theta: Params, batch: Batch) -> jax.Array:
-        """Standard deviation of the contribution of new groups' effects to each row's predictor.
+    @property
+    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
+        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+        own = (*([None] if self.intercept else []), *(self.columns or ()))
+        return ((self.group, own), *self.family.effect_scales)
 
-        New are the group that is integrated out, and other factors that the batch does not have.
-        """
-        along = self._effect_columns(batch) @ self.covariance.factor(theta)
-        variance = jnp.sum(along**2, axis=1)
-        absent = self.family.absent_groups(batch)
-        if absent:
-            more = self.family.spread_of_new_groups(theta, batch, absent)
-            variance = variance + more**2
-        return jnp.sqrt(variance)
-
-    def expected_given(self, theta: Params, effects: jax.Array, batch: Batch) -> jax.Array:
-        """Mean outcome of each row given the effects of its group, (rows, effects).
-
-        It is averaged over the levels of other factors that the batch does not have.
-        """
-        predictors = self.family.predictor_vector(theta, batch)
-        shift = jnp.sum(self._effect_columns(batch) * effects, axis=1)
-        predictors = predictors.at[:, 0].add(shift)
-        absent = self.family.absent_groups(batch)
-        if not absent:
-            return jax.vmap(self.family.mean)(predictors)
-        sd = self.family.spread_of_new_groups(theta, batch, absent)
-        return self.family.mean_over(predictors, sd)
-
-    def _effect_columns(self, batch: Batch) -> jax.Array:
-        """`effect_columns` for a batch that need not have outcomes."""
-        return self.effect_columns(dict(batch) | {"y": next(iter(batch.values()))})
+    def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
+        """For each group term T: the effects of a group are T v, with v standard normal."""
+        return (self.covariance.factor(theta), *self.family.effect_factors(theta))
 
     def decide(self, expected: np.ndarray) -> np.ndarray | None:
         """Return the class that the family predicts."""

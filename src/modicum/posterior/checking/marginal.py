@@ -11,21 +11,32 @@ outcome, the quantity averaged over the rows i of a sample, for each draw, is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from scipy.special import ndtri
 
 from modicum.errors import SettingError, whole_number
 from modicum.models import BaseModel, Beta, Binomial, IntegratedEffects, LinearPredictorModel
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import Batch, RowsLike
+from modicum.models.prediction import ModelPredictor, length_of
+from modicum.posterior.alignment import Batch, Groups, RowsLike
 from modicum.posterior.checking.population import Population, population
-from modicum.posterior.draws import thinned
-from modicum.posterior.effects import known_groups, with_groups
+from modicum.posterior.draws import affordable, thinned
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.prediction import Predictor
+from modicum.posterior.prediction import CHUNK_BYTES
+from modicum.posterior.row_effects import (
+    OutcomeDraws,
+    known_effects,
+    rows_behind,
+    with_groups,
+)
 from modicum.posterior.summary import percent
-from modicum.posterior.weighted import weighted_mean, weighted_quantile, weighted_variance
+from modicum.posterior.weighted import (
+    weighted_mcse,
+    weighted_mean,
+    weighted_quantile,
+    weighted_variance,
+)
 from modicum.rows.checks import names_like
 from modicum.rows.level_names import Level, level_places
 
@@ -43,10 +54,58 @@ MOST_LEVELS = 200
 STEP = 1e-4  # step of slopes, as a fraction of the column's range
 
 
+class Averages(NamedTuple):
+    """Rows to average over, the function to average, and the weights of its draws."""
+
+    rows: Population
+    expected: Expected
+    weights: np.ndarray  # (1, draws)
+
+    def of(self, *settings: Iterator[Batch], run: np.ndarray | None = None) -> Average:
+        """Average over rows, with their frequency weights.
+
+        Of two settings, the difference of the second from the first, divided by `run`.
+        """
+        draws = self.weights.size
+        total, mass, first = np.zeros(()), 0.0, 0
+        by_row, row_weights = [], []
+        for batches in zip(*(_pieces(setting, draws) for setting in settings), strict=True):
+            outcome = self.expected(batches[-1])
+            if len(batches) == 2:
+                outcome = outcome - self.expected(batches[0])
+            count = outcome.shape[1]
+            weight = np.asarray(batches[-1].get("weight", np.ones(count)), float)
+            if run is not None:
+                scale = run[first : first + count].reshape(-1, *[1] * (outcome.ndim - 2))
+                outcome = outcome / scale
+            total = total + np.tensordot(outcome, weight, axes=([1], [0]))
+            mass, first = mass + float(weight.sum()), first + count
+            by_row.append(weighted_mean(outcome[None], self.weights))
+            row_weights.append(weight)
+        rows, weight = np.concatenate(by_row), np.concatenate(row_weights) / mass
+        mean = np.tensordot(weight, rows, axes=1)
+        return Average(total / mass, (rows - mean) * weight.reshape(-1, *[1] * mean.ndim))
+
+
+class Average(NamedTuple):
+    """An average of expected outcomes over rows."""
+
+    by_draw: np.ndarray  # (draws, ...)
+    by_row: np.ndarray  # influence of each row on the average, (rows, ...)
+
+    def compared(self, base: Average, comparison: Comparison) -> Average:
+        """Return the contrast of this average with another."""
+        by_draw = _compared(base.by_draw, self.by_draw, comparison)
+        if comparison == "difference":
+            return Average(by_draw, self.by_row - base.by_row)
+        own, other = self.by_draw.mean(axis=0), base.by_draw.mean(axis=0)
+        if comparison == "odds ratio":
+            own, other = own * (1 - own), other * (1 - other)
+        return Average(by_draw, by_draw.mean(axis=0) * (self.by_row / own - base.by_row / other))
+
+
 def marginal(
-    rows: Population,
-    expected: Expected,
-    weights: np.ndarray,
+    averages: Averages,
     name: str,
     at: Sequence[object] | None,
     slope: bool,
@@ -54,6 +113,7 @@ def marginal(
     classes: Sequence[str],
 ) -> pd.DataFrame:
     """Average predictions or slopes; see `Posterior.marginal`."""
+    rows = averages.rows
     values, levels = rows.values(name), rows.levels(name)
     at = None if at is None else _listed(at)
     if at == []:
@@ -66,20 +126,16 @@ def marginal(
     if slope:
         labels: list[Level] = [name] if at is None else at
         points = [None] if at is None else at
-        estimates = [_slope(rows, expected, name, values, point) for point in points]
+        estimates = [_slope(averages, name, values, point) for point in points]
     else:
         labels = at if at is not None else _default_values(name, values, levels)
         labels = _as_levels(name, labels, levels)
-        estimates = [
-            _average(rows.setting(name, _constant(v, len(rows))), expected) for v in labels
-        ]
-    return _table(np.stack(estimates, axis=1), weights, labels, name, prob, classes)
+        estimates = [averages.of(rows.setting(name, _constant(v, len(rows)))) for v in labels]
+    return _table(estimates, averages, labels, name, prob, classes)
 
 
 def contrast(
-    rows: Population,
-    expected: Expected,
-    weights: np.ndarray,
+    averages: Averages,
     name: str,
     between: Sequence[object] | None,
     comparison: Comparison,
@@ -87,6 +143,7 @@ def contrast(
     classes: Sequence[str],
 ) -> pd.DataFrame:
     """Compare average predictions; see `Posterior.contrast`."""
+    rows = averages.rows
     values, levels = rows.values(name), rows.levels(name)
     if comparison not in ("difference", "ratio", "odds ratio"):
         raise SettingError(
@@ -96,19 +153,17 @@ def contrast(
     if between is not None and len(between) < 2:
         raise SettingError("a contrast needs two values or more; the first of them is the base.")
     if between is None and not levels:
-        base = _average(rows.setting(name, values), expected)
-        others = {"+1": _average(rows.setting(name, values + 1), expected)}
+        base = averages.of(rows.setting(name, values))
+        others = {"+1": averages.of(rows.setting(name, values + 1))}
     else:
         chosen = between if between is not None else _all_levels(name, levels)
         chosen = _as_levels(name, chosen, levels)
-        base, *rest = (
-            _average(rows.setting(name, _constant(v, len(rows))), expected) for v in chosen
-        )
+        base, *rest = (averages.of(rows.setting(name, _constant(v, len(rows)))) for v in chosen)
         sign = " - " if comparison == "difference" else " / "
         names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
         others = dict(zip(names, rest, strict=True))
-    estimates = [_compared(base, other, comparison) for other in others.values()]
-    return _table(np.stack(estimates, axis=1), weights, list(others), name, prob, classes)
+    estimates = [other.compared(base, comparison) for other in others.values()]
+    return _table(estimates, averages, list(others), name, prob, classes)
 
 
 def require_chances(model: BaseModel) -> None:
@@ -127,56 +182,51 @@ def averages(
     source: FittedDraws,
     column: str,
     data: RowsLike | None,
-    draws: int,
+    draws: int | None,
     subsample: int,
     seed: int,
-    groups: Literal["known", "new"] | None,
-) -> tuple[Population, Expected, np.ndarray]:
-    """Return the rows to average over, the function to average, and the weights of the draws."""
-    whole_number("draws", draws)
+    groups: Groups | None,
+    values: Sequence[object] | None,
+) -> Averages:
+    """Return what to average over, at these values of the column; None if none were given."""
     whole_number("subsample", subsample)
     fit = source.fit()
     by_formula = source.fit_rows is not None and source.fit_rows.encoding is not None
     rows = None
     if not by_formula and (data is not None or source.rows is not None):
-        rows = source.rows_or_own(data, False, "refuse")
+        rows = source.rows_or_own(data, False, "refuse", groups)
     table, fitted = (source.table, source.rows) if data is None else (data, None)
-    averaged = population(table, rows, source.fit_rows, subsample, seed, fitted)
-    subset, weights = thinned(source, draws)
+    averaged = population(table, rows, source.fit_rows, subsample, seed, groups, fitted)
+    grouped_rows = with_groups(averaged.as_it_is, fit.model, groups)
+    settings = GRID if values is None else len(_listed(values))
+    evaluations = settings * rows_behind(source, grouped_rows)
+    subset, weights = thinned(source, affordable(source, evaluations, draws))
     if weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
-    grouped_rows, groups_known = with_groups(averaged.as_it_is, fit.model, groups)
-    predictor: Predictor = ModelPredictor(fit.model)
-    if groups_known and isinstance(fit.model, IntegratedEffects):
-        if column == fit.model.group:
-            raise SettingError(
-                f"{column!r} is a grouping factor whose effects were integrated out: tabulate them "
-                f"with post.effects({column!r})."
-            )
-        predictor = known_groups(source, fit, source.rows_of_fit(), grouped_rows, draws)
-    left_out = set(averaged.as_it_is.fields) - set(grouped_rows.fields)
+    effects = known_effects(source, subset, grouped_rows)
+    integrated = [known.field for known in effects if column in averaged.columns_of(known.field)]
+    if integrated:
+        raise SettingError(
+            f"{column!r} is part of a grouping factor whose effects were integrated out: tabulate "
+            f"them with post.effects({integrated[0]!r})."
+        )
+    drawn = OutcomeDraws(subset, ModelPredictor(fit.model), effects)
 
     def expected(batch: Batch) -> np.ndarray:
-        fields = {name: values for name, values in batch.items() if name not in left_out}
-        return np.asarray(predictor(subset, fields), float)
+        return drawn.expected(grouped_rows.marked(batch))[0]
 
-    return averaged, expected, weights
+    return Averages(averaged, expected, weights)
 
 
-def _average(batches: Iterator[Batch], expected: Expected) -> np.ndarray:
-    """Average each draw's expected outcome over rows, with their frequency weights."""
-    total, mass = np.zeros(()), 0.0
+def _pieces(batches: Iterator[Batch], draws: int) -> Iterator[Batch]:
+    """Cut batches into pieces whose outcomes fit in memory."""
+    step = max(1, CHUNK_BYTES // (8 * draws))
     for batch in batches:
-        outcome = expected(batch)
-        weight = np.asarray(batch.get("weight", np.ones(outcome.shape[1])), float)
-        total = total + np.tensordot(outcome, weight, axes=([1], [0]))
-        mass += float(weight.sum())
-    return np.asarray(total / mass)
+        for first in range(0, length_of(batch), step):
+            yield {name: values[first : first + step] for name, values in batch.items()}
 
 
-def _slope(
-    rows: Population, expected: Expected, name: str, values: np.ndarray, at: Level | None
-) -> np.ndarray:
+def _slope(averages: Averages, name: str, values: np.ndarray, at: Level | None) -> Average:
     """Average central differences, within the column's range since splines end there."""
     low, high = float(values.min()), float(values.max())
     if not high > low:
@@ -184,22 +234,14 @@ def _slope(
     if isinstance(at, str):
         raise SettingError(f"{name!r} is numeric: slopes can be taken at numbers, not at {at!r}.")
     step = STEP * (high - low)
-    centre = values if at is None else _constant(float(at), len(rows))
+    centre = values if at is None else _constant(float(at), len(values))
     below, above = np.maximum(centre - step, low), np.minimum(centre + step, high)
     if np.any(above <= below):
         raise SettingError(
             f"slopes can be taken for values of {name!r} from {low:g} to {high:g}, not at {at}."
         )
-    total, mass = np.zeros(()), 0.0
-    pairs = zip(rows.setting(name, above), rows.setting(name, below), strict=True)
-    first = 0
-    for upper, lower in pairs:
-        rise = expected(upper) - expected(lower)
-        run = (above - below)[first : first + rise.shape[1]]
-        weight = np.asarray(upper.get("weight", np.ones(rise.shape[1])), float)
-        total = total + np.tensordot(rise, weight / run, axes=([1], [0]))
-        mass, first = mass + float(weight.sum()), first + rise.shape[1]
-    return np.asarray(total / mass)
+    settings = (averages.rows.setting(name, values) for values in (below, above))
+    return averages.of(*settings, run=above - below)
 
 
 def _default_values(name: str, values: np.ndarray, levels: tuple[Level, ...]) -> list[Level]:
@@ -258,24 +300,36 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
 
 
 def _table(
-    estimates: np.ndarray,
-    weights: np.ndarray,
+    estimates: list[Average],
+    averages: Averages,
     labels: list[Level],
     name: str,
     prob: float,
     classes: Sequence[str],
 ) -> pd.DataFrame:
-    """Tabulate mean, sd and interval of (draws, values), or of (draws, values, classes)."""
+    """Tabulate mean, sd, interval and error of averages, by class if there are several.
+
+    Of a sample of rows, sd and interval include the error of the sample.
+    """
     import pandas as pd
 
-    ends = [(1 - prob) / 2, (1 + prob) / 2]
-    draws = estimates[None]
-    low, high = weighted_quantile(draws, weights, ends)
-    sd = np.sqrt(weighted_variance(draws, weights))
-    columns = np.stack([weighted_mean(draws, weights), sd, low, high], axis=-1)
+    ends, weights = [(1 - prob) / 2, (1 + prob) / 2], averages.weights
+    draws = np.stack([estimate.by_draw for estimate in estimates], axis=1)[None]
+    left_out = 1 - averages.rows.share
+    of_rows = [np.sqrt(left_out * np.sum(e.by_row**2, axis=0)) for e in estimates]
+    error = np.asarray(of_rows)
+    mean, quantiles = weighted_mean(draws, weights), weighted_quantile(draws, weights, ends)
+    away = np.abs(quantiles - mean)
+    wider = np.hypot(away, ndtri(ends[1]) * error) - away
+    low, high = quantiles[0] - wider[0], quantiles[1] + wider[1]
+    sd = np.hypot(np.sqrt(weighted_variance(draws, weights)), error)
+    mcse = np.hypot(weighted_mcse(draws, weights), error)
+    columns = np.stack([mean, sd, low, high, mcse], axis=-1)
     index: pd.Index[Any] = pd.Index(labels, name=name)
-    if estimates.ndim == 3:
-        class_labels = classes if len(classes) == estimates.shape[2] else range(estimates.shape[2])
+    if mean.ndim == 2:
+        class_labels = classes if len(classes) == mean.shape[1] else range(mean.shape[1])
         index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])
-    titles = ["mean", "sd", *map(percent, ends)]
-    return pd.DataFrame(columns.reshape(-1, 4), index=index, columns=titles)
+    titles = ["mean", "sd", *map(percent, ends), "mcse_mean"]
+    table = pd.DataFrame(columns.reshape(-1, len(titles)), index=index, columns=titles)
+    table.attrs |= {"draws": weights.size, "rows": len(averages.rows)}
+    return table

@@ -6,14 +6,14 @@ for arrays it is a column of x, or a factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.posterior.alignment import AlignedRows, Batch, FitRows
+from modicum.posterior.alignment import AlignedRows, Batch, FitRows, Groups
 from modicum.posterior.checking.columns import random_rows, table_sample
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
@@ -45,6 +45,13 @@ class Population(Protocol):
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
         """Yield the rows with a column set to these values, one per row, a chunk at a time."""
 
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor."""
+
+    @property
+    def share(self) -> float:
+        """Share of all rows that these are; 0 if that is not known."""
+
     @property
     def as_it_is(self) -> AlignedRows:
         """The rows, with no column changed."""
@@ -56,6 +63,8 @@ class TablePopulation:
 
     table: pa.Table
     encoding: FormulaEncoding
+    first_new: Mapping[str, float]  # as in `AlignedRows`
+    share: float
 
     def __len__(self) -> int:
         return len(self.table)
@@ -112,6 +121,10 @@ class TablePopulation:
         for batch, before in zip(encoded.chunks(CHUNK), self.as_it_is.chunks(CHUNK), strict=True):
             yield {**batch, "weight": before["weight"]}  # rows count as they did
 
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor."""
+        return next(g.columns for g in self.encoding.groupings if g.field == group)
+
     @property
     def as_it_is(self) -> AlignedRows:
         """The rows, encoded as those of the fit were."""
@@ -120,7 +133,7 @@ class TablePopulation:
     def _encoded(self, table: pa.Table) -> AlignedRows:
         has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
         rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
-        return AlignedRows(rows, tuple(rows.fields))
+        return AlignedRows(rows, tuple(rows.fields), first_new=self.first_new)
 
 
 @dataclass(frozen=True)
@@ -135,22 +148,26 @@ class ArrayPopulation:
         Index in x of each numeric column.
     factors
         Levels of each field that holds codes.
+    share
+        Share of all rows that these are.
     """
 
     as_it_is: AlignedRows
     places: dict[str, int]
     factors: dict[str, tuple[Level, ...]]
+    share: float
 
     @classmethod
-    def of(cls, rows: AlignedRows, fit: FitRows | None) -> ArrayPopulation:
+    def of(cls, rows: AlignedRows, fit: FitRows | None, share: float) -> ArrayPopulation:
         """Locate the columns of the rows."""
         source = rows.rows
         if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
             assert fit is not None
-            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {})
+            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {}, share)
         dense = range(len(source.columns)) if source.coding is None else source.coding.dense
         places = {source.columns[column]: k for k, column in enumerate(dense)}
-        return cls(rows, places, {k: v for k, v in source.levels.items() if k in source.fields})
+        factors = {k: v for k, v in source.levels.items() if k in source.fields}
+        return cls(rows, places, factors, share)
 
     def __len__(self) -> int:
         return len(self.as_it_is)
@@ -174,6 +191,10 @@ class ArrayPopulation:
         """Return the levels of a factor; empty for numbers."""
         return self.factors.get(name, ())
 
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor: itself."""
+        return (group,)
+
     def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
         """Yield the rows with a column of x, or the codes of a factor, set to these values."""
         batch = self._batch(name)
@@ -194,6 +215,7 @@ def population(
     fit: FitRows | None,
     most: int,
     seed: int,
+    groups: Groups | None,
     fitted: Rows | None = None,
 ) -> Population:
     """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`.
@@ -211,7 +233,12 @@ def population(
         if any(name not in source.names for name in needed):
             needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
         sample = table_sample(data, needed, most, seed, encoding, encoding.drops, fitted)
-        return TablePopulation(sample, encoding)
+        share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
+        if groups in (None, "known"):
+            return TablePopulation(sample, encoding, {}, share)
+        first_new = {g.field: len(g.levels) for g in encoding.groupings}
+        encoding = encoding.with_levels_of(source_of(sample))
+        return TablePopulation(sample, encoding, first_new, share)
     if rows is None:
         raise SettingError(
             "this needs rows to average over, and this posterior, made by hand or loaded from a "
@@ -220,4 +247,5 @@ def population(
     if not len(rows):
         raise DataError("there are no rows to average over: at least one is needed.")
     ids = np.sort(random_rows(len(rows), most, seed))
-    return ArrayPopulation.of(replace(rows, rows=rows.rows.subset(ids)), fit)
+    sample = replace(rows, rows=rows.rows.subset(ids))
+    return ArrayPopulation.of(sample, fit, len(ids) / len(rows))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from math import prod
-from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -14,39 +13,30 @@ from modicum.files import within_disk
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
 from modicum.models.prediction import ModelPredictor
 from modicum.models.prior_draws import prior_draws
-from modicum.passes.effects import effect_shift
-from modicum.posterior.alignment import AlignedRows, Batch
+from modicum.posterior.alignment import AlignedRows, Batch, Groups
 from modicum.posterior.draws import Draws, require_finite, thinned
-from modicum.posterior.effects import KnownEffects, known_effects, with_groups
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.resampling import equal_places, require_positive_sum
+from modicum.posterior.row_effects import (
+    OutcomeDraws,
+    all_new,
+    known_effects,
+    new_effects,
+    with_groups,
+)
 from modicum.random import Stream, generator
 
 __all__ = [
-    "OutcomeDraws",
     "density_array",
     "equal_draws",
     "outcome_array",
     "outcome_draws",
     "outcomes",
+    "prior_outcome_draws",
 ]
 
 MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
-
-
-class OutcomeDraws(NamedTuple):
-    """Parameter draws and the model, from which outcomes are drawn."""
-
-    draws: dict[str, np.ndarray]  # (draws, *shape)
-    predictor: ModelPredictor
-    effects: KnownEffects | None = None
-    signs: np.ndarray | None = None  # of the draws; None if they are equally weighted
-
-    @property
-    def number(self) -> int:
-        """Number of draws."""
-        return len(next(iter(self.draws.values())))
 
 
 def outcome_draws(
@@ -54,22 +44,22 @@ def outcome_draws(
     rows: AlignedRows,
     draws: int,
     seed: int,
-    groups: Literal["known", "new"] | None,
+    groups: Groups | None,
     prior: bool,
     averaged: bool = False,
 ) -> tuple[OutcomeDraws, AlignedRows]:
-    """Return what to draw outcomes from, and the rows, with their groups unless these are new.
+    """Return what to draw outcomes from, and the rows, marked where their groups are new.
 
     The draws are equally weighted, except that signs are kept if outcomes will be `averaged`.
     """
     whole_number("draws", draws)
     fit = source.fit()
     predictor = ModelPredictor(fit.model)
-    rows, groups_known = with_groups(rows, fit.model, groups)
+    rows = with_groups(rows, fit.model, groups)
     if prior:
         shapes = {name: x.shape[2:] for name, x in source.draws.items()}
         parameters = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
-        return OutcomeDraws(parameters, predictor), rows
+        return prior_outcome_draws(predictor, parameters, rows, seed)
     signs = None
     if averaged and source.weights is not None and (source.weights < 0).any():
         require_finite(source.draws, "a check")
@@ -77,10 +67,22 @@ def outcome_draws(
         require_positive_sum(signs, "a check")
     else:
         subset = equal_draws(source, draws, seed, "drawing outcomes")
-    effects = None
-    if groups_known and isinstance(fit.model, IntegratedEffects):
-        effects = known_effects(subset, fit, source.rows_of_fit(), rows)
-    return OutcomeDraws(subset, predictor, effects, signs), rows
+    known = known_effects(source, subset, rows)
+    new = new_effects(predictor, subset, rows, generator(seed, Stream.EFFECTS))
+    return OutcomeDraws(subset, predictor, (*known, *new), signs), rows
+
+
+def prior_outcome_draws(
+    predictor: ModelPredictor, draws: dict[str, np.ndarray], rows: AlignedRows, seed: int
+) -> tuple[OutcomeDraws, AlignedRows]:
+    """Return what to draw outcomes from with draws of the prior, and the rows.
+
+    Before the data every group is like a new one; explicit effects are among the draws.
+    """
+    if isinstance(predictor.model, IntegratedEffects):
+        rows = all_new(rows, (predictor.model.group,))
+    effects = new_effects(predictor, draws, rows, generator(seed, Stream.EFFECTS))
+    return OutcomeDraws(draws, predictor, effects), rows
 
 
 def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
@@ -107,13 +109,9 @@ def outcomes(
     _require_fields(family, rows)
 
     def draw(batch: Batch) -> np.ndarray:
-        effects_known = source.effects is not None
-        eta, spread = source.predictor.predictors(source.draws, batch, effects_known)
-        eta = np.array(eta)  # a copy, since JAX arrays are read-only
-        if source.effects is not None:
-            eta[..., 0] += effect_shift(source.effects.model, source.effects.of_rows(batch), batch)
-        if spread.any():
-            eta[..., 0] += spread * rng.standard_normal(spread.shape)
+        eta, sd = source.predictors(batch)
+        if sd.any():  # of groups that the rows do not name: every row is in another one
+            eta[..., 0] += sd * rng.standard_normal(sd.shape)
         return family.draw_outcomes(rng, eta, batch)
 
     return in_pieces(rows, source.number * (1 + len(family.extras)), draw)

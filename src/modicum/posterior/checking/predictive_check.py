@@ -18,7 +18,8 @@ from modicum.models import BaseModel, IntegratedEffects
 from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
 from modicum.posterior.axes import INK, OBSERVED, PREDICTED, new_axes
-from modicum.posterior.checking.predictive import OutcomeDraws, outcomes
+from modicum.posterior.checking.predictive import outcomes
+from modicum.posterior.row_effects import OutcomeDraws
 from modicum.posterior.weighted import weighted_mean, weighted_quantile
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -131,6 +131,17 @@ class FormulaEncoding:
             if required or (is_present and (outcome or name != "weight")):
                 groups.append(name)
         return tuple(groups)
+
+    def with_levels_of(self, source: Source) -> FormulaEncoding:
+        """Return the encoding with the groups that only this table has, after those of the fit."""
+        present = [g for g in self.groupings if set(g.columns) <= set(source.names)]
+        new: dict[str, dict[str, Level]] = {g.field: {} for g in self.groupings}
+        needed = tuple(dict.fromkeys(name for g in present for name in g.columns))
+        for columns, _ in complete_rows(source.batches(needed), needed, True) if needed else ():
+            for g in present:
+                new[g.field] = g.unknown(columns) | new[g.field]  # the first way of writing it
+        extended = [replace(g, levels=(*g.levels, *new[g.field].values())) for g in self.groupings]
+        return replace(self, groupings=tuple(extended))
 
     def describe(
         self, n: int, dtype: DType, outcome: bool = True, extra: Collection[str] | None = None

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.rows.checks import NewLevelError
+from modicum.rows.checks import NewGroupError
 from modicum.rows.coding import code_type
 from modicum.rows.description import Array
 from modicum.rows.formula.columns import BatchColumns
@@ -86,6 +86,13 @@ class Grouping:
             places[unknown] = level_places(self.levels, [values[int(i)] for i in unknown])
         return np.asarray(places[codes])
 
+    def unknown(self, columns: BatchColumns) -> dict[str, Level]:
+        """Return the levels of a batch that are not among these, by a key that equal ones share."""
+        values, _ = _distinct(self.columns, columns)
+        places = self._places(values, np.arange(len(values)))
+        new = [value for value, place in zip(values, places, strict=True) if place < 0]
+        return {loose_key(level_key(value)): value for value in new}
+
     def codes(self, columns: BatchColumns) -> Array:
         """Return the code of each row of a batch; refuse unknown levels."""
         values, codes = _distinct(self.columns, columns)
@@ -95,7 +102,7 @@ class Grouping:
             nested = len(self.columns) > 1
             holder = f"the group {self.field!r}" if nested else f"column {self.field!r}"
             inner = f"the column {self.columns[-1]!r}" if nested else "that column"
-            raise NewLevelError(
+            raise NewGroupError(
                 f"{holder} holds {values[codes[at]]!r} in row {columns.row(at)}, a "
                 "group that the rows of the fit did not have",
                 "to predict for new groups, use "
