@@ -66,9 +66,9 @@ def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict
     Examples
     --------
     >>> import numpy as np, modicum as mo
-    >>> rows = mo.Rows(x=np.array([[1.0], [3.0]]), y=np.array([0, 1]), columns=["age"])
+    >>> rows = mo.Rows(x=np.array([[30], [40], [50]]), y=np.array([0, 1, 1]), columns=["age"])
     >>> mo.priors.default(rows, family="logistic")["beta"]
-    'normal(0, 2.5)'
+    'normal(0, 0.3062)'
     """
     if not isinstance(rows, Rows):
         raise SettingError(
