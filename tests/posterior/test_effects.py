@@ -296,6 +296,7 @@ def test_integrated_effects_have_the_moments_of_their_nodes():
     np.testing.assert_allclose(table["95%"] - table["mean"], 1.645 * sd, rtol=0.01)
     np.testing.assert_allclose(table["mcse_mean"], 0.05 * shrunk / np.sqrt(number), rtol=0.5)
     few = post.effects("g", draws=100)
+    assert few.attrs["draws"] == 100
     assert np.abs(few["sd"] / sd - 1).max() < 0.01
     groups, subset = model.units(rows), thinned(post, 200)[0]
     drawn = np.concatenate(list(effect_draws(post.fit(), groups, np.arange(30), subset)), axis=1)

@@ -94,7 +94,9 @@ def effects(
     for batch, present in map(chosen.chunk, range(len(chosen.chunk_starts) - 1)):
         mean, variance = effect_moments(target, batch, points)
         parts.append(_mixtures(mean[:, present], variance[:, present], weights, prob))
-    return _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
+    table = _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
+    table.attrs["draws"] = weights.size
+    return table
 
 
 def _group_of(model: object, group: str | None, levels: object) -> str:
@@ -181,7 +183,9 @@ def _explicit_effects(
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
     table = np.concatenate([tabulated(x, weights, prob), _error(x, weights)], axis=-1)
-    return _frame(table, group, called, effect_labels, size, prob)
+    frame = _frame(table, group, called, effect_labels, size, prob)
+    frame.attrs["draws"] = weights.size
+    return frame
 
 
 def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
@@ -287,8 +291,13 @@ def _chosen(
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert model.nodes_at is not None, "a run records where its nodes are"
-    in_order = np.array_equal(ids, np.arange(len(groups)))
-    chosen_groups = groups if in_order else groups.subset(ids)
+    chosen_groups = groups
+    if not np.array_equal(ids, np.arange(len(groups))):
+        chosen_groups = groups.subset(ids)
+        # smaller arrays for few groups: whole chunks at thousands of draws would take a minute
+        rows = int(chosen_groups.index.size.sum())
+        chosen_groups.flat_rows = min(groups.flat_rows, 1 << rows.bit_length())
+        chosen_groups.flat_groups = min(groups.flat_groups, 1 << len(ids).bit_length())
     plain = target.likelihood
     sums = Sums(
         target, chosen_groups, LocalEngine(progressbar=False), Ledger(rows=len(chosen_groups))

@@ -340,7 +340,7 @@ class OutcomesMixin(FittedDraws):
         -------
         DataFrame
             Indexed by level, or by level and effect if a group has several; `mcse_mean` is the
-            Monte Carlo error of the mean.
+            Monte Carlo error of the mean, and `attrs` says how many "draws" were used.
 
         Examples
         --------
