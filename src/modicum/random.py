@@ -58,6 +58,7 @@ class Stream(IntEnum):
     MODE_ROWS = 15  # rows used in the search for other modes
     NODE_CHECK = 21  # groups and points at which quadrature is checked
     EFFECTS = 22  # group effects that were integrated out
+    NEW_GROUPS = 23  # effects of groups that the fit did not have
     LEFT_OUT_ROWS = 30  # rows for leave-one-out cross-validation
     EVIDENCE = 31  # points at which the evidence is estimated
     OUTCOMES = 32  # outcomes drawn from the posterior predictive distribution

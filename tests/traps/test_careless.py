@@ -182,7 +182,7 @@ def test_predictions_are_a_frame_with_the_index_of_the_table(frame, post):
     assert list(joined.columns[-3:]) == ["mean", "lower", "upper"]
     np.testing.assert_array_equal(joined["mean"], predicted.mean)
     assert list(post.predict(pa.Table.from_pandas(new)).to_frame().index) == [0, 1]
-    classes = Prediction(*np.zeros((3, 2, 2)), 0.9, 10, np.zeros((2, 2)), ("no", "yes"))
+    classes = Prediction(*np.zeros((3, 2, 2)), 0.9, 10, ("no", "yes"))
     assert list(classes.to_frame())[:4] == ["mean[no]", "lower[no]", "upper[no]", "mean[yes]"]
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from modicum.errors import (
     DataError,
@@ -204,6 +203,8 @@ def _mixtures(
     mean: np.ndarray, variance: np.ndarray, weights: np.ndarray, prob: float
 ) -> np.ndarray:
     """Return mean, sd, interval and error of mixtures of normals (draws, groups, effects)."""
+    from scipy.special import ndtr, ndtri  # slow to import
+
     centre = weighted_mean(mean[None], weights)
     sd = np.sqrt(weighted_mean(variance[None], weights) + weighted_variance(mean[None], weights))
     share, width = normalised(weights)[0], np.sqrt(np.maximum(variance, TINY))

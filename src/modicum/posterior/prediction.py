@@ -43,12 +43,12 @@ class Prediction:
         Posterior probability of the equal-tailed interval from `lower` to `upper`.
     draws
         Posterior draws used.
-    mcse_mean
-        Monte Carlo error of each `mean`, from the number of draws used.
     classes
         Names of the classes whose probabilities are predicted; if empty, they are 0, 1, ...
     index
         Index of the pandas frame that was predicted, for `to_frame`.
+    mcse_mean
+        Monte Carlo error of each `mean`, from the number of draws used.
 
     Examples
     --------
@@ -68,9 +68,9 @@ class Prediction:
     upper: np.ndarray
     prob: float
     draws: int
-    mcse_mean: np.ndarray
     classes: tuple[str, ...] = ()
     index: pd.Index | None = field(default=None, repr=False)
+    mcse_mean: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -117,7 +117,7 @@ def predict(
         pass
     mean, lower, upper, error = np.concatenate(parts, axis=1)
     _check_finite(mean, weights)
-    return Prediction(mean, lower, upper, prob, count, error)
+    return Prediction(mean, lower, upper, prob, count, mcse_mean=error)
 
 
 def in_pieces(

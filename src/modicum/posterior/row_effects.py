@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from scipy.special import ndtri
 
 from modicum.errors import DataError, SettingError, argument
 from modicum.models import IntegratedEffects
@@ -105,7 +104,9 @@ class OutcomeDraws(NamedTuple):
 
 def normal_scores(number: int) -> np.ndarray:
     """Return standard normal quantiles in random order, with less noise than random draws."""
-    order = generator(0, Stream.EFFECTS).permutation(number)
+    from scipy.special import ndtri  # slow to import
+
+    order = generator(0, Stream.NEW_GROUPS).permutation(number)
     return np.asarray(ndtri((order + 0.5) / number))
 
 
@@ -166,14 +167,14 @@ def new_effects(
     predictor: ModelPredictor,
     draws: dict[str, np.ndarray],
     rows: AlignedRows,
-    rng: np.random.Generator,
+    seed: int,
 ) -> tuple[RowEffects, ...]:
     """Draw the effects of the new groups that rows name, each shared by the rows of its group."""
     terms = predictor.model.effect_scales
     found = {name: rows.groups_of(name, new=True) for name, _ in terms}
     if not any(map(len, found.values())):
         return ()
-    effects = []
+    effects, rng = [], generator(seed, Stream.NEW_GROUPS)
     for k, factor in enumerate(predictor.effect_factors(draws)):
         name, columns = terms[k]
         if len(found[name]):

@@ -50,7 +50,7 @@ class Score:
     log_density_by_chain: np.ndarray
     rows: int
     draws: int
-    mcse_log_density: float
+    mcse_log_density: float = np.nan
 
     def __repr__(self) -> str:
         def text(accuracy: float, density: float) -> str:

@@ -68,7 +68,7 @@ def outcome_draws(
     else:
         subset = equal_draws(source, draws, seed, "drawing outcomes")
     known = known_effects(source, subset, rows)
-    new = new_effects(predictor, subset, rows, generator(seed, Stream.EFFECTS))
+    new = new_effects(predictor, subset, rows, seed)
     return OutcomeDraws(subset, predictor, (*known, *new), signs), rows
 
 
@@ -81,7 +81,7 @@ def prior_outcome_draws(
     """
     if isinstance(predictor.model, IntegratedEffects):
         rows = all_new(rows, (predictor.model.group,))
-    effects = new_effects(predictor, draws, rows, generator(seed, Stream.EFFECTS))
+    effects = new_effects(predictor, draws, rows, seed)
     return OutcomeDraws(draws, predictor, effects), rows
 
 
