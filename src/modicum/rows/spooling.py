@@ -40,8 +40,12 @@ class SpooledSource(FileSource):
             folder = tempfile.mkdtemp(prefix="modicum-tables-")
         self._gone = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         path = Path(folder) / "tables.arrow"
-        rows = _spool(tables, path)
-        super().__init__([path], parquet=False)
+        try:
+            rows = _spool(tables, path)
+            super().__init__([path], parquet=False)
+        except BaseException:
+            self._gone()  # at once: the error's traceback keeps this object
+            raise
         self.rows = rows
 
 
