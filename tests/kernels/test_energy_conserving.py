@@ -47,7 +47,7 @@ class Given:
         return -0.5 * z @ z
 
 
-QUIET = AdaptationFlags(*(jnp.asarray(False) for _ in range(4)))
+QUIET = AdaptationFlags(*(jnp.asarray(False) for _ in AdaptationFlags._fields))
 
 
 def kernel_of(m, blocks, refreshes, design=Uniform(), slope=0.0, **kwargs):  # noqa: B008

@@ -6,6 +6,7 @@ and a run can stop and resume anywhere in either.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -36,6 +37,7 @@ class AdaptationFlags(NamedTuple):
     adapting: Array  # adapt the step size to the acceptance rate
     slow: Array  # collect positions for the mass matrix
     window_end: Array  # update the mass matrix
+    restart: Array  # learn the step size afresh, since the new mass is of other units
     last: Array  # fix the step size at its average
 
 
@@ -78,8 +80,17 @@ class Adaptation(NamedTuple):
     mass: BlackJAXState | None  # None if the mass is not adapted
 
 
-def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -> AdaptationFlags:
-    """Return the flags of `tune` warm-up iterations in Stan's windows, and of `draws` draws."""
+def schedule(
+    tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True, whitened: bool = True
+) -> AdaptationFlags:
+    """Return the flags of `tune` warm-up iterations in Stan's windows, and of `draws` draws.
+
+    If parameters are not `whitened`, the step size is learned afresh with every mass, as in Stan:
+    it changes by orders of magnitude, which the average of earlier ones would take too long to
+    forget. In whitened coordinates a new mass changes it little, and fifty iterations after a
+    restart it still oscillates so widely that its average is too short (acceptance .89 for a target
+    of .8).
+    """
     if not adapt_step:
         return AdaptationFlags(*(np.zeros(tune + draws, bool) for _ in AdaptationFlags._fields))
     stage = np.zeros((tune, 2), bool)
@@ -89,6 +100,7 @@ def schedule(tune: int, draws: int, adapt_mass: bool, adapt_step: bool = True) -
         adapting=np.ones(tune, bool),
         slow=stage[:, 0],
         window_end=stage[:, 1],
+        restart=stage[:, 1] & (not whitened),
         last=np.arange(tune) == tune - 1,
     )
     return AdaptationFlags(*(np.concatenate([part, np.zeros(draws, bool)]) for part in warm))
@@ -150,9 +162,8 @@ def _learn(
     if mass is not None:
         _, collect, renew = blackjax.mass_matrix.mass_matrix_adaptation(inverse_mass.ndim == 1)
         mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
-        # Unlike Stan, do not restart the step size: in whitened coordinates a new mass changes it
-        # little, and fifty iterations after a restart it still oscillates so widely that its
-        # average is too short (acceptance .89 for a target of .8).
+        afresh = DualAveraging.start(jnp.exp(averaging.log_average))
+        averaging = jax.tree.map(partial(jnp.where, flags.restart), afresh, averaging)
         new = renew if inverse_mass.ndim == 1 else _renewed
         mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
         inverse_mass = mass.inverse_mass_matrix

@@ -191,7 +191,7 @@ class _FullData(Method):
         return Plan(
             kernel,
             context,
-            schedule(task.tune, task.draws, adapt_mass=True),
+            schedule(task.tune, task.draws, adapt_mass=True, whitened=False),
             Parameters(task.start, begin.scale),
             start_rows=len(task.rows),
             tuning=tuning,

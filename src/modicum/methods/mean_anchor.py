@@ -166,7 +166,7 @@ def _short_chains(task: Task) -> tuple[np.ndarray, Task]:
             starts=dispersed_starts(begin, task.start, keys),
         ),
         keys,
-        schedule(TUNE, DRAWS, adapt_mass=True),
+        schedule(TUNE, DRAWS, adapt_mass=True, whitened=False),
         capacity_for(d, TUNE + DRAWS),
     )
     history = run(chains, TUNE, DRAWS, progressbar=False)
