@@ -4,6 +4,7 @@ The rules are written as data here. Each check has a made-up tree that breaks it
 """
 
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -135,6 +136,15 @@ def test_a_library_that_leans_on_the_laboratory_is_caught(module, source):
     assert uses_of_the_laboratory({module: source}) == [module]
     called = "def command():\n    from modicum_lab.demo import run_demo"
     assert uses_of_the_laboratory({"modicum.cli.made_up": called}) == []
+
+
+def test_only_packages_and_public_modules_list_their_names():
+    listing = {
+        file.relative_to(SRC).with_suffix("").as_posix().replace("/", ".")
+        for file in SRC.rglob("*.py")
+        if file.name != "__init__.py" and re.search(r"^__all__\b", file.read_text(), re.MULTILINE)
+    }
+    assert listing <= set(PUBLIC_MODULES)
 
 
 # Circles -----------------------------------------------------------------------------------

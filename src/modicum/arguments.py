@@ -14,8 +14,6 @@ from typing import ParamSpec, TypeVar
 
 from modicum.errors import UnknownArgumentError, suggestion
 
-__all__ = ["names_checked"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -19,20 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-__all__ = [
-    "HALF_LOG_2PI",
-    "as_either",
-    "differentiable",
-    "erfc",
-    "expansion",
-    "is_numpy",
-    "log_gamma_of",
-    "log_sum_exp",
-    "namespace",
-    "power",
-    "sigmoid",
-]
-
 HALF_LOG_2PI = 0.5 * log(2 * pi)
 
 

@@ -34,24 +34,6 @@ from modicum.rows.weight_classes import (
 )
 from modicum.runtime import Array
 
-__all__ = [
-    "DESIGNS",
-    "CertaintyRows",
-    "Design",
-    "Drawn",
-    "RowFacts",
-    "StrataTables",
-    "Stratified",
-    "Uniform",
-    "UniformTables",
-    "WeightTables",
-    "Weighted",
-    "certainty_rows",
-    "draw_on_host",
-    "strata_tables",
-    "weight_tables",
-]
-
 
 class NamedArrays(Protocol):
     """A named tuple of arrays."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from modicum.errors import ResourceError, SettingError
 
-__all__ = ["DISK_FULL", "Lock", "full_disk", "require_writable", "whole_file", "within_disk"]
-
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
 

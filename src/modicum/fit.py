@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import dataset
 
-__all__ = ["FormulaModel", "Table", "family_named", "fit", "model_for"]
-
 # What other libraries call our families.
 CALLED_ELSEWHERE = {
     "bernoulli": "logistic",

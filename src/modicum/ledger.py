@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias, get_args
 from modicum.errors import SettingError
 from modicum.markup import box, table, tag
 
-__all__ = ["Kind", "Ledger"]
-
 Kind = Literal["density", "gradient", "hessian"]
 Saved: TypeAlias = Mapping[str, Any]  # as json.loads returns it
 

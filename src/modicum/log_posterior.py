@@ -26,8 +26,6 @@ from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 from modicum.sample import check_model_and_rows
 
-__all__ = ["LogPosterior", "Mode"]
-
 PURPOSE = "log posterior"  # heading of the evaluations in the ledger
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["Markup", "box", "table", "tag"]
-
 VOID = frozenset({"meta", "line", "circle", "rect", "path", "polyline", "polygon", "br"})
 STYLE = (
     "border:1px solid #8886;border-radius:6px;padding:.5em .8em;display:inline-block;"

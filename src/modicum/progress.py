@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-__all__ = ["PATIENCE", "Phase", "ProgressEvent", "Progressbar", "pass_progress", "phase", "say"]
-
 PATIENCE = 2.0  # seconds before a pass is shown
 BETWEEN_UPDATES = 0.2  # seconds between updates in a notebook, which travel over a network
 BAR = 24  # width of a full bar, in characters

@@ -18,23 +18,6 @@ from jax.typing import DTypeLike
 
 from modicum.errors import whole_number
 
-__all__ = [
-    "IMPL",
-    "Stream",
-    "chain_keys",
-    "fresh_seed",
-    "generator",
-    "iteration_keys",
-    "key",
-    "log_uniform",
-    "normal",
-    "symmetric_uniforms",
-    "typed",
-    "unrelated_key",
-    "words_at_start",
-    "words_of_iterations",
-]
-
 IMPL = "threefry2x32"
 
 

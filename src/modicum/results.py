@@ -21,8 +21,6 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.run import History, Layout
 
-__all__ = ["posterior_of"]
-
 
 def posterior_of(
     task: Task,

@@ -24,33 +24,6 @@ from scipy.linalg import lapack
 
 from modicum.errors import SettingError
 
-__all__ = [
-    "COMPILED",
-    "FASTEST_COMPILE",
-    "FAST_COMPILE",
-    "GPU_GRAPHS",
-    "SCATTERS",
-    "Array",
-    "Compiled",
-    "Pytree",
-    "aligned",
-    "check_options",
-    "devices",
-    "free_memory",
-    "free_on_host",
-    "in_double_precision",
-    "jit",
-    "let_compiled_code_go",
-    "make_room",
-    "on_device",
-    "on_release",
-    "one_blas_thread",
-    "refuse_forked",
-    "share_of_maps",
-    "to_device",
-    "uncollected",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 Array: TypeAlias = jax.Array | np.ndarray  # accepted by compiled functions

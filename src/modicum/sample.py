@@ -61,8 +61,6 @@ from modicum.run import (
 from modicum.run.layout import FEW
 from modicum.runtime import free_memory, in_double_precision, refuse_forked
 
-__all__ = ["check_run", "sample"]
-
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of captured arrays beyond which compilation is slow
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 
-__all__ = ["shown", "table_lines"]
-
 
 def shown(value: object, figures: int = 4) -> str:
     """Return a cell as text, with numbers rounded to `figures` significant digits.

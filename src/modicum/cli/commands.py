@@ -62,8 +62,6 @@ from modicum.run import Checkpoint
 from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
 
-__all__ = ["app", "main"]
-
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
 app = typer.Typer(

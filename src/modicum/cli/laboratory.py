@@ -22,8 +22,6 @@ from modicum_command import unwatch
 if TYPE_CHECKING:
     from modicum_lab.papers import Experiment, Scale
 
-__all__ = ["bench", "demo", "reproduce"]
-
 
 @app.command()
 def demo(

@@ -27,8 +27,6 @@ from numpy.typing import ArrayLike, NDArray
 from modicum.diagnostics.inefficiency import PerScalar, as_chains, finite_and_moving
 from modicum.errors import SettingError, whole_number
 
-__all__ = ["ess", "ess_tail", "mcse", "nested_r_hat", "r_hat"]
-
 Floats = NDArray[np.float64]
 TOGETHER = 2**20  # numbers that are ranked and transformed at a time
 CONSTANT = 1e-15  # a series with a range below this counts as constant

@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from modicum.diagnostics.inefficiency import PerScalar
 from modicum.errors import SettingError
 
-__all__ = ["kl_nearest_neighbours", "kl_to_gaussian"]
-
 Floats = NDArray[np.float64]
 
 

@@ -16,18 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from modicum.errors import SettingError
 
-__all__ = [
-    "PerScalar",
-    "as_chains",
-    "autoregressive_spectrum",
-    "batch_means_inefficiency",
-    "batch_means_variance",
-    "computational_time",
-    "finite_and_moving",
-    "inefficiency",
-    "relative_computational_time",
-]
-
 MOST_BATCHES = 40  # per chain; shorter batches would be biased
 Floats = NDArray[np.float64]
 PerScalar: TypeAlias = Any  # a float for draws of one scalar, an array for draws of several

@@ -17,8 +17,6 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["pareto_smoothed", "rows_smoothed"]
-
 Floats = NDArray[np.float64]
 
 FEWEST = 5  # fewest weights to which a tail can be fitted

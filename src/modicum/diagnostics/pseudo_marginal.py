@@ -6,8 +6,6 @@ import numpy as np
 
 from modicum.errors import SettingError, is_number
 
-__all__ = ["optimal_variance"]
-
 NODES = 200  # of Gauss-Hermite quadrature over the estimate's error
 
 

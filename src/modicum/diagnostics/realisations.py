@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike
 from modicum.diagnostics.inefficiency import as_chains
 from modicum.errors import SettingError
 
-__all__ = ["MeanSquaredError", "mse"]
-
 
 @dataclass(frozen=True)
 class MeanSquaredError:

@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from modicum.errors import SettingError
 
-__all__ = ["kernel_stein_discrepancy", "squared_stein_discrepancy"]
-
 Floats = NDArray[np.float64]
 Score = Callable[[Floats], ArrayLike] | ArrayLike
 BLOCK = 512  # draws per side of a block of pairs, so that a block fits the caches

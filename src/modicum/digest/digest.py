@@ -63,8 +63,6 @@ from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
-__all__ = ["Digest", "Ready"]
-
 DRAWS = 32  # draws from the normal approximation at which the pool's error is measured
 BLOCK = 4096  # rows of the pool expanded at a time
 FAR = 3.0  # posterior sds between anchor and mode beyond which the digest should be made again

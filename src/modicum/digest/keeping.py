@@ -20,8 +20,6 @@ from modicum.passes import Quadratic, Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 
-__all__ = ["expansion", "keep", "proxy_at"]
-
 PILOT = 8  # draws at which residuals of models without a linear predictor are evaluated
 FLOOR = 0.1  # share of the pool that is drawn uniformly from all rows
 

@@ -17,8 +17,6 @@ from modicum.models.tracing import expression_digest
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["identity_of", "refuse_other_likelihood", "require_digestible", "with_known_data"]
-
 TRACED = 8  # rows of the batch on which user-defined functions are traced
 
 

@@ -28,8 +28,6 @@ from modicum.random import fresh_seed
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision, refuse_forked
 
-__all__ = ["digest"]
-
 
 @in_double_precision
 def digest(

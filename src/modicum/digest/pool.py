@@ -25,8 +25,6 @@ from modicum.rows import Rows
 from modicum.rows.description import Description, Field
 from modicum.rows.memory import MemoryBackend
 
-__all__ = ["Pool", "RowCounts", "choose", "hashes"]
-
 MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # from MurmurHash3
 
 EACH = 8  # kept rows per stratum, on average, at least

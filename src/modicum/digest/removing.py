@@ -20,8 +20,6 @@ from modicum.models import Target
 from modicum.passes import Engine, Quadratic, Sums
 from modicum.rows import Rows
 
-__all__ = ["RemovedSums", "removed_sums"]
-
 
 @dataclass(frozen=True)
 class RemovedSums:

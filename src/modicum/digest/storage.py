@@ -20,8 +20,6 @@ from modicum.rows.description import Description
 from modicum.rows.json_entries import Json, integer, mapping, text
 from modicum.rows.memory import MemoryBackend
 
-__all__ = ["Contents", "load", "save"]
-
 KIND = archive.Format("modicum digest", 1, "digest.json", "a digest")
 PARTS = ("arrays", "fields", "units", "model")
 WHOLE = ("stratum", "part")  # arrays of integers

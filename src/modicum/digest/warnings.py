@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from modicum.errors import ModicumWarning
 
-__all__ = ["anchor_left", "overlap", "parts_mixed_up", "pool_crude", "unknown_rows"]
-
 
 def anchor_left(distance: float) -> ModicumWarning:
     """Warn that the mode has moved away from the anchor."""

@@ -8,8 +8,6 @@ from modicum.errors import SettingError
 from modicum.passes import Engine, LocalEngine
 from modicum.progress import Progressbar
 
-__all__ = ["EngineChoice", "engine_for"]
-
 
 class EngineChoice(ABC):
     """Settings of an engine; the same object may serve several runs."""

@@ -25,8 +25,6 @@ from modicum.engines.worker import Worker
 from modicum.errors import ModicumError, ResourceError, SettingError, first_line, whole_number
 from modicum.progress import Progressbar, say
 
-__all__ = ["Ray"]
-
 REACHED = 5.0  # seconds within which an address must answer
 START, LOOK = 120.0, 2.0  # seconds for workers to start, and between looks at the cluster's room
 

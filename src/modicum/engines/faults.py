@@ -5,15 +5,6 @@ from __future__ import annotations
 from modicum.engines.ray_library import ray_library
 from modicum.errors import ModicumError, ResourceError, SettingError, first_line
 
-__all__ = [
-    "NO_MEMORY",
-    "RESTARTS",
-    "SILENCE",
-    "could_not_finish",
-    "fault_of",
-    "silence_of",
-]
-
 RESTARTS = 4  # restarts of one worker after which its deaths are no accident
 SILENCE = 900.0  # seconds without any result after which the run gives up on a cluster
 NO_MEMORY = "a worker was stopped because its node had no memory left"

@@ -12,8 +12,6 @@ from modicum.engines.faults import RESTARTS, SILENCE, fault_of, silence_of
 from modicum.engines.ray_library import ray_library
 from modicum.engines.shipping import Answer, Reference, packed, unpacked
 
-__all__ = ["RayHosts", "fetched", "started_hosts"]
-
 
 class RayHosts:
     """Actors of one class.

@@ -9,8 +9,6 @@ from modicum.errors import whole_number
 from modicum.passes import LocalEngine
 from modicum.progress import Progressbar
 
-__all__ = ["Local"]
-
 
 @dataclass(frozen=True)
 class Local(EngineChoice):

@@ -36,8 +36,6 @@ from modicum.rows.groups import GroupedRows
 from modicum.rows.weight_classes import ArrayOrder, KeptNumbers, OrderedBackend, ordered
 from modicum.runtime import Pytree
 
-__all__ = ["PULSE", "RayEngine"]
-
 TOGETHER = 16  # most chunks per task
 PATIENT = 30.0  # seconds after which a worker is asked whether it is alive
 REPLY = 20.0  # seconds it has to reply before its task goes to another worker

@@ -7,8 +7,6 @@ from types import ModuleType
 
 from modicum.errors import SettingError
 
-__all__ = ["ray_library"]
-
 
 def ray_library(module: str = "ray") -> ModuleType:
     """Return the module, or say how to install Ray."""

@@ -23,8 +23,6 @@ from modicum.engines.shipping import Answer, Parcel, Reference
 from modicum.rows import Rows, weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, Extent
 
-__all__ = ["Actor", "NumberRecipe", "NumbersAtWorkers", "Share", "in_shape", "rows_from"]
-
 # Certainty rows lie at the end of the order; this many places there are looked up at once.
 TAIL = 20_000
 

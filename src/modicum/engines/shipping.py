@@ -19,8 +19,6 @@ import numpy as np
 
 from modicum.engines.ray_library import ray_library
 
-__all__ = ["Answer", "Parcel", "Reference", "packed", "unpacked"]
-
 Reference: TypeAlias = object  # a ray.ObjectRef to an answer, or to an object in the cluster
 Answer: TypeAlias = Any  # what a worker returns, which depends on the request
 

@@ -15,8 +15,6 @@ from modicum.rows import Rows
 from modicum.rows.weight_classes import Classes, Extent, extent_of, sorted_by_class
 from modicum.runtime import Pytree
 
-__all__ = ["Worker"]
-
 Work: TypeAlias = tuple[ChunkSum[Pytree], Pytree]  # a function of chunks, and its arguments
 
 HELD = 2  # data sets held (all rows, and the subset that starts the mode search), and weights

@@ -20,8 +20,6 @@ from modicum.kernels.slices import locate, put_each
 from modicum.random import unrelated_key
 from modicum.runtime import Pytree
 
-__all__ = ["BlockPoisson", "BlockPoissonTables", "most_factors", "poisson_chance"]
-
 UNLIKELY = 1e-6  # probability of a Poisson count beyond the capacity of the subsample
 NEVER = 1e-12  # that of rows read ahead, of which none may be missing
 # The chain has lambda + d - centre factors on average. ROOM leaves space for a larger d in the

@@ -30,21 +30,6 @@ from modicum.passes import Anchor, Sums
 from modicum.passes.linear import assemble
 from modicum.runtime import SCATTERS, Array, Pytree, jit, to_device
 
-__all__ = [
-    "BOUNDS",
-    "Bound",
-    "BoundedRows",
-    "CachedRows",
-    "Collapsed",
-    "Expansion",
-    "LogisticBound",
-    "SoftmaxBound",
-    "StudentTBound",
-    "bound_of",
-    "collapse",
-    "whitened_sums",
-]
-
 SMALLEST_GAP = 1e-300  # gap of a row whose bound is tight to the last bit
 UNTUNED = 1.5  # xi of untuned bounds (Maclaurin and Adams 2014, section 3.1)
 Family = TypeVar("Family", bound=LinearPredictorModel)

@@ -30,8 +30,6 @@ from modicum.models import LinearPredictorModel
 from modicum.models.base import Batch
 from modicum.runtime import Pytree, one_blas_thread
 
-__all__ = ["NumPyRows", "needs_no_compiler"]
-
 BLOCK = 256  # rows and draws per block, which stays in cache over a dozen operations
 
 

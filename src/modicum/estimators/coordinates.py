@@ -23,8 +23,6 @@ from modicum.models.arrow import ArrowFactor
 from modicum.passes import Anchor
 from modicum.runtime import to_device
 
-__all__ = ["POWERS", "bend", "bent_path", "bent_sum"]
-
 # Coordinates in which a parameter that is sampled on the log scale can be expanded.
 POWERS = {
     "log": 0.0,

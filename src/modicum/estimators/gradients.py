@@ -25,18 +25,6 @@ from modicum.models.base import Batch
 from modicum.passes import Anchor, Sums
 from modicum.runtime import FASTEST_COMPILE, Pytree, jit
 
-__all__ = [
-    "ESTIMATORS",
-    "SVRG",
-    "BaseGradientEstimator",
-    "Minibatch",
-    "Snapshot",
-    "SnapshotEstimator",
-    "Taylor",
-    "TaylorTables",
-    "minibatch_gradient",
-]
-
 
 @dataclass(frozen=True)
 class BaseGradientEstimator(ABC):

@@ -22,8 +22,6 @@ from modicum.arrays import namespace
 from modicum.kernels.base import LevelCurves
 from modicum.models.matrix import ModelMatrix
 
-__all__ = ["along_levels", "curve_of_rows", "curve_sum", "rows_along_levels"]
-
 NEAR = 0.03  # |x_j| s_j up to which a row belongs to no level: its residual is negligible
 
 

@@ -16,8 +16,6 @@ from modicum.kernels.base import Draw, Estimate, Placement
 from modicum.kernels.slices import put, take
 from modicum.runtime import Pytree
 
-__all__ = ["EveryRow", "Perturbed"]
-
 
 @dataclass(frozen=True)
 class EveryRow(ABC):

@@ -19,21 +19,6 @@ import numpy as np
 from modicum.arrays import namespace, power
 from modicum.models import LinearPredictorModel
 
-__all__ = [
-    "TERMS",
-    "any_by_maximum",
-    "by_rise",
-    "coefficients",
-    "direct",
-    "far_apart",
-    "less_polynomial",
-    "remainder",
-    "remainder_and_slope",
-    "remainder_by_numpy",
-    "series",
-    "series_value",
-]
-
 TERMS = 7  # f / 0! ... f^(6) / 6!
 Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # item j: coefficient j of every row
 

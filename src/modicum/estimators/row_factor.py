@@ -23,8 +23,6 @@ from modicum.arrays import namespace
 from modicum.kernels.base import RowFactor
 from modicum.runtime import Array, to_device
 
-__all__ = ["MANY", "relative_error", "row_factor", "share_of_work", "whitened"]
-
 MANY = 256  # columns above which whitening outweighs evaluations
 BLOCKS = 8  # 9/16 of the multiplications; with more, products are too small to be fast
 ACCURATE = 1e-5  # largest error of a whitened row, relative to its length, for float32

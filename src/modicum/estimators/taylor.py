@@ -38,16 +38,6 @@ from modicum.passes import Anchor
 from modicum.passes.prior import folded_prior
 from modicum.runtime import Pytree, to_device
 
-__all__ = [
-    "CONTROL_VARIATES",
-    "AutodiffRows",
-    "AutodiffTaylor",
-    "LinearRows",
-    "LinearTaylor",
-    "control_variate",
-    "proxy",
-]
-
 ROUNDING = 1e-9  # rounding error allowed in the whitened Hessian
 
 

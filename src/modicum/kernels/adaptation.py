@@ -16,16 +16,6 @@ import numpy as np
 from modicum.kernels import blackjax_modules as blackjax
 from modicum.runtime import Array
 
-__all__ = [
-    "Adaptation",
-    "AdaptationFlags",
-    "adapt",
-    "schedule",
-    "start_adaptation",
-    "typical_step_size",
-]
-
-
 BlackJAXState: TypeAlias = Any  # BlackJAX has no types
 # Hoffman and Gelman (2014), section 3.2.1, and the values they recommend.
 DELAY, GAMMA, KAPPA = 10, 0.05, 0.75

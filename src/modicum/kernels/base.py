@@ -19,37 +19,6 @@ from modicum.models.arrow import ArrowFactor, ArrowMatrix
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
-__all__ = [
-    "EMPTY",
-    "Bend",
-    "BoundSums",
-    "ControlVariate",
-    "Draw",
-    "Estimate",
-    "Estimator",
-    "GradientEstimator",
-    "Kernel",
-    "LevelCurves",
-    "LogDensity",
-    "LogPosterior",
-    "Move",
-    "MoveInfo",
-    "Placement",
-    "Point",
-    "Proxy",
-    "RowBounds",
-    "RowFactor",
-    "RowRequest",
-    "RowsRead",
-    "SelectiveKernel",
-    "Settled",
-    "StochasticGradientContext",
-    "Warp",
-    "Warped",
-    "Whitening",
-    "carried_fields",
-]
-
 Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
 LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
 LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # takes t and all rows

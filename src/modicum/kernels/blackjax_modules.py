@@ -9,8 +9,6 @@ import threading
 from importlib import import_module
 from typing import Any
 
-__all__ = ["import_ahead", "mala", "mass_matrix", "nuts", "random_walk", "windows"]
-
 
 class _Module:
     """A module that is imported when an attribute is first used."""

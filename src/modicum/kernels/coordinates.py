@@ -13,15 +13,6 @@ from modicum.kernels.base import Warp, Warped, Whitening
 from modicum.kernels.curved_axes import along_curves
 from modicum.models.arrow import ArrowFactor
 
-__all__ = [
-    "coordinates_to_record",
-    "displacement",
-    "is_straight",
-    "scaled",
-    "straighten",
-    "unwhiten",
-]
-
 
 def scaled(factor: jax.Array | ArrowFactor, z: jax.Array) -> jax.Array:
     """L z, for a factor L in any of the forms that `Whitening` allows."""

@@ -20,8 +20,6 @@ import numpy as np
 
 from modicum.arrays import namespace
 
-__all__ = ["FIRST", "NODES", "STEP", "Curves", "along_curves"]
-
 FIRST, STEP, NODES = -6.0, 0.125, 97  # grid on which g is tabulated: from -6 to 6
 LEAST = 1e-12  # smallest slope of a curve, where rounding gives zero or less
 

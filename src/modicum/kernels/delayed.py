@@ -31,8 +31,6 @@ from modicum.kernels.slices import entry, take
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
-__all__ = ["DelayedAcceptanceContext", "DelayedAcceptanceKernel", "DelayedAcceptanceState"]
-
 
 class DelayedAcceptanceContext(NamedTuple):
     """Constant inputs of the kernel."""

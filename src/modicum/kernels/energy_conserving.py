@@ -41,14 +41,6 @@ from modicum.models.base import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
 
-__all__ = [
-    "EnergyConservingContext",
-    "EnergyConservingKernel",
-    "EnergyConservingState",
-    "certain_rows",
-    "with_coreset",
-]
-
 
 class EnergyConservingContext(NamedTuple):
     """Constant inputs of the kernel."""

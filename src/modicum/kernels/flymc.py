@@ -23,26 +23,6 @@ from modicum.kernels.moves import at_point
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
-__all__ = [
-    "Bright",
-    "Candidates",
-    "Change",
-    "FlyContext",
-    "FlyKernel",
-    "FlyState",
-    "Lights",
-    "Overlap",
-    "PreparedCandidates",
-    "PreparedProposals",
-    "Proposed",
-    "explicit",
-    "first_lit",
-    "implicit",
-    "merge",
-    "overlap",
-    "skip_through",
-]
-
 
 class FlyContext(NamedTuple):
     """Constant inputs of the kernel."""

@@ -33,8 +33,6 @@ from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.runtime import Pytree
 
-__all__ = ["FullDataContext", "FullDataKernel", "FullDataState", "ModeStarts"]
-
 
 class FullDataContext(NamedTuple):
     """Constant inputs of the kernel."""

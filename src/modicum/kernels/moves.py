@@ -20,24 +20,6 @@ from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
 from modicum.random import log_uniform, normal, symmetric_uniforms
 from modicum.runtime import Pytree
 
-__all__ = [
-    "Density",
-    "Evaluated",
-    "HMCMove",
-    "MALAMove",
-    "NUTSMove",
-    "PathChances",
-    "RandomWalkMove",
-    "Trajectory",
-    "at_point",
-    "follow",
-    "is_plain_hmc",
-    "longest_step",
-    "move_afresh",
-    "path_chances",
-    "path_size",
-]
-
 DIVERGENT = 1_000.0  # increase of the energy that counts as a divergence
 SLACK = 0.02  # share by which a split step may exceed the tuned step size, to save a step
 Density: TypeAlias = Callable[[jax.Array], tuple[jax.Array, Pytree]]  # with by-products

@@ -19,8 +19,6 @@ from modicum.kernels.base import Draw
 from modicum.kernels.integrators import Integrator, NoiseMatch
 from modicum.runtime import Pytree
 
-__all__ = ["SELECTORS", "Exponential", "Plain", "Selector"]
-
 
 class Selector(ABC):
     """Selects a gradient from candidates. Subclasses are frozen dataclasses without arrays."""

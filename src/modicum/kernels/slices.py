@@ -15,8 +15,6 @@ import numpy as np
 
 from modicum.runtime import Array, Pytree
 
-__all__ = ["entry", "locate", "put", "put_each", "set_entry", "starts", "take"]
-
 Position: TypeAlias = Array | int
 UNSIGNED = jnp.uint32
 

@@ -22,8 +22,6 @@ from modicum.kernels.selectors import Selector
 from modicum.models.base import Batch
 from modicum.runtime import Array, Pytree
 
-__all__ = ["StepFlags", "StochasticGradientKernel", "StochasticGradientState"]
-
 
 class StepFlags(NamedTuple):
     """Schedule of a step, fixed before the run."""

@@ -22,18 +22,6 @@ from modicum.rows import Rows
 from modicum.run import Checkpoint, History, PeriodicHook
 from modicum.runtime import Pytree
 
-__all__ = [
-    "Chosen",
-    "Coordinates",
-    "Method",
-    "Outcome",
-    "Parameters",
-    "Plan",
-    "Task",
-    "Tuning",
-    "check_memory_limit",
-]
-
 Arrays = dict[str, np.ndarray]
 T = TypeVar("T")
 

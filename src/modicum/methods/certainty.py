@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["Costed", "cheapest_number"]
-
 FIRST = 50  # certainty rows to try first
 GAIN = 0.9  # cost relative to no certainty rows, above which they are not worth it
 

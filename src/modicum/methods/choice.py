@@ -28,8 +28,6 @@ from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import in_double_precision
 
-__all__ = ["Auto"]
-
 ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
 EFFECTIVE = 0.6  # smallest share of effective draws
 MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5

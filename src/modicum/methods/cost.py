@@ -24,16 +24,6 @@ from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
 from modicum.passes.sums import chunk_gradient
 from modicum.runtime import Array, free_memory, in_double_precision
 
-__all__ = [
-    "Work",
-    "affordable",
-    "duration",
-    "is_short",
-    "seconds_for",
-    "seconds_per_row",
-    "slow_run",
-]
-
 PATIENCE = 120.0  # a run that takes longer, in seconds, is called slow
 QUICK = 3e10  # below this, row evaluations times parameters are not worth a measurement
 OVERHEAD = 2_000  # overhead of an iteration, in gradients of rows

@@ -22,8 +22,6 @@ from modicum.passes.prior import expanded_prior, prior_slope
 from modicum.random import Stream, generator, words_at_start
 from modicum.runtime import to_device
 
-__all__ = ["Dispersed", "disperse", "dispersed_starts", "far_from_normal"]
-
 RADIUS = 2.0  # distance from the model's start, in units of the parameters, as in Stan
 TRIES = 12  # attempts to find a start, each at half the distance of the one before
 DRAWS = 24  # draws at which the normal approximation is compared with the posterior

@@ -42,8 +42,6 @@ from modicum.random import chain_keys, words_at_start
 from modicum.run import History
 from modicum.runtime import in_double_precision, to_device
 
-__all__ = ["HMC", "NUTS", "WIDER"]
-
 # The usual acceptance rate; one with shorter steps for group effects about which the data carry at
 # most CLEAR times as much information as their prior, which nearly avoids divergences for half as
 # many more gradients. With more information there are none, and shorter steps would be wasted.

@@ -11,8 +11,6 @@ from modicum.models import Target
 from modicum.passes.full_likelihood import Resident, Streamed, hold, log_likelihood
 from modicum.runtime import Pytree, to_device
 
-__all__ = ["FullLogPosterior"]
-
 
 @dataclass(frozen=True)
 class FullLogPosterior:

@@ -25,17 +25,6 @@ from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows, NodePlaces
 from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit, one_blas_thread
 
-__all__ = [
-    "DrawnGroups",
-    "GroupDesign",
-    "GroupTables",
-    "of_groups",
-    "quadrature_doubts",
-    "uneven_groups",
-    "with_fixed_nodes",
-]
-
-
 NEAR_ZERO = 0.5  # posterior sd of log group_sd above which the prior decides its lower end
 CHECKED_GROUPS, CHECKED_DRAWS = 256, 16  # on which the quadrature is checked
 COARSE = 0.1  # largest shift of a posterior mean, in posterior sd, that quadrature may cause

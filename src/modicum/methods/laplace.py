@@ -32,8 +32,6 @@ from modicum.rows.groups import GroupedRows
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
-__all__ = ["ENOUGH", "FAR", "STILL", "Laplace", "Proposals", "Verdict"]
-
 FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)
 ENOUGH = 0.5  # Pareto k below which weighted draws are as good as draws of the posterior
 NOISY = 0.05  # standard error of a mean, in posterior sd, above which a pool is too small

@@ -38,8 +38,6 @@ from modicum.rows.groups import GroupedRows
 from modicum.run import Chains, capacity_for, run
 from modicum.runtime import in_double_precision, to_device
 
-__all__ = ["AtMean", "NoMeanError", "anchor_at_mean", "may_have_mean"]
-
 ROWS, ROWS_EACH = 2_000, 20  # fewest rows of the subset: in all, and per parameter
 FEWEST = 5  # all rows must be this many times the subset, or NUTS on all of them is as good
 CHAINS, TUNE, DRAWS, DEPTH = 4, 300, 200, 8

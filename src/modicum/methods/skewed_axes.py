@@ -32,15 +32,6 @@ from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import to_device
 
-__all__ = [
-    "KEPT",
-    "curves_on_all_rows",
-    "explain_curves",
-    "in_equal_blocks",
-    "may_be_curved",
-    "skewed_axes",
-]
-
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
 
 KEPT = "curves"  # key in a task's cache, set after a search; None if no axis is skewed

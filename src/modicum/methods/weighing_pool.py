@@ -42,8 +42,6 @@ from modicum.models.base import Batch
 from modicum.random import Stream, generator
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
-__all__ = ["PoolWeights", "WeighingPool"]
-
 BLOCK = 1_024  # rows and draws evaluated at once, so that a block of each stays in the caches
 
 

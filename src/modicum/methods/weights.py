@@ -43,15 +43,6 @@ from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
 
-__all__ = [
-    "cached_rows",
-    "design_tables",
-    "ends_near_the_mode",
-    "expected_residuals",
-    "rows_for_chains",
-    "tables_for_chains",
-]
-
 
 def design_tables(
     task: Task, design: Design[Tables], facts: RowFacts, stage: str = "design"

@@ -16,8 +16,6 @@ from modicum.models.tracing import Trace, trace_of
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["DENSE_LIMIT", "NEW", "BaseModel", "Batch", "Params"]
-
 Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
 Batch: TypeAlias = Mapping[str, Array]  # field name -> one entry per row
 NEW = "new groups of "  # before a group's field: which rows' groups the fit did not have

@@ -53,8 +53,6 @@ from modicum.models.priors.specification import (
 from modicum.models.priors.units import with_slopes_by_level
 from modicum.rows import Coding, Rows
 
-__all__ = ["CoefficientPriors", "extra_key"]
-
 
 @dataclass(frozen=True, repr=False)
 class CoefficientPriors(BaseModel):

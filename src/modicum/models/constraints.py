@@ -26,17 +26,6 @@ from modicum.models.correlations import (
     partials_of_factor,
 )
 
-__all__ = [
-    "Constraint",
-    "Interval",
-    "cholesky_corr",
-    "interval",
-    "ordered",
-    "positive",
-    "real",
-    "simplex",
-]
-
 Shape = tuple[int, ...]
 WITHIN = 1e-6  # tolerance of a starting value's sum about 1
 

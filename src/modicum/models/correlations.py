@@ -17,18 +17,6 @@ from scipy.special import betaln
 
 from modicum.arrays import differentiable, namespace
 
-__all__ = [
-    "correlation_factor",
-    "correlations",
-    "log_jacobian_of_factor",
-    "log_unexplained",
-    "partial_exponents",
-    "partials_of",
-    "partials_of_factor",
-    "unnormalized_lkj",
-    "unnormalized_lkj_integral",
-]
-
 
 @differentiable(slope=lambda x: -2 * namespace(x).tanh(x))
 def log_unexplained(x: jax.Array) -> jax.Array:

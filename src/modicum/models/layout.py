@@ -15,8 +15,6 @@ from modicum.models.base import Params, named_leaves
 from modicum.models.constraints import Constraint, Shape, real
 from modicum.runtime import in_double_precision
 
-__all__ = ["ParameterLayout"]
-
 
 @dataclass(frozen=True)
 class ParameterLayout:

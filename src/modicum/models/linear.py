@@ -28,8 +28,6 @@ from modicum.models.priors import OWN
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["LinearPredictorModel"]
-
 NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
 
 

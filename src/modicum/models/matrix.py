@@ -20,8 +20,6 @@ from modicum.arrays import as_either, is_numpy, namespace
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
-__all__ = ["CodedMatrix", "DenseMatrix", "ModelMatrix", "model_matrix"]
-
 
 @dataclass(frozen=True, eq=False)
 class DenseMatrix:

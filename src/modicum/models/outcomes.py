@@ -10,19 +10,6 @@ from modicum.errors import DataError
 from modicum.models.base import BaseModel, Batch
 from modicum.rows import Rows
 
-__all__ = [
-    "CHUNK",
-    "check_codes",
-    "check_outcomes",
-    "class_fault",
-    "class_names",
-    "count_classes",
-    "largest_class",
-    "refuse_constant",
-    "refuse_mistaken_fields",
-    "refuse_remote",
-]
-
 Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
 OtherFields = Callable[[Batch, int], None]  # takes a chunk and the index of its first row
 CHUNK = 262_144

@@ -23,8 +23,6 @@ from modicum.random import typed
 from modicum.rows.json_entries import Json
 from modicum.runtime import Array, in_double_precision, jit
 
-__all__ = ["ModelPredictor", "length_of", "rebuild"]
-
 BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
 SAVED: dict[str, type[BaseModel]] = {
     name: getattr(module, name) for module in (families, networks) for name in module.__all__

@@ -29,8 +29,6 @@ from modicum.models.tracing import evaluated
 from modicum.random import typed
 from modicum.runtime import in_double_precision
 
-__all__ = ["log_priors", "prior_draws"]
-
 # The last argument is the prior of that type.
 Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
 

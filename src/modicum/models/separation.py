@@ -21,8 +21,6 @@ import numpy as np
 from modicum.errors import ModicumWarning
 from modicum.rows import Rows
 
-__all__ = ["Separation", "find_ordinal_separation", "find_separation", "find_silent_counts"]
-
 CHUNK = 65_536
 MOST_NUMBERS = 2**23  # largest size of a chunk whose codes are expanded to columns
 HARDEST = 500  # rows that a linear programme starts with, and that each round adds at most

@@ -25,8 +25,6 @@ from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
 
-__all__ = ["Target"]
-
 
 class NormalPrior(NamedTuple):
     """A log-prior -|away + slope t|^2 / 2 plus a constant, whose derivatives are explicit."""

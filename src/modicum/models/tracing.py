@@ -27,16 +27,6 @@ from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, in_double_precision, jit
 
-__all__ = [
-    "AsTraced",
-    "Trace",
-    "digest_of",
-    "evaluated",
-    "expression_digest",
-    "trace_of",
-    "uncompiled",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")

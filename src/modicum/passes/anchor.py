@@ -28,8 +28,6 @@ from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.sums import Sums
 from modicum.runtime import to_device
 
-__all__ = ["Anchor", "anchor_at", "anchor_at_mode"]
-
 A = TypeVar("A", ArrowMatrix, ArrowFactor)
 
 # Thresholds for suspecting separation, which is then checked at the cost of a pass:

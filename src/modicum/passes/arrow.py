@@ -20,8 +20,6 @@ from modicum.passes.linear import row_derivatives
 from modicum.passes.products import products_with
 from modicum.runtime import SCATTERS, Array, jit
 
-__all__ = ["arrow_hessian_sum", "as_matrix"]
-
 
 @jit(static=(0, 1), options=SCATTERS)
 def arrow_hessian_sum(

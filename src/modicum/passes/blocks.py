@@ -16,8 +16,6 @@ import jax.numpy as jnp
 from modicum.models import Target
 from modicum.runtime import SCATTERS, Array, jit
 
-__all__ = ["BLOCK", "compiled_pass", "map_in_blocks", "sum_in_blocks"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 B = TypeVar("B")  # arrays with an entry per row, usually a batch

@@ -19,8 +19,6 @@ from modicum.models.arrow import (
 from modicum.passes.prior import StandInPrior, expanded_prior, plus
 from modicum.passes.sums import Sums
 
-__all__ = ["Curvature", "curvature", "solve_uphill", "whitening", "whitening_factor"]
-
 
 @dataclass(frozen=True)
 class Curvature:

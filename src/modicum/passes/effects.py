@@ -23,8 +23,6 @@ from modicum.random import Stream, key
 from modicum.rows.groups import NodePlaces
 from modicum.runtime import SCATTERS, in_double_precision, jit
 
-__all__ = ["STEPS", "DrawnEffects", "draw_effects", "effect_moments"]
-
 Steps: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 """Effects v, log of target over proposal there, and proposals accepted so far."""
 STEPS = 4  # Metropolis steps between draws of the posterior

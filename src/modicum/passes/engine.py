@@ -28,20 +28,6 @@ from modicum.rows.groups import GroupedRows
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import Pytree, in_double_precision, on_device, one_blas_thread
 
-__all__ = [
-    "ChunkSum",
-    "Engine",
-    "Hosts",
-    "LocalEngine",
-    "added",
-    "chunk_bounds",
-    "chunk_results",
-    "chunk_rows",
-    "joined",
-    "of_numpy",
-    "padded_chunk",
-]
-
 CHUNK_BYTES = 8 * 2**20  # size of a chunk in float64, so that it stays in the caches
 A = TypeVar("A")  # arguments of a function of chunks
 R = TypeVar("R")

@@ -19,16 +19,6 @@ from modicum.rows import Rows, first_not_finite
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import jit
 
-__all__ = [
-    "describe_row",
-    "first_bad_row",
-    "is_remote",
-    "point_text",
-    "require_noise",
-    "why_no_mode",
-    "why_not_finite",
-]
-
 # Noise below these shares of the outcome's spread is rounding error: at a mode, and where the
 # search for a mode failed.
 ROUNDED, NO_NOISE = 1e-11, 1e-6

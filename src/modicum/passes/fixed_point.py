@@ -24,8 +24,6 @@ from modicum.passes.curvature import Curvature, whitening_factor
 from modicum.passes.prior import StandInPrior, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
-__all__ = ["Settling", "settle"]
-
 MAX_SETTLING = 100
 SETTLED = 3e-3  # tolerance in posterior standard deviations; nothing depends on its exact value
 LEAST_INFORMATION = 1e-4  # minimum information about an entry, for the initial stand-in prior

@@ -22,8 +22,6 @@ from modicum.rows import Rows
 from modicum.rows.description import DType
 from modicum.runtime import Pytree, free_memory, to_device
 
-__all__ = ["Resident", "Streamed", "hold", "log_likelihood"]
-
 Chunk: TypeAlias = tuple[Batch, jax.Array]  # rows, and which of them are present
 Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its gradient
 

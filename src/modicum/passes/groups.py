@@ -27,15 +27,6 @@ from modicum.passes.engine import of_numpy
 from modicum.rows.groups import NodePlaces
 from modicum.runtime import SCATTERS, Array, jit
 
-__all__ = [
-    "covariance_places",
-    "curvature_sum",
-    "group_hessian_by_numpy",
-    "group_hessian_sum",
-    "group_places",
-    "group_places_by_numpy",
-]
-
 
 @jit(static=0, options=SCATTERS)
 def group_places(target: Target, t: Array, batch: Batch, present: Array) -> jax.Array:

@@ -13,8 +13,6 @@ from modicum.models.arrow import ArrowCholesky, ArrowMatrix, diagonal
 from modicum.passes.curvature import Curvature
 from modicum.passes.sums import Sums
 
-__all__ = ["parameter_name", "require_proper"]
-
 SINGULAR = 1e-10  # smallest acceptable eigenvalue of the precision, scaled to a unit diagonal
 FAR_OUT = 20.0  # standard deviations, at which a log-likelihood with a maximum falls by ...
 FALL = 3.0  # ... more than this

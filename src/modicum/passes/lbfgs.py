@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["is_finite", "minimise"]
-
 ITERATIONS = 100
 SMALL_SLOPE = 1e-3  # in whitened coordinates: standard deviations from a mode
 PAIRS = 10  # recent steps that approximate the Hessian

@@ -20,8 +20,6 @@ from modicum.passes.blocks import compiled_pass, sum_in_blocks
 from modicum.passes.products import CodedProducts, Products, products_with
 from modicum.runtime import Array
 
-__all__ = ["assemble", "linear_hessian_sum", "row_derivatives"]
-
 
 @compiled_pass
 def linear_hessian_sum(

@@ -21,16 +21,6 @@ from modicum.random import Stream, generator
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import one_blas_thread
 
-__all__ = [
-    "NEAR",
-    "TOLERANCE",
-    "EndlessError",
-    "ModeRecord",
-    "ascend",
-    "find_mode",
-    "quasi_newton_on_subset",
-]
-
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
 COARSE = 0.01  # largest tolerance that rounding of the parameters may justify
 DIGITS = 4  # rounding error of sums over rows, in units of the last digit

@@ -23,14 +23,6 @@ from modicum.models.matrix import CodedMatrix
 from modicum.passes.engine import of_numpy
 from modicum.rows import CodedTerm
 
-__all__ = [
-    "gradient_by_numpy",
-    "hessian_by_numpy",
-    "in_blocks",
-    "map_by_numpy",
-    "values_by_numpy",
-]
-
 # Floats per block (its weighted copy takes as much again), and the row limits of a block.
 BLOCK_NUMBERS, FEWEST_ROWS, MOST_ROWS = 2**18, 1024, 8192
 Slopes: TypeAlias = tuple[np.ndarray, np.ndarray]  # f' and f'' of each row, times its weight

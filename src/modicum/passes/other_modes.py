@@ -32,8 +32,6 @@ from modicum.passes.sums import Sums, chunk_gradient, chunk_values
 from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision
 
-__all__ = ["Modes", "Starts", "find_modes"]
-
 APART = 3.0  # posterior standard deviations between distinct modes
 NEGLIGIBLE = 0.01  # share of the posterior below which a mode is ignored
 MOST = 4  # maximum number of other modes refined on all rows

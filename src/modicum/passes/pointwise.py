@@ -23,8 +23,6 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import Array
 
-__all__ = ["LeftOut", "approximately_left_out", "log_likelihoods"]
-
 PIECE = 512  # rows whose log-likelihoods at all points are held at a time
 TOGETHER = 16  # points evaluated at a time
 

@@ -14,16 +14,6 @@ from modicum.models.arrow import ArrowLayout, ArrowMatrix, Covariance, Symmetric
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.runtime import Array, in_double_precision, jit
 
-__all__ = [
-    "StandInPrior",
-    "exact_log_priors",
-    "expanded_prior",
-    "flat_prior",
-    "folded_prior",
-    "plus",
-    "prior_slope",
-]
-
 
 @in_double_precision
 def prior_slope(target: Target, t: np.ndarray) -> tuple[float, np.ndarray]:

@@ -18,8 +18,6 @@ from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.passes.blocks import sum_in_blocks
 from modicum.runtime import Array
 
-__all__ = ["CodedProducts", "Products", "products_with"]
-
 FEW = 32  # columns up to which products of a chunk are not formed in blocks
 
 

@@ -17,8 +17,6 @@ from modicum.passes.sums import Sums
 from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, NodePlaces
 
-__all__ = ["common_start", "units_of", "with_nodes"]
-
 CLOSE = 0.5  # tolerance of a start for the mode, in posterior standard deviations
 
 

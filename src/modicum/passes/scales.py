@@ -27,8 +27,6 @@ from modicum.passes.improper import parameter_name
 from modicum.passes.prior import exact_log_priors, folded_prior, plus
 from modicum.runtime import one_blas_thread
 
-__all__ = ["group_notes", "scale_doubts", "with_scale_widths"]
-
 GRID = np.linspace(-8.0, 6.0, 22)  # in units of the widths by EM, which are too narrow near zero
 FARTHER, LOWEST = 6, -12.0  # points by which the grid is extended downwards, and its lowest end
 TAIL = 5.0  # the grid is extended until the log density is this far below its maximum

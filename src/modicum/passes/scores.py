@@ -22,8 +22,6 @@ from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.runtime import Array, in_double_precision, jit
 
-__all__ = ["scores"]
-
 TOGETHER = 2**24  # floats of rows in memory for a group of points
 
 

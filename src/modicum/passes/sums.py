@@ -28,8 +28,6 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import COMPILED, Array, jit
 
-__all__ = ["Clock", "Sums"]
-
 # Rows in groups, and rows times points, up to which NumPy takes less time than compiling.
 FEW_ROWS, FEW_VALUES = 1_000_000, 2_000_000
 

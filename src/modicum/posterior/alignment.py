@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = [
-    "AlignedRows",
-    "Batch",
-    "FitRows",
-    "Groups",
-    "RowsLike",
-    "aligned",
-    "require_rows_of_fit",
-    "rows_of_fit",
-]
-
 Batch: TypeAlias = dict[str, np.ndarray]
 RowsLike: TypeAlias = (
     "Rows | Mapping[str, ArrayLike] | pd.DataFrame | pl.DataFrame | pa.Table | TableFiles"

@@ -21,8 +21,6 @@ from modicum.errors import AbsentFileError, DataError
 from modicum.files import whole_file
 from modicum.rows.json_entries import Json
 
-__all__ = ["Format", "Json", "read", "write"]
-
 DEEPEST = 100  # levels of nesting allowed; `write` uses a handful
 Decoded: TypeAlias = Any  # like Json, with arrays
 T = TypeVar("T")

@@ -10,8 +10,6 @@ from modicum.errors import SettingError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["INK", "OBSERVED", "PREDICTED", "new_axes", "pyplot"]
-
 OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
 
 

@@ -26,8 +26,6 @@ from modicum.rows.table_order import whole_field
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["compare"]
-
 POINTS = 500  # importance points of the evidence, each evaluated on all rows
 CHUNK = 1 << 20  # rows whose outcomes are compared at a time
 

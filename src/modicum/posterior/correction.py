@@ -17,13 +17,6 @@ from modicum.posterior.fitted import Fit, flat_points
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
 
-__all__ = [
-    "Correction",
-    "correct",
-    "exact_log_posterior",
-    "require_correctable",
-]
-
 FEWEST = 25  # draws needed: a Pareto distribution is fitted to the largest fifth of the weights
 WORST_TAIL = 0.7  # Pareto k above which importance weights cannot be trusted
 

@@ -30,15 +30,6 @@ from modicum.random import Stream, generator
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = [
-    "SampledGroups",
-    "add_groups",
-    "netcdf_engine",
-    "sampled_groups",
-    "to_datatree",
-    "weight_name",
-]
-
 MOST_DRAWS = 4_000  # used for groups with a row dimension
 PRIOR_DRAWS = 1_000
 LARGEST_WHOLE = 2.0**53  # up to this, floats represent every integer

@@ -19,15 +19,6 @@ from modicum.posterior.weighted import (
     weighted_variance,
 )
 
-__all__ = [
-    "Draws",
-    "affordable",
-    "check_interval",
-    "evenly_spaced",
-    "require_finite",
-    "thinned",
-]
-
 EVALUATIONS = 10**8  # of rows at draws, in seconds, unless a row costs more:
 MULTIPLICATIONS = 10**10  # a row is assumed to take one for each parameter
 FEWEST = 200  # draws used however many rows there are

@@ -42,15 +42,6 @@ from modicum.runtime import in_double_precision
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "effect_draws",
-    "effects",
-    "group_levels",
-    "group_names",
-    "tabulated",
-    "terms_of",
-]
-
 CHUNK = 65_536  # rows read at a time
 STICKY = 0.2  # acceptance rate below which four proposals per draw are too few
 PLENTY = 100  # draws from which effects are tabulated at least: nothing but their means is random

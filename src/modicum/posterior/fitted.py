@@ -30,8 +30,6 @@ from modicum.rows.json_entries import Json
 from modicum.rows.reading import is_tabular
 from modicum.rows.table_order import table_numbers
 
-__all__ = ["Fit", "FittedDraws", "Subject", "flat_points"]
-
 
 class Fit(NamedTuple):
     """The model of a posterior and what is known of the rows it was fitted to.

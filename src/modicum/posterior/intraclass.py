@@ -34,8 +34,6 @@ from modicum.rows import Rows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["intraclass"]
-
 CHUNK = 65_536
 # Variance of the latent variable whose sign, or whose interval between cutpoints, is the outcome.
 LATENT = {"logit": np.pi**2 / 3, "probit": 1.0, "cloglog": np.pi**2 / 6}

@@ -10,8 +10,6 @@ import numpy as np
 
 from modicum.errors import SettingError
 
-__all__ = ["Labels", "LabelsLike", "axis_labels", "scalar_names", "tidy_labels"]
-
 Axis: TypeAlias = Sequence[str] | None
 LabelsLike: TypeAlias = Mapping[str, Sequence[str | Axis]]
 """Labels as a user may write them: for each parameter one sequence per axis, or, for a vector, the

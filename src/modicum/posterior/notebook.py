@@ -9,8 +9,6 @@ from modicum.markup import box, table, tag
 from modicum.posterior.draws import Draws
 from modicum.posterior.summary import summarise
 
-__all__ = ["posterior_box"]
-
 SHOWN = 12  # scalars shown
 
 

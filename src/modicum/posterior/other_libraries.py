@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["INSTEAD", "missing_attribute"]
-
 SUMMARY = 'post.summary("beta"), or post["beta"] for the draws'
 DRAWS = 'post.draws, name to array (chain, draw, ...), or post["beta"]'
 DATATREE = "post.to_datatree()"

@@ -44,8 +44,6 @@ from modicum.rows.sources import is_table, library
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["OutcomesMixin"]
-
 
 class OutcomesMixin(FittedDraws):
     """Methods about outcomes; see `Posterior`."""

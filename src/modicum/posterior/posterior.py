@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
-__all__ = ["Posterior"]
-
 
 @dataclass(repr=False, eq=False)
 class Posterior(Reportable):

@@ -17,8 +17,6 @@ from modicum.posterior.weighted import weighted_mcse, weighted_mean, weighted_qu
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Evaluation", "Prediction", "Predictor", "in_pieces", "predict"]
-
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
 

@@ -8,8 +8,6 @@ from modicum.errors import SettingError
 from modicum.posterior.draws import evenly_spaced
 from modicum.random import Stream, generator
 
-__all__ = ["equal_places", "require_positive", "require_positive_sum"]
-
 
 def require_positive(weights: np.ndarray | None, purpose: str) -> None:
     """Refuse draws with negative signs, which cannot be repeated a negative number of times."""

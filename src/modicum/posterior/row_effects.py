@@ -22,17 +22,6 @@ from modicum.posterior.effects import effect_draws, group_names
 from modicum.posterior.fitted import FittedDraws
 from modicum.random import Stream, generator
 
-__all__ = [
-    "NewGroups",
-    "OutcomeDraws",
-    "RowEffects",
-    "known_effects",
-    "new_effects",
-    "normal_scores",
-    "rows_behind",
-    "with_groups",
-]
-
 NewGroups: TypeAlias = Literal["one", "average"]
 
 

@@ -16,8 +16,6 @@ from modicum.posterior.draws import Draws, affordable, thinned
 from modicum.posterior.prediction import in_pieces
 from modicum.posterior.weighted import normalised, weighted_mcse, weighted_mean
 
-__all__ = ["Score", "score"]
-
 
 @dataclass(frozen=True, eq=False)
 class Score:

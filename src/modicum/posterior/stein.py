@@ -17,8 +17,6 @@ from modicum.posterior.draws import Draws, require_finite, thinned
 from modicum.posterior.fitted import Fit, flat_points
 from modicum.rows import Rows
 
-__all__ = ["SteinDiscrepancy", "stein_discrepancy"]
-
 PURPOSE = "a Stein discrepancy"
 
 

@@ -15,8 +15,6 @@ from modicum.posterior.alignment import FitRows
 from modicum.posterior.labels import LabelsLike
 from modicum.rows.json_entries import Json
 
-__all__ = ["Contents", "load", "save"]
-
 FORMAT, VERSION, PAGE = "modicum posterior", 2, "posterior.json"
 KIND = archive.Format(FORMAT, VERSION, PAGE, "a posterior")
 

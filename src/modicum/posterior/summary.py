@@ -21,8 +21,6 @@ from modicum.posterior.weighted import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Statistic", "diagnose", "learning_curve", "percent", "summarise"]
-
 Statistic: TypeAlias = Callable[[dict[str, np.ndarray]], float | Mapping[str, float]]
 """Maps the chains' current draws, arrays (chain, *shape) by name, to one number or a dict."""
 EFFECTS = "|"  # marks effects of groups, such as "1|ward"; they may be thousands, and come last

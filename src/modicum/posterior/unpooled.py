@@ -26,8 +26,6 @@ from modicum.runtime import in_double_precision
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Shrinkage", "one_effect", "shrinkage", "unpooled_effects"]
-
 CHUNK = 65_536
 MOST_LEVELS = 400  # levels whose unpooled effects are computed
 WIDEST = 1.6  # limit of a plot, in multiples of the largest posterior mean

@@ -14,14 +14,6 @@ from modicum.posterior.labels import Labels, LabelsLike, scalar_names, tidy_labe
 from modicum.posterior.summary import diagnose
 from modicum.posterior.weighted import influence, kish_share, weighted_mcse
 
-__all__ = [
-    "Warnings",
-    "convergence_warnings",
-    "largest_nested_r_hat",
-    "largest_r_hat",
-    "smallest_ess",
-]
-
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
 EACH_ITS_MODE = "leave a single mode: the chains sit in different ones, however many the draws"

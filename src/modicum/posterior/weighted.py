@@ -17,19 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from modicum.diagnostics import batch_means_variance
 
-__all__ = [
-    "influence",
-    "kish_share",
-    "normalised",
-    "weighted_covariance",
-    "weighted_ess",
-    "weighted_ess_tail",
-    "weighted_mcse",
-    "weighted_mean",
-    "weighted_quantile",
-    "weighted_variance",
-]
-
 Floats = NDArray[np.float64]
 
 

@@ -20,8 +20,6 @@ import numpy as np
 
 from modicum.rows.json_entries import integer, mapping, sequence, text
 
-__all__ = ["CODE_TYPES", "CodedTerm", "Coding", "code_type", "treatment"]
-
 CODE_TYPES = {"uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32}
 
 

@@ -12,8 +12,6 @@ import numpy as np
 from modicum.errors import ModicumWarning
 from modicum.rows.rows import Rows
 
-__all__ = ["doubtful_weights"]
-
 SEEN = 65_536  # evenly spaced rows whose weights are examined
 HIGH, LOW = 3.0, 0.1  # bounds on the mean of fractional weights, beyond which they are doubtful
 MOST = 1e6  # bound on the mean of integer weights: tables of counts have large ones

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pyarrow.dataset import FileFormat, Fragment
     from pyarrow.fs import FileSystem
 
-__all__ = ["folder_values", "fragments", "is_text", "refuse_contradiction"]
-
 
 def fragments(
     system: FileSystem, files: list[str], base: str, file_format: FileFormat

@@ -19,8 +19,6 @@ from modicum.errors import DataError, SettingError
 from modicum.rows.description import Array
 from modicum.rows.rows import Rows
 
-__all__ = ["GroupIndex", "GroupedRows", "NodePlaces", "members_of"]
-
 SWEEP = 1 << 20  # rows whose groups are read at a time
 FLAT_ROWS = 16_384  # rows per batch of a pass: intermediate values at all nodes fit in cache
 MOST_GROUPS = 1024  # groups per batch of a pass

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-__all__ = ["Json", "integer", "mapping", "sequence", "short", "text", "text_or_none"]
-
 Json: TypeAlias = Any  # what json.loads returns
 
 

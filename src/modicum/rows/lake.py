@@ -26,19 +26,6 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Fragment
     from pyarrow.fs import FileInfo, FileSystem
 
-__all__ = [
-    "LakeError",
-    "LakeSource",
-    "Listing",
-    "cache_folder",
-    "file_system",
-    "is_remote",
-    "is_uri",
-    "local_path",
-    "place_name",
-    "with_retries",
-]
-
 T = TypeVar("T")
 FOOTERS = 16  # footers read at the same time
 ATTEMPTS, FIRST_PAUSE = 4, 0.5  # attempts per read; seconds before the second, then doubled

@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-__all__ = ["Level", "level_key", "level_names", "level_places", "loose_key"]
-
 Level: TypeAlias = str | int | float | bool
 
 

@@ -17,22 +17,6 @@ from modicum.rows.sources import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "MOST_LEVELS",
-    "NUMBER",
-    "RESERVED",
-    "code_field",
-    "collect_levels",
-    "distinct",
-    "joined",
-    "level_codes",
-    "levels_like",
-    "ordered",
-    "reference_first",
-    "refuse_stray_text",
-    "table_column",
-]
-
 # Columns with more levels are unlikely to be meant as treatment contrasts.
 MOST_LEVELS = 10_000
 # Fields that never hold codes; a factor of one of these names gets the suffix CODE.

@@ -10,9 +10,6 @@ import numpy as np
 from modicum.errors import DataError
 from modicum.rows.description import Array, Description, DType
 
-__all__ = ["MemoryBackend", "allocate", "fill"]
-
-
 # Numbers that the seal of a large array adds up. A prime: blocks then cut rows at every column, so
 # that exchanged columns show, and a change that all numbers share (a sign) does not cancel.
 SEALED_TOGETHER = 4099

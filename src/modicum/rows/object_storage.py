@@ -36,8 +36,6 @@ from modicum.rows.store import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Bucket", "RemoteBackend", "holds_store"]
-
 PIECE = 1 << 23  # bytes read or sent at a time
 NEAR = 1 << 16  # gaps of at most this many bytes between rows are read too, to save requests
 REQUESTS = 32  # concurrent requests

@@ -36,18 +36,6 @@ from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, Unread, is_columns, is_dataset, is_table
 from modicum.rows.store import DESCRIPTION
 
-__all__ = [
-    "Missing",
-    "TableFiles",
-    "TableRows",
-    "encode_table",
-    "is_tabular",
-    "largest_factor",
-    "read_formula",
-    "reread",
-    "source_of",
-]
-
 Missing: TypeAlias = Literal["refuse", "drop"]
 Result = TypeVar("Result")
 

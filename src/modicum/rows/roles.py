@@ -13,8 +13,6 @@ from modicum.errors import DataError, SettingError
 from modicum.rows.checks import name_list, names_like
 from modicum.rows.level_names import Level
 
-__all__ = ["ColumnChoice", "Roles", "resolve"]
-
 
 class ColumnChoice(NamedTuple):
     """The columns the user named, as in `Rows.from_table`, not checked yet."""

@@ -15,8 +15,6 @@ from modicum.rows.sources import BATCH_ROWS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RowsSource"]
-
 
 class RowsSource:
     """The columns of rows by name: numbers of x, factors, and every other scalar field.

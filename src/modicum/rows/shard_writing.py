@@ -25,8 +25,6 @@ from modicum.rows.store import (
     npy_header,
 )
 
-__all__ = ["JOURNAL", "Directory", "Folder", "Journal", "ShardWriter"]
-
 JOURNAL = "progress.json"
 JOURNAL_ROWS = 1 << 16  # rows of complete shards read at a time when an ingest resumes
 

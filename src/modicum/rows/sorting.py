@@ -16,8 +16,6 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.rows.description import Array, Description
 
-__all__ = ["sorted_blocks"]
-
 RUN_BYTES = 1 << 27  # bytes per run, and bytes merged at a time
 SAMPLES = 1024  # values sampled from each run to choose the ranges
 

@@ -23,8 +23,6 @@ from modicum.rows.sources import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SpooledSource"]
-
 
 class SpooledSource(FileSource):
     """Tables that can be iterated only once, written to a temporary file.

@@ -37,8 +37,6 @@ from modicum.rows.sources import Source, TableSource, Unread, is_dictionary, is_
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Encoder", "floating", "numbers", "read_source", "read_table", "read_table_like"]
-
 MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
 
 

@@ -10,8 +10,6 @@ from modicum.rows.formula.columns import complete_rows
 from modicum.rows.reading import largest_factor, reread, source_of
 from modicum.rows.rows import Rows
 
-__all__ = ["table_numbers", "whole_field"]
-
 CHUNK = 1 << 20  # rows read at a time
 
 

@@ -16,23 +16,6 @@ from numpy.typing import DTypeLike
 
 from modicum.rows.rows import Rows
 
-__all__ = [
-    "BLOCK",
-    "CLASSES",
-    "ArrayOrder",
-    "Classes",
-    "Extent",
-    "KeptNumbers",
-    "KeptOrder",
-    "OrderedBackend",
-    "RowOrder",
-    "classes_of_rows",
-    "extent_of",
-    "order_of_classes",
-    "ordered",
-    "sorted_by_class",
-]
-
 CLASSES = 256
 BLOCK = 1 << 20  # rows sorted at a time, and rows per shard of kept numbers: temporaries stay small
 PART = 8_192  # rows per partial sum of expected residuals

@@ -36,25 +36,6 @@ from modicum.run.records import Packed, packed
 from modicum.run.selection import Selection, select
 from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, Array, Pytree, jit
 
-__all__ = [
-    "LENGTH",
-    "Ahead",
-    "Extent",
-    "Progress",
-    "advance",
-    "advance_settled",
-    "advance_together",
-    "ahead",
-    "ahead_together",
-    "begin",
-    "begin_together",
-    "initial_row_request",
-    "initial_row_requests",
-    "row_requests",
-    "row_requests_together",
-    "table_of",
-]
-
 ChainKernel: TypeAlias = Kernel[Any, Any]
 Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of iterations
 LENGTH = 256  # iterations per call, if memory allows

@@ -26,8 +26,6 @@ from modicum.run.chains import Chains, refuse_other_state
 from modicum.run.records import Record, side_by_side
 from modicum.runtime import Pytree, in_double_precision
 
-__all__ = ["ChainHost", "ChainTasks"]
-
 OWN = ("keys", "start_keys", "rows")  # settings that differ between hosts, or are sent separately
 
 

@@ -39,8 +39,6 @@ from modicum.runtime import (
     uncollected,
 )
 
-__all__ = ["Chains", "Parallel", "default_parallel"]
-
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many
 # A function that is being compiled.

@@ -33,8 +33,6 @@ from modicum.errors import DataError, ResourceError, SettingError
 from modicum.files import DISK_FULL, Lock
 from modicum.rows.json_entries import Json
 
-__all__ = ["Checkpoint"]
-
 FORMAT = "modicum-checkpoint-1"
 INDEX, LOCK = "run.json", "run.lock"
 SHORT = 80  # characters of a setting shown in an error message

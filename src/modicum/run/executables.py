@@ -39,8 +39,6 @@ import jax
 from modicum.progress import logger
 from modicum.runtime import Compiled, Pytree, check_options, on_release, refuse_forked
 
-__all__ = ["Executable", "NewProgram", "get_ready", "keep", "key_of", "stored"]
-
 Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
 SWITCH = "MODICUM_KEEP_COMPILED"

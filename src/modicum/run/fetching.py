@@ -19,8 +19,6 @@ from modicum.rows import Rows
 from modicum.run import advance as compiled
 from modicum.runtime import Pytree, aligned, free_memory, in_double_precision
 
-__all__ = ["Fetcher", "RowPlacement", "lengthened", "place_rows"]
-
 SMALL_STORE = 2**28  # bytes up to which the rows of a store are read into memory
 Batches: TypeAlias = dict[str, np.ndarray]
 

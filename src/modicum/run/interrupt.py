@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-__all__ = ["Stop", "stoppable"]
-
 AGAIN = 0.02  # seconds until a swallowed interrupt is raised again
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from modicum.errors import SettingError, whole_number
 from modicum.runtime import free_memory, free_on_host
 
-__all__ = ["ChainCount", "Layout", "auto_layout", "check_layout"]
-
 ChainCount: TypeAlias = int | Literal["auto"]
 FEW = 4  # chains on a CPU
 MANY = 1024  # chains on an accelerator

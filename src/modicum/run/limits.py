@@ -17,8 +17,6 @@ import jax
 from modicum.errors import ResourceError
 from modicum.files import DISK_FULL, full_disk
 
-__all__ = ["memory_limit", "within_limits"]
-
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # XLA's status, with which its error messages begin
 # address space in bytes that a compilation needs, and what it needs in addition per core
 COMPILER, COMPILER_PER_CORE = 500_000_000, 100_000_000

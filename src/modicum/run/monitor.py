@@ -9,8 +9,6 @@ import numpy as np
 
 from modicum.progress import Phase, Progressbar
 
-__all__ = ["Monitor"]
-
 WATCHED = 16  # coordinates whose ESS and R-hat are monitored
 EVERY = 1.5  # seconds between updates of ESS and R-hat
 

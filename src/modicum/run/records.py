@@ -13,17 +13,6 @@ import numpy as np
 from modicum.kernels.base import Draw
 from modicum.progress import logger
 
-__all__ = [
-    "HostPacked",
-    "Packed",
-    "PinnedPages",
-    "Record",
-    "joined",
-    "packed",
-    "side_by_side",
-    "unpacked",
-]
-
 MOST_PINNED = 2**32  # bytes of pinned memory that the draws of one run may use
 RESERVED = 2**28  # bytes that are reserved at a time
 # Statistics of one dtype as one array, keyed by their names: on the device, and on the host.

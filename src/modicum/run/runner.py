@@ -21,8 +21,6 @@ from modicum.run.monitor import Monitor
 from modicum.run.records import Record, joined
 from modicum.runtime import Pytree
 
-__all__ = ["History", "PeriodicHook", "RunningChains", "capacity_for", "run"]
-
 CHUNK_SECONDS = 0.7  # approximate time between updates of progress and checkpoint
 SHORTEST = LENGTH  # minimum capacity in iterations, if memory allows
 

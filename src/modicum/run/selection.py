@@ -18,8 +18,6 @@ from modicum.kernels.base import RowsRead
 from modicum.kernels.slices import entry, locate, starts, take
 from modicum.runtime import Pytree
 
-__all__ = ["Selection", "select"]
-
 
 @partial(
     jax.tree_util.register_dataclass, data_fields=("index", "start"), meta_fields=("requested",)

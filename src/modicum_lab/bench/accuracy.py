@@ -29,18 +29,6 @@ from modicum.models import BaseModel
 from modicum_lab.bench.runs import RunResult, flat_scalars
 from modicum_lab.papers.references import reference
 
-__all__ = [
-    "MARKS",
-    "Judgement",
-    "KeptReference",
-    "Mark",
-    "by_importance",
-    "judge",
-    "judge_all",
-    "of_table",
-    "parameters_at",
-]
-
 CELLS = 5e8  # rows times draws: about half a minute of one core
 UNEVEN = 1.0  # standard deviation of the log-weights beyond which the reference is doubtful
 

@@ -9,8 +9,6 @@ from typing import Any
 from modicum_lab.bench.measurements import Measurements
 from modicum_lab.bench.tables import Table
 
-__all__ = ["HEADLINE", "SIZES", "Limit", "limits_of", "limits_table"]
-
 OURS, STORE = "modicum", "modicum-store"
 PEERS = ("numpyro-ecs-200", "numpyro-ecs-1300")
 BROUGHT = "numpyro-ecs-hessian"

@@ -11,8 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "describe_machine", "free_bytes", "in_words", "total_bytes"]
-
 PACKAGES = ("modicum", "jax", "jaxlib", "numpy", "scipy", "blackjax", "numpyro", "statsmodels")
 
 

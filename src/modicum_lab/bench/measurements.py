@@ -13,8 +13,6 @@ from modicum_lab.bench.contenders import CONTENDERS, Contender
 from modicum_lab.bench.process import ChildError, Peak, in_process
 from modicum_lab.bench.runs import Budget, Infeasible, RunResult
 
-__all__ = ["Measurements", "in_turns", "run_child"]
-
 Say = Callable[[str], None]
 IMPORTS = {"numpyro": ("numpyro.infer",), "statsmodels": ("statsmodels.api",)}
 

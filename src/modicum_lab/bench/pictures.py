@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["write_pictures"]
-
 COLOURS = {
     "modicum": METHOD_COLOURS["hmc-ecs"],
     "modicum-store": "#7c2d12",

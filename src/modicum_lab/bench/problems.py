@@ -31,8 +31,6 @@ from modicum_lab.datasets import (
     higgs_shaped,
 )
 
-__all__ = ["PROBLEMS", "ModeRun", "Problem", "ProblemData", "find_problem"]
-
 NEAR = 0.01  # distance from the mode, in posterior sd, that is good enough for start and scale
 
 

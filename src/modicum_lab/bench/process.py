@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ChildError", "Peak", "anonymous_memory", "in_process"]
-
 
 class ChildError(RuntimeError):
     """The call returned nothing; the message is the last line of its error output."""

@@ -19,8 +19,6 @@ from modicum_lab.bench.runs import EFFECTIVE
 from modicum_lab.bench.suite import HUGE, Results
 from modicum_lab.bench.tables import Table
 
-__all__ = ["from_json", "markdown", "to_json", "write_report"]
-
 COLUMNS = (
     "sampler",
     "ESS per second",

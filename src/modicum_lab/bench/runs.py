@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["EFFECTIVE", "Budget", "Infeasible", "RunResult", "flat_scalars", "from_draws"]
-
 EFFECTIVE = 1_000  # effective draws that a cold start is timed to
 
 

@@ -11,8 +11,6 @@ from modicum.models import Logistic
 from modicum.rows import Rows, ingest
 from modicum_lab.datasets import Dataset, splines
 
-__all__ = ["census_shaped", "plain", "plain_blocks", "plain_store", "spline_shaped"]
-
 BLOCK = 1_000_000
 CENSUS = 199_523  # rows of the real table
 

@@ -17,8 +17,6 @@ from modicum_lab.bench.measurements import Measurements, in_turns
 from modicum_lab.bench.problems import PROBLEMS, ProblemData, find_problem
 from modicum_lab.bench.runs import Budget
 
-__all__ = ["Plan", "Results", "plan", "run_suite"]
-
 LIGHT = ("modicum", "modicum-store", "modicum-signed", "modicum-sghmc", "laplace", "statsmodels")
 PROXY = ("numpyro-ecs-hessian",)  # the fastest of NumPyro's
 STOCHASTIC = ("blackjax-sgld", "blackjax-sghmc")

@@ -10,8 +10,6 @@ from typing import Any
 
 from modicum_lab.markdown import table_lines
 
-__all__ = ["Table", "interleaved", "verdict"]
-
 
 @dataclass
 class Table:

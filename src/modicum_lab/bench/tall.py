@@ -14,8 +14,6 @@ import numpy as np
 
 from modicum import Rows
 
-__all__ = ["FACTORS", "LEVELS", "NUMBERS", "arrays", "blocks", "rows", "write_parquet"]
-
 FACTORS, NUMBERS, LEVELS = 5, 10, 12
 BLOCK = 250_000  # rows
 OTHERS, SHIFT = 10_000, 0.8  # first rows with a different intercept, and the difference

@@ -24,8 +24,6 @@ from modicum_lab.datasets.stand_in import resampled
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SOURCE", "bankruptcy", "bankruptcy_shaped"]
-
 ARCHIVE = "polish+companies+bankruptcy+data.zip"
 SOURCE = Source(
     name="bankruptcy",

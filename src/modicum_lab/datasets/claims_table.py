@@ -18,8 +18,6 @@ from modicum_lab.datasets.source import Folder, Source
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RECIPE", "claims", "claims_frame"]
-
 COMMIT = "c49cbbb37235fc49616cac8ccac32e1491cdc619"
 SOURCE = Source(
     name="claims",

@@ -13,8 +13,6 @@ from modicum_lab.datasets.dataset import Arrays, Dataset, Recipe
 from modicum_lab.datasets.encoding import standardised
 from modicum_lab.datasets.source import Folder, Source
 
-__all__ = ["RECIPE", "covertype"]
-
 SOURCE = Source(
     name="covertype",
     folder="covtype",

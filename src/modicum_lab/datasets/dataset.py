@@ -13,8 +13,6 @@ from modicum.models import BaseModel
 from modicum.rows import Rows
 from modicum_lab.datasets.source import Folder, Source
 
-__all__ = ["Arrays", "Dataset", "Recipe"]
-
 Arrays: TypeAlias = dict[str, np.ndarray]
 
 

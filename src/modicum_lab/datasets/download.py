@@ -9,8 +9,6 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["DownloadError", "fetch"]
-
 CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds without a byte
 

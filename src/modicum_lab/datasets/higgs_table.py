@@ -13,8 +13,6 @@ from modicum_lab.datasets.dataset import Dataset
 from modicum_lab.datasets.source import Folder, Source
 from modicum_lab.datasets.stand_in import resampled
 
-__all__ = ["COLUMNS", "SOURCE", "higgs", "higgs_shaped"]
-
 SOURCE = Source(
     name="higgs",
     folder="higgs",

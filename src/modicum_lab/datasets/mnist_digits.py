@@ -13,8 +13,6 @@ from modicum.rows import Rows
 from modicum_lab.datasets.dataset import Dataset
 from modicum_lab.datasets.source import Folder, Source
 
-__all__ = ["SOURCES", "mnist"]
-
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 DIGESTS = {  # SHA-256 of the original archives
     "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",

@@ -10,8 +10,6 @@ from typing import TypeAlias
 from modicum.errors import DataError
 from modicum_lab.datasets.download import DownloadError, fetch
 
-__all__ = ["Folder", "Source", "data_folder"]
-
 Folder: TypeAlias = str | os.PathLike[str] | None
 
 

@@ -8,8 +8,6 @@ from modicum import LogPosterior, Rows
 from modicum.errors import whole_number
 from modicum.models import Logistic
 
-__all__ = ["resampled"]
-
 CHUNK_ROWS = 1 << 18
 
 

@@ -17,8 +17,6 @@ from modicum_lab.datasets.source import Folder, Source
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RECIPE", "taxi"]
-
 SOURCE = Source(
     name="taxi",
     folder="nyc_taxi_yellow",

@@ -12,16 +12,6 @@ from modicum.posterior import Posterior
 from modicum.rows import Rows
 from modicum_lab.demo.flights import Flights, rows_like
 
-__all__ = [
-    "Findings",
-    "calibration",
-    "chance_by_destination",
-    "chance_by_hour",
-    "find",
-    "odds_ratios",
-    "typical_flight",
-]
-
 PROB = 0.9
 OFTEN = 365  # flights a year from which a destination counts as regular
 

@@ -12,8 +12,6 @@ import pandas as pd
 from modicum.errors import DataError
 from modicum.rows import Rows
 
-__all__ = ["FACTORS", "LATE_MINUTES", "Flights", "flight_rows", "load_flights", "rows_like"]
-
 FACTORS = ("carrier", "origin", "dest", "month", "hour")
 LATE_MINUTES = 30
 

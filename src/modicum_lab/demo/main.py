@@ -18,8 +18,6 @@ from modicum_lab.demo.reference import Comparison, compare
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["fit", "run_demo"]
-
 PICTURE = "flights.png"
 SEED = 13
 

@@ -10,15 +10,6 @@ from modicum_lab.demo.findings import OFTEN, PROB, Findings
 from modicum_lab.demo.flights import FACTORS, LATE_MINUTES, Flights
 from modicum_lab.demo.reference import Comparison
 
-__all__ = [
-    "about_comparison",
-    "about_cost",
-    "about_data",
-    "about_findings",
-    "about_tuning",
-    "about_warnings",
-]
-
 MONTHS = "January February March April May June July August September October November December"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["draw"]
-
 DATA = "#222222"  # colour of observations; estimates have the method's colour
 SHOWN = 8  # destinations shown at either end
 

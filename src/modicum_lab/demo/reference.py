@@ -12,8 +12,6 @@ from modicum import Posterior, Rows, sample
 from modicum.models import Logistic
 from modicum_lab.demo.flights import Flights
 
-__all__ = ["Comparison", "compare"]
-
 FEW = 10  # flights a rare level should have, so that not only the prior counts
 
 

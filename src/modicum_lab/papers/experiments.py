@@ -19,21 +19,6 @@ from modicum.errors import ModicumWarning, SettingError, suggestion
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = [
-    "EXPERIMENTS",
-    "PAPERS",
-    "Experiment",
-    "Figure",
-    "Result",
-    "Scale",
-    "Table",
-    "claims",
-    "experiment",
-    "experiments_of",
-    "find",
-    "sized",
-]
-
 Scale = Literal["smoke", "laptop", "gpu", "paper"]
 """A smoke test of seconds; minutes on two cores; minutes on one GPU; the size of the paper."""
 

@@ -19,16 +19,6 @@ from modicum.posterior import Posterior
 from modicum_lab.datasets import Dataset
 from modicum_lab.papers.experiments import Table
 
-__all__ = [
-    "Contender",
-    "Fit",
-    "Length",
-    "ledger_of",
-    "made_from",
-    "settings_of",
-    "warnings_of",
-]
-
 
 @dataclass(frozen=True)
 class Contender:

@@ -12,8 +12,6 @@ from modicum_lab.markdown import shown
 from modicum_lab.papers.experiments import PAPERS
 from modicum_lab.papers.report import RECORD, Record
 
-__all__ = ["records_of", "write_gallery", "write_page"]
-
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --faint: #667; --line: #d9dce1; --paper: #fff;
   --band: #f5f6f8; --mark: #fff7e6; }

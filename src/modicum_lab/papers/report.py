@@ -18,8 +18,6 @@ from modicum_lab.bench.machine import describe_machine
 from modicum_lab.markdown import table_lines
 from modicum_lab.papers.experiments import Experiment, Figure, Result, Scale, Table
 
-__all__ = ["RECORD", "Record", "write_failure", "write_result"]
-
 RECORD = "settings.json"
 Record: TypeAlias = dict[str, Any]  # its content
 

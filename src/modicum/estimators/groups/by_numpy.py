@@ -24,8 +24,6 @@ from modicum.models.base import Batch
 from modicum.models.groups.batches import NumPyGroups
 from modicum.runtime import Pytree, in_double_precision, jit, one_blas_thread
 
-__all__ = ["NumPyGroupValues", "groups_need_no_compiler"]
-
 DRAWS_PER_CALL = 32  # draws whose paths are found by one compiled call
 STEP = 1e-3  # step of numerical derivatives, in posterior standard deviations
 

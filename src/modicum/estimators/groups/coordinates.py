@@ -30,15 +30,6 @@ from modicum.passes.groups import covariance_places
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import SCATTERS, jit, to_device
 
-__all__ = [
-    "expansion_coordinates",
-    "from_variances",
-    "group_proxy",
-    "in_expansion_coordinates",
-    "to_variances",
-    "variance_unit",
-]
-
 USUAL_GROUPS = 256  # sample of groups from which the median information is computed
 
 

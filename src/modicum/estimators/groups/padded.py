@@ -21,8 +21,6 @@ from modicum.models import IntegratedEffects
 from modicum.models.base import Batch
 from modicum.models.groups.integrals import Integrands, Nodes
 
-__all__ = ["Moving", "PaddedCache", "group_likelihoods"]
-
 PIECES = 4  # pieces that groups of typical size fill
 SHORTEST, LONGEST = 32, 1024  # rows of a piece
 DENSE = 1_000_000  # entries up to which sums over groups are matrix products

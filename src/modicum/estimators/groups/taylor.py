@@ -35,8 +35,6 @@ from modicum.models.groups.covariance import entries_of, factor_of_entries
 from modicum.models.groups.integrals import Integrands, Nodes
 from modicum.passes.groups import covariance_places, curvature_sum
 
-__all__ = ["FlatCache", "GroupTaylor"]
-
 
 class FlatCache(NamedTuple):
     """Groups of a pass or a pilot study, their rows one after the other, at the anchor."""

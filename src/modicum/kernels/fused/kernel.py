@@ -48,8 +48,6 @@ from modicum.kernels.fused.sizes import (
 from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
 from modicum.models.base import Batch
 
-__all__ = ["FusedKernel", "PredictorRows"]
-
 IN_REGISTERS = 2**11  # largest subsample, in floats, that a program of few threads holds
 HELD = 5 * 2**12  # largest subsample, in floats, that a program of many threads holds
 PER_WARP = 5 * 2**10  # floats per warp in a program of many threads

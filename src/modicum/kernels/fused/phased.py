@@ -30,8 +30,6 @@ from modicum.kernels.fused.phases import (
 from modicum.kernels.fused.sizes import FIELD, Memory, PhasedShape, Ref, RowResidual, at_least
 from modicum.runtime import Pytree
 
-__all__ = ["PhasedProgram", "run_phased"]
-
 
 @dataclass(frozen=True)
 class PhasedProgram:

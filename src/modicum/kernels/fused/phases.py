@@ -34,18 +34,6 @@ from modicum.kernels.fused.sizes import (
 )
 from modicum.runtime import Pytree
 
-__all__ = [
-    "SLOPE",
-    "VALUE",
-    "Columns",
-    "Phases",
-    "Residuals",
-    "Sums",
-    "load",
-    "numbered",
-    "piece_of",
-]
-
 Z, PREDICTOR, WEIGHT, VALUE, SLOPE = range(FIELD)  # the first lines of the scratch memory
 Columns: TypeAlias = tuple[jax.Array, ...]  # columns of some rows, piece by piece
 Number: TypeAlias = jax.Array | int

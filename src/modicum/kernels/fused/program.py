@@ -32,8 +32,6 @@ from modicum.kernels.fused.sizes import (
 )
 from modicum.runtime import Pytree
 
-__all__ = ["Program", "run"]
-
 Vector: TypeAlias = tuple[jax.Array, ...]  # a vector of d numbers, piece by piece
 
 

@@ -9,28 +9,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 
-__all__ = [
-    "ETA",
-    "EXTRAS",
-    "FIELD",
-    "FIELDS",
-    "OUTCOME",
-    "PART",
-    "PIECE",
-    "SCALE",
-    "STATS",
-    "TAYLOR",
-    "TERMS",
-    "Memory",
-    "PhasedShape",
-    "Ref",
-    "RowResidual",
-    "Shape",
-    "at_least",
-    "at_most",
-    "pieces",
-]
-
 Ref: TypeAlias = Any  # a reference to memory; JAX has no public name for it
 EXTRAS = 16  # room for a row's numbers after its columns: eta, y, scale and seven coefficients
 ETA, OUTCOME, SCALE, TAYLOR = 0, 1, 2, 3

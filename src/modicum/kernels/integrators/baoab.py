@@ -19,8 +19,6 @@ from modicum.kernels.integrators.base import (
     positive,
 )
 
-__all__ = ["Baoab"]
-
 
 @dataclass(frozen=True)
 class Baoab(Integrator):

@@ -13,8 +13,6 @@ from modicum.errors import SettingError, is_number
 from modicum.kernels.base import StochasticGradientContext
 from modicum.runtime import Pytree
 
-__all__ = ["Integrator", "IntegratorState", "NoiseMatch", "Response", "positive"]
-
 
 class IntegratorState(NamedTuple):
     """State of a chain."""

@@ -21,8 +21,6 @@ from modicum.kernels.integrators.base import (
     positive,
 )
 
-__all__ = ["Friction"]
-
 
 @dataclass(frozen=True)
 class Friction(Integrator):

@@ -13,8 +13,6 @@ import numpy as np
 from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators.base import Integrator, IntegratorState, NoiseMatch, Response
 
-__all__ = ["Langevin"]
-
 Step = TypeVar("Step", float, jax.Array)
 
 

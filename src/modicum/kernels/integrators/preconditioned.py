@@ -14,8 +14,6 @@ from modicum.errors import SettingError, is_number
 from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.integrators.base import Integrator, IntegratorState, positive
 
-__all__ = ["Preconditioned"]
-
 
 @dataclass(frozen=True)
 class Preconditioned(Integrator):

@@ -19,8 +19,6 @@ from modicum.kernels.integrators.base import (
     positive,
 )
 
-__all__ = ["Underdamped"]
-
 
 @dataclass(frozen=True)
 class Underdamped(Integrator):

@@ -31,8 +31,6 @@ from modicum.passes import Anchor
 from modicum.passes.prior import folded_prior, prior_slope
 from modicum.rows.groups import GroupedRows
 
-__all__ = ["AnchoredProxy"]
-
 FACTOR_ROWS = 256  # rows on which the error of whitening in float32 is measured
 
 

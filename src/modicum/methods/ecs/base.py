@@ -24,8 +24,6 @@ from modicum.passes import Anchor, anchor_at
 from modicum.rows.groups import GroupedRows, members_of
 from modicum.run import History, RowPlacement, executables
 
-__all__ = ["EnergyConserving", "check_blocks", "check_counts", "check_positive", "check_tuning"]
-
 C = TypeVar("C", bound=Costed)
 ANCHORS = ("mode", "mean")
 Integrator: TypeAlias = Literal["auto", "leapfrog", "split"]

@@ -22,23 +22,6 @@ from modicum.methods.ecs.tuning.subsample import NOISY, seldom_exceeded
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
 from modicum.run import History
 
-__all__ = [
-    "ANCHOR_FAR",
-    "COSTLY",
-    "DOUBTED",
-    "MISLED",
-    "UNFIT",
-    "Case",
-    "check_pilot_chains",
-    "check_short_chains",
-    "check_tails",
-    "look_ahead",
-    "look_ahead_signed",
-    "look_back",
-    "look_back_signed",
-    "withdraw_bound",
-]
-
 # Warnings of the pilot study that draws would not come from the posterior.
 UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
 # Those among them that an anchor at the mean may avoid.

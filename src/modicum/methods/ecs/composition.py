@@ -28,8 +28,6 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows
 from modicum.runtime import Pytree, to_device
 
-__all__ = ["Composition", "cached_coreset", "rows_of"]
-
 
 @dataclass(frozen=True)
 class Composition:

@@ -20,8 +20,6 @@ from modicum.kernels.energy_conserving import (
 )
 from modicum.kernels.moves import HMCMove
 
-__all__ = ["Fused", "check_fused", "fused_kernel", "fusing_obstacle"]
-
 Fused: TypeAlias = bool | Literal["auto"]
 WIDEST = 512  # most columns for which a program can hold a few rows
 

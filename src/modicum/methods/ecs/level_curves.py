@@ -25,8 +25,6 @@ from modicum.passes import Anchor, Sums
 from modicum.passes.engine import of_numpy
 from modicum.passes.on_numpy import in_blocks
 
-__all__ = ["level_curves"]
-
 # sd of a coefficient, given the others, times its column's largest entry, in eta's unit
 RARE = 0.1
 PIECES = 256  # per curve

@@ -24,8 +24,6 @@ from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
 from modicum.run import Chains, History, capacity_for, run
 
-__all__ = ["PAPER_BLOCKS", "BurnIn", "burn_in", "explain_burn_in"]
-
 PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
 STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
 SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000

@@ -50,8 +50,6 @@ from modicum.rows.groups import GroupedRows
 from modicum.run import History, RowPlacement
 from modicum.runtime import in_double_precision
 
-__all__ = ["HMCECS"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HMCECS(EnergyConserving):

@@ -71,8 +71,6 @@ from modicum.rows.weight_classes import KeptNumbers, extent_of
 from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device
 
-__all__ = ["Study"]
-
 PILOT_ROWS = 8_192
 OTHER_ROWS = 5_000  # for models without a linear predictor, whose rows cost more
 SPREAD_DRAWS = 64  # draws of the posterior by which rows are weighted if it is not normal

@@ -10,8 +10,6 @@ from modicum.designs import Drawn, WeightTables, certainty_rows, draw_on_host
 from modicum.models.base import Batch
 from modicum.rows import Rows
 
-__all__ = ["SampledIds", "SampledRows", "sample_on_host"]
-
 
 class SampledRows(NamedTuple):
     """Rows, or whole groups, drawn by their weights.

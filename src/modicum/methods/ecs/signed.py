@@ -30,8 +30,6 @@ from modicum.methods.ecs.tuning import Certainty, Coreset, Products, choose_prod
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
-__all__ = ["SignedHMCECS"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SignedHMCECS(EnergyConserving):

@@ -9,8 +9,6 @@ from modicum.errors import ModicumWarning
 from modicum.methods.flymc.pilot import FlyStudy
 from modicum.run import History
 
-__all__ = ["look_ahead", "look_back"]
-
 
 def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
     """Warn if so many rows are bright that FlyMC saves little."""

@@ -21,8 +21,6 @@ from modicum.models.base import DENSE_LIMIT
 from modicum.run import History, place_rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["FlyMC"]
-
 ACCEPT = {"hmc": 0.8, "nuts": 0.8, "mala": 0.574, "random-walk": 0.234}
 
 

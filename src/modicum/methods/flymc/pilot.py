@@ -21,8 +21,6 @@ from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.runtime import Array, jit, to_device
 
-__all__ = ["FlyStudy"]
-
 FAR_DRAWS, PILOT_DRAWS = 4, 16
 FAR = 3.0  # the radius of a standard normal exceeds sqrt(d) + 3 once in 20,000 draws or more
 FEWEST_TRIED = 32  # fewest rows that an update tries: fewer would save nothing

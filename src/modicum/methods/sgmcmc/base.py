@@ -45,8 +45,6 @@ from modicum.rows import Rows
 from modicum.run import History, PeriodicHook, place_rows
 from modicum.runtime import in_double_precision, to_device
 
-__all__ = ["Parts", "StochasticGradient", "StochasticGradientFamily"]
-
 PILOT_POINTS = 4
 T = TypeVar("T")
 

@@ -14,8 +14,6 @@ from modicum.random import Stream, key
 from modicum.rows import Rows
 from modicum.run import History
 
-__all__ = ["NOISE_LIMIT", "look_ahead", "look_back"]
-
 NOISE_LIMIT = 0.25  # gradient noise over injected noise, which makes variances a quarter too large
 NOISE_CHAINS = 4  # chains at whose last positions the noise is measured
 

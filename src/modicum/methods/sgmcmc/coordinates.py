@@ -18,8 +18,6 @@ from modicum.models.base import DENSE_LIMIT
 from modicum.passes import Anchor
 from modicum.rows import Rows
 
-__all__ = ["Placement", "RandomStart", "place_chains"]
-
 Start = str | tuple[float, ...] | np.ndarray | None
 
 

@@ -34,8 +34,6 @@ from modicum.rows import Coding
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import Array, Pytree, jit
 
-__all__ = ["TabledDesign", "certainty_of", "design_of"]
-
 CLUSTERED_ROWS = 20_000  # rows from which k-means learns its centres
 NOISY = 0.25  # gradient noise, in posterior variances, above which it limits the step
 FLOOR = 0.1  # share of weighted draws that is uniform

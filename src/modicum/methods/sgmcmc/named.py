@@ -21,21 +21,6 @@ from modicum.kernels.integrators import (
 from modicum.kernels.selectors import Exponential, Plain
 from modicum.methods.sgmcmc.base import Parts, StochasticGradientFamily
 
-__all__ = [
-    "BAOAB",
-    "CPSGHMC",
-    "EWSG",
-    "EWSGLD",
-    "EWSGSVRG",
-    "NAMED",
-    "PSGLD",
-    "SGHMC",
-    "SGHMCCV",
-    "SGLD",
-    "SGLDCV",
-    "SVRGLD",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SGLD(StochasticGradientFamily):

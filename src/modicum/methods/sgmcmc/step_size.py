@@ -19,8 +19,6 @@ from modicum.models.base import Batch
 from modicum.rows import Rows
 from modicum.runtime import jit
 
-__all__ = ["Decay", "GradientNoise", "gradient_noise", "largest_step", "step_sizes"]
-
 Moments = tuple[jax.Array, jax.Array, jax.Array]  # count, mean, sum of squares about it
 BATCHES = 32  # per point, from which the gradient's variance is estimated
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg.lapack import dpotrf
 
-__all__ = ["Decoupled"]
-
 MOST_DECOUPLED = 3  # entries whose cross terms may be dropped
 
 

@@ -17,8 +17,6 @@ from modicum.models.matrix import DenseMatrix, ModelMatrix, model_matrix
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 
-__all__ = ["MOST_BORDER", "MOST_NUMBERS", "ArrowLayout", "arrow_fits", "arrow_layout"]
-
 MOST_BORDER = 2_000  # most parameters besides the big factor's effects, whose block is dense
 MOST_NUMBERS = 50_000_000  # most entries between effects and border, 400 MB per matrix
 

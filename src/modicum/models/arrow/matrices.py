@@ -32,19 +32,6 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 from modicum.models.arrow.decoupling import Decoupled
 from modicum.runtime import Array
 
-__all__ = [
-    "ArrowCholesky",
-    "ArrowCovariance",
-    "ArrowFactor",
-    "ArrowMatrix",
-    "Covariance",
-    "Factor",
-    "Symmetric",
-    "all_finite",
-    "diagonal",
-    "flat_vector",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Arrow:

@@ -19,8 +19,6 @@ from modicum.models.priors import Moments
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
-__all__ = ["Cloglog", "Logistic", "Probit"]
-
 Derivatives = tuple[jax.Array, ...]
 
 

@@ -18,8 +18,6 @@ from modicum.models.families.special import log_factorial, log_rising, softplus
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 
-__all__ = ["NegativeBinomial", "Poisson", "PoissonRates", "count_fault"]
-
 Derivatives = tuple[jax.Array, ...]
 
 

@@ -24,8 +24,6 @@ from modicum.models.priors import Moments, Normal, Prior
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["LOG", "LOGIT", "Coordinate", "ExtraParameter", "LogLink", "positive_fault"]
-
 LARGEST_OFFSET = 700.0  # its exponential is still finite
 
 

@@ -17,8 +17,6 @@ import jax
 from modicum.arrays import HALF_LOG_2PI, differentiable, erfc, is_numpy, namespace, sigmoid
 from modicum.models.families.special import log1m_exp, softplus
 
-__all__ = ["LINKS", "Cloglog", "Link", "Logit", "Probit"]
-
 Series = tuple[jax.Array, ...]  # derivatives of increasing order, or Taylor coefficients
 
 

@@ -22,8 +22,6 @@ from modicum.models.separation import find_ordinal_separation
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["Ordinal"]
-
 GAP_SD = 5.0  # prior sd of the log of the distance between two cutpoints
 
 

@@ -18,8 +18,6 @@ from modicum.models.outcomes import refuse_constant
 from modicum.models.priors import Moments, Normal
 from modicum.rows import Rows
 
-__all__ = ["Gamma", "InverseGaussian"]
-
 
 @dataclass(frozen=True, repr=False)
 class Gamma(ExtraParameter, LogLink):

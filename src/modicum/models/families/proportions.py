@@ -21,8 +21,6 @@ from modicum.models.outcomes import refuse_constant
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
-__all__ = ["Beta", "Binomial"]
-
 Derivatives = tuple[jax.Array, ...]
 OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # smallest and largest share
 

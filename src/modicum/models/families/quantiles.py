@@ -18,8 +18,6 @@ from modicum.models.families.random_outcomes import draw_log_gammas
 from modicum.models.families.real import ScaleFamily
 from modicum.models.families.special import softplus
 
-__all__ = ["AsymmetricLaplace"]
-
 Derivatives = tuple[jax.Array, ...]
 BLUNT = 0.5  # width, in scales, over which the curvature of the kink is spread
 

@@ -13,8 +13,6 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.models.families.links import Link
 
-__all__ = ["bounded_exp", "chances", "draw_counts", "draw_counts_above_zero", "draw_log_gammas"]
-
 Numbers: TypeAlias = np.ndarray  # of float64
 LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite
 MANY = 1e12  # larger counts are normal to the precision of float64

@@ -24,8 +24,6 @@ from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["Gaussian", "ScaleFamily", "StudentT"]
-
 Derivatives = tuple[jax.Array, ...]
 
 

@@ -15,8 +15,6 @@ from modicum.models.outcomes import class_fault, class_names, count_classes
 from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
-__all__ = ["Softmax", "with_reference"]
-
 Derivatives = tuple[jax.Array, ...]
 
 

@@ -13,8 +13,6 @@ import jax.numpy as jnp
 
 from modicum.arrays import HALF_LOG_2PI, differentiable, log_gamma_of, namespace, sigmoid
 
-__all__ = ["log1m_exp", "log_factorial", "log_gamma", "log_rising", "softplus", "stirling_rest"]
-
 FAR = 10.0  # above this, seven terms of Stirling's series are exact in double precision
 SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 

@@ -25,8 +25,6 @@ from modicum.models.families.special import log_gamma
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 
-__all__ = ["Exponential", "Weibull"]
-
 Derivatives = tuple[jax.Array, ...]
 SMALL = 0.02  # below this, ten terms of the series are exact in double precision
 SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n

@@ -25,8 +25,6 @@ from modicum.models.families.special import log_factorial, softplus
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 
-__all__ = ["HurdlePoisson", "ZeroInflatedPoisson"]
-
 
 @dataclass(frozen=True, repr=False)
 class _Zeros(ExtraParameter, LogLink):

@@ -13,8 +13,6 @@ from modicum.arrays import as_either
 from modicum.models.base import Batch
 from modicum.rows.groups import GroupedRows
 
-__all__ = ["FlatGroups", "Groups", "NumPyGroups", "PaddedGroup"]
-
 BLOCK = 4096  # rows evaluated together at all nodes, which about fit in a core's cache
 GROUP_FIELDS = {*GroupedRows.RESERVED[:-1], "probability"}  # fields of groups, not of rows
 

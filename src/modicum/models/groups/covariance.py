@@ -20,8 +20,6 @@ from modicum.models.correlations import (
 )
 from modicum.models.groups.small_matrices import lower_factor
 
-__all__ = ["Covariance", "entries_of", "factor_of_entries"]
-
 
 @dataclass(frozen=True)
 class Covariance:

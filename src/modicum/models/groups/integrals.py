@@ -41,8 +41,6 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.priors import OWN
 from modicum.rows.groups import NodePlaces
 
-__all__ = ["GroupIntegrals", "Integrands", "Nodes"]
-
 NODES = {1: 9, 2: 7, 3: 5}  # nodes per effect, by the number of effects
 NEWTON_STEPS = 10  # most Newton steps to the centre of a group's integrand
 SETTLED = 1e-5  # longest last step of a converged group; the remaining error is its square

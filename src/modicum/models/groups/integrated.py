@@ -25,8 +25,6 @@ from modicum.rows import Rows
 from modicum.rows.groups import GroupedRows, GroupIndex, members_of
 from modicum.runtime import Array
 
-__all__ = ["IntegratedEffects"]
-
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes differ from those of the integral
 MOST_NODES = 99
 PER_COMMON = 8  # a group's sd starts at its prior scale divided by this

@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from modicum.models.linear import LinearPredictorModel
 from modicum.runtime import Array, jit
 
-__all__ = ["level_modes"]
-
 STEPS = 40  # Newton steps
 LONGEST = 5.0  # longest step, in sds of the effects or standard errors of one, whichever is larger
 SETTLED = 1e-3  # longest last step of a converged level, in the smaller of these units

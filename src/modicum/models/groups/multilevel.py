@@ -24,8 +24,6 @@ from modicum.models.priors import LKJ, HalfNormal, Horseshoe, Prior
 from modicum.models.priors.specification import columns_of, require_known, require_support
 from modicum.rows import Rows
 
-__all__ = ["HoldEffects", "Multilevel", "multilevel"]
-
 HoldEffects: TypeAlias = Literal["explicit", "integrate"]
 
 MOST_EFFECTS = 3  # most effects per group for quadrature

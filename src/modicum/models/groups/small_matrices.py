@@ -9,8 +9,6 @@ import jax
 
 from modicum.arrays import namespace
 
-__all__ = ["inverse", "lower_factor"]
-
 
 def inverse(S: jax.Array) -> jax.Array:
     """Inverses of positive definite matrices (..., r, r) for r up to 3."""

@@ -15,18 +15,6 @@ from modicum.errors import DataError, SettingError, suggestion
 from modicum.rows import CodedTerm, Coding, Rows
 from modicum.rows.formula.grouping import refuse_fractions
 
-__all__ = [
-    "INTERCEPT",
-    "GroupTerm",
-    "check_groups",
-    "common_columns",
-    "constant_slope",
-    "effect_columns",
-    "group_coding",
-    "refuse_remote_slope",
-    "tidy_groups",
-]
-
 INTERCEPT = "1"  # a formula's symbol for an effect on the predictor itself
 CHUNK = 65_536
 REMOTE = 20  # standard deviations of a slope's column from 0, where intercepts are

@@ -17,8 +17,6 @@ from modicum.models.outcomes import check_outcomes, class_fault, count_classes
 from modicum.models.priors import is_positive
 from modicum.rows import Rows
 
-__all__ = ["LIKELIHOODS", "NeuralModel", "whole_numbers"]
-
 LIKELIHOODS = ("categorical", "gaussian")
 
 

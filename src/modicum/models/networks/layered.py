@@ -24,8 +24,6 @@ from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["CNN", "MLP"]
-
 # Layers, for batches of rows, and how their weights start ----------------------------------
 
 Layer = dict[str, Array]  # kernel and bias

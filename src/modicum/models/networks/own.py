@@ -17,8 +17,6 @@ from modicum.models.tracing import uncompiled
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["Network"]
-
 
 class Network(NeuralModel):
     """A network of your own, with a normal prior on every weight.

@@ -14,8 +14,6 @@ import numpy as np
 from modicum.errors import SettingError
 from modicum.models.base import Batch, Params
 
-__all__ = ["Program", "Site", "Sites", "frames", "is_factor", "is_observed"]
-
 Site: TypeAlias = dict[str, Any]  # an entry of a NumPyro trace
 Sites: TypeAlias = dict[str, Site]
 

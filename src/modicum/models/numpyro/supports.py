@@ -21,8 +21,6 @@ from modicum.models.constraints import (
     simplex,
 )
 
-__all__ = ["as_constraint"]
-
 
 def as_constraint(support: Any) -> Constraint:  # NumPyro has no types
     """Convert a NumPyro constraint; wrap NumPyro's bijection where Modicum has no equivalent."""
@@ -45,11 +43,11 @@ def as_constraint(support: Any) -> Constraint:  # NumPyro has no types
         if base is not supports.circular and all(np.ndim(end) == 0 for end in ends):
             low, high = (float(end) for end in ends)
             return positive if (low, high) == (0, np.inf) else Interval(low, high)
-    return Bijected.of(support)
+    return _Bijected.of(support)
 
 
 @dataclass(frozen=True)
-class Bijected(Constraint):
+class _Bijected(Constraint):
     """A NumPyro support with NumPyro's bijection to it."""
 
     transform: Any  # a NumPyro transform, which is a pytree
@@ -57,7 +55,7 @@ class Bijected(Constraint):
     support: str
 
     @classmethod
-    def of(cls, support: Any) -> Bijected:
+    def of(cls, support: Any) -> _Bijected:
         from numpyro.distributions import biject_to
 
         try:
@@ -66,7 +64,7 @@ class Bijected(Constraint):
             raise SettingError(f"NumPyro has no bijection to {support}.") from None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Bijected):
+        if not isinstance(other, _Bijected):
             return False
         structure, other_structure = (str(jax.tree.structure(b.transform)) for b in (self, other))
         leaves, other_leaves = (jax.tree.leaves(b.transform) for b in (self, other))

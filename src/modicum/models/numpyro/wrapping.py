@@ -28,8 +28,6 @@ from modicum.models.own.independence import agree, refuse_mixed_rows, two_batche
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["from_numpyro"]
-
 STARTS = 4  # starting points: the middle, and some around it
 RADIUS = 2.0  # radius of the others in unconstrained space, as in Stan and NumPyro
 

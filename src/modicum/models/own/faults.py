@@ -10,8 +10,6 @@ from modicum.errors import SettingError, fault_text
 from modicum.models.base import Params
 from modicum.rows import Rows
 
-__all__ = ["missing_name", "require_both", "why_failed"]
-
 
 def require_both(log_prior: object, log_likelihood: object) -> None:
     """Refuse functions that are missing, swapped, or take the wrong number of arguments."""

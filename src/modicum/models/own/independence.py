@@ -18,8 +18,6 @@ from modicum.models.tracing import evaluated
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 
-__all__ = ["agree", "refuse_mixed_rows", "two_batches"]
-
 
 def two_batches(rows: Rows) -> tuple[Batch, Batch]:
     """Return two batches that share their first row and nothing else, and differ in length."""

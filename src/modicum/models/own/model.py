@@ -29,8 +29,6 @@ from modicum.random import IMPL
 from modicum.rows import Rows
 from modicum.runtime import Array
 
-__all__ = ["Model", "with_given_types"]
-
 DISPERSED = 10  # starting points for a model about which nothing is known
 FEW = 8  # rows on which the user's functions are tried
 

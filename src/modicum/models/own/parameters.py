@@ -17,14 +17,6 @@ from modicum.models.layout import ParameterLayout
 from modicum.random import IMPL
 from modicum.runtime import FASTEST_COMPILE, in_double_precision, jit
 
-__all__ = [
-    "ProbedParameters",
-    "checked_constraints",
-    "checked_expand",
-    "checked_shapes",
-    "points_of",
-]
-
 DRAWN_STARTS = 4  # starting points, where `init` is a function that draws them
 
 

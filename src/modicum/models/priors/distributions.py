@@ -27,24 +27,6 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
-__all__ = [
-    "LKJ",
-    "Exponential",
-    "Flat",
-    "Gamma",
-    "HalfCauchy",
-    "HalfNormal",
-    "Horseshoe",
-    "Laplace",
-    "LogNormal",
-    "Normal",
-    "Prior",
-    "StudentT",
-    "is_positive",
-    "normal_log_density",
-    "prior_from_dict",
-]
-
 Support = Literal["real", "positive", "correlation"]
 FAR_QUANTILE = 0.99865  # three standard deviations above the mean of a normal
 

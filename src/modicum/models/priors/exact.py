@@ -23,16 +23,6 @@ from modicum.models.arrow import ArrowCovariance, ArrowMatrix, Covariance, Symme
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
 from modicum.runtime import Array, jit
 
-__all__ = [
-    "ExactPrior",
-    "ExactTerm",
-    "Independent",
-    "NonCentred",
-    "NormalApproximation",
-    "Numbers",
-    "SharedScale",
-]
-
 Numbers: TypeAlias = tuple[jax.Array | np.ndarray, ...]
 
 

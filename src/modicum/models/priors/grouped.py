@@ -21,8 +21,6 @@ from modicum.models.priors.distributions import Prior
 from modicum.models.priors.exact import NonCentred, NormalApproximation, Numbers
 from modicum.runtime import FASTEST_COMPILE, Array, jit
 
-__all__ = ["Effects", "covariance_factor"]
-
 NEWTON_STEPS = 30
 LEAST_PRECISION = 1.0  # least precision assumed for the posterior of a sampled log scale
 LEAST_SHARE = 0.05  # least share of the information that observed effects would give

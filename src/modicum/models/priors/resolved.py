@@ -46,8 +46,6 @@ from modicum.models.priors.grouped import Effects, covariance_factor
 from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
 
-__all__ = ["OWN", "GroupPrior", "ModelPriors", "is_logged", "shapes_of"]
-
 LOG_SD, PARTIAL = "log_group_sd", "group_partial"
 Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
 OWN = "variation"  # key of the hyperparameters: sorted after every other parameter of a model

@@ -9,15 +9,6 @@ from modicum.errors import SettingError, suggestion
 from modicum.models.priors.distributions import Prior, Support, prior_from_dict
 from modicum.rows import Rows
 
-__all__ = [
-    "PriorTable",
-    "column_in_summary",
-    "columns_of",
-    "require_known",
-    "require_support",
-    "tidy_priors",
-]
-
 PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its prior
 
 

@@ -16,8 +16,6 @@ from modicum.errors import DataError
 from modicum.rows import CodedTerm, Coding, Rows, first_not_finite
 from modicum.runtime import one_blas_thread
 
-__all__ = ["MomentSums", "Moments", "moment_sums", "moments", "with_slopes_by_level"]
-
 CHUNK_ROWS = 16_384  # rows per chunk, which fit in cache
 FEW_CHUNKS = 4  # up to this many chunks, threads do not pay
 CONSTANT = 1e-12  # a column with sd / |mean| below this counts as constant

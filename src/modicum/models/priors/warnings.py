@@ -6,8 +6,6 @@ import numpy as np
 
 from modicum.errors import ModicumWarning
 
-__all__ = ["prior_warnings"]
-
 FAR = 3.0  # standard deviations from what the prior expects
 MOVED = 0.1  # posterior standard deviations below which it does not matter that a prior disagrees
 

@@ -20,8 +20,6 @@ from modicum.rows.table_order import table_numbers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["column_values", "counted_rows", "holds_column", "random_rows", "table_sample"]
-
 MOST_COLOURS = 10**9  # NumPy's limit for draws without replacement
 
 

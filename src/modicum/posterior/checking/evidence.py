@@ -31,8 +31,6 @@ from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
 from modicum.random import Stream, generator
 
-__all__ = ["Evidence", "log_evidence"]
-
 FEWEST = 100  # points needed to see the tail of their weights
 STEPS = 1_000  # most iterations of bridge sampling
 CLOSE = 1e-10  # relative change at which the iteration stops

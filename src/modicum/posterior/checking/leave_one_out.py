@@ -46,8 +46,6 @@ from modicum.rows.table_order import whole_field
 if TYPE_CHECKING:
     from arviz_stats.utils import ELPDData
 
-__all__ = ["LeaveOneOut", "leave_one_out"]
-
 EXACT = 4_000  # up to this many rows, each is left out
 SAMPLED = 2_000  # rows drawn if there are more
 FEW_POINTS = 64  # draws from which every row is approximated

@@ -43,8 +43,6 @@ from modicum.rows.level_names import Level, level_places
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Comparison", "Expected", "averages", "contrast", "marginal", "require_chances"]
-
 Expected = Callable[[Batch], np.ndarray]
 """Maps a batch of rows to expected outcomes (draws, rows, ...)."""
 Comparison = Literal["difference", "ratio", "odds ratio"]

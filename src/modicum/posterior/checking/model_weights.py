@@ -21,8 +21,6 @@ from modicum.errors import SettingError
 from modicum.posterior.checking.leave_one_out import LeaveOneOut
 from modicum.random import Stream, generator
 
-__all__ = ["Weighting", "model_weights", "require_weighting"]
-
 Weighting = Literal["stacking", "bb-pseudo-bma", "pseudo-bma"]
 METHODS = ("stacking", "bb-pseudo-bma", "pseudo-bma")
 BOOTSTRAPS = 1_000

@@ -25,8 +25,6 @@ from modicum.passes.prior import expanded_prior
 from modicum.posterior.checking.proposal import NormalProposal, average, log_joint
 from modicum.random import Stream, generator
 
-__all__ = ["MOST_UNITS", "WORST_TAIL", "LeftOutAnew", "leave_out_anew"]
-
 POINTS = 1_000  # at which all rows are evaluated, per row that is left out
 WORST_TAIL = 1 - 1 / np.log10(POINTS)  # largest reliable Pareto k for this number of points
 MOST_UNITS = 20  # rows left out this way; if more need it, the model is at fault

@@ -25,8 +25,6 @@ from modicum.rows.reading import encode_table, source_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArrayPopulation", "Population", "TablePopulation", "population"]
-
 CHUNK = 20_000  # rows per batch
 
 

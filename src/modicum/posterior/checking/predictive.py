@@ -27,15 +27,6 @@ from modicum.posterior.row_effects import (
 )
 from modicum.random import Stream, generator
 
-__all__ = [
-    "density_array",
-    "equal_draws",
-    "outcome_array",
-    "outcome_draws",
-    "outcomes",
-    "prior_outcome_draws",
-]
-
 MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["Kind", "PredictiveCheck", "predictive_check"]
-
 Kind = Literal["calibration", "classes", "counts", "ecdf", "residuals"]
 MOST_COUNTS = 30  # bars of a rootogram; larger counts share bars
 GRID = 60  # points of a distribution function

@@ -11,8 +11,6 @@ from modicum.diagnostics.pareto import rows_smoothed
 from modicum.passes import Sums
 from modicum.passes.prior import expanded_prior
 
-__all__ = ["Evidence", "NormalProposal", "average", "log_joint"]
-
 NOISY = 0.5  # variance of log-weights, due to few draws, above which a covariance is not used
 
 

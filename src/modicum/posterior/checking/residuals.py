@@ -21,8 +21,6 @@ from modicum.posterior.draws import evenly_spaced, require_finite, thinned
 from modicum.posterior.fitted import Subject, flat_points
 from modicum.posterior.resampling import require_positive_sum
 
-__all__ = ["residual_sizes"]
-
 STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
 ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
 

@@ -9,8 +9,6 @@ import numpy as np
 
 from modicum.random import Stream, generator
 
-__all__ = ["Estimate", "RowSample"]
-
 EVEN = 0.1  # share of the sample that is drawn uniformly
 
 

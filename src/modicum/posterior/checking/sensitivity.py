@@ -23,8 +23,6 @@ from modicum.posterior.labels import axis_labels
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["sensitivity"]
-
 FEWEST = 100  # draws needed to see the tail of their weights
 
 

@@ -25,8 +25,6 @@ from modicum.rows import Rows
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["GroupEffects", "ReportContents", "Reportable", "contents_of"]
-
 DRAWS = 100  # draws of the predictive check, and of the effects of columns
 COLUMN_ROWS = 1_000  # rows over which the effects of columns are averaged
 MOST_COLUMNS = 8  # columns whose effects a report shows

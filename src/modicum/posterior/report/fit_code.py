@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from modicum.models import FAMILIES, BaseModel, IntegratedEffects
 
-__all__ = ["code_for", "model_name"]
-
 
 def model_name(model: BaseModel | None) -> str:
     """Return the name of a model."""

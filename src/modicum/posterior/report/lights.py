@@ -14,8 +14,6 @@ from modicum.posterior.warnings import largest_r_hat, smallest_ess
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Light", "lights", "overall", "predictive_light"]
-
 Level = Literal["good", "doubtful", "bad"]
 BAD_R_HAT = 1.05
 MOST_DIVERGING = 0.01  # share of divergent draws above which the light is red

@@ -16,8 +16,6 @@ from modicum.posterior.report.style import CSS
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["report_page"]
-
 MOST_LINES = 60  # of a table or a chart
 WORDS = {"good": "fine", "doubtful": "look", "bad": "wrong"}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"

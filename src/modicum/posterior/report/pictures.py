@@ -13,8 +13,6 @@ from modicum.posterior.unpooled import Shrinkage
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Band", "band_chart", "bar_chart", "forest", "shrinkage_chart"]
-
 WIDTH, HEIGHT = 340, 230  # of a chart on a phone, where it is shown unscaled
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 36
 TICKS = 4

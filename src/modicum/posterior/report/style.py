@@ -1,7 +1,5 @@
 """Style sheet of the report: light and dark, for screens, phones and print."""
 
-__all__ = ["CSS"]
-
 CSS = """
 :root { color-scheme: light dark; --ink: #1a2230; --soft: #5b6675; --paper: #ffffff;
   --card: #f5f7fa; --edge: #dde3ea; --blue: #0b5fa5; --good: #1a7f4b; --doubtful: #9a6700;

@@ -18,8 +18,6 @@ from modicum.rows.table_encoding import numbers
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchColumns", "HeldColumns", "complete_rows", "counted", "kind_of"]
-
 
 def kind_of(kind: pa.DataType) -> str:
     """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""

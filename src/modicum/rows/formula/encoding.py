@@ -28,8 +28,6 @@ from modicum.rows.json_entries import integer, mapping, sequence, text
 from modicum.rows.level_names import Level
 from modicum.rows.sources import Source, absent
 
-__all__ = ["FormulaEncoding", "Outcome", "Term"]
-
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
 
 

@@ -18,8 +18,6 @@ from modicum.rows.formula.structure import Codes, Factor, Numbers
 from modicum.rows.formula.transforms import State
 from modicum.rows.level_names import Level, level_places
 
-__all__ = ["Evaluated", "NewLevels", "as_type", "check_weights", "level_array"]
-
 NewLevels: TypeAlias = Literal["refuse", "reference"]
 
 

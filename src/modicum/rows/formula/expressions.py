@@ -24,22 +24,6 @@ from modicum.rows.description import Array
 from modicum.rows.formula.transforms import LEARNERS
 from modicum.rows.level_names import Level
 
-__all__ = [
-    "BINARY",
-    "COMPARISONS",
-    "CONTRASTS",
-    "EXTREMES",
-    "LOGICAL",
-    "OF_TRUTHS",
-    "ROW_BY_ROW",
-    "STATEFUL",
-    "CategoricalCall",
-    "Contrast",
-    "Expression",
-    "constant_of",
-    "function_of",
-]
-
 LONGEST = 10_000  # characters per expression
 BACKTICKS = re.compile(r"`([^`]+)`")
 PLACEHOLDER = re.compile(r"_column_([0-9]+)_")

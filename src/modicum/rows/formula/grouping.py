@@ -22,8 +22,6 @@ from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.level_names import Level, level_key, level_places, loose_key
 from modicum.rows.levels import NUMBER, RESERVED, ordered
 
-__all__ = ["Grouping", "GroupingLevels", "grouping_name", "refuse_fractions"]
-
 
 def grouping_name(columns: Sequence[str]) -> str:
     """Return the name of a grouping factor: its column, or several joined by colons."""

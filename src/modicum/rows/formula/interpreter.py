@@ -30,8 +30,6 @@ from modicum.rows.formula.expressions import (
 from modicum.rows.formula.transforms import SINGLE, State
 from modicum.rows.level_names import Level, level_places
 
-__all__ = ["ColumnArray", "Columns", "Learn", "LevelArray", "Value", "evaluate"]
-
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
 
 

@@ -25,8 +25,6 @@ from modicum.rows.level_names import Level, level_key
 from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source, absent
 
-__all__ = ["Learned", "learn"]
-
 
 class Learned(NamedTuple):
     """The result of a first reading.

@@ -17,8 +17,6 @@ from modicum.rows.memory import MemoryBackend, fill
 from modicum.rows.sources import Source
 from modicum.rows.table_encoding import floating
 
-__all__ = ["encoded", "in_memory", "rows_type"]
-
 MOST_OF_MEMORY = 0.8  # share of the machine's memory that rows may take; sampling needs some too
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from modicum.errors import SettingError
 from modicum.rows.formula.expressions import Expression
 
-__all__ = ["Formula", "GroupTerm", "parse"]
-
 FIELD = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*\((.*)\)\s*", re.DOTALL)
 DEEPEST = 50  # brackets inside each other
 OPEN, CLOSE = "([{", ")]}"

@@ -16,8 +16,6 @@ import numpy as np
 
 from modicum.rows.description import Array
 
-__all__ = ["LEARNERS", "SINGLE", "State", "learned_state"]
-
 State: TypeAlias = dict[str | int, object]
 """The learned state of a transform: numbers, and lists and mappings of numbers."""
 
@@ -110,10 +108,12 @@ def learned_state(
 
 
 def center(x: _Column) -> State:
+    """Subtract the mean."""
     return scale(x, scale=False)
 
 
 def standardize(x: _Column, center: bool = True, rescale: bool = True, ddof: float = 0) -> State:
+    """Scale by the population's standard deviation."""
     return scale(x, center, rescale, ddof)
 
 

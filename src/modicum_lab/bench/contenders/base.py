@@ -10,8 +10,6 @@ from modicum.errors import SettingError, suggestion
 from modicum_lab.bench.problems import ProblemData
 from modicum_lab.bench.runs import Budget, RunResult
 
-__all__ = ["CONTENDERS", "Contender", "contender", "find_contender"]
-
 Run = Callable[[ProblemData, Budget], RunResult]
 
 

@@ -18,19 +18,6 @@ import numpy as np
 from modicum_lab.bench.problems import ModeRun, ProblemData
 from modicum_lab.bench.runs import EFFECTIVE, Budget, Infeasible
 
-__all__ = [
-    "TREE",
-    "Pytree",
-    "Scan",
-    "arrays",
-    "forecast",
-    "gradient_seconds",
-    "log_likelihoods",
-    "log_prior",
-    "scan_until",
-    "whitened",
-]
-
 Pytree: TypeAlias = Any  # arrays, and states of samplers that have no types
 TREE = 7  # gradients of a NUTS draw in coordinates where the posterior is standard normal
 TUNE = (40, 200)  # least and most warm-up iterations

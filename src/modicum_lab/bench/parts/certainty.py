@@ -18,8 +18,6 @@ from modicum_lab.bench.stand_ins import census_shaped, plain
 from modicum_lab.bench.tables import Table
 from modicum_lab.datasets import Dataset, claims, covertype, flights, taxi
 
-__all__ = ["run"]
-
 SETTINGS = {"none": HMCECS(certainty=0), "auto": HMCECS()}
 SEEDS = 10
 

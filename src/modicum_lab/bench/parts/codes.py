@@ -14,8 +14,6 @@ from modicum import LogPosterior, Rows
 from modicum.models import Logistic, Poisson
 from modicum_lab.bench.tables import Table, interleaved, verdict
 
-__all__ = ["Case", "made_up", "run"]
-
 PRIOR, LEVELS = 2.5, (10, 30, 100, 300, 1000)
 PEERS = {"tabmat": "of tabmat's sandwich", "columns": "with all columns formed"}
 LIMITS = {"tabmat": 1.5, "columns": 0.25}  # for the flights

@@ -20,8 +20,6 @@ from modicum.models import BaseModel
 from modicum_lab.bench import tall
 from modicum_lab.bench.tables import Table, verdict
 
-__all__ = ["differences", "run"]
-
 T = TypeVar("T")
 FILE, MEANS, SDS, SECONDS = 50.0, 0.05, 0.05, 1.0  # MB, posterior sd, share of an sd
 REMOVED = tall.OTHERS

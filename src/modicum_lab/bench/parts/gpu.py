@@ -45,8 +45,6 @@ from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table, verdict
 from modicum_lab.datasets import Dataset, flights
 
-__all__ = ["main"]
-
 
 class Kind(NamedTuple):
     """A method's class, and its thinning interval."""

@@ -19,8 +19,6 @@ from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
 from modicum_lab.datasets import Dataset
 
-__all__ = ["run"]
-
 SUBSAMPLE, BLOCKS = 200, 20
 FEW, MANY = 1, 5  # blocks refreshed per iteration, of ten rows each
 STEP = 0.24  # a trajectory of 1.2 has five leapfrog steps

@@ -8,8 +8,6 @@ from statistics import median
 
 from modicum_lab.bench.tables import Table, verdict
 
-__all__ = ["run"]
-
 LIMIT = 1.0  # seconds
 TIMED = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 

@@ -15,8 +15,6 @@ from modicum.rows import ingest
 from modicum_lab.bench.process import Peak, in_process
 from modicum_lab.bench.tables import Table, verdict
 
-__all__ = ["measure", "run"]
-
 COLUMNS, LIMIT = 29, 1.0  # GB
 
 

@@ -18,8 +18,6 @@ from modicum_lab.bench.stand_ins import plain
 from modicum_lab.bench.tables import Table
 from modicum_lab.datasets import Dataset
 
-__all__ = ["run"]
-
 
 class Case(NamedTuple):
     """One line of the table: where rows are, how many chains, in which precision."""

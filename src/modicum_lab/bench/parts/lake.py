@@ -30,8 +30,6 @@ from modicum_lab.bench import tall
 from modicum_lab.bench.process import in_process
 from modicum_lab.bench.tables import Table, interleaved, verdict
 
-__all__ = ["FamilyPeak", "main", "measure", "run"]
-
 WORKERS, MEMORY, SLOWER = 3, 2.0, 1.3  # limits: GB per process, and pass time relative to Local
 EVERY = 0.1  # seconds between two readings of the memory
 OBJECTS = 200_000_000  # bytes of Ray's shared memory

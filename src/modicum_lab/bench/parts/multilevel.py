@@ -36,8 +36,6 @@ from modicum.rows import ingest
 from modicum_lab.bench.tables import Table
 from modicum_lab.datasets import frame
 
-__all__ = ["Problem", "run"]
-
 LIMIT = 1_800  # processor seconds for one contender
 LONG = 7_200  # for one size of what grows
 COLUMNS = (

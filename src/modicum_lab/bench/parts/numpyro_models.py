@@ -19,8 +19,6 @@ import modicum as mo
 from modicum.diagnostics import ess
 from modicum_lab.bench.tables import Table
 
-__all__ = ["run"]
-
 SUBSAMPLE, BLOCKS, TUNE = 1_300, 10, 300
 Draws = dict[str, np.ndarray]  # of every site, (chain, draw, *shape)
 

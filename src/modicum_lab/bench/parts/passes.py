@@ -17,8 +17,6 @@ from modicum.models import Logistic
 from modicum.rows import ingest
 from modicum_lab.bench.tables import Table, interleaved, verdict
 
-__all__ = ["run"]
-
 COLUMNS, PRIOR = 29, 2.5
 
 

@@ -18,8 +18,6 @@ import numpy as np
 from modicum_lab.bench.process import in_process
 from modicum_lab.bench.tables import Table
 
-__all__ = ["run"]
-
 COLUMNS = 28
 DRAWS = 350  # per chain, of four: somewhat more than needed for a thousand effective draws
 CHAIN_DRAWS, CHAIN_TUNE = 500, 300

@@ -23,8 +23,6 @@ from modicum_lab.bench.tables import Table
 from modicum_lab.datasets import covertype
 from modicum_lab.papers.fits import Contender
 
-__all__ = ["measure", "run"]
-
 UNIFORM: dict[str, Any] = {"design": "uniform", "blocks": 100, "refreshes": 1}
 DEFAULT = "weighted rows, by default"
 PAIRS = {  # perturbed, signed

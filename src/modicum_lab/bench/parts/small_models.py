@@ -21,8 +21,6 @@ import modicum as mo
 from modicum.diagnostics import ess
 from modicum_lab.bench.tables import Table
 
-__all__ = ["run"]
-
 DATA = Path("tests/models/posteriordb.json")
 TUNE, DRAWS, CHAINS = 1_000, 2_000, 4
 Fields = dict[str, np.ndarray]

@@ -24,8 +24,6 @@ from modicum.methods import Method
 from modicum.models import Logistic
 from modicum_lab.bench.tables import Table, verdict
 
-__all__ = ["run"]
-
 COLUMNS, BATCH, INNER = 28, 100, 10
 STEP, PRIOR = 1e-6, 2.5
 READY_MADE = "sghmc, ten steps per batch"

@@ -18,8 +18,6 @@ from modicum.rows import Rows, ingest
 from modicum_lab.bench import tall
 from modicum_lab.bench.tables import Table, interleaved
 
-__all__ = ["arithmetic", "run"]
-
 BILLION = 10**9
 PASSES = 6  # of a run: one for prior scales, four Newton steps, one for weights
 

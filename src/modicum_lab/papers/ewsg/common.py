@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["LABELS", "draw_lines", "label_of", "panels", "realisations", "shade", "states"]
-
 LABELS = {
     "sgld": "SGLD",
     "psgld": "pSGLD",

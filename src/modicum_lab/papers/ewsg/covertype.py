@@ -21,8 +21,6 @@ from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["Split", "draw", "table", "table_1"]
-
 BATCH, FRICTION = 50, 50.0
 REALISATIONS: dict[Scale, int] = {"smoke": 20, "laptop": 200, "paper": 200}
 # number of rows, the first ones; None for all

@@ -32,8 +32,6 @@ from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["divergences", "figure_1a", "figure_1b", "figure_1c"]
-
 N = 20
 REALISATIONS: dict[Scale, int] = {"smoke": 400, "laptop": 10_000, "paper": 10_000}
 SETS: dict[Scale, int] = {"smoke": 1, "laptop": 5, "paper": 20}  # sets of centres

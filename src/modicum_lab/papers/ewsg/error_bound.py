@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["Panel", "Panels", "draw", "figure_1j_1l", "slope", "table_1j", "table_1k", "table_1l"]
-
 
 @dataclass(frozen=True)
 class Panel:

@@ -18,11 +18,6 @@ from modicum.rows import Rows
 from modicum_lab.papers.ewsg.common import realisations
 from modicum_lab.papers.experiments import Result
 
-__all__ = [
-    *("AFAR", "FRICTION", "PASSES", "RAW", "SETTINGS", "STEP", "D"),
-    *("Gaussian", "log_weights", "methods"),
-]
-
 D = 2
 FRICTION = 10.0  # gamma of SGHMC and EWSG
 STEP = 5e-2  # h of SGHMC and EWSG

@@ -29,8 +29,6 @@ from modicum_lab.papers.experiments import Figure, Result, Scale, Table, claims,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["figure_1d_1i", "local_error"]
-
 LENGTHS: dict[Scale, tuple[int, ...]] = {
     "smoke": (1, 9),
     "laptop": (1, 4, 9, 19, 29, 49),

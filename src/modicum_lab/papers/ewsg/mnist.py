@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["figure_3"]
-
 BATCH, CLUSTERS = 100, 10
 
 

@@ -27,8 +27,6 @@ from modicum_lab.papers.experiments import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["exponential_weights", "optimal_weights", "theorem_1"]
-
 SIZES = (10, 20, 50, 100, 200)  # n
 STATES: dict[Scale, int] = {"smoke": 20, "laptop": 100, "paper": 500}
 

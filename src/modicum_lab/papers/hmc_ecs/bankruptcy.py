@@ -49,8 +49,6 @@ from modicum_lab.papers.hmc_ecs.tables import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["BANKRUPTCY", "figures_4_6", "tables_3_4"]
-
 BANKRUPTCY = Problem(
     name="bankruptcy",
     rows=BANKRUPTCY_ROWS,

@@ -15,28 +15,6 @@ from modicum.rows import Rows
 from modicum_lab.datasets import Dataset, bankruptcy_shaped, higgs, higgs_shaped
 from modicum_lab.papers.fits import Contender, Fit
 
-__all__ = [
-    "BANKRUPTCY_ROWS",
-    "DEFAULT",
-    "HIGGS_ROWS",
-    "PERTURBED",
-    "SCHEDULE",
-    "SIGNED",
-    "SIGNED_SCHEDULE",
-    "TRUTH",
-    "Problem",
-    "Size",
-    "bankruptcy_rows",
-    "by_schedule",
-    "degraded",
-    "full_hmc",
-    "gradient_step",
-    "higgs_rows",
-    "our_default",
-    "run_problem",
-    "stable_step",
-]
-
 PERTURBED = "HMC-ECS perturbed"
 SIGNED = "HMC-ECS signed"
 SCHEDULE = "HMC-ECS perturbed, paper's schedule"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["figure_7"]
-
 BLOCKS, LEAST = 100, 200
 SLOPES_FROM = 8  # in lower dimensions a step is as long as the whole trajectory
 

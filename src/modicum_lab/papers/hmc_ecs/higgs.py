@@ -58,17 +58,6 @@ from modicum_lab.papers.hmc_ecs.tables import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = [
-    "HIGGS",
-    "SIZES",
-    "figures_1_3",
-    "figures_8_9",
-    "higgs_fit",
-    "higgs_fits",
-    "roc_curves",
-    "tables_1_2",
-]
-
 HIGGS = Problem(
     name="HIGGS",
     rows=HIGGS_ROWS,

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as MatplotlibFigure
 
-__all__ = ["ORDER_COLOURS", "density", "draw_marginals", "draw_moments", "some_parameters"]
-
 PANEL, ABREAST = 2.3, 4  # inches, and methods side by side
 ORDER_COLOURS = {0: "#4d2c0a", 1: "#a6611a", 2: METHOD_COLOURS["hmc-ecs-uniform"]}
 """Shades of one colour: the same method with control variates of each order."""

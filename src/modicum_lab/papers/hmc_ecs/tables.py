@@ -23,22 +23,6 @@ from modicum_lab.papers.hmc_ecs.comparison import (
     stable_step,
 )
 
-__all__ = [
-    "accuracy_table",
-    "accurate",
-    "bias_claim",
-    "calibration_table",
-    "charging_note",
-    "efficiency_table",
-    "full_cost",
-    "full_data_ratio",
-    "length_of",
-    "monte_carlo_error",
-    "relative_table",
-    "stochastic_gradients_cost",
-    "too_large",
-]
-
 TUNE, DRAWS = 1_000, 2_000  # iterations of the paper's runs
 
 

@@ -14,8 +14,6 @@ from modicum.methods.ecs.tuning.sign_theory import NormalFactors
 from modicum.methods.ecs.tuning.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator
 
-__all__ = ["Products", "choose_products", "pilot_sign"]
-
 FEWEST = 20
 # Lambda, in standard deviations of a mini-batch, below which chains get stuck; for 99 of 100 draws,
 # since chains get stuck in the tails.

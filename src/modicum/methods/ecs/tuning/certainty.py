@@ -11,8 +11,6 @@ from typing import Generic, Literal, TypeVar
 
 from modicum.methods.certainty import Costed, cheapest_number
 
-__all__ = ["Certainty", "cheapest_certainty"]
-
 # Cost relative to that of half as many, above which doubling stops: near its minimum the cost
 # hardly depends on the number, and every row must be held and read.
 STOP_RATIO = 0.95

@@ -25,8 +25,6 @@ from modicum.models.base import Batch
 from modicum.passes import Anchor
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
-__all__ = ["Expansion", "choose_coordinates"]
-
 WIDE = 0.1  # posterior sd of a logarithm below which coordinates do not matter
 GAIN = 0.5  # largest variance, relative to the current one, of a coordinate worth changing to
 

@@ -22,8 +22,6 @@ from modicum.methods.ecs.tuning.moments import representatives
 from modicum.methods.ecs.tuning.residuals import Residuals, reweighted
 from modicum.random import Stream, generator
 
-__all__ = ["DISTANCES", "Coreset", "FarOut", "fit_coreset"]
-
 DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
 MOST_ROWS = 32
 CLOSE = 0.05  # relative error of the fit below which no more rows are added

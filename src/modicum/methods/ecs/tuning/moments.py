@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-__all__ = ["Bias", "Pilot", "in_blocks", "representatives", "weighted_quantile"]
-
 SMALL = 0.1  # |y| below which the first terms of the series of e^(y - y^2/2) suffice
 IN_CACHE = 2**19  # bytes of temporary arrays that stay in the processor's cache
 SPLITS = (np.inf, 10.0, 3.0, 1.0, 0.3)  # thresholds of |e^b / E e^b - 1| below which b is small

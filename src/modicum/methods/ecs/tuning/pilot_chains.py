@@ -26,18 +26,6 @@ from modicum.models.base import Batch
 from modicum.random import symmetric_uniforms
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit, to_device
 
-__all__ = [
-    "FAR",
-    "OF_LEVELS",
-    "ONE_BY_ONE",
-    "SIDE_BY_SIDE",
-    "Extent",
-    "PilotChains",
-    "log_proxies",
-    "run_pilot_chains",
-    "straightened",
-]
-
 TRAJECTORY = 1.2
 TOGETHER = 32  # draws that are evaluated at once if a factor has many levels
 FAR = 3.0  # distance of the chains' mean from the anchor, in posterior sds, that is too far

@@ -18,8 +18,6 @@ from modicum.methods.ecs.tuning.pilot_chains import log_proxies
 from modicum.random import Stream, generator
 from modicum.runtime import Pytree
 
-__all__ = ["SHARED", "PilotDraws", "pilot_draws"]
-
 SHARED = 0  # seed of everything that all runs share
 DRAWS = 256
 OTHER_DRAWS = 128  # for models without a linear predictor, whose rows cost more

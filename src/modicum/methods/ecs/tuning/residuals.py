@@ -28,8 +28,6 @@ from modicum.models.arrow import ArrowFactor
 from modicum.models.base import Batch
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit
 
-__all__ = ["Residuals", "Tails", "evaluate", "posterior_share", "reweighted", "study"]
-
 BLOCK = 4096  # rows with codes that are whitened at once, and most rows for slopes
 SLOPE_WORK = 4e7  # numbers in the slopes' covariance products, per draw
 # Rows per column if there are many dense columns. Few rows inflate the largest eigenvalue of a

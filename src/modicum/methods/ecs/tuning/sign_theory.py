@@ -14,9 +14,6 @@ from scipy.special import digamma, ndtr, polygamma
 
 from modicum.estimators.block_poisson import poisson_chance
 
-__all__ = ["NormalFactors"]
-
-
 SHARP = 1e6  # (mean / sd)^2 / 2 of a factor above which the mixture has too many terms
 
 

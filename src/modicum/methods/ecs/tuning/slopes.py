@@ -23,8 +23,6 @@ from modicum.models.base import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread
 
-__all__ = ["representative_rows", "slopes_of_groups", "slopes_of_rows"]
-
 GROUP_DRAWS = 8  # draws at which NumPy evaluates groups
 EXACT, POWERS = 16, 20  # most parameters for which the covariance is formed; else power iterations
 

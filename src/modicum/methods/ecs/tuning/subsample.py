@@ -10,8 +10,6 @@ from scipy.special import ndtr, ndtri
 
 from modicum.methods.ecs.tuning.moments import Bias, Pilot
 
-__all__ = ["Choice", "best_sweep", "choose", "refresh_acceptance"]
-
 SMALLEST = 30
 # Fewest groups; down to FEWEST_GROUPS if that is a hundred times what every criterion needs: the
 # rough estimate of sigma^2 from so few groups does not matter then. On the flights, four aircraft
