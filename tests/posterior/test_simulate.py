@@ -185,6 +185,8 @@ def test_a_posterior_without_it_takes_a_model_that_has_it(tmp_path):
 def test_what_cannot_be_drawn_is_said(post):
     with pytest.raises(SettingError, match="give it `simulate=`"):
         posterior(simulate=None).predictive()
+    with pytest.raises(SettingError, match="give it `simulate=`"):
+        posterior(simulate=None, predict=None).ppc()  # not `predict=`, which would not be enough
     with pytest.raises(SettingError, match="give it `simulate_prior=`"):
         posterior(simulate_prior=None).predictive(prior=True)
     with pytest.raises(SettingError, match=r"mo.Model\(outcome=...\)"):

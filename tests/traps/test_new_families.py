@@ -209,3 +209,16 @@ def test_ordered_classes_are_not_made_of_an_alphabet():
         with pytest.raises(mo.SettingError, match=r"in alphabetical order \('high', 'low'"):
             outcome(column)
     model_for(read_formula("r ~ x", ratings, progressbar=False).rows, "softmax")  # needs no order
+
+
+def test_without_any_trial_the_posterior_is_the_prior():
+    rows = mo.Rows(
+        x=np.random.default_rng(1).normal(size=(40, 1)), y=np.zeros(40), trials=np.zeros(40)
+    )
+    model = M.Binomial(prior_scale=0.5, intercept_scale=2.0)
+    run = {"method": "laplace", "draws": 1_000, "chains": 2, "random_seed": 1, "progressbar": False}
+    with pytest.warns(mo.ModicumWarning, match="prior"):
+        post = mo.sample(model, rows, **run)
+    assert {warning.code for warning in post.warnings} == {"prior-decides"}
+    assert np.std(post["beta"]) == pytest.approx(0.5, rel=0.1)  # six Monte Carlo errors
+    assert np.std(post["intercept"]) == pytest.approx(2.0, rel=0.1)

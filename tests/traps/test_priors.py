@@ -626,3 +626,22 @@ def test_a_prior_of_a_scale_beside_groups_is_the_same_in_other_units():
     assert np.std(own) < named["group_sd"][0, 0] < 2 * np.std(own)
     for name, (at_one, at_other) in named.items():
         np.testing.assert_allclose(at_other, 0.05 * at_one, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("family", "priors", "in_summary"),
+    [
+        ("ZeroInflatedPoisson", {"logit_zero_inflation": P.Normal(-1, 1)}, "zero_inflation"),
+        ("HurdlePoisson", {"logit_zero_chance": P.StudentT(3, 0, 1)}, "zero_chance"),
+        ("Ordinal", {"intercept": P.Normal(0, 2), "gap_0001": P.HalfNormal(1)}, "cutpoint"),
+    ],
+)
+def test_parameters_that_are_reported_on_another_scale_have_keys_of_their_own(
+    family, priors, in_summary
+):
+    rows = mo.Rows(x=np.zeros((6, 1)), y=np.array([0, 0, 1, 1, 2, 2.0]))
+    resolved = getattr(M, family)(priors=priors).resolved(rows).resolved_priors
+    given = {f"log_{k}" if k.startswith("gap") else k: prior for k, prior in priors.items()}
+    assert given.items() <= {**dict(resolved.extras), "intercept": resolved.intercept}.items()
+    with pytest.raises(mo.SettingError, match=f"the possible keys are .*{list(priors)[-1]}"):
+        getattr(M, family)(priors={in_summary: P.Normal(0, 1)}).resolved(rows)

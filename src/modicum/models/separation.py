@@ -230,7 +230,7 @@ def find_separation(
     by_column = ranges.separation(names, sides.intercept)
     if by_column is not None:
         return by_column, 1
-    if mode.size > WIDEST:
+    if mode.size > WIDEST or not len(hardest.y):  # or no row has a trial
         return None, 1
     separation, passes = _separation_by_programmes(sides, hardest, easiest)
     return separation, 1 + passes

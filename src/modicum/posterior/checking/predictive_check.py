@@ -262,10 +262,8 @@ def _first_expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | Non
     first = next(iter(rows.chunks(2)))
     try:
         return source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
-    except SettingError:
-        if source.predictor.model.simulates:  # a custom model need not predict
-            return None
-        raise
+    except SettingError:  # a custom model need not predict, but only simulate
+        return None
 
 
 def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
