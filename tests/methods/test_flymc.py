@@ -25,7 +25,7 @@ from modicum.estimators.bounds import BOUNDS
 from modicum.kernels import flymc as kernel
 from modicum.kernels.flymc import implicit
 from modicum.methods.base import Task
-from modicum.methods.flymc.checks import look_back
+from modicum.methods.flymc.method import look_back
 from modicum.random import chain_keys, words_at_start
 from modicum.run import History, runner
 from modicum.run.advance import begin_together

@@ -10,7 +10,6 @@ from helpers.targets import Conjugate, all_of
 from modicum.errors import ModicumWarning, SettingError
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.checking import evidence
-from modicum.posterior.checking import proposal as proposals
 
 CONJUGATE = Conjugate()
 N, SCALE = 200, 0.7
@@ -82,12 +81,12 @@ def test_the_bridge_is_right_where_an_average_is_not():
     at_draws, at_new = (log_q(x) - norm.logpdf(x) for x in (z, proposal))
     found = evidence._bridge_sampling(at_draws, np.ones(4000), at_new)
     assert abs(found.value - 5) < 4 * found.error < 0.8
-    average, tail = proposals.average(at_new)
+    average, tail = evidence.average(at_new)
     assert tail > 0.7 or abs(average.value - 5) > 4 * average.error
 
 
 def test_curvature_stands_in_for_a_noisy_covariance(monkeypatch):
-    monkeypatch.setattr(proposals, "NOISY", 0.0)
+    monkeypatch.setattr(evidence, "NOISY", 0.0)
     assert agrees(posterior().log_evidence(), exact())
 
 

@@ -7,9 +7,9 @@ from modicum.diagnostics.inefficiency import (
     batch_means_variance,
     computational_time,
     inefficiency,
+    optimal_variance,
     relative_computational_time,
 )
-from modicum.diagnostics.pseudo_marginal import optimal_variance
 from modicum.diagnostics.realisations import MeanSquaredError, mse
 from modicum.diagnostics.stein import kernel_stein_discrepancy, squared_stein_discrepancy
 

@@ -1,8 +1,8 @@
 """The result of a run: summaries of (weighted) draws, prediction, checks, storage, ArviZ."""
 
 from modicum.posterior.alignment import FitRows
+from modicum.posterior.checking.evidence import Evidence
 from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.checking.proposal import Evidence
 from modicum.posterior.comparison import compare
 from modicum.posterior.posterior import Posterior
 from modicum.posterior.prediction import Prediction

@@ -8,18 +8,72 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from modicum.errors import SettingError, is_number, whole_number
+from modicum.diagnostics import ess
+from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.estimators.bounds import bound_of
 from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.base import Move
 from modicum.kernels.flymc import FlyKernel
 from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
 from modicum.methods.base import Method, Outcome, Plan, Task, check_memory_limit
-from modicum.methods.flymc.checks import look_ahead, look_back
 from modicum.methods.flymc.pilot import FlyStudy
 from modicum.models.base import DENSE_LIMIT
 from modicum.run import History, place_rows
 from modicum.runtime import in_double_precision
+
+
+def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
+    """Warn if so many rows are bright that FlyMC saves little."""
+    ours = study.n * study.rate + study.bright * (study.steps + 2)
+    theirs = study.n * study.steps
+    if ours <= theirs / 2:
+        return []
+    remedy = "use method='hmc-ecs', or method='nuts' on all rows"
+    if not study.method.tuned:
+        remedy = "use tuned=True, or method='nuts' on all rows"
+    return [
+        ModicumWarning(
+            "bright-many",
+            f"FlyMC saves little here: {study.share:.0%} of the rows are expected to be bright, "
+            f"and an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
+            "all rows",
+            remedy,
+            share=study.share,
+        )
+    ]
+
+
+def look_back(capacity: int, history: History) -> list[ModicumWarning]:
+    """Warn if bright rows ran out of room, or if the lights changed slowly."""
+    stats, doubts = history.stats, []
+    refused = int(stats["bright_refused"].sum())
+    if refused:
+        doubts.append(
+            ModicumWarning(
+                "bright-full",
+                f"{refused} of {stats['n_bright'].size} updates of the lights were refused because "
+                f"there is room for only {capacity:,} bright rows, so that parts of the posterior "
+                "where more are bright are missing",
+                "raise `capacity`",
+                refused=refused,
+                capacity=capacity,
+            )
+        )
+    bright = stats["n_bright"]
+    if bright.shape[1] >= 100 and np.ptp(bright) > 0:
+        effective = float(np.nanmin(ess(bright[..., None].astype(float))))
+        if effective < 50:
+            doubts.append(
+                ModicumWarning(
+                    "lights-slow",
+                    f"the lights change slowly: the number of bright rows has an effective sample "
+                    f"size of {effective:.0f} in {bright.size} draws",
+                    "raise `rate`, or draw more",
+                    ess=effective,
+                )
+            )
+    return doubts
+
 
 ACCEPT = {"hmc": 0.8, "nuts": 0.8, "mala": 0.574, "random-walk": 0.234}
 

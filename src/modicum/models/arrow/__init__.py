@@ -1,22 +1,20 @@
 """Arrow matrices, for effects of a factor with too many levels for dense matrices."""
 
-from modicum.models.arrow.decoupling import Decoupled
-from modicum.models.arrow.layout import (
+from modicum.models.arrow.matrices import (
     MOST_BORDER,
     MOST_NUMBERS,
-    ArrowLayout,
-    arrow_fits,
-    arrow_layout,
-)
-from modicum.models.arrow.matrices import (
     ArrowCholesky,
     ArrowCovariance,
     ArrowFactor,
+    ArrowLayout,
     ArrowMatrix,
     Covariance,
+    Decoupled,
     Factor,
     Symmetric,
     all_finite,
+    arrow_fits,
+    arrow_layout,
     diagonal,
     flat_vector,
 )

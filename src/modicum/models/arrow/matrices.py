@@ -22,15 +22,164 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.linalg.lapack import dpotrf
 
-from modicum.models.arrow.decoupling import Decoupled
+from modicum.models.matrix import DenseMatrix, ModelMatrix, model_matrix
+from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
+
+MOST_BORDER = 2_000  # most parameters besides the big factor's effects, whose block is dense
+MOST_NUMBERS = 50_000_000  # most entries between effects and border, 400 MB per matrix
+
+
+@dataclass(frozen=True)
+class ArrowLayout:
+    """The split of the flat vector into effects of the big factor and the border.
+
+    Parameters
+    ----------
+    field
+        The field of the rows that holds the codes of the factor.
+    levels
+        Number of its levels.
+    firsts
+        Flat index of the first level of each of its effects; the other levels follow.
+    scales
+        The column of x that each effect multiplies; None for an intercept.
+    coding
+        The columns of the border alone, numbered from zero.
+    size
+        Length of the flat vector.
+    """
+
+    field: str
+    levels: int
+    firsts: tuple[int, ...]
+    scales: tuple[int | None, ...]
+    coding: Coding
+    size: int
+
+    @cached_property
+    def big(self) -> np.ndarray:
+        """Flat indices of the effects, (levels, effects)."""
+        return np.arange(self.levels)[:, None] + np.array(self.firsts)
+
+    @cached_property
+    def border(self) -> np.ndarray:
+        """Flat indices of all other parameters, in order."""
+        inside = np.zeros(self.size, bool)
+        inside[self.big] = True
+        return np.flatnonzero(~inside)
+
+    def border_matrix(self, batch: dict[str, Array]) -> ModelMatrix:
+        """Return the model matrix of some rows without the columns of the factor's effects."""
+        if self.coding.terms:
+            return model_matrix(self.coding, batch)
+        if not self.coding.dense:
+            like = jnp.asarray(batch[self.field])
+            return DenseMatrix(jnp.zeros((*like.shape, 0)))
+        return DenseMatrix(jnp.asarray(batch["x"])[..., np.argsort(self.coding.dense)])
+
+    def own_columns(self, batch: dict[str, Array]) -> jax.Array:
+        """Return the values that multiply the effects of each row's level, (rows, effects)."""
+        ones = jnp.ones(jnp.shape(batch[self.field]))
+        columns = [ones if s is None else jnp.asarray(batch["x"])[..., s] for s in self.scales]
+        return jnp.stack(columns, axis=-1)
+
+
+def arrow_layout(coding: Coding, common: int, size: int) -> ArrowLayout | None:
+    """Return the layout for the factor with the most levels; None if the border is too large.
+
+    Parameters
+    ----------
+    coding
+        The coding of the model matrix: common columns, then one per effect and level.
+    common
+        Number of common columns.
+    size
+        Length of the flat vector: columns and all other parameters.
+    """
+    effects = [term for term in coding.terms if term.first >= common]
+    largest = max(effects, key=lambda term: term.width)
+    own = [term for term in effects if term.field == largest.field]
+    if not arrow_fits(largest.width, len(own), size):
+        return None
+    inside = np.zeros(coding.size, bool)
+    for term in own:
+        inside[term.columns] = True
+    place = np.cumsum(~inside) - 1
+    others = tuple(
+        CodedTerm(t.field, int(place[t.first]), t.width, t.reference, t.scale)
+        for t in coding.terms
+        if t not in own
+    )
+    border = Coding(tuple(int(place[j]) for j in coding.dense), others)
+    firsts, scales = tuple(term.first for term in own), tuple(term.scale for term in own)
+    return ArrowLayout(largest.field, largest.width, firsts, scales, border, size)
+
+
+def arrow_fits(levels: int, effects: int, size: int) -> bool:
+    """Whether `size` parameters fit as effects of one big factor and a border."""
+    border = size - levels * effects
+    return border <= MOST_BORDER and levels * effects * border <= MOST_NUMBERS
+
+
+MOST_DECOUPLED = 3  # entries whose cross terms may be dropped
+
+
+class Decoupled(NamedTuple):
+    """The lower Cholesky factor of a matrix without the cross terms of some entries.
+
+    Absolute eigenvalues, the other way to make a matrix positive definite, depend on the units of
+    its entries: below a share of the largest one, they are only rounding errors.
+    """
+
+    lower: np.ndarray
+    entries: tuple[int, ...]
+
+    @classmethod
+    def of(cls, matrix: np.ndarray, own: np.ndarray | None = None) -> Decoupled | None:
+        """Drop cross terms of the entries that have no pivot, until all have one.
+
+        Parameters
+        ----------
+        matrix
+            A symmetric matrix.
+        own
+            What a decoupled entry leaves on the diagonal; None: the diagonal of `matrix`.
+
+        Returns
+        -------
+        Decoupled or None
+            None if more than `MOST_DECOUPLED` entries, or one that is not positive by itself, have
+            no pivot.
+
+        Examples
+        --------
+        >>> Decoupled.of(np.array([[4.0, 3.0], [3.0, 1.0]]))
+        Decoupled(lower=array([[2., 0.],
+               [0., 1.]]), entries=(1,))
+        """
+        own = np.diag(matrix) if own is None else own
+        mended = matrix.copy()
+        entries: tuple[int, ...] = ()
+        for _ in range(MOST_DECOUPLED + 1):
+            lower, order = dpotrf(mended, lower=1)  # order of the first minor that is not positive
+            if order == 0:
+                return cls(np.asarray(lower), entries)
+            entry = order - 1
+            if not own[entry] > 0:
+                return None
+            mended[entry], mended[:, entry] = 0.0, 0.0
+            mended[entry, entry] = own[entry]
+            entries = (*entries, entry)
+        return None
 
 
 @dataclass(frozen=True, eq=False)

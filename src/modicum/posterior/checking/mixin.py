@@ -16,11 +16,10 @@ from modicum.posterior.checking.columns import (
     holds_column,
     table_sample,
 )
-from modicum.posterior.checking.evidence import log_evidence
+from modicum.posterior.checking.evidence import Evidence, log_evidence
 from modicum.posterior.checking.leave_one_out import leave_one_out
 from modicum.posterior.checking.predictive import outcome_draws
 from modicum.posterior.checking.predictive_check import PredictiveCheck, predictive_check
-from modicum.posterior.checking.proposal import Evidence
 from modicum.posterior.checking.sensitivity import sensitivity
 from modicum.posterior.correction import correct, exact_log_posterior, require_correctable
 from modicum.posterior.draws import check_interval

@@ -22,7 +22,7 @@ from modicum.models.base import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums
 from modicum.passes.pointwise import log_likelihoods
 from modicum.passes.prior import expanded_prior
-from modicum.posterior.checking.proposal import NormalProposal, average, log_joint
+from modicum.posterior.checking.evidence import NormalProposal, average, log_joint
 from modicum.random import Stream, generator
 
 POINTS = 1_000  # at which all rows are evaluated, per row that is left out
