@@ -452,6 +452,16 @@ def decay(sd=1.0, power=1.0):
     )
 
 
+def test_digests_without_unique_rows_are_added():
+    """Of factors alone, every row has equals, and an empty array has no shape to guess."""
+
+    def made(n):
+        rows = mo.Rows(y=np.arange(n) // 4 % 2, codes={"ward": np.arange(n) % 4})
+        return mo.digest(MODEL, rows, random_seed=1, progressbar=False)
+
+    assert len(made(64) + made(80)) == 144
+
+
 @pytest.mark.slow
 def test_a_custom_model_is_known_by_what_it_computes(tmp_path):
     rng = np.random.default_rng(2)

@@ -1,12 +1,16 @@
 """Scores of predictions equal NumPy's, with weights, signs and chunks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.special import expit, logsumexp, softmax
+from scipy.stats import norm
 
 import modicum as mo
 from helpers.targets import class_rows, gaussian_rows, logistic_rows
 from modicum.ledger import Ledger
+from modicum.models import Target
 from modicum.models import prediction as model_prediction
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior import Posterior, prediction
@@ -144,3 +148,26 @@ def test_the_error_of_few_draws_is_told():
     assert whole.mcse_log_density == pytest.approx(by_draw.std() / np.sqrt(150), rel=0.5)
     assert abs(few.log_density - whole.log_density) < 4.5 * few.mcse_log_density
     assert few.mcse_log_density > 1.3 * whole.mcse_log_density
+
+
+def test_integrated_groups_have_their_own_effects():
+    """Rows were scored as if every row were in a new group, unlike predictions."""
+    n, tau, noise = 60, 1.5, 0.7
+    clinic = np.arange(n) % 6
+    y = RNG.normal(size=6)[clinic] * tau + noise * RNG.normal(size=n)
+    rows = mo.Rows(x=np.zeros((n, 1)), y=y, clinic=clinic)
+    model = mo.models.IntegratedEffects(mo.models.Gaussian(scale=noise), "clinic").resolved(rows)
+    ones = np.ones((2, 1000))
+    draws = {"beta": 0 * ones[..., None], "intercept": 0 * ones, "group_sd": tau * ones[..., None]}
+    target, _ = Target.of(model, model.units(rows))
+    start = target.ravel_reported({name: x[0, :1] for name, x in draws.items()})[0]
+    post = make(model=replace(model, nodes_at=tuple(start)), **draws)
+    post.rows = rows
+    variance = 1 / (1 / tau**2 + 10 / noise**2)
+    mean = np.array([variance * y[clinic == j].sum() / noise**2 for j in range(6)])
+    density = norm.logpdf(y, mean[clinic], np.sqrt(variance + noise**2))
+    found = post.score(rows)
+    assert found.log_density == pytest.approx(density.mean(), abs=0.005)
+    alone = norm.logpdf(y, 0.0, np.hypot(tau, noise))
+    assert alone.mean() < density.mean() - 0.3
+    assert post.score({"x": np.zeros((n, 1)), "y": y}).log_density == pytest.approx(alone.mean())

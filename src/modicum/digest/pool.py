@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 import numpy as np
 from scipy.special import bdtr
@@ -212,7 +213,7 @@ def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndar
     for f in sorted(description.fields, key=lambda field: field.name):
         values = np.asarray(batch[f.name])
         kind = description.dtypes[f.name]
-        part = np.ascontiguousarray(values.reshape(len(values), -1), kind)
+        part = np.ascontiguousarray(values.reshape(len(values), prod(f.shape)), kind)
         words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
         total = np.zeros(len(values), np.uint64) if total is None else total
         for column in words.T:

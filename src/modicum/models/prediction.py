@@ -88,6 +88,12 @@ class ModelPredictor:
             return np.asarray(_means_over(family, predictors, sd))
         return np.asarray(_means(family, predictors))
 
+    @in_double_precision
+    def densities(self, predictors: np.ndarray, batch: Batch) -> np.ndarray:
+        """Log-densities of the outcomes of a batch at these predictors."""
+        family = _family(self.model)
+        return np.asarray(_densities(family, predictors, np.asarray(family.outcome(batch))))
+
     def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
         """Simulate outcomes (draws, rows, ...).
 
@@ -228,6 +234,12 @@ def _family(model: BaseModel) -> LinearPredictorModel:
 @jit(static=0)
 def _means(family: LinearPredictorModel, predictors: Array) -> jax.Array:
     return jax.vmap(jax.vmap(family.mean))(jnp.asarray(predictors))
+
+
+@jit(static=0)
+def _densities(family: LinearPredictorModel, predictors: Array, outcomes: Array) -> jax.Array:
+    at_draw = jax.vmap(family.log_density)
+    return jax.vmap(at_draw, (0, None))(jnp.asarray(predictors), jnp.asarray(outcomes))
 
 
 @jit(static=0)

@@ -122,7 +122,7 @@ class OutcomesMixin(FittedDraws):
 
         Both are given for the average prediction of all draws, and for single draws, averaged by
         chain. Rows are weighted by their `weight`, if they have one, and draws by their signs or
-        weights.
+        weights. The groups of a row must be known: their effects are part of its prediction.
 
         Parameters
         ----------

@@ -90,6 +90,18 @@ class OutcomeDraws(NamedTuple):
         eta[..., 0] += sd * scores[:, None]
         return average, self.predictor.means(eta, np.zeros_like(sd))
 
+    def outcome(self, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return expected outcomes (None if there are none) and log-densities of observed ones."""
+        if not self.effects:
+            return self.predictor.outcome(self.draws, batch)
+        eta, sd = self.predictors(batch)
+        if sd.any():
+            raise DataError(
+                "the rows do not name every group, but the density of an outcome depends on the "
+                "effects of its groups; give all of them."
+            )
+        return self.predictor.means(eta, sd), self.predictor.densities(eta, batch)
+
 
 def normal_scores(number: int) -> np.ndarray:
     """Return standard normal quantiles in random order, with less noise than random draws."""
@@ -144,8 +156,8 @@ def known_effects(
     unknown = np.setdiff1d(wanted, groups.index.values)
     if len(unknown):
         raise DataError(
-            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; predict such "
-            f"rows with {argument('groups', 'new')}."
+            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; leave such "
+            f"rows out, or predict them with {argument('groups', 'new')}."
         )
     ids = np.searchsorted(groups.index.values, wanted)
     drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)

@@ -12,8 +12,10 @@ from modicum.models.linear import LinearPredictorModel
 from modicum.models.outcomes import class_fault
 from modicum.models.prediction import ModelPredictor
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.draws import Draws, affordable, thinned
+from modicum.posterior.draws import affordable, thinned
+from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.prediction import in_pieces
+from modicum.posterior.row_effects import OutcomeDraws, known_effects, rows_behind
 from modicum.posterior.weighted import normalised, weighted_mcse, weighted_mean
 
 
@@ -61,19 +63,22 @@ class Score:
         )
 
 
-def score(source: Draws, predictor: ModelPredictor, rows: AlignedRows, draws: int | None) -> Score:
+def score(
+    source: FittedDraws, predictor: ModelPredictor, rows: AlignedRows, draws: int | None
+) -> Score:
     """Score evenly spaced draws on rows with outcomes, chunk by chunk; see `Posterior.score`."""
     field = predictor.model.outcome_field
     if field not in rows.fields:
         raise SettingError(f"scoring needs outcomes: give rows with the field {field!r}.")
     chains = source.chains
-    number = affordable(source, len(rows), draws)
+    number = affordable(source, rows_behind(source, rows), draws)
     per_chain = min(source.num_draws, max(1, number // chains))
     subset, weights = thinned(source, chains * per_chain)
+    drawn = OutcomeDraws(subset, predictor, known_effects(source, subset, rows))
     total = _Total(predictor.model, weights.reshape(chains, per_chain))
 
     def evaluate(piece: Batch) -> np.ndarray:
-        expected, density = predictor.outcome(subset, piece)
+        expected, density = drawn.outcome(piece)
         total.add(expected, density, piece)
         return density if expected is None else expected
 
