@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import socket
 import weakref
@@ -15,6 +16,37 @@ from modicum.errors import ResourceError, SettingError
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LOCKED_BYTE = 1 << 20  # after the text, since Windows does not let others read a locked byte
+SCHEME = re.compile(r"\s*[A-Za-z][\w+.-]+:/")  # of a URI, also as a Path, which drops a slash
+# What precedes the host of a URI; a secret may hold a slash that should have been escaped.
+CREDENTIALS = re.compile(r"(:/+)([^/@]*:[^@]*@)?([^/@]*@)?")
+
+
+def is_uri(value: object) -> bool:
+    """Whether `value` is a URI, such as s3://bucket/folder."""
+    return isinstance(value, str) and "://" in value
+
+
+def place_name(place: str | os.PathLike[str]) -> str:
+    """Return what messages and files call a path or a URI: without credentials and options.
+
+    Examples
+    --------
+    >>> place_name("s3://KEY:SECRET@bucket/trips?region=us-east-1")
+    's3://bucket/trips'
+    """
+    text = os.fspath(place)
+    if not (is_uri(text) or SCHEME.match(text)):
+        return text
+    return CREDENTIALS.sub(r"\1", text, count=1).partition("?")[0]
+
+
+def refuse_uri(
+    path: str | os.PathLike[str],
+    reason: str = "results and checkpoints are files of this machine: name a path",
+) -> None:
+    """Refuse a URI where a path is needed, rather than make a folder called ``s3:``."""
+    if SCHEME.match(str(path)):
+        raise SettingError(f"'{place_name(path)}' is a URI, but {reason}.")
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
@@ -23,6 +55,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
         target = Path(path)
     except TypeError:
         raise SettingError(f"the name of a file is needed, not {type(path).__name__}.") from None
+    refuse_uri(path)
     try:
         if target.is_dir():
             raise SettingError(f"'{target}' is a folder: name a file in it.")

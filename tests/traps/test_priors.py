@@ -266,6 +266,27 @@ def test_without_an_intercept_the_size_of_the_outcome_is_its_unit():
     assert "prior-far" not in [n.code for n in anchor.notes]
 
 
+@pytest.mark.parametrize("family", ["exponential", "poisson"])
+def test_levels_without_an_intercept_reach_the_logarithm_of_the_outcome(family):
+    """Times in microseconds, or deaths per person: a level of few rows is not pulled to e^0."""
+    levels = np.repeat(np.eye(2), [300, 3], axis=0)
+    if family == "poisson":
+        fields = {"y": np.r_[np.arange(300) % 3, 0.0, 1.0, 2.0], "offset": np.full(303, 11.5)}
+    else:
+        fields = {"y": np.r_[np.linspace(1, 9, 300), 3.0, 5.0, 7.0] * 1e6, "event": np.ones(303)}
+
+    def pull(**settings):
+        """How far the prior takes the rare level from its mean, in posterior sds."""
+        kind = M.FAMILIES[family](intercept=False, **settings)
+        sums, start = sums_of(kind, mo.Rows(x=levels, **fields))
+        anchor = anchor_at_mode(sums, start)
+        mean = np.log(fields["y"][-3:].mean()) - fields.get("offset", np.zeros(1))[-1]
+        return abs(anchor.point[1] - mean) * np.sqrt(3)
+
+    assert pull() < 0.1
+    assert pull(prior_scale=2.5) > 0.5  # negative control
+
+
 def test_an_outcome_that_never_varies_has_finite_priors():
     rows = mo.Rows(x=np.arange(6.0)[:, None], y=np.full(6, 3.0))
     priors = M.Gaussian().resolved(rows).resolved_priors

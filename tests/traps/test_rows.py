@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,9 +23,9 @@ import modicum as mo
 from helpers.disks import small_disk
 from modicum.cli import app
 from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
+from modicum.files import place_name
 from modicum.rows import Rows, first_not_finite, ingest, lake, object_storage
 from modicum.rows.doubtful_weights import doubtful_weights
-from modicum.rows.lake import place_name
 from modicum.rows.reading import TableFiles, source_of
 
 FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
@@ -726,3 +727,29 @@ def test_a_uri_that_cannot_be_read_is_quoted_without_credentials(uri, tmp_path):
     with pytest.raises(SettingError, match="cannot be read") as error:
         ingest(uri, tmp_path / "s", progressbar=False)
     assert "SEC" not in str(error.value)
+
+
+def test_results_and_checkpoints_do_not_make_a_folder_called_s3(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = {"x": np.arange(40.0), "y": np.arange(40) % 2}
+    quiet = {"method": "laplace", "draws": 20, "random_seed": 1, "progressbar": False}
+    post = mo.fit("y ~ x", table, **quiet)
+    table_file = tmp_path / "t.csv"
+    pd.DataFrame(table).to_csv(table_file, index=False)
+    for uri in ("s3://KEY:SECRET@bucket/run", "file:///run", "gs://bucket/run"):
+        for use in (
+            post.save,
+            post.report,
+            post.to_netcdf,
+            mo.Posterior.load,
+            lambda place: mo.fit("y ~ x", table, checkpoint=place, **quiet),
+            lambda place: mo.fit("y ~ x", Path(place)),
+            lambda place: Rows.open(Path(place)),
+        ):
+            with pytest.raises(SettingError, match=r"/run' is a URI, but .*: (name|pass)") as error:
+                use(uri)
+            assert "SECRET" not in str(error.value)
+        result = CliRunner().invoke(app, ["fit", str(table_file), "y ~ x", "--out", uri])
+        assert result.exit_code == 1
+        assert "is a URI" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]

@@ -54,9 +54,9 @@ from modicum.cli.predicting import (
     with_rows,
     write_predictions,
 )
+from modicum.files import place_name
 from modicum.fit import model_for, with_formula
 from modicum.methods import DEFAULT
-from modicum.rows.lake import place_name
 from modicum.rows.reading import TableFiles
 from modicum.run import Checkpoint
 from modicum.sample import check_run

@@ -19,12 +19,11 @@ from rich.markup import escape
 from modicum.cli.options import ColumnChoice
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
-from modicum.files import Lock, whole_file
+from modicum.files import Lock, place_name, refuse_uri, whole_file
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.groups.multilevel import HoldEffects
-from modicum.rows.lake import place_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,6 +169,7 @@ def result_folder(out: Path, overwrite: bool, report: bool) -> Iterator[Callable
 
 
 def _make_folder(out: Path) -> None:
+    refuse_uri(out)
     if out.exists() and not out.is_dir():
         raise SettingError(f"'{out}' exists and is not a folder: name another one with --out.")
     try:

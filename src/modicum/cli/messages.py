@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from modicum.errors import ModicumError, as_options
-from modicum.rows.lake import place_name
+from modicum.files import place_name
 from modicum.run import within_limits
 from modicum_command import stop_line
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError
-from modicum.files import whole_file
+from modicum.files import refuse_uri, whole_file
 from modicum.rows.json_entries import Json
 
 DEEPEST = 100  # levels of nesting allowed; `write` uses a handful
@@ -74,6 +74,7 @@ def read(
     make: Callable[[dict[str, Decoded], dict[str, Json]], T],
 ) -> T:
     """Read a file that `write` wrote; return ``make(decoded parts, whole page)``."""
+    refuse_uri(path)
     try:
         with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
             page = _page(archive, kind, os.fstat(file.fileno()).st_size)

@@ -14,13 +14,14 @@ from typing import NamedTuple, TypeGuard
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
+from modicum.files import is_uri, place_name, refuse_uri
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.lake import LakeSource, Listing, is_remote, is_uri, local_path, place_name
+from modicum.rows.lake import LakeSource, Listing, is_remote, local_path
 from modicum.rows.level_names import Level
 from modicum.rows.object_storage import Bucket, holds_store
 from modicum.rows.roles import ColumnChoice
@@ -421,6 +422,7 @@ def _files(path: Path) -> list[Path]:
         files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
         files = [file for file in files if file.is_file()]
     if not files:
+        refuse_uri(path, "a Path drops one of its slashes: pass it as text")
         raise DataError(f"there is no file at {path}: check the path.")
     return files
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from modicum.errors import DataError, SettingError, first_line
+from modicum.files import is_uri, place_name, refuse_uri
 from modicum.rows.checks import names_like
 from modicum.rows.folder_names import folder_values, fragments, is_text, refuse_contradiction
 from modicum.rows.sources import BATCH_ROWS, DatasetSource, refuse_twice
@@ -35,17 +35,8 @@ FORMATS = {
 }  # fmt: skip
 
 
-# What precedes the host of a URI; a secret may hold a slash that should have been escaped.
-CREDENTIALS = re.compile(r"(?<=://)([^/@]*:[^@]*@)?([^/@]*@)?")
-
-
 class LakeError(DataError):
     """A file could not be read to its end, perhaps only temporarily."""
-
-
-def is_uri(value: object) -> bool:
-    """Whether `value` is a URI, such as s3://bucket/folder."""
-    return isinstance(value, str) and "://" in value
 
 
 def is_remote(value: object) -> bool:
@@ -53,22 +44,11 @@ def is_remote(value: object) -> bool:
     return is_uri(value) and not str(value).startswith("file:")
 
 
-def place_name(place: str | os.PathLike[str]) -> str:
-    """Return what messages and files call a path or a URI: without credentials and options.
-
-    Examples
-    --------
-    >>> place_name("s3://KEY:SECRET@bucket/trips?region=us-east-1")
-    's3://bucket/trips'
-    """
-    text = os.fspath(place)
-    return CREDENTIALS.sub("", text, count=1).partition("?")[0] if is_uri(text) else text
-
-
 def local_path(place: str | os.PathLike[str]) -> Path:
     """Return the local path that a path or a URI such as file:///data/rows points to."""
     if is_uri(place):
         return Path(file_system(str(place))[1])
+    refuse_uri(place, "a Path drops one of its slashes: pass it as text")
     return Path(place)
 
 

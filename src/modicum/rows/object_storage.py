@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument, first_line
+from modicum.files import place_name
 from modicum.rows.description import Array, Description
-from modicum.rows.lake import LakeError, file_system, is_remote, place_name, with_retries
+from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
 from modicum.rows.shard_writing import JOURNAL
 from modicum.rows.store import (
     DESCRIPTION,

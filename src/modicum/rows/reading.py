@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from modicum.errors import SettingError, argument
-from modicum.files import whole_file
+from modicum.files import is_uri, place_name, whole_file
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError
 from modicum.rows.csv import TypesWidened
@@ -30,7 +30,7 @@ from modicum.rows.ingestion import (
     table_source,
     write_store,
 )
-from modicum.rows.lake import LakeSource, cache_folder, is_uri, place_name
+from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
 from modicum.rows.rows_source import RowsSource
 from modicum.rows.sources import Source, Unread, is_columns, is_dataset, is_table

@@ -30,7 +30,7 @@ from typing import IO, Any, Self, TypeVar
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError
-from modicum.files import DISK_FULL, Lock
+from modicum.files import DISK_FULL, Lock, refuse_uri
 from modicum.rows.json_entries import Json
 
 FORMAT = "modicum-checkpoint-1"
@@ -63,6 +63,7 @@ class Checkpoint:
     """
 
     def __init__(self, folder: str | os.PathLike[str], identity: Mapping[str, object]) -> None:
+        refuse_uri(folder)
         self.folder = Path(folder)
         self.identity: dict[str, Json] = json.loads(json.dumps(identity))
         if self.folder.exists() and not self.folder.is_dir():

@@ -132,6 +132,11 @@ class LogLink(LinearPredictorModel):
         """Return one over the mean, as for a count."""
         return 1 / max(data.y_mean, 1 / (data.weight + 1))
 
+    def outcome_unit(self, data: Moments) -> float:
+        """Return 1, or more without an intercept: 2.5 units then reach the outcome's logarithm."""
+        reach = 0.0 if self.intercept else self.intercept_prior(data).mean
+        return float(np.hypot(1.0, reach / 2.5))
+
     def intercept_prior(self, data: Moments) -> Normal:
         """Return a wide prior about the log of total outcome over total exposure.
 
