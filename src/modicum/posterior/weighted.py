@@ -94,9 +94,15 @@ def influence(x: Floats, weights: Floats) -> Floats:
     return np.asarray(w.reshape((*w.shape, *[1] * mean.ndim)) * (x - mean))
 
 
+def are_equal(weights: Floats) -> bool:
+    """Whether all draws count alike."""
+    return bool(np.ptp(weights) == 0 and weights.flat[0] > 0)
+
+
 def weighted_mcse(x: Floats, weights: Floats) -> Floats:
     """Estimate the Monte Carlo error of `weighted_mean` by the delta method and batch means."""
-    return np.sqrt(np.asarray(batch_means_variance(influence(x, weights))) / weights.size)
+    zeta = x if are_equal(weights) else influence(x, weights)  # a constant changes no variance
+    return np.sqrt(np.asarray(batch_means_variance(zeta)) / weights.size)
 
 
 def weighted_ess(x: Floats, weights: Floats) -> Floats:

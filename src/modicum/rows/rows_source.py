@@ -24,6 +24,7 @@ class RowsSource:
     """
 
     def __init__(self, rows: Rows) -> None:
+        rows.require_unchanged()
         self._rows = rows
         self.rows: int | None = len(rows)
         coding = rows.coding

@@ -73,7 +73,10 @@ def _spool(tables: Iterable[object], path: Path) -> int:
             with _temporary():
                 writer.close()
     if not rows:
-        raise DataError("there are no rows in the tables: at least one is needed.")
+        raise DataError(
+            "there are no rows in the tables: at least one is needed, and an iterator that has "
+            "been read has none left, so give the tables again, or as a list."
+        )
     return rows
 
 
