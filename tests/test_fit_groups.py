@@ -366,13 +366,16 @@ def test_the_factor_of_the_most_levels_is_integrated_out() -> None:
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of so few draws
 @pytest.mark.slow
+@pytest.mark.parametrize("intercept", [1, 0])
 @pytest.mark.parametrize("how", ["explicit", "integrate"])
-def test_a_fit_without_a_common_column(frame: pd.DataFrame, how: str) -> None:
+def test_a_fit_without_a_common_column(frame: pd.DataFrame, how: str, intercept: int) -> None:
     """Integrated groups raised an IndexError, and new groups of explicit ones could not be met."""
     few = SETTINGS | {"draws": 10, "tune": 10}
-    post = mo.fit("well ~ 1 + (1 | ward)", frame, groups=how, progressbar=False, **few)
+    formula = f"well ~ {intercept} + (1 | ward)"
+    post = mo.fit(formula, frame, groups=how, progressbar=False, **few)
     new = post.predict(frame[["dose"]].iloc[:2], draws=20)
-    at, sd = post["intercept"].reshape(-1, 1), post["group_sd"].reshape(-1, 1)
+    at = post["intercept"].reshape(-1, 1) if intercept else 0.0
+    sd = post["group_sd"].reshape(-1, 1)
     xi, w = np.polynomial.hermite_e.hermegauss(50)
     by_hand = (1 / (1 + np.exp(-(at + sd * xi))) @ w / w.sum()).mean()
     np.testing.assert_allclose(new.mean, by_hand, rtol=1e-5)

@@ -51,6 +51,8 @@ def common_start(sums: Sums, start: np.ndarray, seed: int) -> np.ndarray:
     assert isinstance(groups, GroupedRows)
     ledger = Ledger(rows=len(groups.members))
     target, first = Target.of(model.family, groups.members)
+    if target.size == 0:  # y ~ 0 + (1 | g), without a scale
+        return start
     plain = Sums(target, groups.members, sums.engine, ledger)
     at, _ = find_mode(plain, first, seed, within=CLOSE)
     sums.enter("mode", ledger.sweeps, "hessian", passes=ledger.sweeps)
