@@ -23,6 +23,7 @@ from modicum.posterior.fitted import FittedDraws
 from modicum.random import Stream, generator
 
 NewGroups: TypeAlias = Literal["one", "average"]
+ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
 
 
 class RowEffects(NamedTuple):
@@ -133,11 +134,14 @@ def all_new(rows: AlignedRows, names: tuple[str, ...]) -> AlignedRows:
 def rows_behind(source: FittedDraws, new: AlignedRows) -> int:
     """Return how many evaluations of rows each draw costs: of new ones, and for known effects."""
     model = source.fit().model
+    names = group_names(model)
+    some_new = any(name in new.first_new or name not in new.fields for name in names)
+    evaluations = len(new) * (ROWS_PER_AVERAGE if some_new else 1)
     if not isinstance(model, IntegratedEffects) or source.rows is None:
-        return len(new)
+        return evaluations
     index = model.units(source.rows).index
     known = np.isin(index.values, new.groups_of(model.group, new=False))
-    return len(new) + STEPS * int(index.size[known].sum())
+    return evaluations + STEPS * int(index.size[known].sum())
 
 
 def known_effects(
