@@ -137,7 +137,7 @@ PROBLEMS: dict[str, Callable[[], Draws]] = {
     "negative-binomial": fitted("calls ~ dist", "negative-binomial"),
     "horseshoe": fitted("late ~ dist + hour", priors={"common": mo.priors.Horseshoe()}),
     "explicit": fitted("late ~ dist + (1 | ward)", groups="explicit", method="hmc-ecs"),
-    "integrate": fitted("late ~ dist + (1 | street)", groups="integrate"),
+    "integrate": fitted("late ~ dist + (1 | street)", groups="integrate", method="hmc"),
     "slopes": fitted("delay ~ dist + (1 + dist | ward)", "gaussian"),
     "store": from_store,
     "digest": from_digest,
