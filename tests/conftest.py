@@ -23,7 +23,7 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("methods/test_flymc.py", "kernels/test_moves.py", "models/test_coded_rows.py"),
     *("run/test_checkpoint.py", "traps/test_interrupt.py", "methods/test_mean_anchor.py"),
     *("posterior/test_leave_one_out.py", "methods/test_coreset.py", "methods/test_certainty.py"),
-    *("estimators/test_taylor.py", "methods/test_ecs_skewed.py"),
+    *("kernels/test_taylor.py", "methods/test_ecs_skewed.py"),
     *("kernels/test_energy_conserving.py", "engines/test_chain_tasks.py"),
     *("models/test_constraints.py", "methods/test_choice.py", "methods/test_many_levels.py"),
     *("traps/test_priors.py", "models/families/test_modes.py", "traps/test_posterior.py"),
@@ -31,17 +31,17 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("methods/test_no_mode.py", "traps/test_models.py", "kernels/test_lights.py"),
 )
 LAST = (  # files that clear compiled code, which other files might have used; the longest first
-    *("methods/test_ecs_tuning.py", "run/test_executables.py", "test_designs.py"),
+    *("methods/test_ecs_tuning.py", "run/test_executables.py", "kernels/test_designs.py"),
     *("passes/test_blocks.py", "run/test_memory.py", "test_patching.py", "test_runtime.py"),
 )
 SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
     *(
         "modicum.posterior.outcomes.OutcomesMixin.effects",
-        "modicum.posterior.checking.mixin.ChecksMixin.loo",
+        "modicum.posterior.mixin.ChecksMixin.loo",
     ),
-    *("modicum.posterior.comparison.compare", "modicum.digest.making.digest"),
-    *("modicum.models.numpyro.wrapping.from_numpyro", "modicum.models.own.model.Model"),
+    *("modicum.posterior.comparison.compare", "modicum.digest.digest.digest"),
+    *("modicum.models.from_numpyro.from_numpyro", "modicum.models.own.Model"),
 }
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import modicum as mo
 from modicum.cli import ColumnChoice, app, build_model, read_rows
-from modicum.cli.messages import done_line
+from modicum.cli.output import done_line
 
 SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
 USUAL = ["--outcome", "well", "--categorical", "ward=B"]  # the same columns: compiled once

@@ -22,11 +22,11 @@ from helpers.targets import (
     softplus,
 )
 from modicum.cli.fitting import build_model
-from modicum.designs import DESIGNS, Design, Drawn
-from modicum.estimators import LIKELIHOODS, EveryRow
-from modicum.kernels.base import Estimate
+from modicum.kernels.designs import DESIGNS, Design, Drawn
 from modicum.kernels.integrators import INTEGRATORS, Langevin
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, EveryRow
 from modicum.kernels.moves import MALAMove
+from modicum.kernels.protocols import Estimate
 from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES, LinearPredictorModel

@@ -17,7 +17,7 @@ import pytest
 import modicum as mo
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
-from modicum.posterior.correction import _smooth
+from modicum.posterior.exactness import _smooth
 from modicum.rows.reading import read_formula
 
 FORMULA = "late ~ carrier + bs(hour, df=5) + dist:carrier + flag + offset(base)"

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from modicum.cli.predicting import saved_posterior, with_rows, write_predictions
+from modicum.cli.output import saved_posterior, with_rows, write_predictions
 from modicum.fit import model_for
-from modicum.models.groups.multilevel import multilevel
-from modicum.posterior.alignment import FitRows, rows_of_fit
+from modicum.models.multilevel import multilevel
+from modicum.posterior.fit_rows import FitRows, rows_of_fit
 from modicum.rows.reading import read_formula
 
 FORMULA = "well ~ dose + (1 | ward)"

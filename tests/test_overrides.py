@@ -78,10 +78,10 @@ def test_variants_override_functions_that_exist():
     [
         ("import modicum as mo", "mo.HMCECS"),
         (
-            "from modicum.kernels.delayed import DelayedAcceptanceKernel",
+            "from modicum.kernels.all_rows import DelayedAcceptanceKernel",
             "DelayedAcceptanceKernel",
         ),
-        ("from modicum.kernels import delayed as d", "d.DelayedAcceptanceKernel"),
+        ("from modicum.kernels import all_rows as d", "d.DelayedAcceptanceKernel"),
     ],
 )
 def test_a_stale_name_is_caught(start, base):

@@ -6,9 +6,9 @@ import jax
 import pytest
 
 from helpers.patching import PLAIN, is_traced, place_of
-from modicum.kernels import flymc
+from modicum.kernels import firefly as flymc
 from modicum.methods.full_data import HMC
-from modicum.passes import blocks, mode
+from modicum.passes import engine, mode
 from modicum.run import runner
 
 TRACED = []  # numbers that were looked up while a function was traced
@@ -16,8 +16,8 @@ TRACED = []  # numbers that were looked up while a function was traced
 
 @jax.jit
 def sizes(x):
-    TRACED.append(blocks.BLOCK)
-    return x + blocks.BLOCK + mode.MAX_STEPS + flymc.UPDATES["of this test"]
+    TRACED.append(engine.BLOCK)
+    return x + engine.BLOCK + mode.MAX_STEPS + flymc.UPDATES["of this test"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +28,9 @@ def update(monkeypatch):
 def test_compiled_code_neither_hides_a_patch_nor_keeps_it(monkeypatch):
     before = int(sizes(0))
     with monkeypatch.context() as patch:
-        patch.setattr(blocks, "BLOCK", blocks.BLOCK + 1)
+        patch.setattr(engine, "BLOCK", engine.BLOCK + 1)
         assert int(sizes(0)) == before + 1
-        patch.setattr("modicum.passes.blocks.BLOCK", blocks.BLOCK + 1)  # patched by its dotted name
+        patch.setattr("modicum.passes.engine.BLOCK", engine.BLOCK + 1)  # patched by its dotted name
         assert int(sizes(0)) == before + 2
     assert int(sizes(0)) == before
     with monkeypatch.context() as patch:
@@ -59,14 +59,14 @@ def test_names_that_plain_python_looks_up_are_there(name):
 @pytest.mark.parametrize(
     ("arguments", "traced"),
     [
-        ((blocks, "BLOCK"), True),
-        ((blocks, "jax"), True),
+        ((engine, "BLOCK"), True),
+        ((engine, "jax"), True),
         ((mode, "MAX_STEPS"), False),
         ((HMC, "move"), False),
         ((HMC, "plan"), True),
         ((HMC(), "move"), False),
         ((jax, "default_backend"), True),
-        (("modicum.methods.ecs.fusing.jax.default_backend", None), True),
+        (("modicum.methods.ecs.composition.jax.default_backend", None), True),
         (("modicum.methods.cost.QUICK", 0.0), False),
         ((runner, "CHUNK_SECONDS"), False),
         ((pytest, "raises"), False),

@@ -259,12 +259,12 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path):
 
 
 def test_streamed_and_resident_rows_give_the_same_draws(small, monkeypatch):
-    from modicum.passes import engine, full_likelihood
+    from modicum.passes import engine, sums
 
     model, rows = small
     seed = {"random_seed": 6}  # one whose warm-up does not amplify the last digit of float32 sums
     at_once = quick(model, rows, **seed)
-    for module in (engine, full_likelihood):
+    for module in (engine, sums):
         monkeypatch.setattr(module, "chunk_rows", lambda rows: 64)  # three chunks, one partial
     resident = quick(model, rows, **seed)
     streamed = quick(model, rows, method=mo.HMC(memory_limit=0), **seed)

@@ -49,7 +49,7 @@ from modicum.models.constraints import (
     positive,
     simplex,
 )
-from modicum.models.numpyro import from_numpyro
+from modicum.models.from_numpyro import from_numpyro
 from modicum.posterior import Posterior, compare
 from modicum.progress import ProgressEvent
 from modicum.rows import Rows

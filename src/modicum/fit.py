@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from modicum.arguments import names_checked
 from modicum.digest import Digest
-from modicum.engines import EngineChoice
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
 from modicum.methods import Method
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel, Ordinal
-from modicum.models.base import Params
-from modicum.models.groups.multilevel import HoldEffects, multilevel
-from modicum.models.groups.terms import INTERCEPT
+from modicum.models.model import Params
+from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior
+from modicum.models.terms import INTERCEPT
+from modicum.passes import EngineChoice
 from modicum.posterior import Posterior, Warnings
 from modicum.progress import Progressbar
 from modicum.rows import Rows

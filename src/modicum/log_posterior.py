@@ -13,15 +13,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.engines import EngineChoice, engine_for
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
-from modicum.models.base import DENSE_LIMIT
-from modicum.passes import Sums, anchor_at_mode
-from modicum.passes.curvature import curvature
+from modicum.models.model import DENSE_LIMIT
+from modicum.passes import EngineChoice, Sums, anchor_at_mode, engine_for
+from modicum.passes.curvature import curvature, prior_slope
 from modicum.passes.mode import TOLERANCE
-from modicum.passes.prior import prior_slope
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
 from modicum.sample import check_model_and_rows

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
-from modicum.posterior import Posterior, unpooled
-from modicum.posterior.alignment import RowsLike
-from modicum.posterior.axes import new_axes, pyplot
-from modicum.posterior.checking.residuals import residual_sizes
-from modicum.posterior.draws import check_interval, require_finite
-from modicum.posterior.effects import terms_of
-from modicum.posterior.labels import scalar_names
+from modicum.posterior import Posterior, group_effects
+from modicum.posterior.draws import check_interval, require_finite, scalar_names
+from modicum.posterior.exactness import residual_sizes
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.group_effects import terms_of
+from modicum.posterior.ppc import new_axes, pyplot
 from modicum.rows.checks import names_like
 
 if TYPE_CHECKING:
@@ -424,7 +423,7 @@ def shrinkage(
         )
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
-    shrunk = unpooled.shrinkage(post, post.fit(), rows, group, name, effects)
+    shrunk = group_effects.shrinkage(post, post.fit(), rows, group, name, effects)
     raw, (wide, edge) = shrunk.unpooled, shrunk.limits(prob)
     counts, mean = (shrunk.table[column].to_numpy() for column in ("rows", "mean"))
     colour = colour_of(post)
@@ -457,7 +456,7 @@ def _effect_table(
 ) -> pd.DataFrame:
     """Return the table of one effect of each level."""
     table = post.effects(group, levels=levels, prob=prob)
-    return unpooled.one_effect(table, _effect_name(post, group, effect))
+    return group_effects.one_effect(table, _effect_name(post, group, effect))
 
 
 def _effect_name(post: Posterior, group: str, effect: str | None) -> str:

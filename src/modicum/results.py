@@ -10,15 +10,15 @@ import numpy as np
 from modicum.digest import Digest
 from modicum.errors import ModicumWarning, warn
 from modicum.methods import Method
-from modicum.methods.base import Coordinates, Plan, Task
-from modicum.methods.groups import quadrature_doubts
+from modicum.methods.method import Coordinates, Plan, Task
+from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import Target
-from modicum.models.arrow import ArrowFactor, Factor
-from modicum.models.prediction import ModelPredictor
+from modicum.models.arrowhead import ArrowFactor, Factor
+from modicum.models.over_draws import ModelPredictor
 from modicum.passes import ModeRecord
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import History, Layout
 
 

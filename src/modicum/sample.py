@@ -17,7 +17,6 @@ import numpy as np
 
 from modicum.arguments import names_checked
 from modicum.digest import Digest
-from modicum.engines import EngineChoice, engine_for
 from modicum.errors import (
     ModicumWarning,
     SettingError,
@@ -27,20 +26,20 @@ from modicum.errors import (
 )
 from modicum.ledger import Ledger
 from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
-from modicum.methods.base import Plan, Task
-from modicum.methods.groups import with_fixed_nodes
+from modicum.methods.method import Plan, Task
+from modicum.methods.whole_groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
-from modicum.models.base import DENSE_LIMIT, Params
-from modicum.passes import Starts, Sums
+from modicum.models.model import DENSE_LIMIT, Params
+from modicum.passes import EngineChoice, Starts, Sums, engine_for
 from modicum.passes.engine import Engine
 from modicum.posterior import Posterior
-from modicum.posterior.labels import scalar_names, tidy_labels
+from modicum.posterior.draws import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.results import posterior_of
 from modicum.rows import Rows
-from modicum.rows.doubtful_weights import doubtful_weights
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.rows import doubtful_weights
 from modicum.run import (
     LENGTH,
     ChainCount,
@@ -58,7 +57,7 @@ from modicum.run import (
     stoppable,
     within_limits,
 )
-from modicum.run.layout import FEW
+from modicum.run.chains import FEW
 from modicum.runtime import free_memory, in_double_precision, refuse_forked
 
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short

@@ -30,15 +30,15 @@ from modicum.models import (
     Logistic,
     Softmax,
 )
-from modicum.models.base import BaseModel
 from modicum.models.families import PoissonRates
 from modicum.models.families.real import ScaleFamily
-from modicum.models.prediction import ModelPredictor
+from modicum.models.model import BaseModel
+from modicum.models.over_draws import ModelPredictor
 from modicum.models.priors.distributions import Prior
 from modicum.posterior import Posterior
-from modicum.posterior.alignment import aligned
 from modicum.posterior.draws import affordable, thinned
-from modicum.posterior.prediction import in_pieces
+from modicum.posterior.fit_rows import aligned
+from modicum.posterior.predict import in_pieces
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
 from modicum.rows.sources import is_table

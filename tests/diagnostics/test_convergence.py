@@ -1,14 +1,10 @@
 """Diagnostics equal ArviZ's, for all scalars at once, including edge cases."""
 
-import ast
-from pathlib import Path
-
 import numpy as np
 import pytest
 from arviz_stats.base import array_stats
 from scipy.signal import lfilter
 
-import modicum.diagnostics
 from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
 from modicum.errors import SettingError
 
@@ -171,20 +167,3 @@ def test_chains_frozen_in_different_places():
 
 def test_tiny_units_do_not_matter(draws):
     assert mcse(1e-20 * draws)[0, 0] == pytest.approx(1e-20 * mcse(draws)[0, 0])
-
-
-def test_import_is_light():
-    """Heavy libraries are imported when used, not when our modules are imported."""
-    heavy = {"jax", "arviz_stats", "arviz_base", "pandas", "xarray", "scipy"}
-    package = Path(modicum.diagnostics.__file__).parents[1]
-    files = [
-        package / "ledger.py",
-        *package.glob("diagnostics/*.py"),
-        *package.glob("posterior/*.py"),
-    ]
-    assert len(files) > 10
-    for file in files:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not heavy & {name.split(".")[0] for name in names}, file

@@ -11,7 +11,7 @@ from modicum.diagnostics import (
     inefficiency,
     relative_computational_time,
 )
-from modicum.diagnostics.inefficiency import autoregressive_spectrum
+from modicum.diagnostics.convergence import autoregressive_spectrum
 from modicum.errors import SettingError
 
 

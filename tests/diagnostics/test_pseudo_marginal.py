@@ -5,7 +5,7 @@ import pytest
 
 import modicum as mo
 from modicum.diagnostics import optimal_variance
-from modicum.diagnostics.inefficiency import _inefficiency
+from modicum.diagnostics.convergence import _inefficiency
 
 
 @pytest.mark.parametrize(

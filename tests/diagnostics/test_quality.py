@@ -8,12 +8,12 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from modicum.diagnostics import (
+    distances,
     kernel_stein_discrepancy,
     kl_nearest_neighbours,
     kl_to_gaussian,
     mse,
     squared_stein_discrepancy,
-    stein,
 )
 from modicum.errors import SettingError
 
@@ -63,7 +63,7 @@ def test_stein_kernel_is_the_one_of_its_definition(x64):
 def test_blocks_change_nothing(monkeypatch):
     x = exact(50)
     whole = kernel_stein_discrepancy(x, score), squared_stein_discrepancy(x, score)
-    monkeypatch.setattr(stein, "BLOCK", 7)
+    monkeypatch.setattr(distances, "BLOCK", 7)
     assert whole == pytest.approx(
         (kernel_stein_discrepancy(x, score), squared_stein_discrepancy(x, score))
     )

@@ -13,10 +13,9 @@ import pytest
 import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.targets import disagreements, exact_draws, flat_draws, sums_of
-from modicum.designs import weight_tables
-from modicum.digest.keeping import expansion
-from modicum.digest.pool import Pool, RowCounts, choose
-from modicum.methods.full_log_posterior import FullLogPosterior
+from modicum.digest.pool import Pool, RowCounts, choose, expansion
+from modicum.kernels.designs import weight_tables
+from modicum.methods.without_mode import FullLogPosterior
 from modicum.passes.curvature import whitening_factor
 from modicum.rows.reading import read_formula
 

@@ -109,7 +109,7 @@ def store(tmp_path_factory):
 @pytest.fixture
 def fetched(monkeypatch):
     """Chains fetch their rows, 200 iterations at a time, and workers keep weights."""
-    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
+    monkeypatch.setattr("modicum.run.iterations.SMALL_STORE", 0)
     monkeypatch.setattr(weight_classes, "BLOCK", 16_384)
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 200)
 

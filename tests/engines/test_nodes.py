@@ -8,7 +8,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
-from modicum.engines import ray_engine
+from modicum.passes import ray_engine
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def local(store):
 @pytest.fixture
 def fetched(monkeypatch):
     """Chains fetch their rows, 200 iterations at a time."""
-    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
+    monkeypatch.setattr("modicum.run.iterations.SMALL_STORE", 0)
     monkeypatch.setattr(sys.modules["modicum.sample"], "capacity_for", lambda *_: 200)
 
 

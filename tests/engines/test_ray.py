@@ -11,9 +11,8 @@ import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
-from modicum.engines import cluster, ray_engine
-from modicum.engines.sharded_weights import OrderAtWorkers
-from modicum.passes import LocalEngine
+from modicum.passes import LocalEngine, ray_engine
+from modicum.passes.sharded_weights import OrderAtWorkers
 from modicum.rows import weight_classes
 
 ray = pytest.importorskip("ray")
@@ -74,7 +73,7 @@ def test_draws_match_one_machine_with_any_number_of_workers(rows, engine, local,
 def test_weights_stay_with_workers_and_draws_are_the_same(engine, tmp_path, monkeypatch):
     """Chains draw positions, workers look up their rows, and one worker is killed."""
     monkeypatch.setattr(weight_classes, "BLOCK", 16_384)  # rows per shard: ten shards
-    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)
+    monkeypatch.setattr("modicum.run.iterations.SMALL_STORE", 0)
     store = mo.rows.ingest(logistic_rows(N), tmp_path / "store", dtype=None, progressbar=False)
     assert engine.connect(False).keeps(store)
     gathered, killed = [], []
@@ -168,7 +167,7 @@ def test_progress_says_workers_and_rows_per_second(rows, engine, monkeypatch):
 
 
 def test_a_worker_that_keeps_dying_is_a_clear_error(rows, engine, monkeypatch):
-    monkeypatch.setattr(cluster, "RESTARTS", 0)
+    monkeypatch.setattr(ray_engine, "RESTARTS", 0)
     engine.close()
     with pytest.raises(mo.ResourceError, match=r"a worker died.*checkpoint"):
         engine.connect(False).map_reduce(always_dies, 0, rows)

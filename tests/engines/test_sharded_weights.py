@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.designs import Weighted, certainty_rows, weight_tables
-from modicum.engines.ray_engine import RayEngine
-from modicum.engines.sharded_weights import NumbersAtWorkers
-from modicum.engines.worker import Worker
-from modicum.methods.ecs.sampled_rows import sample_on_host
+from modicum.kernels.designs import Weighted, certainty_rows, weight_tables
+from modicum.methods.drawn_rows import sample_on_host
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
+from modicum.passes.ray_engine import RayEngine
+from modicum.passes.sharded_weights import NumbersAtWorkers
+from modicum.passes.worker import Worker
 from modicum.rows import weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, extent_of, sorted_by_class
 

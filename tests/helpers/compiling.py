@@ -6,8 +6,8 @@ from functools import cache
 import jax
 import pytest
 
-from modicum.methods.ecs.tuning import pilot_chains
-from modicum.run import advance
+from modicum.methods.ecs import pilot_draws as pilot_chains
+from modicum.run import iterations
 from modicum.runtime import FAST_COMPILE, _usable
 
 
@@ -22,7 +22,7 @@ def optimised_chains():
     """Compile the loops of chains and pilot chains with the optimisation that users get."""
     with pytest.MonkeyPatch.context() as patch:
         for name, function in LOOPS.items():
-            patch.setattr(advance, name, _loop(function, 2))
+            patch.setattr(iterations, name, _loop(function, 2))
         patch.setattr(pilot_chains, "_chains", _loop(PILOT, 3))
         yield
 
@@ -33,7 +33,7 @@ def _loop(function, statics):
 
 
 LOOPS = {
-    name: getattr(advance, name).__wrapped__
+    name: getattr(iterations, name).__wrapped__
     for name in ("advance", "advance_together", "ahead", "ahead_together")
 }
 PILOT = pilot_chains._chains.__wrapped__

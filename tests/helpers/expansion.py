@@ -7,9 +7,9 @@ import numpy as np
 
 import modicum as mo
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, poisson_rows, sums_of
-from modicum.estimators import AutodiffTaylor, LinearTaylor, proxy
+from modicum.kernels.control_variates import AutodiffTaylor, LinearTaylor, proxy
 from modicum.passes import anchor_at
-from modicum.passes.prior import prior_slope
+from modicum.passes.curvature import prior_slope
 
 M = mo.models
 

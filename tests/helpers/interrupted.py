@@ -3,7 +3,7 @@
 import json
 
 from helpers.targets import sums_of
-from modicum.methods.base import Task
+from modicum.methods.method import Task
 
 
 class Crash(BaseException):

@@ -14,22 +14,22 @@ from pkgutil import resolve_name
 import pytest
 
 TRACED = (  # modules where compiled functions look up names
-    *("jax", "numpyro", "modicum.arrays", "modicum.designs", "modicum.digest"),
-    *("modicum.estimators", "modicum.kernels", "modicum.log_posterior", "modicum.methods"),
+    *("jax", "numpyro", "modicum.arrays", "modicum.kernels.designs", "modicum.digest"),
+    *("modicum.kernels", "modicum.log_posterior", "modicum.methods"),
     *("modicum.models", "modicum.passes", "modicum.random", "modicum.results"),
-    *("modicum.run.advance", "modicum.run.records"),
+    "modicum.run.iterations",
 )
 # Names in those modules that only plain Python looks up: sizes and frequencies of work, limits for
 # errors and warnings, parts of plans. A name missing here costs time. A name wrongly listed here
 # hides a patch: before you add one, read where it is used.
 PLAIN = (
-    "modicum.methods.base.Task.anchor_at_mode",
-    "modicum.methods.base.anchor_at_mode",
-    "modicum.methods.choice.Auto.decide",
-    "modicum.methods.choice._enough",
-    "modicum.methods.choice._study",
+    "modicum.methods.method.Task.anchor_at_mode",
+    "modicum.methods.method.anchor_at_mode",
+    "modicum.methods.auto.Auto.decide",
+    "modicum.methods.auto._enough",
+    "modicum.methods.auto._study",
     "modicum.methods.cost",
-    "modicum.methods.ecs.fusing._can_lower",
+    "modicum.methods.ecs.composition._can_lower",
     "modicum.methods.ecs.perturbed.DelayedAcceptanceKernel",  # kernels are passed by value
     "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.anchored_proxy.MANY",
@@ -39,32 +39,35 @@ PLAIN = (
     "modicum.methods.ecs.pilot.Study._curves",
     "modicum.methods.ecs.pilot.may_be_curved",
     "modicum.methods.ecs.pilot.run_pilot_chains",
-    "modicum.methods.ecs.tuning.pilot_chains._chains",  # a whole loop: compiled code never calls it
-    "modicum.methods.ecs.tuning.residuals.BLOCK",
+    "modicum.methods.ecs.pilot_draws._chains",  # a whole loop: compiled code never calls it
+    "modicum.methods.ecs.pilot_residuals.BLOCK",
     "modicum.methods.full_data.HMC.move",
     "modicum.methods.full_data.curves_on_all_rows",
-    "modicum.methods.groups.COARSE",
-    "modicum.methods.groups.NEAR_ZERO",
-    "modicum.methods.mean_anchor",
-    "modicum.models.groups.integrated.FEWEST_NODES",
-    "modicum.models.prediction.BUDGET",
-    "modicum.models.prediction.TRACED",
-    "modicum.models.prediction._trace",
+    "modicum.methods.whole_groups.COARSE",
+    "modicum.methods.whole_groups.NEAR_ZERO",
+    "modicum.methods.without_mode",
+    "modicum.models.integrated.FEWEST_NODES",
+    "modicum.models.over_draws.BUDGET",
+    "modicum.models.over_draws.TRACED",
+    "modicum.models.over_draws._trace",
     "modicum.passes.anchor.DENSE_LIMIT",
     "modicum.passes.engine.LocalEngine.hosts",
     "modicum.passes.engine.chunk_rows",
     "modicum.passes.engine.padded_chunk",
-    "modicum.passes.fixed_point.FREE",
-    "modicum.passes.fixed_point.settle",  # it calls compiled functions, and none of them calls it
-    "modicum.passes.full_likelihood.chunk_rows",
+    "modicum.passes.hyperparameters.FREE",
+    "modicum.passes.hyperparameters.settle",  # it calls compiled functions, never from one
+    "modicum.passes.sums.chunk_rows",
     "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
-    "modicum.passes.scales.FEW",
+    "modicum.passes.hyperparameters.FEW",
+    "modicum.passes.ray_engine",
     "modicum.passes.sums.FEW_VALUES",
-    "modicum.run.advance.advance",
-    "modicum.run.advance.advance_together",
-    "modicum.run.advance.ahead",
-    "modicum.run.advance.ahead_together",
-    "modicum.run.records.RESERVED",
+    "modicum.run.iterations.advance",
+    "modicum.run.iterations.advance_together",
+    "modicum.run.iterations.ahead",
+    "modicum.run.iterations.ahead_together",
+    "modicum.run.iterations.Fetcher",
+    "modicum.run.iterations.RESERVED",
+    "modicum.run.iterations.SMALL_STORE",
 )
 
 

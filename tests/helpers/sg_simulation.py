@@ -13,8 +13,8 @@ import numpy as np
 
 from helpers.compiling import optimised
 from helpers.targets import location
-from modicum.designs import Uniform, UniformTables
-from modicum.kernels.base import StochasticGradientContext
+from modicum.kernels.designs import Uniform, UniformTables
+from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
 from modicum.models import Target
 

@@ -6,7 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
-from modicum.kernels.delayed import DelayedAcceptanceKernel
+from modicum.kernels.all_rows import DelayedAcceptanceKernel
 from modicum.methods.ecs import perturbed
 
 POOR = {"anchor": toy.poor_anchor(), "design": "uniform", "ddof": 0, **toy.POOR}

@@ -14,17 +14,17 @@ from scipy.stats import poisson
 import modicum as mo
 from helpers import toy
 from helpers.targets import TIMES
-from modicum.designs import Uniform, UniformTables, Weighted, weight_tables
-from modicum.estimators import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.adaptation import AdaptationFlags
-from modicum.kernels.base import EMPTY, Proxy
+from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
 )
+from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
+from modicum.kernels.protocols import EMPTY, Proxy
 from modicum.methods.ecs import composition
-from modicum.methods.ecs.tuning import refresh_acceptance
+from modicum.methods.ecs.subsample import refresh_acceptance
 
 SLOW = pytest.mark.slow
 

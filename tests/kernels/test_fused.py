@@ -15,12 +15,11 @@ from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused import FusedKernel, pieces
 from modicum.kernels.fused.sizes import PhasedShape
 from modicum.kernels.moves import HMCMove
-from modicum.methods.base import Task
-from modicum.methods.ecs.composition import with_integrator
-from modicum.methods.ecs.fusing import fused_kernel
+from modicum.methods.ecs.composition import fused_kernel, with_integrator
+from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start
 from modicum.run import Chains
-from modicum.run import advance as compiled
+from modicum.run import iterations as compiled
 
 CHAINS, LENGTH = 2, 6
 POSITION = ("position",)
@@ -270,7 +269,7 @@ def test_the_front_door_takes_it(monkeypatch):
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
     # From JAX 0.11 on, a program can only be lowered with a GPU present.
-    monkeypatch.setattr("modicum.methods.ecs.fusing._can_lower", lambda form: True)
+    monkeypatch.setattr("modicum.methods.ecs.composition._can_lower", lambda form: True)
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}
     posts = {}
     for setting in (False, "auto"):
@@ -324,7 +323,7 @@ def test_a_gpu_takes_a_split_integrator(plan, monkeypatch, a_gpu):
     method = mo.HMCECS()
     kernel, _ = with_integrator(method, plan.kernel, plan.context)
     assert kernel.move == HMCMove(1.2)
-    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("modicum.methods.ecs.composition.jax.default_backend", lambda: "gpu")
     kernel, tuning = with_integrator(method, plan.kernel, plan.context)
     assert kernel.move == HMCMove(np.pi / 2, split=True)
     assert tuning["integrator"]["value"] == "split"
@@ -384,7 +383,7 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
     ],
 )
 def test_what_is_not_covered_is_said(plan, monkeypatch, a_gpu, change, reason):
-    monkeypatch.setattr("modicum.methods.ecs.fusing.jax.default_backend", lambda: "gpu")
+    monkeypatch.setattr("modicum.methods.ecs.composition.jax.default_backend", lambda: "gpu")
     settled, _ = fused_kernel("auto", plan.kernel, plan.context)
     assert isinstance(settled, FusedKernel)
     settled, why = fused_kernel("auto", *change(plan.kernel, plan.context))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.targets import TIMES
-from modicum.kernels.flymc import (
+from modicum.kernels.firefly import (
     Bright,
     Lights,
     explicit,

@@ -11,11 +11,15 @@ import pytest
 import modicum as mo
 from helpers.sg_simulation import composed, context_of, simulate
 from helpers.targets import TIMES, Location, location
-from modicum.designs import Stratified, strata_tables
-from modicum.estimators.gradients import ESTIMATORS, Minibatch, Taylor
+from modicum.kernels.designs import Stratified, strata_tables
+from modicum.kernels.gradients import ESTIMATORS, Minibatch, Taylor
 from modicum.kernels.integrators import INTEGRATORS, Friction, Preconditioned
-from modicum.kernels.selectors import SELECTORS, Exponential
-from modicum.kernels.stochastic_gradient import StepFlags, StochasticGradientKernel
+from modicum.kernels.stochastic_gradient import (
+    SELECTORS,
+    Exponential,
+    StepFlags,
+    StochasticGradientKernel,
+)
 from modicum.models import Target
 
 # n Var(t), Var(r) and bias in sd by an independent simulation of 4,000 chains; its own errors:

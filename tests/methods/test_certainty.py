@@ -21,7 +21,8 @@ from helpers.targets import (
     quick,
     same_draws,
 )
-from modicum.designs import (
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.designs import (
     Drawn,
     Uniform,
     UniformTables,
@@ -30,13 +31,14 @@ from modicum.designs import (
     draw_on_host,
     weight_tables,
 )
-from modicum.estimators import BlockPoisson, BlockPoissonTables, LinearTaylor, Perturbed
-from modicum.estimators.gradients import Taylor
-from modicum.kernels.base import StochasticGradientContext
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
+from modicum.kernels.gradients import Taylor
+from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
-from modicum.methods.ecs.sampled_rows import SampledRows, sample_on_host
-from modicum.methods.ecs.tuning import Pilot, cheapest_certainty, choose
+from modicum.kernels.protocols import StochasticGradientContext
+from modicum.methods.drawn_rows import SampledRows, cheapest_certainty, sample_on_host
+from modicum.methods.ecs.pilot_residuals import Pilot
+from modicum.methods.ecs.subsample import choose
 from modicum.methods.sgmcmc.design import _cheapest
 
 M = mo.models
@@ -133,7 +135,7 @@ def test_fewer_of_the_sampled_rows_stand_for_as_many():
 
 
 def test_designs_that_cannot_leave_rows_out_say_so():
-    from modicum.designs import Stratified
+    from modicum.kernels.designs import Stratified
 
     with pytest.raises(mo.SettingError, match="certainty=0"):
         Stratified().without(certainty_rows(weight_tables(EXPECTED), 3), None)

@@ -10,7 +10,8 @@ from helpers.interrupted import task_of
 from helpers.pilots import small_pilots
 from helpers.targets import logistic_rows
 from modicum.cli.fitting import build_method
-from modicum.methods import choice, cost
+from modicum.methods import auto as choice
+from modicum.methods import cost
 from modicum.methods.laplace import Verdict
 from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
 

@@ -12,19 +12,19 @@ from helpers.expansion import Expansion
 from helpers.interrupted import planned
 from helpers.pilots import small_pilots
 from helpers.targets import logistic_rows
-from modicum.designs import Weighted
-from modicum.estimators import BlockPoisson, BlockPoissonTables, LinearTaylor
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.designs import Weighted
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     certain_rows,
     with_coreset,
 )
+from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.composition import cached_coreset
-from modicum.methods.ecs.tuning.block_poisson import Bound
-from modicum.methods.ecs.tuning.coreset import FarOut
-from modicum.methods.ecs.tuning.residuals import reweighted
+from modicum.methods.ecs.pilot_residuals import reweighted
+from modicum.methods.ecs.signed_products import Bound, FarOut
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
 BY_HAND = {"certainty": 0, "batch": 5, "products": 60, "levels": False}

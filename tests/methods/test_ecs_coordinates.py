@@ -10,10 +10,10 @@ import modicum as mo
 from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
 from modicum.errors import SettingError
-from modicum.estimators.coordinates import POWERS, bend
-from modicum.estimators.taylor import control_variate, proxy
-from modicum.methods.ecs.tuning import choose_coordinates
-from modicum.methods.ecs.tuning.pilot_draws import DESIGN_DRAWS, DESIGN_DRAWS_AT_KINKS
+from modicum.kernels.control_variates import control_variate, proxy
+from modicum.kernels.expansion import POWERS, bend
+from modicum.methods.ecs.anchored_proxy import choose_coordinates
+from modicum.methods.ecs.pilot_draws import DESIGN_DRAWS, DESIGN_DRAWS_AT_KINKS
 from modicum.methods.weights import expected_residuals
 from modicum.passes import anchor_at_mode
 from modicum.runtime import in_double_precision

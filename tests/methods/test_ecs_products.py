@@ -5,8 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modicum.methods.ecs.tuning import NormalFactors, Pilot, choose_products
-from modicum.methods.ecs.tuning.block_poisson import _cheapest, pilot_sign
+from modicum.methods.ecs.pilot_residuals import Pilot
+from modicum.methods.ecs.signed_products import (
+    NormalFactors,
+    _cheapest,
+    choose_products,
+    pilot_sign,
+)
 
 
 def pilot(deviation=1.0, batch=30, skew=False, slope=0.01, mean=0.0, draws=32, rows=4000):

@@ -8,8 +8,9 @@ import pytest
 import modicum as mo
 from helpers.interrupted import planned, task_of
 from modicum.diagnostics import mcse, r_hat
-from modicum.methods.ecs import checks, pilot
-from modicum.methods.ecs.tuning.pilot_chains import PilotChains
+from modicum.methods.ecs import pilot
+from modicum.methods.ecs import run_checks as checks
+from modicum.methods.ecs.pilot_draws import PilotChains
 from modicum.runtime import in_double_precision
 
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25, 30)]

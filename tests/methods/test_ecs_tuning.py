@@ -11,11 +11,9 @@ import modicum as mo
 from helpers.expansion import Expansion, expanded
 from helpers.interrupted import planned
 from helpers.targets import logistic_rows
-from modicum.estimators import LinearTaylor
-from modicum.methods.ecs.tuning import Pilot, choose, refresh_acceptance, study
-from modicum.methods.ecs.tuning.residuals import posterior_share
-from modicum.methods.ecs.tuning.slopes import representative_rows
-from modicum.methods.ecs.tuning.subsample import best_sweep
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.methods.ecs.pilot_residuals import Pilot, posterior_share, representative_rows, study
+from modicum.methods.ecs.subsample import best_sweep, choose, refresh_acceptance
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
 
@@ -135,7 +133,7 @@ def test_residuals_at_draws_match_the_rows_themselves(numpy, x64, monkeypatch):
 
 
 def test_other_models_are_judged_at_pilot_draws(x64):
-    from modicum.estimators import AutodiffTaylor
+    from modicum.kernels.control_variates import AutodiffTaylor
 
     e = expanded("logistic", 2, form=AutodiffTaylor)
     found = expected_residuals(e.sums, e.cv, e.proxy, DRAWS)

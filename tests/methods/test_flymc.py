@@ -21,14 +21,14 @@ from helpers.targets import (
     same_draws,
 )
 from models.test_bounds import Flat
-from modicum.estimators.bounds import BOUNDS
-from modicum.kernels import flymc as kernel
-from modicum.kernels.flymc import implicit
-from modicum.methods.base import Task
-from modicum.methods.flymc.method import look_back
+from modicum.kernels import firefly as kernel
+from modicum.kernels.bounds import BOUNDS
+from modicum.kernels.firefly import implicit
+from modicum.methods.flymc import look_back
+from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start
 from modicum.run import History, runner
-from modicum.run.advance import begin_together
+from modicum.run.iterations import begin_together
 
 M = mo.models
 SLOW = pytest.mark.slow

@@ -26,9 +26,9 @@ from helpers.targets import (
     quick,
     same_draws,
 )
-from modicum.methods.ecs.checks import Case, look_back
+from modicum.methods.ecs.run_checks import Case, look_back
 from modicum.models import Target
-from modicum.run import fetching, runner
+from modicum.run import iterations, runner
 
 M = mo.models
 RUN = {"draws": 2_000, "tune": 400, "chains": 2, "random_seed": 11, "progressbar": False}
@@ -218,13 +218,13 @@ def test_store_and_memory_give_the_same_draws(small, first, tmp_path, monkeypatc
     store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
     assert same_draws(first, quick(model, store, **ECS))
     # and so do rows that are fetched ahead, like those of a large store
-    fetched, real = [], fetching.Fetcher._read
+    fetched, real = [], iterations.Fetcher._read
 
     def read(self, drawn):
         fetched.append(len(drawn))
         return real(self, drawn)
 
-    monkeypatch.setattr(fetching.Fetcher, "_read", read)
+    monkeypatch.setattr(iterations.Fetcher, "_read", read)
     ahead = quick(model, store, **ECS | {"method": mo.HMCECS(memory_limit=0)})
     assert same_draws(first, ahead)
     assert fetched

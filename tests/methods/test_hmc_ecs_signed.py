@@ -19,8 +19,9 @@ from helpers.targets import (
     same_draws,
 )
 from modicum.errors import CrudeControlVariateError
-from modicum.methods.ecs.checks import Case, look_ahead_signed
-from modicum.methods.ecs.tuning import Pilot, Products
+from modicum.methods.ecs.pilot_residuals import Pilot
+from modicum.methods.ecs.run_checks import Case, look_ahead_signed
+from modicum.methods.ecs.signed_products import Products
 from modicum.models import Target
 from modicum.posterior.weighted import weighted_mcse, weighted_mean
 

@@ -12,11 +12,10 @@ from helpers.targets import exact_draws, flat_draws, logistic_rows, mean_and_err
 from modicum.diagnostics import ess
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.methods.ecs import HMCECS
-from modicum.methods.ecs.tuning import log_proxies
-from modicum.methods.laplace import Verdict
+from modicum.methods.ecs.pilot_draws import log_proxies
+from modicum.methods.laplace import Verdict, WeighingPool
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler
-from modicum.methods.weighing_pool import WeighingPool
 from modicum.passes import NEAR
 from modicum.posterior.weighted import weighted_mean
 from modicum.runtime import in_double_precision

@@ -14,10 +14,15 @@ from scipy.signal import find_peaks
 import modicum as mo
 from helpers.interrupted import planned
 from helpers.targets import sums_of
-from modicum.estimators.by_numpy import NumPyRows
-from modicum.estimators.levels import curve_of_rows, curve_sum, rows_along_levels
-from modicum.estimators.taylor import control_variate, proxy
-from modicum.kernels.base import LevelCurves
+from modicum.kernels.control_variates import (
+    control_variate,
+    curve_of_rows,
+    curve_sum,
+    proxy,
+    rows_along_levels,
+)
+from modicum.kernels.protocols import LevelCurves
+from modicum.kernels.residuals_by_numpy import NumPyRows
 from modicum.methods.ecs import level_curves
 from modicum.methods.weights import cached_rows, expected_residuals
 from modicum.models.matrix import DenseMatrix

@@ -10,10 +10,10 @@ import pytest
 
 import modicum as mo
 from helpers.targets import TIMES, mean_and_error, sums_of
-from modicum.estimators import control_variate, proxy
-from modicum.kernels.coordinates import straighten
+from modicum.kernels.control_variates import control_variate, proxy
+from modicum.kernels.whitening import straighten
 from modicum.models import target as targets
-from modicum.models.arrow import ArrowCholesky, ArrowFactor, ArrowMatrix
+from modicum.models.arrowhead import ArrowCholesky, ArrowFactor, ArrowMatrix
 from modicum.passes import anchor_at_mode
 from modicum.runtime import in_double_precision
 

@@ -11,9 +11,9 @@ import modicum as mo
 from helpers.interrupted import task_of
 from helpers.ported import RUBIN, marginal_of_mu_and_tau
 from helpers.targets import TIMES, Conjugate, all_of, logistic_rows, mean_and_error
-from modicum.kernels.base import Point
-from modicum.kernels.full_data import _move_dense
+from modicum.kernels.all_rows import _move_dense
 from modicum.kernels.moves import HMCMove
+from modicum.kernels.protocols import Point
 from modicum.methods import cost
 from modicum.passes import mode
 

@@ -97,7 +97,7 @@ def test_rows_are_drawn_from_all_of_the_data(x64):
     """Every month of a sorted store is drawn in proportion to its weight."""
     import jax
 
-    from modicum.designs import Uniform, Weighted, weight_tables
+    from modicum.kernels.designs import Uniform, Weighted, weight_tables
 
     month = np.repeat(np.arange(12), N // 12)
     expected = np.where(month == 3, 5.0, 1.0)

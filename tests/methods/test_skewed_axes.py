@@ -8,8 +8,9 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.interrupted import task_of
-from modicum.kernels.curved_axes import Curves, along_curves
-from modicum.methods import choice, cost, full_data
+from modicum.kernels.whitening import Curves, along_curves
+from modicum.methods import auto as choice
+from modicum.methods import cost, full_data
 from modicum.methods.skewed_axes import COARSE, KEPT, skewed_axes
 from modicum.passes import Anchor
 

@@ -268,7 +268,7 @@ def test_raw_parameters_need_no_mode(monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("no mode is needed")
 
-    monkeypatch.setattr("modicum.methods.base.anchor_at_mode", never)
+    monkeypatch.setattr("modicum.methods.method.anchor_at_mode", never)
     post = sample(mo.SGLD(**RAW, start=[3.0, -3.0]), draws=2)
     assert np.abs(post["theta"][:, 0] - [3.0, -3.0]).max() < 1.0
     assert post.ledger.by_purpose.keys() == {"sampling", "pilot"}

@@ -13,7 +13,7 @@ from helpers.interrupted import planned
 from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
 from modicum.errors import CrudeControlVariateError
-from modicum.methods.base import Task
+from modicum.methods.method import Task
 from modicum_lab.bench.stand_ins import census_shaped
 from modicum_lab.papers.references import reference
 

@@ -11,14 +11,16 @@ import pytest
 
 import modicum as mo
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, sums_of
-from modicum.estimators import BoundedRows, collapse, whitened_sums
-from modicum.estimators.bounds import (
+from modicum.kernels.bounds import (
     BOUNDS,
+    BoundedRows,
     LogisticBound,
     SoftmaxBound,
     StudentTBound,
     _a,
     bound_of,
+    collapse,
+    whitened_sums,
 )
 from modicum.passes import anchor_at_mode
 

@@ -15,10 +15,10 @@ import pytest
 
 import modicum as mo
 from helpers.coded import Pair, crossed, densely, pair
-from modicum.estimators.bounds import BoundedRows, bound_of, collapse
-from modicum.estimators.taylor import control_variate, proxy
+from modicum.kernels.bounds import BoundedRows, bound_of, collapse
+from modicum.kernels.control_variates import control_variate, proxy
 from modicum.ledger import Ledger
-from modicum.methods.ecs.tuning import residuals as residuals_module
+from modicum.methods.ecs import pilot_residuals as residuals_module
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
 from modicum.models.matrix import CodedMatrix, DenseMatrix

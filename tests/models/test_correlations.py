@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from modicum.models.correlations import (
+from modicum.models.covariances import (
+    Covariance,
     correlation_factor,
     correlations,
     log_unexplained,
@@ -17,9 +18,8 @@ from modicum.models.correlations import (
     unnormalized_lkj,
     unnormalized_lkj_integral,
 )
-from modicum.models.groups.covariance import Covariance
 from modicum.models.priors.distributions import HalfNormal
-from modicum.models.priors.grouped import Effects
+from modicum.models.priors.exact import Effects
 
 POINTS = np.array([0.0, 5.0, 19.0, 40.0, -19.0])
 

@@ -6,13 +6,14 @@ import pytest
 from scipy import stats
 
 import modicum as mo
-from modicum.kernels.base import Proxy, Warp
-from modicum.kernels.coordinates import straighten
+from modicum.kernels.protocols import Proxy
+from modicum.kernels.whitening import straighten
 from modicum.models import Target
-from modicum.models.correlations import correlations, partials_of
-from modicum.models.groups.multilevel import multilevel
+from modicum.models.covariances import correlations, partials_of
+from modicum.models.multilevel import multilevel
 from modicum.models.priors.distributions import HalfNormal
-from modicum.models.priors.grouped import Effects
+from modicum.models.priors.exact import Effects
+from modicum.passes.anchor import Warp
 
 M, P, G = mo.models, mo.priors, mo.models.GroupTerm
 

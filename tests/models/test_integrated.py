@@ -14,20 +14,18 @@ from scipy.stats import norm
 import modicum as mo
 from helpers.targets import exact_draws, softplus
 from modicum.errors import DataError, SettingError
-from modicum.estimators.groups import GroupTaylor, group_proxy, variance_unit
-from modicum.estimators.groups.coordinates import expansion_coordinates
-from modicum.kernels.base import Proxy
+from modicum.kernels.expansion import expansion_coordinates, group_proxy, variance_unit
+from modicum.kernels.group_residuals import GroupTaylor
+from modicum.kernels.protocols import Proxy
 from modicum.ledger import Ledger
-from modicum.methods import groups as groups_module
-from modicum.methods.groups import doubts_about_groups, quadrature_doubts
-from modicum.models import FAMILIES, IntegratedEffects, Target
-from modicum.models.groups import integrals, integrated
+from modicum.methods import whole_groups as groups_module
+from modicum.methods.whole_groups import doubts_about_groups, quadrature_doubts
+from modicum.models import FAMILIES, IntegratedEffects, Target, integrals, integrated
 from modicum.models.priors import OWN
-from modicum.passes import LocalEngine, Sums, anchor_at, scales, with_nodes
-from modicum.passes.effects import draw_effects
+from modicum.passes import LocalEngine, Sums, anchor_at, hyperparameters, with_nodes
+from modicum.passes.integrated_groups import draw_effects
 from modicum.passes.sums import _hessian_sum
-from modicum.posterior.effects import _check_acceptance
-from modicum.posterior.unpooled import unpooled_effects
+from modicum.posterior.group_effects import _check_acceptance, unpooled_effects
 
 GROUPS = 40
 
@@ -454,7 +452,7 @@ def test_doubts_about_groups(monkeypatch):
     monkeypatch.setattr(groups_module, "NEAR_ZERO", 0.01)
     sums, t = problem(mo.models.Logistic(), 1, nodes=3)
     assert codes() == {"group-sd-near-zero", "quadrature-coarse"}
-    monkeypatch.setattr(scales, "FEW", GROUPS + 1)
+    monkeypatch.setattr(hyperparameters, "FEW", GROUPS + 1)
     assert codes() == {"groups-few", "quadrature-coarse"}
 
 

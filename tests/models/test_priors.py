@@ -11,7 +11,7 @@ from scipy import integrate, stats
 import modicum as mo
 from helpers.targets import gaussian_rows, logistic_rows, sums_of
 from modicum.models import Target
-from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.passes import anchor_at_mode
 
 M, P = mo.models, mo.priors

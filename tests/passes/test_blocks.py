@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from helpers.targets import logistic_rows
-from modicum.passes import blocks, engine
+from modicum.passes import engine
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 8)
+    monkeypatch.setattr(engine, "BLOCK", 8)
     monkeypatch.setattr(engine, "BLOCK", 8)
 
 
@@ -29,7 +29,7 @@ def test_blocks_add_up_to_the_chunk(small, rows):
         kept = jnp.where(present, batch["y"], 0.0)
         return kept.sum(), kept @ batch["x"]
 
-    total, vector = jax.jit(lambda b, p: blocks.sum_in_blocks(weighed, b, p))(batch, present)
+    total, vector = jax.jit(lambda b, p: engine.sum_in_blocks(weighed, b, p))(batch, present)
     kept = np.where(present, batch["y"], 0)
     assert float(total) == pytest.approx(kept.sum(), rel=1e-12)
     np.testing.assert_allclose(vector, kept @ batch["x"], rtol=1e-12)
@@ -38,7 +38,7 @@ def test_blocks_add_up_to_the_chunk(small, rows):
     def squares(batch, present):
         return batch["y"] ** 2 + present
 
-    found = jax.jit(lambda b, p: blocks.map_in_blocks(squares, b, p))(batch, present)
+    found = jax.jit(lambda b, p: engine.map_in_blocks(squares, b, p))(batch, present)
     np.testing.assert_allclose(found, batch["y"] ** 2 + present, rtol=1e-14)
 
 
@@ -46,8 +46,8 @@ def test_blocks_add_up_to_the_chunk(small, rows):
 def test_large_chunks_are_whole_blocks(n):
     rows = logistic_rows(7, 3)
     size = engine.chunk_rows(_many(rows, n))
-    assert size % blocks.BLOCK == 0 or size == n
-    assert size < n + blocks.BLOCK
+    assert size % engine.BLOCK == 0 or size == n
+    assert size < n + engine.BLOCK
 
 
 def _many(rows, n):

@@ -30,15 +30,13 @@ from modicum.passes import (
     anchor_at,
     anchor_at_mode,
     find_mode,
-    fixed_point,
+    hyperparameters,
     mode,
-    scales,
 )
 from modicum.passes.anchor import whitening_factor
-from modicum.passes.curvature import curvature
-from modicum.passes.fixed_point import settle
+from modicum.passes.curvature import curvature, prior_slope
+from modicum.passes.hyperparameters import settle
 from modicum.passes.mode import TOLERANCE, _is_idle
-from modicum.passes.prior import prior_slope
 from modicum.runtime import in_double_precision
 
 M = mo.models
@@ -552,7 +550,7 @@ def test_a_scale_that_jumps_to_and_fro_is_held_back():
     assert np.abs(again.point - at.point).max() < 0.05  # a fixed point; its log has an sd of 0.4
 
 
-@pytest.mark.parametrize("free", [fixed_point.FREE, 10**9])
+@pytest.mark.parametrize("free", [hyperparameters.FREE, 10**9])
 def test_steps_of_a_scale_that_turns_back_become_shorter(free, monkeypatch):
     """If it were always free, it would jump for ever; on which tables depends on rounding."""
 
@@ -561,15 +559,15 @@ def test_steps_of_a_scale_that_turns_back_become_shorter(free, monkeypatch):
         step = step if longest is None else np.clip(step, -longest, longest)
         return SimpleNamespace(point=at.point + step), before
 
-    monkeypatch.setattr(fixed_point, "settle", settled)
-    monkeypatch.setattr(fixed_point, "FREE", free)
+    monkeypatch.setattr(hyperparameters, "settle", settled)
+    monkeypatch.setattr(hyperparameters, "FREE", free)
     target = SimpleNamespace(likelihood=SimpleNamespace(size=0), size=1)
-    settling, points = fixed_point.Settling(target, None), [np.array([-1.0])]
+    settling, points = hyperparameters.Settling(target, None), [np.array([-1.0])]
     for _ in range(50):
         points.append(settling.next(SimpleNamespace(point=points[-1])).point)
     steps = np.abs(np.diff(points, axis=0))[:, 0]
     assert np.all(steps[:8] == 2)
-    assert np.all(steps[8:] <= fixed_point.LONGEST) == (free == 8)
+    assert np.all(steps[8:] <= hyperparameters.LONGEST) == (free == 8)
     assert (steps[-1] < 1e-2) == (free == 8)
 
 
@@ -581,7 +579,7 @@ def test_a_scale_at_which_effects_are_not_concave_counts_for_nothing():
     y = np.exp(0.5 * x[:, 0] + rng.normal(size=60)[g]) * rng.gamma(1.0, size=240)
     sums, start = sums_of(M.InverseGaussian(groups="g"), mo.Rows(x=x, y=y, codes={"g": g}))
     at, _ = find_mode(sums, start, within=NEAR)
-    widths = -1 / np.diag(scales.with_scale_widths(at, sums.target).prior_hessian)
-    assert 0 < widths[-1] <= scales.WIDEST**2
+    widths = -1 / np.diag(hyperparameters.with_scale_widths(at, sums.target).prior_hessian)
+    assert 0 < widths[-1] <= hyperparameters.WIDEST**2
     wide = at.point + 6 * np.eye(len(at.point))[-1]  # of the log standard deviation
-    assert scales._marginal(at, sums.target, wide[None]) == -np.inf
+    assert hyperparameters._marginal(at, sums.target, wide[None]) == -np.inf

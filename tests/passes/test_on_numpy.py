@@ -7,20 +7,20 @@ import pytest
 import modicum as mo
 from helpers.coded import crossed, pair
 from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
-from modicum.estimators import control_variate
-from modicum.estimators import proxy as proxy_at
-from modicum.estimators.by_numpy import NumPyRows
+from modicum.kernels.control_variates import control_variate
+from modicum.kernels.control_variates import proxy as proxy_at
+from modicum.kernels.residuals_by_numpy import NumPyRows
 from modicum.methods import weights
-from modicum.methods.ecs.tuning import slopes as gradient_noise
-from modicum.methods.weighing_pool import _block_values
+from modicum.methods.ecs import pilot_residuals as gradient_noise
+from modicum.methods.laplace import _block_values
 from modicum.models import Target
 from modicum.models.matrix import DenseMatrix
 from modicum.models.target import _log_priors
 from modicum.passes import anchor_at, engine
 from modicum.passes import sums as on_sums
-from modicum.passes.linear import linear_hessian_sum
+from modicum.passes.curvature import _expanded_prior, expanded_prior, prior_slope
+from modicum.passes.linear_hessian import linear_hessian_sum
 from modicum.passes.on_numpy import hessian_by_numpy
-from modicum.passes.prior import _expanded_prior, expanded_prior, prior_slope
 from modicum.passes.sums import _values_sum
 from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
 

@@ -9,8 +9,7 @@ from scipy.stats import norm
 import modicum as mo
 from helpers.targets import Conjugate, all_of
 from modicum.errors import SettingError
-from modicum.models.prediction import ModelPredictor
-from modicum.models.prior_draws import log_priors
+from modicum.models.over_draws import ModelPredictor, log_priors
 from modicum.posterior import FitRows
 
 mpl.use("Agg")

@@ -6,7 +6,7 @@ import pytest
 import modicum as mo
 from helpers.targets import TIMES, Conjugate
 from modicum.ledger import Ledger
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import Posterior
 
 

@@ -11,12 +11,10 @@ from scipy.special import ndtri
 import modicum as mo
 from modicum import plots
 from modicum.models import Target
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.draws import thinned
-from modicum.posterior.effects import _group_of, effect_draws
-from modicum.posterior.intraclass import intraclass
-from modicum.posterior.unpooled import unpooled_effects
+from modicum.posterior.group_effects import _group_of, effect_draws, intraclass, unpooled_effects
 
 G = mo.models.GroupTerm
 SDS, SLOPE = (0.9, 0.4), 0.7

@@ -8,8 +8,8 @@ from scipy.stats import bernoulli, multivariate_normal, norm
 import modicum as mo
 from helpers.targets import Conjugate, all_of
 from modicum.errors import ModicumWarning, SettingError
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior.checking import evidence
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior import evidence
 
 CONJUGATE = Conjugate()
 N, SCALE = 200, 0.7

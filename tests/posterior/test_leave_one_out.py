@@ -13,9 +13,9 @@ from helpers.targets import Conjugate, all_of, gaussian_rows
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.fit import model_for
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows, comparison
-from modicum.posterior.checking.row_sample import RowSample
+from modicum.posterior.loo import RowSample
 from modicum.rows.reading import read_formula
 
 CONJUGATE = Conjugate()
@@ -418,7 +418,7 @@ def test_weights_of_models_match_arviz(two, method, monkeypatch):
 
 def test_stacking_mixes_models_that_each_predict_some_rows():
     """With these densities, the best mixture is half and half."""
-    from modicum.posterior.checking.model_weights import _stacking_weights
+    from modicum.posterior.comparison import _stacking_weights
 
     rows = np.log(np.r_[np.tile([[0.9, 0.1]], (50, 1)), np.tile([[0.1, 0.9]], (50, 1))])
     np.testing.assert_allclose(_stacking_weights(rows, np.ones(100)), 0.5, atol=1e-4)

@@ -10,7 +10,7 @@ from scipy.special import expit
 import modicum as mo
 from modicum import plots
 from modicum.errors import DataError, SettingError
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.rows.reading import read_formula
 

@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 
 import modicum as mo
-from modicum.cli.predicting import write_predictions
+from modicum.cli.output import write_predictions
 from modicum.errors import SettingError
 from modicum.fit import model_for
 from modicum.ledger import Ledger
-from modicum.models import prediction as models_prediction
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior import FitRows, Posterior, prediction
+from modicum.models import over_draws as models_prediction
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior import FitRows, Posterior, predict
 from modicum.posterior import draws as draws_module
 from modicum.posterior.draws import thinned
 from modicum.rows.reading import read_formula
@@ -55,7 +55,7 @@ def test_all_draws_are_the_exact_posterior():
 def test_chunks_change_nothing_and_bound_the_memory(monkeypatch):
     post, rows = make(), Rows(X)
     whole = post.predict(rows)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 1000 * 64)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 8 * 1000 * 64)
     pieces = post.predict(rows)
     assert rows.sizes[1] == 64
     np.testing.assert_allclose(pieces.mean, whole.mean)
@@ -83,7 +83,7 @@ def test_several_classes_are_cut_smaller(monkeypatch):
         return np.stack([eta, 2 * eta, 3 * eta], axis=-1)
 
     post = make(predictor=classes)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 1000 * 90)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 8 * 1000 * 90)
     found = post.predict(Rows(X))
     assert found.mean.shape == found.upper.shape == (1_001, 3)
     np.testing.assert_allclose(found.mean[:, 2], 3 * found.mean[:, 0])
@@ -91,7 +91,7 @@ def test_several_classes_are_cut_smaller(monkeypatch):
     assert max(sizes[1:]) == 30
     # the first piece is small, whatever the chunk
     sizes.clear()
-    monkeypatch.setattr(prediction, "FIRST_ROWS", 5)
+    monkeypatch.setattr(predict, "FIRST_ROWS", 5)
     post.predict({"x": X})
     assert sizes[:2] == [5, 30]
 

@@ -10,9 +10,9 @@ import modicum as mo
 from helpers.targets import Conjugate, all_of, class_rows, design, logistic_rows
 from modicum.errors import DataError, SettingError
 from modicum.fit import model_for
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
-from modicum.posterior.checking.predictive import equal_draws
+from modicum.posterior.predict import equal_draws
 from modicum.rows.reading import read_formula
 
 mpl.use("Agg")
@@ -144,9 +144,9 @@ def test_classes_are_drawn_by_their_probabilities():
 
 
 def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_path, monkeypatch):
-    from modicum.posterior.checking import predictive
+    from modicum.posterior import predict
 
-    monkeypatch.setattr(predictive, "MOST_BYTES", 1000)
+    monkeypatch.setattr(predict, "MOST_BYTES", 1000)
     with pytest.raises(SettingError, match="draw fewer, or write them"):
         gaussian.predictive(draws=10)
     there = gaussian.predictive(draws=10, out=tmp_path / "outcomes.npy")

@@ -10,12 +10,11 @@ import pytest
 import modicum as mo
 from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
-from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.report.fit_code import code_for
-from modicum.posterior.report.lights import lights, overall, predictive_light
-from modicum.posterior.report.pictures import _powers, _ticks
+from modicum.posterior.ppc import PredictiveCheck
+from modicum.posterior.report.charts import _powers, _ticks
+from modicum.posterior.report.contents import code_for, lights, overall, predictive_light
 from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'

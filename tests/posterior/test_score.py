@@ -11,9 +11,9 @@ import modicum as mo
 from helpers.targets import class_rows, gaussian_rows, logistic_rows
 from modicum.ledger import Ledger
 from modicum.models import Target
-from modicum.models import prediction as model_prediction
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior import Posterior, prediction
+from modicum.models import over_draws as model_prediction
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior import Posterior, predict
 
 ROWS = logistic_rows(301)
 X, Y = ROWS.slice(0, 301)["x"], ROWS.slice(0, 301)["y"]
@@ -59,7 +59,7 @@ def test_draws_are_thinned_evenly_within_chains():
 
 def test_chunks_change_nothing(monkeypatch):
     whole = make().score(ROWS)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 150 * 64)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 8 * 150 * 64)
     monkeypatch.setattr(model_prediction, "BUDGET", 40)  # rows in pieces, draws one at a time
     cut = make().score(ROWS)
     assert cut.log_density == pytest.approx(whole.log_density)

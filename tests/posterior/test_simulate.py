@@ -9,7 +9,7 @@ from scipy.special import expit
 
 import modicum as mo
 from modicum.errors import SettingError
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
 
 mpl.use("Agg")
@@ -99,11 +99,11 @@ def test_outcomes_have_the_moments_of_the_model_and_rows_noise_of_their_own(post
 
 
 def test_draws_do_not_depend_on_how_rows_are_batched(post, monkeypatch):
-    from modicum.models import prediction as models_prediction
-    from modicum.posterior import prediction
+    from modicum.models import over_draws as models_prediction
+    from modicum.posterior import predict
 
     drawn = post.predictive(draws=20)
-    monkeypatch.setattr(prediction, "FIRST_ROWS", N // 2)
+    monkeypatch.setattr(predict, "FIRST_ROWS", N // 2)
     np.testing.assert_allclose(post.predictive(draws=20), drawn, rtol=1e-12)
     monkeypatch.setattr(models_prediction, "BUDGET", N)
     np.testing.assert_allclose(post.predictive(draws=20), drawn, rtol=1e-12)

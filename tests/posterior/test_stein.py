@@ -6,7 +6,7 @@ import pytest
 import modicum as mo
 from helpers.targets import Conjugate, logistic_rows, sums_of
 from modicum.ledger import Ledger
-from modicum.models.prediction import ModelPredictor
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import Posterior
 
 TARGET = Conjugate(n=400, d=3)

@@ -14,8 +14,9 @@ from helpers.disks import small_disk
 from modicum.errors import DataError, ModicumWarning, ResourceError, SettingError
 from modicum.ledger import Ledger
 from modicum.models import Logistic
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior import Posterior, storage
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior import Posterior
+from modicum.posterior import archive as posterior_file
 
 
 class Doubler:
@@ -132,7 +133,7 @@ def test_foreign_and_newer_files(post, tmp_path):
         ([1, 2], "damaged"),
     ):
         with zipfile.ZipFile(tmp_path / "new", "w") as archive:
-            archive.writestr(storage.PAGE, json.dumps(page))
+            archive.writestr(posterior_file.PAGE, json.dumps(page))
         with pytest.raises(DataError, match=sentence):
             Posterior.load(tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"there is no file at .*missing: check") as fault:

@@ -5,9 +5,9 @@ import pytest
 
 import modicum as mo
 from modicum.errors import DataError, SettingError
-from modicum.methods.groups import uneven_groups
+from modicum.methods.whole_groups import uneven_groups
 from modicum.rows import ingest
-from modicum.rows.groups import GroupedRows, GroupIndex
+from modicum.rows.grouped_rows import GroupedRows, GroupIndex
 from modicum.rows.sorting import sorted_blocks
 
 
@@ -33,7 +33,7 @@ def test_batches_hold_whole_groups():
 
 
 def test_chunks_of_a_pass_hold_every_row_once(monkeypatch):
-    monkeypatch.setattr("modicum.rows.groups.FLAT_ROWS", 64)
+    monkeypatch.setattr("modicum.rows.grouped_rows.FLAT_ROWS", 64)
     rows = mo.Rows(**table())
     groups = GroupedRows(rows, GroupIndex.of(rows, "g"))
     seen = []
@@ -48,8 +48,8 @@ def test_chunks_of_a_pass_hold_every_row_once(monkeypatch):
 
 
 def test_a_giant_group_does_not_fill_the_others_chunks_with_padding(monkeypatch):
-    monkeypatch.setattr("modicum.rows.groups.FLAT_ROWS", 64)
-    monkeypatch.setattr("modicum.rows.groups.MOST_GROUPS", 16)
+    monkeypatch.setattr("modicum.rows.grouped_rows.FLAT_ROWS", 64)
+    monkeypatch.setattr("modicum.rows.grouped_rows.MOST_GROUPS", 16)
     g = np.r_[np.zeros(2_000), 1 + np.repeat(np.arange(400), 3)]
     rows = mo.Rows(x=np.ones((len(g), 1)), y=np.arange(len(g), dtype=float), g=g)
     groups = GroupedRows(rows, GroupIndex.of(rows, "g"))

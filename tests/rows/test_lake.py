@@ -229,7 +229,7 @@ def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
         table = pa.Table.from_pandas(frame.iloc[i * 500 : (i + 1) * 500])
         pq.write_table(table, folder / f"{i}.parquet")
     script = textwrap.dedent(f"""
-        import os, modicum.rows.shard_writing as writing
+        import os, modicum.rows.writing as writing
         from modicum.rows import ingest
         write = writing.Journal.write
         def killed(self, shards):
@@ -269,18 +269,18 @@ def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
     class Stopped(KeyboardInterrupt):
         pass
 
-    write = mo.rows.shard_writing.Journal.write
+    write = mo.rows.writing.Journal.write
 
     def stopped(self, shards):
         write(self, shards)
         if len(shards) == 5:
             raise Stopped
 
-    monkeypatch.setattr(mo.rows.shard_writing.Journal, "write", stopped)
+    monkeypatch.setattr(mo.rows.writing.Journal, "write", stopped)
     with pytest.raises(Stopped):
         ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET)
     (unfinished,) = tmp_path.glob(".s.ingest-*")
-    monkeypatch.setattr(mo.rows.shard_writing.Journal, "write", write)
+    monkeypatch.setattr(mo.rows.writing.Journal, "write", write)
     other = frame_of(seed=2)
     pq.write_table(pa.Table.from_pandas(other), tmp_path / "one.parquet")
     same(ingest(tmp_path / "one.parquet", tmp_path / "s", shard_rows=300, **QUIET), other)

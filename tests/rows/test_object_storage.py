@@ -310,7 +310,7 @@ def test_a_store_is_written_and_read_there(server, store, table):
 
 
 def test_its_draws_match_the_rows_in_memory(store, table, monkeypatch):
-    monkeypatch.setattr("modicum.run.fetching.SMALL_STORE", 0)  # chains fetch from the server
+    monkeypatch.setattr("modicum.run.iterations.SMALL_STORE", 0)  # chains fetch from the server
     remote, local = (
         quick(mo.models.Logistic(), rows, method="hmc-ecs")
         for rows in (mo.Rows.open(store), expected(table))

@@ -120,7 +120,7 @@ def test_overwrite(store):
 
 
 def test_overwrite_where_names_cannot_be_swapped(store, monkeypatch):
-    monkeypatch.setattr("modicum.rows.staging._exchange", lambda *_: False)
+    monkeypatch.setattr("modicum.rows.writing._exchange", lambda *_: False)
     assert len(ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)) == 1
     assert [p.name for p in store.parent.iterdir()] == ["s"]
 
@@ -144,7 +144,7 @@ CHILD = """
 import sys, time
 import numpy as np
 from modicum.rows import ingest
-from modicum.rows.shard_writing import ShardWriter
+from modicum.rows.writing import ShardWriter
 
 write = ShardWriter.write
 def slow(self, block):

@@ -11,10 +11,10 @@ import pytest
 
 import modicum as mo
 from helpers.targets import gaussian_rows
-from modicum.designs import Drawn
+from modicum.kernels.designs import Drawn
 from modicum.random import chain_keys
 from modicum.run import Chains, capacity_for, run
-from modicum.run import advance as compiled
+from modicum.run import iterations as compiled
 from modicum.run.runner import CHUNK_SECONDS, SHORTEST, _Pace
 
 ROWS, BATCH, LENGTH = 97, 6, 25
@@ -109,7 +109,7 @@ def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source
     assert truth["position"].shape[1] == LENGTH // thin
     called, advance = [], compiled.advance_together
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
-    monkeypatch.setattr("modicum.run.records.RESERVED", 2**16)  # a GPU fills more in no time
+    monkeypatch.setattr("modicum.run.iterations.RESERVED", 2**16)  # a GPU fills more in no time
     monkeypatch.setattr(compiled, "advance_together", Counted(advance, called))
     assert_same(records(rows, counts, "stacked", thin=thin, length=2), truth)
     groups = len(Chains(Accumulate(), None, chain_keys(7, 3), 0, 8, rows, "stacked")._parts)

@@ -43,7 +43,7 @@ def test_a_finished_checkpoint_returns_at_once(rows, whole, tmp_path, monkeypatc
         raise AssertionError("a finished run must not compute again")
 
     monkeypatch.setattr(mo.run.Chains, "advance", never)
-    monkeypatch.setattr("modicum.methods.base.anchor_at_mode", never)
+    monkeypatch.setattr("modicum.methods.method.anchor_at_mode", never)
     again = quick(MODEL, rows, checkpoint=tmp_path)
     assert same_run(again, whole)
     assert again.ledger.sweeps == whole.ledger.sweeps

@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 import modicum as mo
-from modicum.run import advance, executables
+from modicum.run import executables, iterations
 from modicum.runtime import let_compiled_code_go
 
 RNG = np.random.default_rng(3)
@@ -178,7 +178,7 @@ def test_the_oldest_files_are_removed(tmp_path, monkeypatch):
 SETTINGS, ARGUMENTS = (mo.HMC(),), ({"x": np.zeros(3)},)
 
 
-def key(static=SETTINGS, arguments=ARGUMENTS, function=advance.begin):
+def key(static=SETTINGS, arguments=ARGUMENTS, function=iterations.begin):
     return executables.key_of(function, static, arguments)
 
 
@@ -191,7 +191,7 @@ def test_keys_are_of_all_that_a_trace_depends_on(monkeypatch):
         key(arguments=({"x": np.zeros(4)},)),
         key(arguments=({"x": np.zeros(3, np.float32)},)),
         key(arguments=({"z": np.zeros(3)},)),
-        key(function=advance.begin_together),
+        key(function=iterations.begin_together),
     ]
     with jax.default_matmul_precision("float32"):
         others.append(key())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.run import fetching, place_rows
+from modicum.run import iterations, place_rows
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -26,7 +26,7 @@ def test_rows_that_fit_are_put_on_the_device(rows):
 def test_stores_have_a_limit_of_their_own(rows, tmp_path, monkeypatch):
     store = mo.rows.ingest(rows, tmp_path / "store", progressbar=False)
     assert isinstance(place_rows(store), dict)
-    monkeypatch.setattr(fetching, "SMALL_STORE", store.nbytes - 1)
+    monkeypatch.setattr(iterations, "SMALL_STORE", store.nbytes - 1)
     assert place_rows(store) is store
     assert isinstance(place_rows(rows), dict)
     assert isinstance(place_rows(store, store.nbytes), dict)  # the user's limit counts

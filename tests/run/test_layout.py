@@ -9,8 +9,8 @@ import pytest
 import modicum as mo
 from helpers.targets import logistic_rows
 from modicum.posterior import convergence_warnings
-from modicum.run import layout
-from modicum.run.layout import Layout, auto_layout
+from modicum.run import chains as layout
+from modicum.run.chains import Layout, auto_layout
 from modicum.run.runner import _Pace
 
 SETTINGS = {"draws": 20, "tune": 30, "random_seed": 1, "progressbar": False, "method": "hmc-ecs"}

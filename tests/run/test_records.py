@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from modicum.run import records
+from modicum.run import iterations
 
 
 def some_record(slots, chains=3):
@@ -17,9 +17,9 @@ def some_record(slots, chains=3):
 
 
 @pytest.mark.parametrize("count", [0, 3, 60, 64])
-@pytest.mark.parametrize("left", [records.MOST_PINNED, 0])
+@pytest.mark.parametrize("left", [iterations.MOST_PINNED, 0])
 def test_the_beginning_of_a_record_arrives(count, left, x64):
-    record, pages = some_record(64), records.PinnedPages(left)
+    record, pages = some_record(64), iterations.PinnedPages(left)
     here = pages.arrived(pages.send(jax.tree.map(jnp.asarray, record)), count)
     for names, values in record.items():
         np.testing.assert_array_equal(here[names], values[:, :count])
@@ -31,8 +31,8 @@ def test_the_beginning_of_a_record_arrives(count, left, x64):
 
 def test_pages_are_reserved_and_given_back(x64, monkeypatch):
     sent = []
-    monkeypatch.setattr(records, "RESERVED", 1000)
-    pages = records.PinnedPages(left=4_500)
+    monkeypatch.setattr(iterations, "RESERVED", 1000)
+    pages = iterations.PinnedPages(left=4_500)
     monkeypatch.setattr(pages, "send", lambda piece: sent.append(piece) or piece)
     pages.reserve(2_500)
     assert [piece["piece",].nbytes for piece in sent] == [1000] * 3
@@ -43,9 +43,9 @@ def test_pages_are_reserved_and_given_back(x64, monkeypatch):
 
 def test_parts_are_joined_by_iterations_and_groups_by_chains():
     one, two = ({"lp": np.full((2, n), float(n))} for n in (3, 4))
-    assert records.joined([one, two])["lp"].tolist() == [[3.0] * 3 + [4.0] * 4] * 2
-    assert records.joined([]) == {}
-    both = records.side_by_side([[one, two], [one, two]])
+    assert iterations.joined([one, two])["lp"].tolist() == [[3.0] * 3 + [4.0] * 4] * 2
+    assert iterations.joined([]) == {}
+    both = iterations.side_by_side([[one, two], [one, two]])
     assert [part["lp"].shape for part in both] == [(4, 3), (4, 4)]
 
 
@@ -57,9 +57,9 @@ def test_numbers_are_packed_by_type_and_unpacked_by_name(x64):
         "energy": jnp.asarray(2.5),
         "diverging": jnp.asarray(True),
     }
-    whole = {names: np.asarray(v)[None, None] for names, v in records.packed(draw).items()}
+    whole = {names: np.asarray(v)[None, None] for names, v in iterations.packed(draw).items()}
     assert set(whole) == {("position",), ("energy", "lp"), ("n_steps",), ("diverging",)}
-    apart = records.unpacked(whole)
+    apart = iterations.unpacked(whole)
     assert set(apart) == set(draw)
     for name, values in draw.items():
         np.testing.assert_array_equal(apart[name][0, 0], values)

@@ -13,7 +13,7 @@ import pytest
 import modicum as mo
 from modicum import plots
 from modicum.posterior import Prediction
-from modicum.posterior.other_libraries import INSTEAD
+from modicum.posterior.posterior import INSTEAD
 from modicum.rows.reading import read_formula
 
 SHORT = {"draws": 50, "chains": 2, "random_seed": 1, "progressbar": False, "method": "laplace"}

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import modicum as mo
 from modicum.cli import app, commands
 from modicum.cli.commands import main
-from modicum.cli.messages import describe_rows
+from modicum.cli.output import describe_rows
 from modicum.files import Lock
 from modicum.rows import ingest
 from modicum.rows.reading import read_formula

@@ -181,7 +181,7 @@ def test_other_links_are_separated_too(name):
 
 def test_every_family_has_a_name_and_is_kept_in_a_file():
     from modicum.models import families
-    from modicum.models.prediction import ModelPredictor, rebuild
+    from modicum.models.over_draws import ModelPredictor, rebuild
 
     unnamed = {"PoissonRates"}  # only in modicum.sklearn
     assert {kind.__name__ for kind in FAMILIES.values()} == set(families.__all__) - unnamed

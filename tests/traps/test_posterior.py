@@ -17,12 +17,12 @@ import pytest
 
 import modicum as mo
 from modicum.models import Target
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings, storage
-from modicum.posterior.checking.columns import table_sample
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
+from modicum.posterior import archive as posterior_file
+from modicum.posterior.population import table_sample
 from modicum.rows import ingest
-from modicum.rows.reading import read_formula
-from modicum.rows.table_order import table_numbers
+from modicum.rows.reading import read_formula, table_numbers
 
 LAPLACE = {"method": "laplace", "draws": 20, "random_seed": 1, "progressbar": False}
 CARRIERS = np.array(["AA", "DL", "UA", "WN"])
@@ -334,7 +334,7 @@ def test_a_model_that_has_changed_since_is_refused():
 
 
 def test_rows_in_a_store_stream(tmp_path, monkeypatch):
-    from modicum.posterior import prediction
+    from modicum.posterior import predict
 
     swapped = TABLE[["dose", "carrier", "age", "late"]]
     settings = {"outcome": "late", "categorical": {"carrier": "AA"}, "progressbar": False}
@@ -349,7 +349,7 @@ def test_rows_in_a_store_stream(tmp_path, monkeypatch):
             yield chunk
 
     monkeypatch.setattr(mo.Rows, "chunks", counting)
-    monkeypatch.setattr(prediction, "CHUNK_BYTES", 8 * 60 * 100)
+    monkeypatch.setattr(predict, "CHUNK_BYTES", 8 * 60 * 100)
     post = posterior()
     sizes.clear()  # resolving its priors has read the rows of the fit
     found = post.predict(stored)
@@ -672,12 +672,12 @@ def saved(tmp_path_factory):
     post.save(path)
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    return json.loads(members.pop(storage.PAGE)), members
+    return json.loads(members.pop(posterior_file.PAGE)), members
 
 
 def write(path, page, members, compression=zipfile.ZIP_STORED):
     with zipfile.ZipFile(path, "w", compression) as archive:
-        archive.writestr(storage.PAGE, page if isinstance(page, str) else json.dumps(page))
+        archive.writestr(posterior_file.PAGE, page if isinstance(page, str) else json.dumps(page))
         for name, data in members.items():
             archive.writestr(name, data)
     return path

@@ -26,7 +26,7 @@ from helpers.targets import (
 from modicum.ledger import Ledger
 from modicum.methods.ecs import paper_schedule
 from modicum.models import Target
-from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.models.priors import LogNormal, Normal, moments, prior_warnings
 from modicum.passes import anchor_at_mode, find_mode
 from modicum.rows import ingest

@@ -25,8 +25,8 @@ from modicum.cli import app
 from modicum.errors import DataError, ModicumError, ResourceError, SettingError, as_options
 from modicum.files import place_name
 from modicum.rows import Rows, first_not_finite, ingest, lake, object_storage
-from modicum.rows.doubtful_weights import doubtful_weights
 from modicum.rows.reading import TableFiles, source_of
+from modicum.rows.rows import doubtful_weights
 
 FIELDS = {"x": np.arange(600.0).reshape(200, 3), "y": np.arange(200) % 2}
 
@@ -583,10 +583,10 @@ def test_full_disk(tmp_path, monkeypatch, moment, code):
         raise OSError(code, os.strerror(code))
 
     place = {
-        "write": "modicum.rows.shard_writing.ShardWriter.write",
+        "write": "modicum.rows.writing.ShardWriter.write",
         "finish": "modicum.rows.store.os.fsync",
         "description": "modicum.rows.store.StoreDescription.write",
-        "rename": "modicum.rows.staging.os.rename",
+        "rename": "modicum.rows.writing.os.rename",
     }[moment]
     monkeypatch.setattr(place, refuse)
     remedy = "choose another place" if code == errno.EROFS else "free some space, or choose"
@@ -626,7 +626,7 @@ def test_full_disk_keeps_the_old_store(store, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("modicum.rows.shard_writing.ShardWriter.write", refuse)
+    monkeypatch.setattr("modicum.rows.writing.ShardWriter.write", refuse)
     with pytest.raises(SettingError, match="cannot be written"):
         ingest({"x": [[1.0]]}, store, overwrite=True, progressbar=False)
     assert len(Rows.open(store, verify=True)) == 200

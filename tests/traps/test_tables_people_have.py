@@ -10,7 +10,7 @@ import modicum as mo
 from helpers.targets import sums_of
 from modicum.errors import as_options
 from modicum.models.separation import find_silent_counts
-from modicum.passes.faults import require_noise
+from modicum.passes.no_mode import require_noise
 from modicum.rows.checks import names_like
 from modicum.rows.dialect import Dialect
 from modicum.rows.formula.parsing import parse

@@ -1,8 +1,7 @@
 """The command line: `modicum fit`, `ingest`, `summary`, `demo`, `reproduce`, `bench`."""
 
 from modicum.cli.commands import app, main
-from modicum.cli.fitting import build_model, read_rows
+from modicum.cli.fitting import ColumnChoice, build_model, read_rows
 from modicum.cli.laboratory import bench, demo, reproduce
-from modicum.cli.options import ColumnChoice
 
 __all__ = ["ColumnChoice", "app", "bench", "build_model", "demo", "main", "read_rows", "reproduce"]

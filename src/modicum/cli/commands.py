@@ -1,4 +1,4 @@
-"""The commands that work on a table: `modicum fit`, `ingest`, `summary` and `predict`.
+"""The commands that work on a table, `modicum fit`, `ingest`, `summary`, `predict`, and options.
 
 Every error that Modicum raises deliberately is printed as one sentence, with exit code 1. Any other
 error is a bug, printed as one line, with exit code 2.
@@ -18,9 +18,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-import modicum.cli.options as opt
 from modicum.cli.fitting import (
     REPORT,
+    ColumnChoice,
     build_engine,
     build_method,
     build_model,
@@ -35,8 +35,9 @@ from modicum.cli.fitting import (
     sample_rows,
     write_results,
 )
-from modicum.cli.messages import (
+from modicum.cli.output import (
     LINES,
+    NEW_LEVELS,
     console,
     cost_line,
     debugging,
@@ -44,23 +45,129 @@ from modicum.cli.messages import (
     errors,
     one_sentence,
     print_warnings,
-    show,
-    summary_table,
-)
-from modicum.cli.predicting import (
-    NEW_LEVELS,
     saved_posterior,
+    show,
     summary_json,
+    summary_table,
     with_rows,
     write_predictions,
 )
 from modicum.files import place_name
 from modicum.fit import model_for, with_formula
-from modicum.methods import DEFAULT
+from modicum.methods import DEFAULT, METHODS
+from modicum.models import FAMILIES
+from modicum.models.families.links import LINKS
 from modicum.rows.reading import TableFiles
 from modicum.run import Checkpoint
 from modicum.sample import check_run
 from modicum_command import after_a_stop, stop_line, watch
+
+DATA = "Parquet, CSV or Feather: a file, folder or glob"
+
+# Options that several commands share --------------------------------------------------------
+
+Outcome = Annotated[str | None, typer.Option(help="Column of the outcome.")]
+Predictors = Annotated[
+    list[str] | None,
+    typer.Option(help="Columns of x, as a,b,c or repeated; default: all not otherwise used."),
+]
+Categorical = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Columns to code as levels, as a,b,c or repeated; NAME=LEVEL chooses the reference."
+    ),
+]
+Offset = Annotated[str | None, typer.Option(help="Column added to the linear predictor.")]
+Weight = Annotated[str | None, typer.Option(help="Column of frequency weights.")]
+DType = Annotated[str | None, typer.Option(help="float32 or float64.")]
+Encoding = Annotated[str, typer.Option(help="Text encoding of CSV files, such as latin-1.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")]
+Prob = Annotated[float, typer.Option(help="Posterior probability of the interval.")]
+Run = Annotated[Path, typer.Argument(help="A folder that `fit` wrote, or a saved posterior.")]
+
+# Options of `modicum fit` -------------------------------------------------------------------
+
+FitData = Annotated[str, typer.Argument(help=f"{DATA}; or a row store.")]
+Formula = Annotated[
+    str | None,
+    typer.Argument(
+        help="Such as 'late ~ carrier + bs(hour, df=6)'; without a formula, use --outcome and "
+        "--predictors."
+    ),
+]
+ResultFolder = Annotated[Path, typer.Option(help="Folder for the results.")]
+Family = Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")]
+PriorScale = Annotated[
+    float | None,
+    typer.Option(
+        help="Prior standard deviation of the coefficients, in raw units; default: 2.5 in the "
+        "units of the data."
+    ),
+]
+NoIntercept = Annotated[bool, typer.Option("--no-intercept", help="Add no intercept.")]
+NoiseScale = Annotated[
+    float | None,
+    typer.Option(
+        help="Known noise scale (gaussian, student-t, asymmetric-laplace); default: estimate it."
+    ),
+]
+DegreesOfFreedom = Annotated[
+    float | None, typer.Option(help="Degrees of freedom (student-t); default 4.")
+]
+Quantile = Annotated[
+    float | None,
+    typer.Option(help="The quantile to regress (asymmetric-laplace); default 0.5."),
+]
+Link = Annotated[
+    str | None, typer.Option(help=f"One of {', '.join(LINKS)} (binomial); default logit.")
+]
+Classes = Annotated[
+    int | None,
+    typer.Option(help="Number of classes (softmax, ordinal); default: those that occur."),
+]
+FamilySettings = Annotated[
+    list[str] | None,
+    typer.Option(help="A further setting of the family, such as smoothing=0.2; may be repeated."),
+]
+Groups = Annotated[
+    str | None,
+    typer.Option(
+        help="How a formula's group effects are treated: explicit, or integrate (out); default: "
+        "whichever costs less."
+    ),
+]
+MethodName = Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}; default: {DEFAULT}.")]
+MethodSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the method, such as design=uniform; may be repeated."),
+]
+Missing = Annotated[
+    str, typer.Option(help="Rows with missing values, with a formula: refuse or drop.")
+]
+Draws = Annotated[int, typer.Option(help="Draws to keep per chain.")]
+Tune = Annotated[
+    int | None,
+    typer.Option(help="Warm-up iterations per chain; default 1000, if the method has one."),
+]
+Chains = Annotated[str, typer.Option(help="Independent chains: a number, or auto.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same draws.")]
+CheckpointFolder = Annotated[
+    Path | None, typer.Option(help="Folder for checkpoints; default: OUT/checkpoint.")
+]
+Report = Annotated[
+    bool, typer.Option("--report", help="Write OUT/report.html: the fit on one page.")
+]
+EngineName = Annotated[
+    str, typer.Option(help="Where passes over the rows run: local, or ray (a cluster).")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Address of the Ray cluster: auto, HOST:PORT; default: start Ray here."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the results of an earlier fit in OUT.")
+]
+
 
 BROKEN_PIPE = 128 + 13  # as a shell reports SIGPIPE
 
@@ -146,41 +253,41 @@ def _root(
 
 @app.command()
 def fit(
-    data: opt.FitData,
-    formula: opt.Formula = None,
+    data: FitData,
+    formula: Formula = None,
     *,
-    out: opt.ResultFolder,
-    outcome: opt.Outcome = None,
-    family: opt.Family = "logistic",
-    predictors: opt.Predictors = None,
-    categorical: opt.Categorical = None,
-    offset: opt.Offset = None,
-    weight: opt.Weight = None,
-    prior_scale: opt.PriorScale = None,
-    no_intercept: opt.NoIntercept = False,
-    scale: opt.NoiseScale = None,
-    df: opt.DegreesOfFreedom = None,
-    quantile: opt.Quantile = None,
-    link: opt.Link = None,
-    classes: opt.Classes = None,
-    family_set: opt.FamilySettings = None,
-    groups: opt.Groups = None,
-    method: opt.MethodName = DEFAULT,
-    set_: opt.MethodSettings = None,
-    missing: opt.Missing = "refuse",
-    draws: opt.Draws = 1000,
-    tune: opt.Tune = None,
-    chains: opt.Chains = "4",
-    seed: opt.Seed = None,
-    checkpoint: opt.CheckpointFolder = None,
-    report: opt.Report = False,
-    engine: opt.EngineName = "local",
-    address: opt.Address = None,
-    overwrite: opt.Overwrite = False,
-    dtype: opt.DType = None,
-    encoding: opt.Encoding = "utf-8",
-    prob: opt.Prob = 0.9,
-    quiet: opt.Quiet = False,
+    out: ResultFolder,
+    outcome: Outcome = None,
+    family: Family = "logistic",
+    predictors: Predictors = None,
+    categorical: Categorical = None,
+    offset: Offset = None,
+    weight: Weight = None,
+    prior_scale: PriorScale = None,
+    no_intercept: NoIntercept = False,
+    scale: NoiseScale = None,
+    df: DegreesOfFreedom = None,
+    quantile: Quantile = None,
+    link: Link = None,
+    classes: Classes = None,
+    family_set: FamilySettings = None,
+    groups: Groups = None,
+    method: MethodName = DEFAULT,
+    set_: MethodSettings = None,
+    missing: Missing = "refuse",
+    draws: Draws = 1000,
+    tune: Tune = None,
+    chains: Chains = "4",
+    seed: Seed = None,
+    checkpoint: CheckpointFolder = None,
+    report: Report = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    overwrite: Overwrite = False,
+    dtype: DType = None,
+    encoding: Encoding = "utf-8",
+    prob: Prob = 0.9,
+    quiet: Quiet = False,
 ) -> None:
     """Fit a regression and write the posterior.
 
@@ -211,7 +318,7 @@ def fit(
             "chains": chain_number,
             "random_seed": seed,
         }
-        columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
+        columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
         say, folder = console(quiet), checkpoint or out / "checkpoint"
         with result_folder(out, overwrite, report) as about_to_write:
@@ -243,21 +350,21 @@ def fit(
 
 @app.command()
 def ingest(
-    source: Annotated[str, typer.Argument(help=f"{opt.DATA}.")],
+    source: Annotated[str, typer.Argument(help=f"{DATA}.")],
     store: Annotated[str, typer.Argument(help="The folder to create, or its URI.")],
     outcome: Annotated[str, typer.Option(help="Column of the outcome.")],
-    predictors: opt.Predictors = None,
-    categorical: opt.Categorical = None,
-    offset: opt.Offset = None,
-    weight: opt.Weight = None,
-    dtype: opt.DType = "float32",
-    encoding: opt.Encoding = "utf-8",
+    predictors: Predictors = None,
+    categorical: Categorical = None,
+    offset: Offset = None,
+    weight: Weight = None,
+    dtype: DType = "float32",
+    encoding: Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store.")] = False,
-    quiet: opt.Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """Turn files into a row store, which `fit` and `mo.Rows.open` read without loading it all."""
     with one_sentence():
-        columns = opt.ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
+        columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         say = console(quiet)
         rows = ingest_table(source, store, columns, say, overwrite, encoding)
         say.print(escape(describe_rows(rows, source)), highlight=False)
@@ -266,8 +373,8 @@ def ingest(
 
 @app.command()
 def summary(
-    run: opt.Run,
-    prob: opt.Prob = 0.9,
+    run: Run,
+    prob: Prob = 0.9,
     everything: Annotated[bool, typer.Option("--all", help="Print the whole table.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="As JSON: parameters, warnings, cost and settings.")
@@ -291,8 +398,8 @@ def summary(
 
 @app.command()
 def predict(
-    run: opt.Run,
-    data: Annotated[str, typer.Argument(help=f"{opt.DATA}, in the columns of the fit.")],
+    run: Run,
+    data: Annotated[str, typer.Argument(help=f"{DATA}, in the columns of the fit.")],
     out: Annotated[Path, typer.Option(help="File to write: .parquet, .csv or .feather.")],
     draws: Annotated[
         int | None, typer.Option(help="Posterior draws to use; default: all, fewer for many rows.")
@@ -314,10 +421,10 @@ def predict(
             "average (of the average over groups)."
         ),
     ] = None,
-    encoding: opt.Encoding = "utf-8",
+    encoding: Encoding = "utf-8",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    prob: opt.Prob = 0.9,
-    quiet: opt.Quiet = False,
+    prob: Prob = 0.9,
+    quiet: Quiet = False,
 ) -> None:
     """Predict the expected outcome of every row of a table, with an interval.
 

@@ -9,21 +9,20 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from rich.console import Console
 from rich.markup import escape
 
-from modicum.cli.options import ColumnChoice
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Lock, place_name, refuse_uri, whole_file
 from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
-from modicum.models.groups.multilevel import HoldEffects
+from modicum.models.multilevel import HoldEffects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +39,43 @@ LOCK, WRITING = "fit.lock", "writing results"
 BEING_MADE = "being made"
 Values: TypeAlias = dict[str, Any]  # keyword arguments, which their class checks
 NOT_OPTIONS = ("priors", "resolved_priors", "groups", "coding")  # family fields without an option
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """The columns that the options name, by role."""
+
+    outcome: str | None
+    predictors: list[str] | None
+    offset: str | None
+    weight: str | None
+    categorical: dict[str, str | None]
+    dtype: str | None
+
+    @classmethod
+    def of(
+        cls,
+        outcome: str | None,
+        predictors: Sequence[str] | None,
+        offset: str | None,
+        weight: str | None,
+        categorical: Sequence[str] | None,
+        dtype: str | None,
+    ) -> ColumnChoice:
+        """Parse the options: comma-separated lists, and reference levels."""
+        pairs = [item.partition("=") for item in split(categorical)]
+        references = {name: reference if eq else None for name, eq, reference in pairs}
+        columns = split(predictors) if predictors else None
+        return cls(outcome, columns, offset, weight, references, dtype)
+
+    def unused(self) -> bool:
+        """Whether no column but perhaps the outcome is named."""
+        return not (self.predictors or self.offset or self.weight or self.categorical)
+
+
+def split(items: Sequence[str] | None) -> list[str]:
+    """Flatten repeated options and comma-separated lists."""
+    return [part.strip() for item in items or () for part in item.split(",") if part.strip()]
 
 
 def build_model(family: str, options: Values, settings: Sequence[str] = ()) -> LinearPredictorModel:

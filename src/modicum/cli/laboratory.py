@@ -14,9 +14,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from modicum.cli.commands import app
-from modicum.cli.messages import console, count, errors, one_sentence
-from modicum.cli.options import Quiet
+from modicum.cli.commands import Quiet, app
+from modicum.cli.output import console, count, errors, one_sentence
 from modicum_command import unwatch
 
 if TYPE_CHECKING:

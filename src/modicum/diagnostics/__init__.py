@@ -1,17 +1,26 @@
 """Quality of draws: effective sample size, R-hat, inefficiency, cost, distance from the target."""
 
-from modicum.diagnostics.convergence import ess, ess_tail, mcse, nested_r_hat, r_hat
-from modicum.diagnostics.divergence import kl_nearest_neighbours, kl_to_gaussian
-from modicum.diagnostics.inefficiency import (
+from modicum.diagnostics.convergence import (
     batch_means_inefficiency,
     batch_means_variance,
     computational_time,
+    ess,
+    ess_tail,
     inefficiency,
+    mcse,
+    nested_r_hat,
     optimal_variance,
+    r_hat,
     relative_computational_time,
 )
-from modicum.diagnostics.realisations import MeanSquaredError, mse
-from modicum.diagnostics.stein import kernel_stein_discrepancy, squared_stein_discrepancy
+from modicum.diagnostics.distances import (
+    MeanSquaredError,
+    kernel_stein_discrepancy,
+    kl_nearest_neighbours,
+    kl_to_gaussian,
+    mse,
+    squared_stein_discrepancy,
+)
 
 __all__ = [
     "MeanSquaredError",

@@ -1,6 +1,5 @@
 """Digests: posteriors that can be sampled, updated and saved without the data."""
 
-from modicum.digest.digest import Digest
-from modicum.digest.making import digest
+from modicum.digest.digest import Digest, digest
 
 __all__ = ["Digest", "digest"]

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from importlib.metadata import version
 from math import ceil
 from typing import NamedTuple
 
@@ -25,43 +26,173 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.digest.keeping import expansion, keep, proxy_at
-from modicum.digest.likelihood import (
-    identity_of,
-    refuse_other_likelihood,
-    require_digestible,
-    with_known_data,
-)
-from modicum.digest.pool import Pool
-from modicum.digest.removing import removed_sums
-from modicum.digest.storage import Contents, load, save
-from modicum.digest.warnings import (
-    anchor_left,
-    overlap,
-    parts_mixed_up,
-    pool_crude,
-    unknown_rows,
-)
-from modicum.errors import DataError, ModicumWarning, SettingError, warn
-from modicum.estimators import control_variate
-from modicum.kernels.base import ControlVariate, Proxy
+from modicum.digest.digest_file import Contents, load, save
+from modicum.digest.pool import Pool, expansion, keep, proxy_at, removed_sums
+from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
+from modicum.kernels.control_variates import control_variate
+from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
-from modicum.models import BaseModel, Target
-from modicum.models.base import Batch
-from modicum.models.prediction import ModelPredictor, rebuild
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.model import DENSE_LIMIT, Batch, Params
+from modicum.models.outcome_checks import count_classes
+from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
-from modicum.passes import Engine, LocalEngine, Quadratic, Sums
-from modicum.passes.curvature import Curvature, whitening_factor
-from modicum.passes.fixed_point import settle
-from modicum.passes.prior import expanded_prior, flat_prior
-from modicum.posterior import FitRows
+from modicum.models.tracing import expression_digest
+from modicum.passes import (
+    NEAR,
+    Engine,
+    EngineChoice,
+    LocalEngine,
+    Quadratic,
+    Sums,
+    anchor_at_mode,
+    engine_for,
+)
+from modicum.passes.curvature import Curvature, expanded_prior, flat_prior, whitening_factor
+from modicum.passes.hyperparameters import settle
+from modicum.posterior import FitRows, Posterior
+from modicum.posterior.fit_rows import rows_of_fit
+from modicum.progress import Progressbar, phase
+from modicum.random import fresh_seed
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
-from modicum.runtime import Array, Pytree, in_double_precision, jit
+from modicum.runtime import Array, Pytree, in_double_precision, jit, refuse_forked
+
+TRACED = 8  # rows of the batch on which user-defined functions are traced
+
+
+def require_digestible(model: BaseModel, rows: Rows) -> None:
+    """Refuse models whose rows cannot be expanded individually about a mode."""
+    if isinstance(model, IntegratedEffects):
+        raise SettingError(
+            "a digest keeps rows, and a model that integrates out group effects needs all rows of "
+            "a group together; keep the effects explicit (groups='explicit')."
+        )
+    if not model.has_mode or rows.dtype.kind == "u":
+        raise SettingError(
+            f"a digest is an expansion about the posterior mode, and {type(model).__name__} has no "
+            "mode that represents its posterior; sample it from the rows."
+        )
+
+
+@in_double_precision
+def identity_of(target: Target, rows: Rows) -> str:
+    """Return a text that identifies the likelihood, whatever the priors."""
+    likelihood = target.likelihood
+    if not likelihood.model.users_functions:
+        return likelihood.model.identity()
+    theta = likelihood.unravel(np.zeros(likelihood.size))
+    batch = {
+        name: jax.ShapeDtypeStruct((TRACED, *shape), rows.dtypes[name])
+        for name, shape in rows.fields.items()
+    }
+
+    def computed(theta: Params, batch: Batch) -> tuple[jax.Array, Params]:
+        values, pull_back = jax.vjp(lambda t: likelihood.model.log_likelihood(t, batch), theta)
+        return values, pull_back(jnp.ones_like(values))
+
+    traced, _ = expression_digest(computed, theta, batch)
+    return f"{likelihood.model.identity()} computing {traced} by JAX {version('jax')}"
+
+
+def refuse_other_likelihood(model: BaseModel, ours: str, theirs: str) -> None:
+    """Refuse a model whose likelihood differs from that of the digest."""
+    if ours == theirs:
+        return
+    own = model.users_functions and f"by JAX {version('jax')}" not in theirs
+    if own and " computing " in theirs:
+        raise SettingError(
+            "the digest was made with another version of JAX, so user-defined likelihoods cannot "
+            f"be compared (this is JAX {version('jax')}): use that version, or make the digest "
+            "again with mo.digest."
+        )
+    family = theirs.partition("(")[0]
+    other_likelihood = f"{family} with other settings" if family == type(model).__name__ else family
+    raise SettingError(
+        f"the digest was made for the likelihood of another model ({other_likelihood}) than this "
+        f"{type(model).__name__}, and only priors can be changed without the data: make a digest "
+        "of this model with mo.digest(model, rows)."
+    )
+
+
+def with_known_data(
+    model: BaseModel, rows: Rows, units: MomentSums | None, classes: int | None
+) -> BaseModel:
+    """Return the model with what depends on all rows: prior units and number of classes."""
+    if classes is not None and open_classes(model):
+        model = replace(model, classes=classes)  # type: ignore[type-var]
+    if isinstance(model, LinearPredictorModel) and units is not None:
+        return model.resolved(rows, units.moments())
+    return model.resolved(rows)
+
+
+def open_classes(model: BaseModel) -> bool:
+    """Whether the model takes its number of classes from the rows."""
+    named = is_dataclass(model) and "classes" in {f.name for f in fields(model)}
+    return named and getattr(model, "classes", 0) is None
+
+
+def anchor_left(distance: float) -> ModicumWarning:
+    """Warn that the mode has moved away from the anchor."""
+    return ModicumWarning(
+        "anchor-left",
+        f"the mode is {distance:.1f} posterior sd from the point about which the digest expands "
+        "its rows, so the rows it keeps are no longer those that matter most",
+        "make the digest again from all rows with mo.digest",
+        distance=distance,
+    )
+
+
+def parts_mixed_up(error: float) -> ModicumWarning:
+    """Warn that removed rows may have come from any of several added digests."""
+    return ModicumWarning(
+        "digest-crude",
+        "the digest is the sum of several digests expanded about different points, and the rows it "
+        "keeps show only roughly which of them the removed rows came from, which leaves posterior "
+        f"means uncertain by up to {error:.2g} posterior sd",
+        "remove rows from the digest that holds them before it is added to others",
+        error=error,
+    )
+
+
+def overlap(shared: int) -> ModicumWarning:
+    """Warn that two added digests have equal rows."""
+    return ModicumWarning(
+        "digest-overlap",
+        f"{shared:,} rows that occur once in each of the two digests are equal, and count twice if "
+        "they are the same observations",
+        "add digests of different rows, or remove the shared rows from one of them; if equal rows "
+        "are different observations, ignore this warning",
+        rows=shared,
+    )
+
+
+def unknown_rows(removed: int, present: int, pool: int) -> ModicumWarning:
+    """Warn that the pool holds fewer of the removed rows than chance allows."""
+    return ModicumWarning(
+        "digest-unknown-rows",
+        f"of {removed:,} removed rows {present:,} are among the {pool:,} rows that the digest "
+        "keeps, fewer than expected if all of them had been in its data",
+        "remove only rows that were in the data, with the values they had then",
+        removed=removed,
+        present=present,
+    )
+
+
+def pool_crude(size: int, error: float) -> ModicumWarning:
+    """Warn that the pool is too small."""
+    return ModicumWarning(
+        "digest-crude",
+        f"the {size:,} rows of the digest leave posterior means uncertain by up to {error:.2g} "
+        "posterior sd",
+        "make the digest again from all rows, and keep more of them (size)",
+        error=error,
+    )
+
 
 DRAWS = 32  # draws from the normal approximation at which the pool's error is measured
 BLOCK = 4096  # rows of the pool expanded at a time
@@ -536,3 +667,133 @@ def _merged_rows(ours: FitRows, theirs: FitRows) -> FitRows:
 def _values(form: ControlVariate[Pytree], batch: Batch, proxy: Proxy, steps: Array) -> jax.Array:
     cached = form.cache({k: jnp.asarray(v) for k, v in batch.items()}, proxy)
     return jax.lax.map(lambda z: form.values(cached, z, proxy), steps)
+
+
+@in_double_precision
+def digest(
+    model: BaseModel | Posterior,
+    rows: object,
+    size: int = 100_000,
+    *,
+    like: Digest | None = None,
+    random_seed: int | None = None,
+    engine: EngineChoice | None = None,
+    progressbar: Progressbar = True,
+) -> Digest:
+    """Make a digest: what a posterior needs from the data, in tens of megabytes whatever n is.
+
+    The mode is found as for HMC-ECS. The digest keeps sums over all rows at the mode and a pool of
+    rows, chosen by how much each is expected to matter. ``mo.sample(model, digest)`` then samples
+    the posterior without the data, under any prior. **A digest holds raw rows.**
+
+    Parameters
+    ----------
+    model
+        A family or a user-defined model; or a posterior from `mo.fit` or `mo.sample`, whose model
+        and encoding are used.
+    rows
+        The data, as for `mo.sample`; with a posterior, the table of the fit or its rows.
+    size
+        Number of rows to keep; all of them if there are fewer.
+    like
+        Another digest, whose anchor is used, so that digests of shards, months or hospitals can be
+        added without loss. By default the anchor is the mode of these rows.
+    random_seed
+        Seed of the choice of rows.
+    engine
+        The engine that makes the passes: see `mo.engines`.
+    progressbar
+        As in `mo.sample`.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.normal(size=(20_000, 2))
+    >>> rows = mo.Rows(x=x, y=rng.random(20_000) < 1 / (1 + np.exp(-x[:, 0])))
+    >>> digest = mo.digest(mo.models.Logistic(), rows, size=2_000, random_seed=1,
+    ...                    progressbar=False)
+    >>> post = mo.sample(mo.models.Logistic(prior_scale=1.0), digest, draws=200, tune=200,
+    ...                  random_seed=1, progressbar=False)
+    >>> list(post.summary().index)
+    ['beta[x0]', 'beta[x1]', 'intercept']
+    """
+    refuse_forked()
+    model, data = _model_and_rows(model, rows) if isinstance(model, Posterior) else (model, rows)
+    _check(model, data, like)
+    assert isinstance(data, Rows)
+    whole_number("size", size)
+    seed = fresh_seed() if random_seed is None else whole_number("random_seed", random_seed, 0)
+    passing = engine_for(engine, progressbar)
+    with phase("digest", None, progressbar):
+        if like is not None:
+            return like.shard(model, data, size, seed, passing)
+        return _make(model, data, size, seed, passing)
+
+
+def _model_and_rows(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
+    """Return the model of a posterior, and `rows` in the encoding of its fit."""
+    predictor = post.restore_predictor()
+    if not isinstance(predictor, ModelPredictor):
+        raise SettingError(
+            "this posterior has no model: it was made without one, or it was loaded from a file, "
+            "which does not keep user-defined models; use Posterior.load(path, model=...)."
+        )
+    known = rows_of_fit(rows, post.fit_rows, "a digest")
+    return predictor.model, known
+
+
+def _check(model: object, rows: object, like: object) -> None:
+    if not isinstance(model, BaseModel):
+        raise SettingError(
+            "the first argument must be a model such as mo.models.Logistic(), or a posterior, not "
+            f"{type(model).__name__}."
+        )
+    if not isinstance(rows, Rows):
+        raise SettingError(
+            f"the second argument must be mo.Rows, not {type(rows).__name__}; wrap arrays as "
+            "mo.Rows(x=X, y=y) and a table as mo.Rows.from_table(table, outcome='y')."
+        )
+    if like is not None and not isinstance(like, Digest):
+        raise SettingError(f"like must be another digest, not {type(like).__name__}.")
+    require_digestible(model, rows)
+
+
+def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
+    """Make a digest whose anchor is the mode of `rows`."""
+    ledger = Ledger(rows=len(rows))
+    model.check(rows)
+    classes = count_classes(rows) if open_classes(model) else None
+    units = None
+    if isinstance(model, LinearPredictorModel):
+        units = moment_sums(rows)
+        ledger.add("priors", len(rows), "density", passes=1)
+    target, start = Target.of(with_known_data(model, rows, units, classes), rows, ledger)
+    if target.size > DENSE_LIMIT:
+        raise SettingError(
+            f"a digest holds the Hessian of all parameters, of which there are {target.size:,}; "
+            f"the limit is {DENSE_LIMIT:,}."
+        )
+    sums = Sums(target, rows, engine, ledger)
+    anchor = anchor_at_mode(sums, start, seed=seed, within=NEAR)
+    likelihood_size = target.likelihood.size
+    total = Quadratic(
+        anchor.point[:likelihood_size],
+        anchor.C,
+        anchor.A[:likelihood_size],
+        anchor.dense_hessian[:likelihood_size, :likelihood_size],
+    )
+    pool = keep(sums, anchor.point, anchor.dense_factor, np.zeros(target.size), size, seed)
+    return Digest(
+        model=model,
+        likelihood=identity_of(target, rows),
+        number=len(rows),
+        total=total,
+        anchors=total.point[None],
+        pool=pool,
+        fit_rows=FitRows.of(rows),
+        units=units,
+        classes=classes,
+        notes=tuple(note for note in anchor.notes if note.code == "separation"),
+        ledger=ledger,
+    )

@@ -4,10 +4,15 @@ Rows are sorted into strata by the expected size of their residual. Of the n_c r
 m_c are drawn without replacement, so that (n_c / m_c) times the sum of the kept rows' values,
 summed over strata, is unbiased for the sum over all rows. m_c is proportional to n_c times the
 expected residual (Neyman's allocation); strata that matter most are kept whole and add no error.
+One pass computes the expected residuals, and another counts how many rows equal each kept row.
 
 Rows removed from the data are removed from the pool by their values. If r of k equal rows are
 removed, the weight of every kept copy is multiplied by (k - r) / k, so that the pool is unbiased
-for the remaining rows.
+for the remaining rows. From the sums, a row's expansion about *its* anchor must be subtracted, if
+digests with different anchors were added: about another anchor it differs by third-order terms,
+which add up over many rows. For removed rows that are in the pool, the anchor is known. For the
+others, the share that came from each anchor is estimated: a removed row in the pool represents
+multiplier - 1 removed rows outside it.
 """
 
 from __future__ import annotations
@@ -17,11 +22,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
+import jax.numpy as jnp
 import numpy as np
 from scipy.special import bdtr
 
-from modicum.designs import WeightTables
 from modicum.errors import DataError
+from modicum.kernels.control_variates import control_variate
+from modicum.kernels.designs import WeightTables, weight_tables
+from modicum.kernels.protocols import Proxy
+from modicum.ledger import Ledger
+from modicum.methods.weights import expected_residuals
+from modicum.models import Target
+from modicum.passes import Engine, Quadratic, Sums
+from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.description import Description, Field
 from modicum.rows.memory import MemoryBackend
@@ -274,3 +287,159 @@ def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
 def _rows_like(rows: Rows, fields: dict[str, np.ndarray]) -> Rows:
     description = replace(rows._description, n=len(next(iter(fields.values()))))
     return Rows._at(description, MemoryBackend(description, fields))
+
+
+PILOT = 8  # draws at which residuals of models without a linear predictor are evaluated
+FLOOR = 0.1  # share of the pool that is drawn uniformly from all rows
+
+
+def expansion(sums: Sums, point: np.ndarray) -> Quadratic:
+    """Return sums over all rows to second order about `point`, in the likelihood's parameters."""
+    size = sums.target.likelihood.size
+    C, A, B = sums.hessian(np.append(point, np.zeros(sums.target.size - len(point))), "digest")
+    return Quadratic(point, C, A[:size], B[:size, :size])
+
+
+def proxy_at(point: np.ndarray, factor: np.ndarray) -> Proxy:
+    """Return a proxy for residuals at t = point + factor z, without sums over rows."""
+    return Proxy(jnp.asarray(point), jnp.asarray(factor), jnp.zeros(len(point)), None)
+
+
+def keep(
+    sums: Sums, point: np.ndarray, factor: np.ndarray, centre: np.ndarray, size: int, seed: int
+) -> Pool:
+    """Choose the rows of a pool, for a posterior normal about point + factor centre.
+
+    Parameters
+    ----------
+    sums
+        All rows, and the engine that passes over them.
+    point
+        The anchor, in all parameters of the target.
+    factor
+        L, with L L' the posterior's covariance.
+    centre
+        Posterior mean in whitened coordinates.
+    size
+        Number of rows to keep.
+    seed
+        Random seed.
+    """
+    rows = sums.rows
+    if len(rows) <= size:
+        row_ids, strata = np.arange(len(rows)), np.zeros(len(rows), np.int32)
+        n = drawn = np.array([float(len(rows))])
+    else:
+        form = control_variate(sums.target, 2)
+        d = len(point)
+        proxy = proxy_at(point, factor)
+        pilot = centre + generator(seed, Stream.PILOT_DRAWS).standard_normal((PILOT, d))
+        rng = generator(seed, Stream.DIGEST_ROWS)
+        tables = weight_tables(expected_residuals(sums, form, proxy, pilot), FLOOR)
+        row_ids, strata, n, drawn = choose(tables, size, rng)
+    pool = rows.subset(row_ids)
+    count = _counts(sums, pool)
+    part = np.zeros(len(n), np.int32)
+    return Pool(pool, np.ones(len(row_ids)), count, strata, n, drawn, part)
+
+
+def _counts(sums: Sums, pool: Rows) -> np.ndarray:
+    """Return how many of all rows are equal to each row of the pool, itself included."""
+    sought = RowCounts.of(pool)
+    sums.ledger.add("digest", len(sums.rows), "density", passes=1)
+    (counts,) = sums.engine.map_reduce(_count_in_batch, sought, sums.rows, "count")
+    return np.asarray(counts)[sought.place]
+
+
+def _count_in_batch(
+    sought: RowCounts, batch: Mapping[str, np.ndarray], present: np.ndarray
+) -> tuple[np.ndarray]:
+    return (sought.among(batch, present),)
+
+
+@dataclass(frozen=True)
+class RemovedSums:
+    """Sums over the rows removed from a digest.
+
+    Attributes
+    ----------
+    sums
+        Expansion of all removed rows.
+    apart
+        For each anchor after the first, the expansion about it minus that about the first, summed
+        over rows whose anchor is unknown.
+    uncertain
+        For each of these anchors, the standard error of the share of such rows that came from it.
+    """
+
+    sums: Quadratic
+    apart: tuple[Quadratic, ...] = ()
+    uncertain: tuple[float, ...] = ()
+
+    def error(self, point: np.ndarray, factor: np.ndarray) -> float:
+        """Return how far the unknown shares may move a posterior mean, in posterior sds.
+
+        The posterior is taken as normal about `point` with covariance factor factor'.
+        """
+        moves = (
+            np.max(np.abs(factor[: len(apart.A)].T @ apart.slopes(point))) * share
+            for apart, share in zip(self.apart, self.uncertain, strict=True)
+        )
+        return float(max(moves, default=0.0))
+
+
+def removed_sums(
+    target: Target, rows: Rows, pool: Pool, anchors: np.ndarray, engine: Engine
+) -> RemovedSums:
+    """Sum the expansions of `rows`, which are removed from the digest, about their anchors."""
+
+    def expand_at(anchor: np.ndarray, subset: Rows) -> Quadratic:
+        return expansion(Sums(target, subset, engine, Ledger(rows=len(subset))), anchor)
+
+    if len(anchors) == 1:
+        return RemovedSums(expand_at(anchors[0], rows))
+    parts, stands_for = _anchors_known(rows, pool)
+    unknown = [expand_at(anchor, rows) for anchor in anchors]
+    total: Quadratic | None = None
+    for part in np.unique(parts[parts >= 0]):
+        rows_of_part = rows.subset(np.flatnonzero(parts == part))
+        for k, anchor in enumerate(anchors):
+            part_sums = expand_at(anchor, rows_of_part)
+            unknown[k] = unknown[k] - part_sums
+            if k == part:
+                total = part_sums if total is None else total + part_sums
+    if not (parts < 0).any():
+        assert total is not None
+        return RemovedSums(total)
+    counts = np.bincount(parts[parts >= 0], minlength=len(anchors))
+    others = np.bincount(pool.part, weights=pool.size, minlength=len(anchors))
+    share = stands_for if stands_for.sum() > 0 else others
+    share = share / share.sum()
+    for k, rest in enumerate(unknown):
+        part_of_it = Quadratic(rest.point, share[k] * rest.C, share[k] * rest.A, share[k] * rest.B)
+        total = part_of_it if total is None else total + part_of_it
+    assert total is not None
+    smooth = (counts + 1) / (counts.sum() + len(anchors))  # an anchor without rows found gets some
+    error = np.sqrt(smooth * (1 - smooth) / (counts.sum() + len(anchors)))
+    return RemovedSums(
+        total, tuple(rest - unknown[0] for rest in unknown[1:]), tuple(map(float, error[1:]))
+    )
+
+
+def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+    """Return each row's anchor, -1 if the pool lacks it, and how many other rows each accounts for.
+
+    The second array has, for each anchor, the number of removed rows outside the pool that those in
+    the pool represent.
+    """
+    pool_hashes = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
+    distinct, first = np.unique(pool_hashes, return_index=True)
+    part, others = pool.part[pool.stratum][first], np.maximum(pool.multiplier[first] - 1, 0.0)
+    parts, stands_for = [], np.zeros(int(pool.part.max()) + 1)
+    for chunk in rows.chunks(1 << 16):
+        hashed = hashes(pool.rows._description, chunk)
+        at = np.minimum(np.searchsorted(distinct, hashed), len(distinct) - 1)
+        is_in_pool = distinct[at] == hashed
+        parts.append(np.where(is_in_pool, part[at], -1))
+        np.add.at(stands_for, part[at[is_in_pool]], others[at[is_in_pool]])
+    return np.concatenate(parts), stands_for

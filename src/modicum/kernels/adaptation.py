@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.kernels import blackjax_modules as blackjax
+from modicum.kernels.moves import blackjax
 from modicum.runtime import Array
 
 BlackJAXState: TypeAlias = Any  # BlackJAX has no types
@@ -85,7 +85,7 @@ def schedule(
         return AdaptationFlags(*(np.zeros(tune + draws, bool) for _ in AdaptationFlags._fields))
     stage = np.zeros((tune, 2), bool)
     if tune and adapt_mass:
-        stage = np.asarray(blackjax.windows.build_schedule(tune), bool)
+        stage = np.asarray(blackjax("adaptation.window_adaptation").build_schedule(tune), bool)
     warm = AdaptationFlags(
         adapting=np.ones(tune, bool),
         slow=stage[:, 0],
@@ -115,7 +115,11 @@ def start_adaptation(
     # The optimal step size for a standard normal scales like this.
     step_size = size**-0.25 if step_size is None else step_size
     averaging = DualAveraging.start(jnp.asarray(step_size))
-    mass = blackjax.mass_matrix.mass_matrix_adaptation(not dense)[0](size) if adapt_mass else None
+    mass = (
+        blackjax("adaptation.mass_matrix").mass_matrix_adaptation(not dense)[0](size)
+        if adapt_mass
+        else None
+    )
     unit = jnp.eye(size) if dense else jnp.ones(size)
     return Adaptation(jnp.asarray(step_size), unit, averaging, mass)
 
@@ -150,7 +154,9 @@ def _learn(
         log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
         averaging = averaging._replace(log_step_size=log_step)
     if mass is not None:
-        _, collect, renew = blackjax.mass_matrix.mass_matrix_adaptation(inverse_mass.ndim == 1)
+        _, collect, renew = blackjax("adaptation.mass_matrix").mass_matrix_adaptation(
+            inverse_mass.ndim == 1
+        )
         mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
         afresh = DualAveraging.start(jnp.exp(averaging.log_average))
         averaging = jax.tree.map(partial(jnp.where, flags.restart), afresh, averaging)
@@ -169,8 +175,10 @@ def _renewed(mass: BlackJAXState) -> BlackJAXState:
     Stan shrinks it towards 0.001 I, for parameters of order 1. With tall data posterior standard
     deviations are .003 and less, so 0.001 I would dominate the matrix.
     """
-    _, _, renew = blackjax.mass_matrix.mass_matrix_adaptation(False)
-    covariance, count, _ = blackjax.mass_matrix.welford_algorithm(False)[2](mass.wc_state)
+    _, _, renew = blackjax("adaptation.mass_matrix").mass_matrix_adaptation(False)
+    covariance, count, _ = blackjax("adaptation.mass_matrix").welford_algorithm(False)[2](
+        mass.wc_state
+    )
     variance = jnp.diag(covariance)
     moved = jnp.where(variance > 0, variance, jnp.diag(mass.inverse_mass_matrix))
     shrunk = (count * covariance + 5 * jnp.diag(moved)) / (count + 5)

@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
-from modicum.kernels.base import (
+from modicum.kernels.moves import (
+    Density,
+    PathChances,
+    is_plain_hmc,
+    longest_step,
+    move_afresh,
+    path_chances,
+    path_size,
+)
+from modicum.kernels.protocols import (
     EMPTY,
     ControlVariate,
     Draw,
@@ -26,18 +35,9 @@ from modicum.kernels.base import (
     RowRequest,
     RowsRead,
 )
-from modicum.kernels.coordinates import coordinates_to_record, is_straight, straighten
-from modicum.kernels.moves import (
-    Density,
-    PathChances,
-    is_plain_hmc,
-    longest_step,
-    move_afresh,
-    path_chances,
-    path_size,
-)
 from modicum.kernels.slices import entry, locate, starts, take
-from modicum.models.base import Batch
+from modicum.kernels.whitening import coordinates_to_record, is_straight, straighten
+from modicum.models.model import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
 
@@ -98,7 +98,7 @@ class EnergyConservingKernel:
     control_variate
         Computes residuals of rows about the anchor.
     estimator
-        Turns residuals into a log-likelihood estimate (see `modicum.estimators`).
+        Turns residuals into a log-likelihood estimate (see `modicum.kernels.likelihood_estimates`).
     design
         Draws the rows.
     move

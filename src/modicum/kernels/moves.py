@@ -8,17 +8,35 @@ one place, which compiles faster than BlackJAX's HMC and saves an evaluation or 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from modicum.kernels import blackjax_modules as blackjax
-from modicum.kernels.base import LogDensity, Move, MoveInfo, Point
+from modicum.kernels.protocols import LogDensity, Move, MoveInfo, Point
 from modicum.random import log_uniform, normal, symmetric_uniforms
 from modicum.runtime import Pytree
+
+
+def blackjax(part: str) -> Any:  # BlackJAX has no types
+    """Import a part of BlackJAX at its first use.
+
+    Importing any part imports all of it, which takes a quarter of a second, and some methods need
+    none. The whole package is imported first, or waited for: importing a part while another thread
+    imports the package can deadlock on the import locks, and then one of the two fails.
+    """
+    import_module("blackjax")
+    return import_module(f"blackjax.{part}")
+
+
+def import_ahead() -> None:
+    """Import BlackJAX in a thread, while the caller makes passes over the rows."""
+    threading.Thread(target=import_module, args=("blackjax",)).start()
+
 
 DIVERGENT = 1_000.0  # increase of the energy that counts as a divergence
 SLACK = 0.02  # share by which a split step may exceed the tuned step size, to save a step
@@ -289,7 +307,7 @@ class NUTSMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Build one trajectory and draw a point from it."""
-        kernel = blackjax.nuts.build_kernel()
+        kernel = blackjax("mcmc.nuts").build_kernel()
         moved, info = kernel(key, point, logdensity, step_size, inverse_mass, self.max_depth)
         full = (info.num_trajectory_expansions >= self.max_depth) & ~info.is_turning
         rate = info.acceptance_rate
@@ -316,11 +334,11 @@ class MALAMove:
     ) -> tuple[Point, MoveInfo]:
         """Propose along the gradient, with noise."""
         scale = jnp.sqrt(inverse_mass)
-        state = blackjax.mala.MALAState(
+        state = blackjax("mcmc.mala").MALAState(
             point.position / scale, point.logdensity, point.logdensity_grad * scale
         )
         # BlackJAX's step size is that of the diffusion: the noise has the variance 2 step sizes.
-        state, info = blackjax.mala.build_kernel()(
+        state, info = blackjax("mcmc.mala").build_kernel()(
             key, state, lambda y: logdensity(y * scale), step_size**2 / 2
         )
         # Return a rejected point unchanged, without the rounding of scaling there and back.
@@ -343,9 +361,11 @@ class RandomWalkMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Propose a normal increment."""
-        leap = blackjax.random_walk.normal(step_size * jnp.sqrt(inverse_mass))
-        state = blackjax.random_walk.RWState(point.position, point.logdensity)
-        state, info = blackjax.random_walk.build_additive_step()(key, state, logdensity, leap)
+        leap = blackjax("mcmc.random_walk").normal(step_size * jnp.sqrt(inverse_mass))
+        state = blackjax("mcmc.random_walk").RWState(point.position, point.logdensity)
+        state, info = blackjax("mcmc.random_walk").build_additive_step()(
+            key, state, logdensity, leap
+        )
         # The gradient is not computed: zeros keep the point's structure.
         point = Point(state.position, state.logdensity, jnp.zeros_like(state.position))
         return point, _single_step(point, info.acceptance_rate, jnp.asarray(False))

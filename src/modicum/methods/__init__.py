@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from modicum.errors import SettingError, suggestion
-from modicum.methods.base import Method
-from modicum.methods.choice import Auto
+from modicum.methods.auto import Auto
 from modicum.methods.ecs import HMCECS, SignedHMCECS
 from modicum.methods.flymc import FlyMC
 from modicum.methods.full_data import HMC, NUTS
 from modicum.methods.laplace import Laplace
+from modicum.methods.method import Method
 from modicum.methods.sgmcmc import NAMED, StochasticGradient
 
 __all__ = [

@@ -16,11 +16,10 @@ import jax
 import numpy as np
 
 from modicum.errors import ModicumWarning
-from modicum.methods.base import Task
+from modicum.methods.method import Task
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.base import Batch
-from modicum.passes.blocks import compiled_pass
-from modicum.passes.engine import chunk_bounds, chunk_rows, padded_chunk
+from modicum.models.model import Batch
+from modicum.passes.engine import chunk_bounds, chunk_rows, compiled_pass, padded_chunk
 from modicum.passes.sums import chunk_gradient
 from modicum.runtime import Array, free_memory, in_double_precision
 

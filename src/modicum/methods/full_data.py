@@ -18,11 +18,11 @@ from modicum.errors import (
     whole_number,
 )
 from modicum.kernels.adaptation import schedule, typical_step_size
-from modicum.kernels.base import Move, Warp
-from modicum.kernels.blackjax_modules import import_ahead
-from modicum.kernels.full_data import FullDataContext, FullDataKernel, ModeStarts
-from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.methods.base import (
+from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
+from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
+from modicum.kernels.protocols import Move
+from modicum.methods.cost import slow_run
+from modicum.methods.method import (
     Method,
     Outcome,
     Parameters,
@@ -31,13 +31,20 @@ from modicum.methods.base import (
     Tuning,
     check_memory_limit,
 )
-from modicum.methods.cost import slow_run
-from modicum.methods.dispersed_starts import disperse, dispersed_starts, far_from_normal
-from modicum.methods.full_log_posterior import FullLogPosterior
-from modicum.methods.mean_anchor import AtMean, NoMeanError, anchor_at_mean, may_have_mean
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
+from modicum.methods.without_mode import (
+    AtMean,
+    FullLogPosterior,
+    NoMeanError,
+    anchor_at_mean,
+    disperse,
+    dispersed_starts,
+    far_from_normal,
+    may_have_mean,
+)
 from modicum.passes import Anchor, Modes
-from modicum.passes.full_likelihood import Resident
+from modicum.passes.anchor import Warp
+from modicum.passes.sums import Resident
 from modicum.random import chain_keys, words_at_start
 from modicum.run import History
 from modicum.runtime import in_double_precision, to_device

@@ -9,7 +9,7 @@ heavy-tailed columns, single rows far from all others cut the posterior off alon
 
 An axis is skewed if the log-posterior two standard deviations away differs from that of a normal
 distribution. The posterior along it is then computed on a grid, by density evaluations alone. The
-resulting curves (`modicum.kernels.curved_axes`) serve as coordinates for NUTS and HMC, and as
+resulting curves (`modicum.kernels.whitening`) serve as coordinates for NUTS and HMC, and as
 proposals for weighted draws.
 """
 
@@ -20,16 +20,16 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from modicum.estimators import LinearTaylor, control_variate, proxy
-from modicum.estimators.by_numpy import needs_no_compiler
-from modicum.kernels.curved_axes import FIRST, NODES, STEP, Curves
-from modicum.methods.base import Chosen, Task, Tuning
+from modicum.kernels.control_variates import LinearTaylor, control_variate, proxy
+from modicum.kernels.residuals_by_numpy import needs_no_compiler
+from modicum.kernels.whitening import FIRST, NODES, STEP, Curves
+from modicum.methods.method import Chosen, Task, Tuning
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.engine import chunk_bounds
 from modicum.random import Stream, generator
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import to_device
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates

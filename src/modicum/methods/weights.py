@@ -16,28 +16,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import as_either, namespace, power
-from modicum.designs import Design, RowFacts, Tables, WeightTables
 from modicum.errors import ConvergenceError, CrudeControlVariateError, ModicumError
-from modicum.estimators import GroupTaylor, LinearTaylor
-from modicum.estimators.groups.by_numpy import NumPyGroupValues, groups_need_no_compiler
-from modicum.estimators.levels import along_levels, rows_along_levels
-from modicum.estimators.remainder import (
+from modicum.kernels.control_variates import LinearTaylor, along_levels, rows_along_levels, whitened
+from modicum.kernels.designs import Design, RowFacts, Tables, WeightTables
+from modicum.kernels.group_residuals import GroupTaylor
+from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
+from modicum.kernels.remainder import (
     coefficients,
     far_apart,
     less_polynomial,
     series_value,
 )
-from modicum.estimators.row_factor import whitened
-from modicum.kernels.base import ControlVariate, LevelCurves, Proxy, RowFactor
-from modicum.methods.base import Task
+from modicum.kernels.residuals_by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.methods.method import Task
 from modicum.models import LinearPredictorModel
-from modicum.models.arrow import ArrowFactor, ArrowLayout
-from modicum.models.base import Batch
+from modicum.models.arrowhead import ArrowFactor, ArrowLayout
 from modicum.models.matrix import CodedMatrix, DenseMatrix, ModelMatrix
+from modicum.models.model import Batch
 from modicum.passes import Sums
-from modicum.passes.blocks import map_in_blocks
-from modicum.passes.engine import of_numpy
-from modicum.passes.faults import describe_row
+from modicum.passes.engine import map_in_blocks, of_numpy
+from modicum.passes.no_mode import describe_row
 from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered

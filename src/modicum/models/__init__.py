@@ -1,6 +1,5 @@
 """Models of a row: linear-predictor families, neural networks and user-defined models."""
 
-from modicum.models.base import BaseModel, Batch, Params
 from modicum.models.families import (
     AsymmetricLaplace,
     Beta,
@@ -21,12 +20,13 @@ from modicum.models.families import (
     Weibull,
     ZeroInflatedPoisson,
 )
-from modicum.models.groups.integrated import IntegratedEffects
-from modicum.models.groups.terms import GroupTerm
-from modicum.models.linear import LinearPredictorModel
+from modicum.models.integrated import IntegratedEffects
+from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP, Network
 from modicum.models.own import Model
 from modicum.models.target import Target
+from modicum.models.terms import GroupTerm
 
 __all__ = [
     "CNN",

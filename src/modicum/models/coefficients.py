@@ -16,15 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.models.base import BaseModel, Params
-from modicum.models.groups.terms import (
-    INTERCEPT,
-    GroupTerm,
-    common_columns,
-    group_coding,
-    refuse_remote_slope,
-    tidy_groups,
-)
+from modicum.models.model import BaseModel, Params
 from modicum.models.priors import (
     LKJ,
     OWN,
@@ -41,16 +33,25 @@ from modicum.models.priors import (
 )
 from modicum.models.priors.distributions import normal_log_density
 from modicum.models.priors.exact import ExactPrior, Numbers
-from modicum.models.priors.resolved import is_logged, shapes_of
-from modicum.models.priors.specification import (
+from modicum.models.priors.resolved import (
     PriorTable,
     column_in_summary,
     columns_of,
+    is_logged,
     require_known,
     require_support,
+    shapes_of,
     tidy_priors,
 )
 from modicum.models.priors.units import with_slopes_by_level
+from modicum.models.terms import (
+    INTERCEPT,
+    GroupTerm,
+    common_columns,
+    group_coding,
+    refuse_remote_slope,
+    tidy_groups,
+)
 from modicum.rows import Coding, Rows
 
 

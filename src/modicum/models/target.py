@@ -16,10 +16,10 @@ from jax.tree_util import PyTreeDef
 from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
-from modicum.models.arrow import ArrowLayout, arrow_layout
-from modicum.models.base import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
-from modicum.models.groups.integrated import IntegratedEffects
-from modicum.models.linear import LinearPredictorModel
+from modicum.models.arrowhead import ArrowLayout, arrow_layout
+from modicum.models.integrated import IntegratedEffects
+from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows

@@ -1,17 +1,17 @@
 """Passes over all rows: sums, the posterior mode, and the anchor computed there."""
 
 from modicum.passes.anchor import Anchor, anchor_at, anchor_at_mode
-from modicum.passes.engine import Engine, Hosts, LocalEngine
+from modicum.passes.engine import Engine, EngineChoice, Hosts, LocalEngine, engine_for
+from modicum.passes.integrated_groups import common_start, units_of, with_nodes
 from modicum.passes.mode import NEAR, ModeRecord, find_mode
 from modicum.passes.other_modes import Modes, Starts
-from modicum.passes.quadratic import Quadratic
-from modicum.passes.quadrature_nodes import common_start, units_of, with_nodes
-from modicum.passes.sums import Sums
+from modicum.passes.sums import Quadratic, Sums
 
 __all__ = [
     "NEAR",
     "Anchor",
     "Engine",
+    "EngineChoice",
     "Hosts",
     "LocalEngine",
     "ModeRecord",
@@ -22,6 +22,7 @@ __all__ = [
     "anchor_at",
     "anchor_at_mode",
     "common_start",
+    "engine_for",
     "find_mode",
     "units_of",
     "with_nodes",

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import jax
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError
-from modicum.kernels.base import Warp
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
-from modicum.models.base import DENSE_LIMIT
+from modicum.models.arrowhead import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
+from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
-from modicum.passes.curvature import Curvature, curvature, whitening, whitening_factor
-from modicum.passes.faults import is_remote, require_noise
-from modicum.passes.fixed_point import settle
-from modicum.passes.improper import parameter_name, require_proper
-from modicum.passes.mode import TOLERANCE, EndlessError, ModeRecord, find_mode
-from modicum.passes.mode import quasi_newton_on_subset as near_mode
+from modicum.passes.curvature import Curvature, curvature, flat_prior, whitening, whitening_factor
+from modicum.passes.hyperparameters import group_notes, settle, with_scale_widths
+from modicum.passes.mode import (
+    TOLERANCE,
+    EndlessError,
+    ModeRecord,
+    find_mode,
+    quasi_newton_on_subset,
+)
+from modicum.passes.no_mode import is_remote, parameter_name, require_noise, require_proper
 from modicum.passes.other_modes import Modes, Starts, find_modes
-from modicum.passes.prior import flat_prior
-from modicum.passes.scales import group_notes, with_scale_widths
 from modicum.passes.sums import Sums
 from modicum.runtime import to_device
 
@@ -39,6 +41,30 @@ COLLINEAR = 1e-6  # below this share the data do not inform the direction at all
 CANCELS = 0.1  # share of the columns' information left along a collinear direction
 SAME = 1e-6  # relative rounding error of sums over all rows
 DULL = 0.1  # share of the prior's information below which the data are uninformative
+
+
+class Warp(NamedTuple):
+    """Entries of t that move with their scale tau: effects, with their standard deviation.
+
+    An effect u ~ N(0, tau^2) with a likelihood N(u; c, 1 / A) has the variance V = 1 / (A + tau^-2)
+    and the mean V A c. So with r = t* + L z, a = r - t* and e^(2 g) = V(tau) / V(tau*), the map is
+    t = r except for these entries, where t = t* e^(2 g) + a e^g. In these coordinates effects
+    hardly depend on tau: for small scales and weak data they are relative to tau (non-centred), and
+    for large scales they are the effects themselves (centred).
+
+    The mean of all effects of a term, b = sum_l w_l a_l, is different: the intercept, or the common
+    slope, can make up for it, so the data say nothing about it and the prior alone decides. It
+    moves in proportion to tau, and the common coefficient moves the opposite way.
+    """
+
+    where: jax.Array  # indices of the entries
+    term: jax.Array  # index of each entry's term
+    ratio: jax.Array  # A tau*^2 of each: information in the data over that in the prior
+    scale: jax.Array  # index of the log scale of each term
+    shared: jax.Array  # w: (terms, entries); a row of zeros where there is no common coefficient
+    # columns of L^-1 for the entries and the common coefficients; None if L is an `ArrowFactor`
+    into: jax.Array | None
+    common: jax.Array | None = None  # indices of the common coefficients
 
 
 @dataclass(frozen=True)
@@ -467,7 +493,7 @@ def _marginal_sds(precision: np.ndarray) -> np.ndarray:
 
 
 def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
-    point = near_mode(sums, start, seed)
+    point = quasi_newton_on_subset(sums, start, seed)
     require_noise(sums, point, converged=False)
     at = curvature(sums, point, "anchor")
     # no wider than the prior anywhere: at a saddle the two curvatures may cancel
@@ -477,7 +503,7 @@ def _absolute(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
 
 
 def _scale_only(sums: Sums, start: np.ndarray, seed: int) -> Anchor:
-    point = near_mode(sums, start, seed)
+    point = quasi_newton_on_subset(sums, start, seed)
     value, gradient = sums.gradient(point, "anchor")
     empty = np.zeros((0, 0))
     factor = np.full(len(point), 1.0)

@@ -1,32 +1,107 @@
-"""Sums over all rows, computed chunk by chunk.
+"""A pass over all rows: chunks summed by an engine, and blocks within a chunk.
 
 `Engine` is the interface: given a function of a chunk of rows, it returns the float64 sum of the
-function over all chunks. `LocalEngine` uses threads on this machine; other engines use the workers
-of a cluster (`modicum.engines`). Chunks depend only on the rows, and their results are added in
-order, so sums are the same to the last bit wherever they are computed.
+function over all chunks. `LocalEngine` uses threads on this machine; `RayEngine` uses the workers
+of a cluster (`passes.ray_engine`). `EngineChoice` is the argument `engine=`: settings from which
+each run makes its engine. Chunks depend only on the rows, and their results are added in order, so
+sums are the same to the last bit wherever they are computed.
+
+On a CPU a chunk is evaluated in blocks, whose intermediate results stay in a core's cache: a pass
+is then a quarter (gradients) to a third (Hessians) faster. An accelerator evaluates the chunk as a
+whole.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from itertools import pairwise
 from math import ceil
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.passes.blocks import BLOCK
+from modicum.errors import SettingError, whole_number
+from modicum.models import Target
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.rows.weight_classes import KeptNumbers
-from modicum.runtime import Pytree, in_double_precision, on_device, one_blas_thread
+from modicum.runtime import (
+    SCATTERS,
+    Array,
+    Pytree,
+    in_double_precision,
+    jit,
+    on_device,
+    one_blas_thread,
+)
+
+P = ParamSpec("P")
+B = TypeVar("B")  # arrays with an entry per row, usually a batch
+
+BLOCK = 1024  # rows of a block
+
+
+def sum_in_blocks(function: Callable[[B, Array], R], batch: B, present: Array) -> R:
+    """Sum `function(batch, present)` over blocks of rows; traceable, but not differentiable."""
+    blocks = _cut(batch, present)
+    if blocks is None:
+        return function(batch, present)
+
+    def add(total: R, block: tuple[B, Array]) -> tuple[R, None]:
+        return jax.tree.map(jnp.add, total, function(*block)), None
+
+    function = jax.jit(function)  # traced once, for both its shapes and the sum
+    shapes = jax.eval_shape(function, *jax.tree.map(lambda field: field[0], blocks))
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    total: R = jax.lax.scan(add, zero, blocks)[0]
+    return total
+
+
+def map_in_blocks(function: Callable[[B, Array], jax.Array], batch: B, present: Array) -> jax.Array:
+    """Return one number per row, from `function(batch, present)` on each block."""
+    blocks = _cut(batch, present)
+    if blocks is None:
+        return function(batch, present)
+    return jnp.concatenate(jax.lax.map(lambda block: function(*block), blocks))
+
+
+def _cut(batch: B, present: Array) -> tuple[B, Array] | None:
+    """Add a leading axis for blocks to batch and present; None if they are not split."""
+    rows = present.shape[0]
+    if isinstance(batch, Mapping) and "group_of_row" in batch:
+        return None  # `present` has an entry per group then, not per row
+    if jax.default_backend() != "cpu" or rows <= BLOCK or rows % BLOCK:
+        return None
+    blocks: tuple[B, Array] = jax.tree.map(
+        lambda field: jnp.reshape(field, (rows // BLOCK, BLOCK, *field.shape[1:])),
+        (batch, present),
+    )
+    return blocks
+
+
+def compiled_pass(
+    function: Callable[Concatenate[Target, P], R],
+) -> Callable[Concatenate[Target, P], R]:
+    """Compile a function of a target and a chunk, with options for scatters if rows have codes."""
+    plain, scattering = jit(static=0)(function), jit(static=0, options=SCATTERS)(function)
+
+    @wraps(function)
+    def compiled(target: Target, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        suitable = scattering if target.scatters else plain
+        return suitable(target, *args, **kwargs)
+
+    return compiled
+
 
 CHUNK_BYTES = 8 * 2**20  # size of a chunk in float64, so that it stays in the caches
 A = TypeVar("A")  # arguments of a function of chunks
@@ -281,3 +356,52 @@ def _in_order(pool: ThreadPoolExecutor, jobs: Iterator[Callable[[], R]], ahead: 
     finally:
         for future in waiting:  # after an interrupt
             future.cancel()
+
+
+class EngineChoice(ABC):
+    """Settings of an engine; the same object may serve several runs."""
+
+    @abstractmethod
+    def connect(self, progressbar: Progressbar) -> Engine:
+        """Return the engine that makes the passes of a run."""
+
+
+def engine_for(engine: object, progressbar: Progressbar) -> Engine:
+    """Return the engine that `engine=` asks for; None means threads of this machine."""
+    if engine is None:
+        return LocalEngine(progressbar=progressbar)
+    if isinstance(engine, type) and issubclass(engine, EngineChoice):
+        engine = engine()
+    if not isinstance(engine, EngineChoice):
+        raise SettingError(
+            "engine must be mo.engines.Local() or mo.engines.Ray(address=...), not "
+            f"{type(engine).__name__}."
+        )
+    return engine.connect(progressbar)
+
+
+@dataclass(frozen=True)
+class Local(EngineChoice):
+    """Passes by threads of this machine: the default.
+
+    Parameters
+    ----------
+    threads
+        Number of threads; None: one per core. Sums do not depend on it.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.engines.Local(threads=2)
+    Local(threads=2)
+    """
+
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            whole_number("threads", self.threads)
+
+    def connect(self, progressbar: Progressbar) -> LocalEngine:
+        """Return the engine of a run."""
+        return LocalEngine(self.threads, progressbar)

@@ -10,15 +10,21 @@ import numpy as np
 
 from modicum.errors import ConvergenceError
 from modicum.models import IntegratedEffects, LinearPredictorModel
-from modicum.models.arrow import ArrowMatrix
-from modicum.passes.curvature import Curvature, curvature, solve_uphill
+from modicum.models.arrowhead import ArrowMatrix
+from modicum.passes.curvature import (
+    Curvature,
+    StandInPrior,
+    curvature,
+    flat_prior,
+    prior_slope,
+    solve_uphill,
+)
 from modicum.passes.engine import chunk_rows
-from modicum.passes.faults import require_noise, why_no_mode, why_not_finite
-from modicum.passes.fixed_point import Settling
-from modicum.passes.prior import StandInPrior, flat_prior, prior_slope
+from modicum.passes.hyperparameters import Settling
+from modicum.passes.no_mode import require_noise, why_no_mode, why_not_finite
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import one_blas_thread
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations

@@ -18,8 +18,8 @@ import numpy as np
 
 from modicum.arrays import as_either
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.base import Batch
 from modicum.models.matrix import CodedMatrix
+from modicum.models.model import Batch
 from modicum.passes.engine import of_numpy
 from modicum.rows import CodedTerm
 

@@ -11,7 +11,8 @@ about exp(log posterior) det(precision)^(-1/2) (Laplace).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import NamedTuple
@@ -21,16 +22,84 @@ from scipy.linalg import cholesky, solve_triangular
 
 from modicum.errors import ConvergenceError, ModicumWarning
 from modicum.models import Target
-from modicum.passes.blocks import BLOCK
-from modicum.passes.curvature import Curvature, whitening_factor
-from modicum.passes.engine import chunk_rows, padded_chunk
-from modicum.passes.improper import parameter_name
-from modicum.passes.lbfgs import is_finite, minimise
+from modicum.passes.curvature import Curvature, prior_slope, whitening_factor
+from modicum.passes.engine import BLOCK, chunk_rows, padded_chunk
 from modicum.passes.mode import ascend
-from modicum.passes.prior import prior_slope
+from modicum.passes.no_mode import parameter_name
 from modicum.passes.sums import Sums, chunk_gradient, chunk_values
 from modicum.random import Stream, generator
 from modicum.runtime import in_double_precision
+
+ITERATIONS = 100
+SMALL_SLOPE = 1e-3  # in whitened coordinates: standard deviations from a mode
+PAIRS = 10  # recent steps that approximate the Hessian
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+Pairs = deque[tuple[np.ndarray, np.ndarray]]
+
+
+def minimise(objective: Objective, z: np.ndarray) -> np.ndarray | None:
+    """Minimise an objective, which also returns its gradient, starting from `z`.
+
+    Return None if the objective is not finite there.
+    """
+    value, slope = objective(z)
+    if not is_finite(value, slope):
+        return None
+    pairs: Pairs = deque(maxlen=PAIRS)
+    for _ in range(ITERATIONS):
+        if np.linalg.norm(slope) < SMALL_SLOPE:
+            break
+        direction = -_inverse_hessian_times(slope, pairs)
+        if not pairs:
+            direction /= max(1.0, float(np.linalg.norm(direction)))
+        step = _line_search(objective, z, value, slope @ direction, direction)
+        if step is None:
+            break
+        trial, lower, next_slope = step
+        s, y = trial - z, next_slope - slope
+        if s @ y > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
+            pairs.append((s, y))
+        fell = value - lower
+        z, value, slope = trial, lower, next_slope
+        if fell < 1e-13 * abs(value):
+            break
+    return z
+
+
+def _line_search(
+    objective: Objective, z: np.ndarray, value: float, descent: float, direction: np.ndarray
+) -> tuple[np.ndarray, float, np.ndarray] | None:
+    """Halve the step until the objective falls enough; None if it never does."""
+    length = 1.0
+    for _ in range(30):
+        trial = z + length * direction
+        lower, slope = objective(trial)
+        if is_finite(lower, slope) and lower <= value + 1e-4 * length * descent:
+            return trial, lower, slope
+        length /= 2
+    return None
+
+
+def _inverse_hessian_times(slope: np.ndarray, pairs: Pairs) -> np.ndarray:
+    """Run the two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
+    q, shares = slope.copy(), []
+    for s, y in reversed(pairs):
+        share = (s @ q) / (s @ y)
+        q -= share * y
+        shares.append(share)
+    if pairs:
+        s, y = pairs[-1]
+        q *= (s @ y) / (y @ y)
+    for (s, y), share in zip(pairs, reversed(shares), strict=True):
+        q += s * (share - (y @ q) / (s @ y))
+    return q
+
+
+def is_finite(value: float, slope: np.ndarray) -> bool:
+    """Whether an objective and its gradient are finite."""
+    return bool(np.isfinite(value) and np.all(np.isfinite(slope)))
+
 
 APART = 3.0  # posterior standard deviations between distinct modes
 NEGLIGIBLE = 0.01  # share of the posterior below which a mode is ignored

@@ -15,18 +15,74 @@ import numpy as np
 from modicum.arrays import expansion
 from modicum.ledger import Kind, Ledger
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.arrow import Symmetric
-from modicum.models.base import Batch
-from modicum.passes.arrow import arrow_hessian_sum, as_matrix
-from modicum.passes.blocks import compiled_pass, sum_in_blocks
-from modicum.passes.engine import Engine
-from modicum.passes.groups import group_hessian_by_numpy, group_hessian_sum
-from modicum.passes.linear import linear_hessian_sum
+from modicum.models.arrowhead import Symmetric
+from modicum.models.model import Batch
+from modicum.passes.engine import (
+    Engine,
+    chunk_bounds,
+    chunk_rows,
+    compiled_pass,
+    padded_chunk,
+    sum_in_blocks,
+)
+from modicum.passes.group_hessian import group_hessian_by_numpy, group_hessian_sum
+from modicum.passes.linear_hessian import arrow_hessian_sum, as_matrix, linear_hessian_sum
 from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy, values_by_numpy
-from modicum.passes.quadratic import Quadratic
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
-from modicum.runtime import COMPILED, Array, jit
+from modicum.rows.description import DType
+from modicum.rows.grouped_rows import GroupedRows
+from modicum.runtime import COMPILED, Array, Pytree, free_memory, jit, to_device
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """C + A'(t - point) + (t - point)' B (t - point) / 2.
+
+    Quadratics of several data sets can be added although their points differ: moving one to another
+    point changes its coefficients, but not the function.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> about_0 = Quadratic(np.zeros(1), 1.0, np.array([2.0]), np.array([[-4.0]]))
+    >>> about_1 = about_0.moved(np.ones(1))
+    >>> about_1.C, about_1.A, (about_0 - about_1).C
+    (1.0, array([-2.]), 0.0)
+    """
+
+    point: np.ndarray
+    C: float
+    A: np.ndarray
+    B: np.ndarray
+
+    def moved(self, point: np.ndarray) -> Quadratic:
+        """Return the same function, expanded about another point."""
+        dt = point - self.point
+        if not dt.any():
+            return self
+        bent = self.B @ dt
+        return Quadratic(point, float(self.C + dt @ (self.A + bent / 2)), self.A + bent, self.B)
+
+    def values(self, t: np.ndarray) -> np.ndarray:
+        """Return the values at points t of shape (..., d)."""
+        dt = t - self.point
+        return np.asarray(self.C + np.sum(dt * (self.A + dt @ self.B / 2), axis=-1))
+
+    def slopes(self, t: np.ndarray) -> np.ndarray:
+        """Return the gradients at points t of shape (..., d)."""
+        return np.asarray(self.A + (t - self.point) @ self.B)
+
+    def __add__(self, other: Quadratic) -> Quadratic:
+        """Return the sum, expanded about the point of the first."""
+        moved = other.moved(self.point)
+        return Quadratic(self.point, self.C + moved.C, self.A + moved.A, self.B + moved.B)
+
+    def __neg__(self) -> Quadratic:
+        return Quadratic(self.point, -self.C, -self.A, -self.B)
+
+    def __sub__(self, other: Quadratic) -> Quadratic:
+        return self + -other
+
 
 # Rows in groups, and rows times points, up to which NumPy takes less time than compiling.
 FEW_ROWS, FEW_VALUES = 1_000_000, 2_000_000
@@ -244,3 +300,115 @@ def _gradients_sum(target: Target, points: Array, batch: Batch, present: Array) 
 @jit(static=0)
 def _hessian_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[jax.Array, ...]:
     return expansion(partial(log_likelihood_sum, target))(t, batch, present)
+
+
+Chunk: TypeAlias = tuple[Batch, jax.Array]  # rows, and which of them are present
+Slope: TypeAlias = tuple[jax.Array, jax.Array]  # a log-likelihood, and its gradient
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Chunks on the device: the arrays scanned over are the chunks themselves."""
+
+    def chunk(self, item: Chunk) -> Chunk:
+        """Return (batch, present) of one chunk."""
+        return item
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed:
+    """Chunks read by the host while the compiled function runs: memory does not grow with n."""
+
+    rows: Rows
+    size: int
+
+    def chunk(self, item: jax.Array) -> Chunk:
+        """Return (batch, present) of the chunk whose number is `item`."""
+        first, mask = padded_chunk(self.rows, 0, self.size)  # all chunks have its shapes and types
+        batch = {
+            name: jax.ShapeDtypeStruct((*values.shape, *_words(values.dtype)), _word(values.dtype))
+            for name, values in first.items()
+        }
+        shapes = batch, jax.ShapeDtypeStruct(mask.shape, np.bool_)
+        raw, present = jax.pure_callback(self._read, shapes, item, vmap_method="sequential")
+        return {name: _from_words(words, first[name].dtype) for name, words in raw.items()}, present
+
+    def _read(self, index: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        # NumPy only: JAX must not be called from inside its own callback. Numbers are passed as
+        # 32-bit words (bytes and codes unchanged), since double precision is not enabled in the
+        # callback's thread.
+        batch, present = padded_chunk(self.rows, int(index), self.size)
+        return {name: _to_words(values) for name, values in batch.items()}, present
+
+
+Source: TypeAlias = Resident | Streamed
+
+
+def _to_words(values: np.ndarray) -> np.ndarray:
+    kind = values.dtype
+    words = np.ascontiguousarray(values).view(_word(kind))
+    return words.reshape(*values.shape, *_words(kind))
+
+
+def _from_words(raw: jax.Array, kind: DType) -> jax.Array:
+    return raw if kind.kind == "u" else jax.lax.bitcast_convert_type(raw, kind)
+
+
+def _word(kind: DType) -> DType:
+    return kind if kind.kind == "u" else np.dtype(np.uint32)
+
+
+def _words(kind: DType) -> tuple[int, ...]:
+    """Return the trailing axis for a number's words, if it has more than one."""
+    return (2,) if kind.itemsize == 8 else ()
+
+
+def hold(rows: Rows, limit: int | None = None) -> tuple[Source, Pytree]:
+    """Put the rows on the device if they fit in `limit` bytes; otherwise prepare to stream them.
+
+    Return the source and its array argument. By default the limit is half of the free memory.
+    """
+    size = chunk_rows(rows)
+    count = len(chunk_bounds(rows))
+    if rows.nbytes > (free_memory() // 2 if limit is None else limit):
+        return Streamed(rows, size), jnp.arange(count)
+    shapes = padded_chunk(rows, 0, size)[0]
+    filled = {name: np.zeros((count, *part.shape), part.dtype) for name, part in shapes.items()}
+    present = np.zeros((count, size), bool)
+    for i in range(count):
+        batch, present[i] = padded_chunk(rows, i, size)
+        for name, values in batch.items():
+            filled[name][i] = values
+    return Resident(), to_device((filled, present))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def log_likelihood(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> jax.Array:
+    """Log-likelihood of all rows at `t`; the same sweep computes its gradient."""
+    return _sweep(target, source, t, chunks)[0]
+
+
+def _sweep(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slope:
+    def add(total: Slope, item: Pytree) -> tuple[Slope, None]:
+        batch, present = source.chunk(item)
+        part = value_and_slope(target, t, batch, present)
+        added: Slope = jax.tree.map(jnp.add, total, part)
+        return added, None
+
+    zero = (jnp.zeros((), jnp.float64), jnp.zeros_like(t))
+    total: Slope = jax.lax.scan(add, zero, chunks)[0]
+    return total
+
+
+def _forward(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slope:
+    return _sweep(target, source, t, chunks)
+
+
+def _backward(
+    target: Target, source: Source, slope: jax.Array, tangent: jax.Array
+) -> tuple[jax.Array, None]:
+    del target, source
+    return tangent * slope, None
+
+
+log_likelihood.defvjp(_forward, _backward)

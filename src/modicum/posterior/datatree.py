@@ -12,19 +12,18 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, warn
 from modicum.models import IntegratedEffects
-from modicum.models.prediction import ModelPredictor
-from modicum.models.prior_draws import log_priors, prior_draws
-from modicum.posterior.alignment import AlignedRows
-from modicum.posterior.checking.columns import random_rows
-from modicum.posterior.checking.predictive import (
+from modicum.models.over_draws import ModelPredictor, log_priors, prior_draws
+from modicum.posterior.draws import Draws, axis_labels
+from modicum.posterior.fit_rows import AlignedRows
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.population import random_rows
+from modicum.posterior.predict import (
+    OutcomeDraws,
     density_array,
+    known_effects,
     outcome_array,
     prior_outcome_draws,
 )
-from modicum.posterior.draws import Draws
-from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.labels import axis_labels
-from modicum.posterior.row_effects import OutcomeDraws, known_effects
 from modicum.random import Stream, generator
 
 if TYPE_CHECKING:

@@ -1,23 +1,81 @@
-"""Draws with their signs or weights, labels and cost, from which all else is computed."""
+"""Draws with their signs or weights, labels and cost, from which all else is computed.
+
+Scalars of a parameter have names: ``beta[age]`` rather than ``beta[0]``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError, UnknownNameError, is_number, suggestion, whole_number
 from modicum.ledger import Ledger
-from modicum.posterior.labels import scalar_names, tidy_labels
 from modicum.posterior.weighted import (
     weighted_covariance,
     weighted_mean,
     weighted_quantile,
     weighted_variance,
 )
+from modicum.random import Stream, generator
+
+Axis: TypeAlias = Sequence[str] | None
+LabelsLike: TypeAlias = Mapping[str, Sequence[str | Axis]]
+"""Labels as a user may write them: for each parameter one sequence per axis, or, for a vector, the
+labels themselves."""
+Labels: TypeAlias = dict[str, tuple[tuple[str, ...] | None, ...]]
+
+
+def tidy_labels(labels: LabelsLike | None, draws: Mapping[str, np.ndarray]) -> Labels:
+    """Check labels against the draws and write them as one tuple (or ``None``) per axis.
+
+    A flat sequence of strings labels the only axis of a vector.
+    """
+    tidy: Labels = {}
+    for name, value in (labels or {}).items():
+        if name not in draws:
+            raise SettingError(f"There are labels for {name!r}, which is not among the draws.")
+        shape = draws[name].shape[2:]
+        flat = len(value) > 0 and all(isinstance(label, str) for label in value)
+        axes: Sequence[Sequence[object] | None] = (value,) if flat else value
+        tidy[name] = tuple(None if a is None else tuple(str(label) for label in a) for a in axes)
+        sizes = tuple(None if a is None else len(a) for a in tidy[name])
+        if len(sizes) != len(shape) or any(
+            a is not None and a != b for a, b in zip(sizes, shape, strict=False)
+        ):
+            raise SettingError(
+                f"The labels of {name!r} have lengths {sizes}, but its draws have shape {shape}."
+            )
+    return tidy
+
+
+def axis_labels(name: str, shape: tuple[int, ...], labels: LabelsLike) -> list[list[str | int]]:
+    """Return the coordinates of each axis: its labels, or 0, 1, 2 ... without labels."""
+    axes = labels.get(name, (None,) * len(shape))
+    return [
+        list(range(n)) if axis is None else list(axis) for n, axis in zip(shape, axes, strict=True)
+    ]
+
+
+def scalar_names(name: str, shape: tuple[int, ...], labels: LabelsLike) -> list[str]:
+    """Name every scalar, in the order of ``ravel``.
+
+    Examples
+    --------
+    >>> scalar_names("beta", (2,), {"beta": (("age", "income"),)})
+    ['beta[age]', 'beta[income]']
+    >>> scalar_names("intercept", (), {})
+    ['intercept']
+    """
+    if not shape:
+        return [name]
+    places = product(*axis_labels(name, shape, labels))
+    return [f"{name}[{', '.join(map(str, place))}]" for place in places]
+
 
 EVALUATIONS = 10**8  # of rows at draws, in seconds, unless a row costs more:
 MULTIPLICATIONS = 10**10  # a row is assumed to take one for each parameter
@@ -204,3 +262,41 @@ def _plain(x: ArrayLike) -> np.ndarray:
     array = np.asarray(x)
     # bfloat16 and similar types, which NumPy's quantiles and .npy files do not support
     return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+
+def require_positive(weights: np.ndarray | None, purpose: str) -> None:
+    """Refuse draws with negative signs, which cannot be repeated a negative number of times."""
+    if weights is not None and not (weights >= 0).all():
+        raise SettingError(
+            f"{purpose} uses draws one by one, but {np.sum(~(weights >= 0)):,} of these draws have "
+            "negative signs, so that only averages are meaningful: use post.summary, predict, "
+            "marginal, contrast, loo or ppc, which account for the signs; or, for equally weighted "
+            'draws, sample with another method, such as method="hmc-ecs".'
+        )
+
+
+def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
+    """Refuse draws whose signs cancel, so that their averages are meaningless."""
+    if not weights.sum() > 0:
+        raise SettingError(
+            f"{purpose} averages over draws, and the signs of these draws cancel, so that their "
+            "averages say nothing about the posterior; sample with a larger subsample, so that "
+            'fewer signs are negative, or with another method, such as method="hmc-ecs".'
+        )
+
+
+def equal_places(
+    weights: np.ndarray | None, total: int, number: int, seed: int, purpose: str
+) -> np.ndarray:
+    """Choose `number` of `total` draws and return their indices, ascending.
+
+    Draws with equal weights, or None, are chosen evenly spaced. Others, with `weights` (total,),
+    are chosen in proportion to their weights, up to rounding (systematic resampling).
+    """
+    require_positive(weights, purpose)
+    if weights is None or np.ptp(weights) == 0:
+        return evenly_spaced(total, number)
+    edges = np.cumsum(weights)
+    start = generator(seed, Stream.RESAMPLING).random()
+    at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
+    return np.asarray(np.minimum(at, total - 1))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError, argument
 from modicum.models import Target
-from modicum.models.base import BaseModel
-from modicum.models.prediction import ModelPredictor, rebuild
-from modicum.posterior.alignment import (
+from modicum.models.model import BaseModel
+from modicum.models.over_draws import ModelPredictor, rebuild
+from modicum.posterior.doubts import Warnings
+from modicum.posterior.draws import Draws
+from modicum.posterior.fit_rows import (
     AlignedRows,
+    Batch,
     FitRows,
     Groups,
     RowsLike,
@@ -21,14 +26,13 @@ from modicum.posterior.alignment import (
     require_rows_of_fit,
     rows_of_fit,
 )
-from modicum.posterior.draws import Draws
-from modicum.posterior.prediction import Predictor
-from modicum.posterior.warnings import Warnings
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.rows.json_entries import Json
-from modicum.rows.reading import is_tabular
-from modicum.rows.table_order import table_numbers
+from modicum.rows.reading import is_tabular, table_numbers
+
+Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
+"""Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
 
 
 class Fit(NamedTuple):

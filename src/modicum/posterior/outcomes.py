@@ -13,26 +13,28 @@ import numpy as np
 from modicum.arguments import names_checked
 from modicum.errors import SettingError
 from modicum.files import require_writable
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import Groups, RowsLike, aligned
-from modicum.posterior.checking.marginal import (
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior.draws import affordable, check_interval, thinned
+from modicum.posterior.fit_rows import Groups, RowsLike, aligned
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.group_effects import effects, intraclass
+from modicum.posterior.marginal import (
     Comparison,
     averages,
     contrast,
     marginal,
     require_chances,
 )
-from modicum.posterior.checking.predictive import outcome_array, outcome_draws
-from modicum.posterior.draws import affordable, check_interval, thinned
-from modicum.posterior.effects import effects
-from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.intraclass import intraclass
-from modicum.posterior.prediction import Evaluation, Prediction, predict
-from modicum.posterior.row_effects import (
+from modicum.posterior.predict import (
+    Evaluation,
     NewGroups,
     OutcomeDraws,
+    Prediction,
     known_effects,
     normal_scores,
+    outcome_array,
+    outcome_draws,
+    predict,
     rows_behind,
     with_groups,
 )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumError, SettingError, is_number, whole_number
 from modicum.files import require_writable, whole_file
-from modicum.models.base import BaseModel
+from modicum.models.model import BaseModel
+from modicum.models.over_draws import ModelPredictor
 from modicum.models.own import Model
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import RowsLike, require_rows_of_fit, rows_of_fit
+from modicum.posterior.archive import Contents, load, save
 from modicum.posterior.datatree import (
     add_groups,
     netcdf_engine,
@@ -24,17 +24,67 @@ from modicum.posterior.datatree import (
     weight_name,
 )
 from modicum.posterior.draws import check_interval
-from modicum.posterior.notebook import posterior_box
-from modicum.posterior.other_libraries import missing_attribute
+from modicum.posterior.fit_rows import RowsLike, require_rows_of_fit, rows_of_fit
 from modicum.posterior.report import Reportable, contents_of, report_page
-from modicum.posterior.storage import Contents, load, save
-from modicum.posterior.summary import Statistic, learning_curve, summarise
+from modicum.posterior.summary import Statistic, learning_curve, posterior_box, summarise
 from modicum.rows import Rows
 from modicum.rows.reading import TableFiles
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+
+SUMMARY = 'post.summary("beta"), or post["beta"] for the draws'
+DRAWS = 'post.draws, name to array (chain, draw, ...), or post["beta"]'
+DATATREE = "post.to_datatree()"
+
+INSTEAD = {
+    # brms, rstanarm, lme4
+    "fixef": SUMMARY,
+    "ranef": "post.effects(group)",
+    "VarCorr": 'post.summary(["group_sd", "group_cor"])',
+    "coef": SUMMARY,
+    "hypothesis": "the draws: (post['beta[a]'] > post['beta[b]']).mean(), or post.contrast(column)",
+    "conditional_effects": "post.marginal(column), and plots.effect",
+    "pp_check": "post.ppc()",
+    "posterior_predict": "post.predictive(table)",
+    "posterior_epred": "post.predict(table)",
+    "as_draws_df": DRAWS,
+    "waic": "post.loo()",
+    "bridge_sampler": "post.log_evidence()",
+    "prior_summary": 'post.tuning["priors"]',
+    # PyMC, bambi, CmdStanPy, NumPyro
+    "posterior": DRAWS + ", or " + DATATREE,
+    "sample_posterior_predictive": "post.predictive(table)",
+    "posterior_predictive": "post.predictive(table)",
+    "prior_predictive": "post.predictive(table, prior=True)",
+    "to_inference_data": DATATREE,
+    "to_arviz": DATATREE,
+    "to_inferencedata": DATATREE,
+    "idata": DATATREE,
+    "get_samples": DRAWS,
+    "samples": DRAWS,
+    "stan_variable": DRAWS,
+    "stan_variables": DRAWS,
+    "print_summary": "print(post.summary())",
+    "plot_trace": "arviz_plots.plot_trace(" + DATATREE + ")",
+    "plot": "modicum.plots, such as plots.forest(post)",
+    # scikit-learn, statsmodels
+    "params": SUMMARY,
+    "coef_": SUMMARY,
+    "intercept_": 'post.mean("intercept")',
+    "bse": 'post.sd("beta")',
+    "conf_int": "post.summary(prob=0.95)",
+    "predict_proba": "post.predict(table).mean",
+    "get_prediction": "post.predict(table)",
+    "resid": 'post.ppc(by="column")',
+}
+
+
+def missing_attribute(name: str) -> str:
+    """Return the error about a missing attribute, with Modicum's name for it if there is one."""
+    hint = f": use {INSTEAD[name]}" if name in INSTEAD else ""
+    return f"a posterior has no attribute {name!r}{hint}."
 
 
 @dataclass(repr=False, eq=False)

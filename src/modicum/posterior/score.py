@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, warn
-from modicum.models.base import BaseModel
-from modicum.models.linear import LinearPredictorModel
-from modicum.models.outcomes import class_fault
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import AlignedRows, Batch
+from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.model import BaseModel
+from modicum.models.outcome_checks import class_fault
+from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.draws import affordable, thinned
+from modicum.posterior.fit_rows import AlignedRows, Batch
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.prediction import in_pieces
-from modicum.posterior.row_effects import OutcomeDraws, known_effects, rows_behind
+from modicum.posterior.predict import OutcomeDraws, in_pieces, known_effects, rows_behind
 from modicum.posterior.weighted import normalised, weighted_mcse, weighted_mean
 
 

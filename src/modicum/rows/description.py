@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from modicum.errors import DataError
-from modicum.rows.coding import CODE_TYPES, Coding
+from modicum.rows.coding import CODE_TYPES, Coding, Level, level_names
 from modicum.rows.json_entries import integer, mapping, sequence, short, text, text_or_none
-from modicum.rows.level_names import Level, level_names
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]

@@ -20,14 +20,12 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
-from modicum.rows.coding import code_type, treatment
+from modicum.rows.coding import Level, code_type, treatment
 from modicum.rows.description import KINDS, Array, Description, DType, Field
-from modicum.rows.level_names import Level
 from modicum.rows.levels import MOST_LEVELS, distinct, ordered, reference_first
 from modicum.rows.memory import MemoryBackend, allocate
-from modicum.rows.roles import ColumnChoice, Roles, resolve
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
-from modicum.rows.table_encoding import Encoder, floating
+from modicum.rows.table_encoding import ColumnChoice, Encoder, Roles, floating, resolve
 
 # Fields of one number per row; but an offset may hold one per class, and user-defined models may
 # have a y of any shape.

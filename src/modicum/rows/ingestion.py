@@ -17,22 +17,21 @@ from modicum.errors import DataError, SettingError, whole_number
 from modicum.files import is_uri, place_name, refuse_uri
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
+from modicum.rows.coding import Level
 from modicum.rows.csv import CsvSource, TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.lake import LakeSource, Listing, is_remote, local_path
-from modicum.rows.level_names import Level
 from modicum.rows.object_storage import Bucket, holds_store
-from modicum.rows.roles import ColumnChoice
 from modicum.rows.rows import Rows
-from modicum.rows.shard_writing import Directory, Journal, ShardWriter
 from modicum.rows.sorting import sorted_blocks
 from modicum.rows.sources import (
     DatasetSource,
     FileSource,
     LazySource,
     Source,
+    SpooledSource,
     TableSource,
     Unread,
     frame_of_columns,
@@ -41,10 +40,16 @@ from modicum.rows.sources import (
     library,
     refuse_twice,
 )
-from modicum.rows.spooling import SpooledSource
-from modicum.rows.staging import refuse_existing, staged, writing
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
-from modicum.rows.table_encoding import read_source
+from modicum.rows.table_encoding import ColumnChoice, read_source
+from modicum.rows.writing import (
+    Directory,
+    Journal,
+    ShardWriter,
+    refuse_existing,
+    staged,
+    writable_store,
+)
 
 KINDS = {
     ".parquet": "parquet",
@@ -252,11 +257,11 @@ def _write(
                 fingerprint.update(block)  # rows that an earlier, killed call has written
                 reading.advance(len(block))
             for block in rows.blocks:
-                with writing(store):
+                with writable_store(store):
                     writer.write(block)
                 fingerprint.update(block)
                 reading.advance(len(block))
-        with writing(store):
+        with writable_store(store):
             shards = tuple(writer.finish())
             description = replace(description, n=writer.rows)
             folder.finish(StoreDescription(description, shards, fingerprint.finish(description)))

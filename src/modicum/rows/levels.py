@@ -10,8 +10,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import missing, names_like
+from modicum.rows.coding import Level, level_key, level_places
 from modicum.rows.description import Array
-from modicum.rows.level_names import Level, level_key, level_places
 from modicum.rows.sources import Source
 
 if TYPE_CHECKING:

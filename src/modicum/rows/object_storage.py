@@ -21,7 +21,6 @@ from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.files import place_name
 from modicum.rows.description import Array, Description
 from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
-from modicum.rows.shard_writing import JOURNAL
 from modicum.rows.store import (
     DESCRIPTION,
     MOST_DESCRIPTION_BYTES,
@@ -33,6 +32,7 @@ from modicum.rows.store import (
     parsed_json,
     shards_between,
 )
+from modicum.rows.writing import JOURNAL
 
 if TYPE_CHECKING:
     import pyarrow as pa

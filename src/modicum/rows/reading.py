@@ -1,4 +1,8 @@
-"""Makes rows, in memory or in a store, from a formula and any kind of table."""
+"""Makes rows, in memory or in a store, from a formula and any kind of table.
+
+Existing rows are a table too. The rows of a fit, some of which may be dropped or sorted, are mapped
+back to the rows of their table.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
 
 from modicum.errors import SettingError, argument
 from modicum.files import is_uri, place_name, whole_file
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError
+from modicum.rows.coding import Level, level_names
 from modicum.rows.csv import TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
+from modicum.rows.formula.encoding import encoded, in_memory, rows_type
+from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
-from modicum.rows.formula.memory import encoded, in_memory, rows_type
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.ingestion import (
     ONCE_OPENED,
@@ -32,9 +40,74 @@ from modicum.rows.ingestion import (
 )
 from modicum.rows.lake import LakeSource, cache_folder
 from modicum.rows.rows import Rows
-from modicum.rows.rows_source import RowsSource
-from modicum.rows.sources import Source, Unread, is_columns, is_dataset, is_table
+from modicum.rows.sources import BATCH_ROWS, Source, Unread, is_columns, is_dataset, is_table
 from modicum.rows.store import DESCRIPTION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class RowsSource:
+    """The columns of rows by name: numbers of x, factors, and every other scalar field.
+
+    The outcome has its original name, or "y" if it had none. A factor that was coded as columns of
+    zeros and ones becomes one column again. `roles` are the offset and the weight of the rows.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        rows.require_unchanged()
+        self._rows = rows
+        self.rows: int | None = len(rows)
+        coding = rows.coding
+        dense = range(len(rows.columns)) if coding is None else coding.dense
+        columns = {rows.columns[place]: j for j, place in enumerate(dense)}
+        self._factors: dict[str, tuple[Level, ...]] = {}
+        self._dummies: dict[str, list[int]] = {}
+        for name, levels in rows.levels.items():
+            places = [columns.pop(f"{name}[{level}]", -1) for level in level_names(levels)[1:]]
+            self._factors[name] = levels
+            if min(places) >= 0:
+                self._dummies[name] = places
+        self._numbers = columns
+        coded = set() if coding is None else set(coding.fields)
+        scalars = [f for f, shape in rows.fields.items() if shape == () and f not in coded]
+        named = {rows.outcome or "y": "y"} if "y" in scalars else {}
+        self._scalars = {f: f for f in scalars if f != "y" and f not in named} | named
+        self.names = (*self._numbers, *self._factors, *self._scalars)
+        self.roles = [f for f in ("offset", "weight") if f in scalars and f not in columns]
+
+    def types(self, columns: Sequence[str]) -> list[pa.DataType]:
+        """Arrow types of the columns."""
+        return list(self._batch(self._rows.slice(0, 1), columns).schema.types)
+
+    def has_order(self, column: str) -> bool:
+        """Whether the column is a factor, whose levels are already in order."""
+        return column in self._factors
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns, in order."""
+        for chunk in self._rows.chunks(BATCH_ROWS):
+            yield self._batch(chunk, columns)
+
+    def _batch(self, chunk: dict[str, Array], columns: Sequence[str]) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        return pa.record_batch({name: self._column(chunk, name) for name in columns})
+
+    def _column(self, chunk: dict[str, Array], name: str) -> pa.Array:
+        import pyarrow as pa
+
+        if name in self._numbers:
+            return pa.array(np.ascontiguousarray(chunk["x"][:, self._numbers[name]]))
+        if name in self._scalars:
+            return pa.array(np.ascontiguousarray(chunk[self._scalars[name]]))
+        codes = chunk.get(name)
+        if codes is None:
+            places = self._dummies[name]
+            codes = chunk["x"][:, places] @ np.arange(1, len(places) + 1)
+        levels = pa.array(list(self._factors[name]))
+        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), levels)
+
 
 Missing: TypeAlias = Literal["refuse", "drop"]
 Result = TypeVar("Result")
@@ -204,7 +277,7 @@ def encode_table(
     """Make rows from any table that `read_formula` takes, by an encoding learned from another.
 
     Groups that the encoding does not know are refused, or with `new_groups` follow those it knows.
-    The other arguments are those of `modicum.rows.formula.memory.encoded`.
+    The other arguments are those of `modicum.rows.formula.encoding.encoded`.
     """
     source = source_of(table, encoding)
     known = reread(lambda: encoding.with_levels_of(source)) if new_groups else encoding
@@ -339,3 +412,71 @@ def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
     if isinstance(data, Rows):
         return RowsSource(data)
     return table_source(data, text_encoding, as_text, levels=True)
+
+
+CHUNK = 1 << 20  # rows read at a time
+
+
+def table_numbers(rows: Rows, table: object) -> Array | None:
+    """Return the row number in `table` of each of `rows`, which a formula made from it.
+
+    None if the rows are all rows of the table in its order, if they were not made by a formula, or
+    if the table is not (any longer) the one they were made from.
+
+    Parameters
+    ----------
+    rows
+        Rows in the table's order or, as in a store, sorted by their largest group.
+    table
+        Any table that `mo.fit` takes; only the columns needed for matching are read, once.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from modicum.rows.reading import read_formula
+    >>> table = pd.DataFrame({"y": [1.0, None, 3.0], "x": [0.5, 1.5, 2.5]})
+    >>> made = read_formula("y ~ x", table, missing="drop", progressbar=False)
+    >>> table_numbers(made.rows, table).tolist()
+    [0, 2]
+    """
+    origin = rows.schema.origin
+    if origin is None:
+        return None
+    encoding = FormulaEncoding.from_dict(origin)
+    field = largest_factor(encoding, rows.schema.levels)
+    own = None if field is None else whole_field(rows, field)
+    is_sorted = own is not None and bool(np.all(own[1:] >= own[:-1]))
+    if not encoding.drops and not is_sorted:
+        return None
+    numbers, codes = _kept(encoding, table, field)
+    if len(numbers) != len(rows):
+        return None
+    if is_sorted:  # by a stable sort, which keeps the table's order within a group
+        order = np.argsort(codes, kind="stable")
+        numbers, codes = numbers[order], codes[order]
+    return numbers if own is None or np.array_equal(own, codes) else None
+
+
+def whole_field(rows: Rows, name: str) -> Array:
+    """Return one field of all rows, without loading their other fields into memory."""
+    return np.concatenate([np.array(chunk[name]) for chunk in rows.chunks(CHUNK)])
+
+
+def _kept(encoding: FormulaEncoding, table: object, field: str | None) -> tuple[Array, Array]:
+    """Return the numbers of the table rows that a fit keeps, and the codes of their factor."""
+    source = source_of(table, encoding)
+    # A column may have been taken out of the table since.
+    needed = [name for name in encoding.needed() if encoding.drops and name in source.names]
+    factors = [
+        g for g in encoding.groupings if g.field == field and {*g.columns} <= {*source.names}
+    ]
+    columns = list(dict.fromkeys([*needed, *(name for g in factors for name in g.columns)]))
+
+    def read() -> tuple[Array, Array]:
+        numbers, codes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for part, _ in complete_rows(source.batches(columns), columns, encoding.drops):
+            numbers.append(part.row_ids)
+            codes += [group.places(part) for group in factors]
+        return np.concatenate(numbers), np.concatenate(codes)
+
+    return reread(read)

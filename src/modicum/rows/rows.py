@@ -11,21 +11,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, whole_number
+from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
-from modicum.rows.coding import Coding
+from modicum.rows.coding import Coding, Level
 from modicum.rows.description import Array, Description, DType, RowsSchema
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import fingerprint
-from modicum.rows.formula.encoding import FormulaEncoding
-from modicum.rows.formula.memory import encoded
+from modicum.rows.formula.encoding import FormulaEncoding, encoded
 from modicum.rows.lake import is_remote, local_path
-from modicum.rows.level_names import Level
 from modicum.rows.memory import MemoryBackend, fill
-from modicum.rows.roles import ColumnChoice
 from modicum.rows.sources import TableSource, is_table
-from modicum.rows.table_encoding import read_table, read_table_like
+from modicum.rows.table_encoding import ColumnChoice, read_table, read_table_like
 
 
 class Backend(Protocol):
@@ -601,3 +598,33 @@ def _size(count: int) -> str:
         return f"{count} bytes"
     power = min(int(math.log10(count) / 3), 4)
     return f"{count / 1000**power:.3g} {' kMGT'[power]}B"
+
+
+SEEN = 65_536  # evenly spaced rows whose weights are examined
+HIGH, LOW = 3.0, 0.1  # bounds on the mean of fractional weights, beyond which they are doubtful
+MOST = 1e6  # bound on the mean of integer weights: tables of counts have large ones
+
+
+def doubtful_weights(rows: Rows) -> list[ModicumWarning]:
+    """Return a warning if the weights do not look like numbers of observations."""
+    if "weight" not in rows.fields:
+        return []
+    row_ids = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), SEEN)).astype(int))
+    weights = np.asarray(rows.take(row_ids)["weight"], np.float64)
+    mean = float(weights.mean())
+    whole = bool(np.all(weights == np.round(weights)))
+    if (LOW <= mean <= HIGH or whole) and mean <= MOST:
+        return []
+    total, times = mean * len(rows), np.sqrt(mean)
+    narrow = f"{times:.3g} times as narrow" if mean > 1 else f"{1 / times:.3g} times as wide"
+    return [
+        ModicumWarning(
+            "weights-sum",
+            f"the weights of {len(rows):,} rows sum to about {total:.3g}, and a weight is the "
+            f"number of observations a row represents: the posterior is that of {total:.3g} "
+            f"independent rows, {narrow} as with {len(rows):,} rows",
+            "divide the weights by their mean if they are sampling weights, or leave them out",
+            sum=total,
+            mean=mean,
+        )
+    ]

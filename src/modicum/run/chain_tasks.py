@@ -17,13 +17,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from modicum.engines.hosts import fetched
-from modicum.models.base import Batch
+from modicum.models.model import Batch
 from modicum.passes import Hosts
+from modicum.passes.ray_engine import fetched
 from modicum.rows import Rows
-from modicum.run.advance import Progress
 from modicum.run.chains import Chains, refuse_other_state
-from modicum.run.records import Record, side_by_side
+from modicum.run.iterations import Progress, Record, side_by_side
 from modicum.runtime import Pytree, in_double_precision
 
 OWN = ("keys", "start_keys", "rows")  # settings that differ between hosts, or are sent separately

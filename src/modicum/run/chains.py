@@ -1,7 +1,11 @@
-"""All chains of a run, in groups: one thread per group, and within a group one stacked axis.
+"""All chains of a run: how many, and in which groups they run.
 
-A few chains on a CPU are groups of one. Many are as many groups as there are cores, and on an
-accelerator all chains are one group.
+A few long chains suit a CPU. An accelerator takes as long for a thousand chains as for one, so many
+short chains are better there. To check whether they have forgotten their starts, the chains of a
+group, a superchain, all start at the same point (`modicum.diagnostics.nested_r_hat`).
+
+One thread runs a group of chains, which are stacked along an axis. A few chains on a CPU are groups
+of one. Many are as many groups as there are cores, and on an accelerator all chains are one group.
 """
 
 from __future__ import annotations
@@ -16,16 +20,25 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from modicum.errors import DataError
-from modicum.kernels.base import Settled
-from modicum.models.base import Batch
+from modicum.errors import DataError, SettingError, whole_number
+from modicum.kernels.protocols import Settled
+from modicum.models.model import Batch
 from modicum.progress import logger
 from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
-from modicum.run import advance as compiled
 from modicum.run import executables
-from modicum.run.fetching import Batches, Fetcher, lengthened
-from modicum.run.records import HostPacked, Packed, PinnedPages, Record, side_by_side, unpacked
+from modicum.run import iterations as compiled
+from modicum.run.iterations import (
+    Batches,
+    Fetcher,
+    HostPacked,
+    Packed,
+    PinnedPages,
+    Record,
+    lengthened,
+    side_by_side,
+    unpacked,
+)
 from modicum.runtime import (
     COMPILED,
     Array,
@@ -33,11 +46,76 @@ from modicum.runtime import (
     Pytree,
     devices,
     free_memory,
+    free_on_host,
     in_double_precision,
     make_room,
     to_device,
     uncollected,
 )
+
+ChainCount: TypeAlias = int | Literal["auto"]
+FEW = 4  # chains on a CPU
+MANY = 1024  # chains on an accelerator
+SUPERCHAINS = 16
+LARGEST_SUBSAMPLE = 4096  # rows per chain for which memory on the device is reserved
+STATS = 12  # statistics recorded with every draw
+SHARE = 4  # 1 / SHARE of the free memory may be used
+
+
+class Layout(NamedTuple):
+    """Numbers of chains and superchains; None: each chain has its own starting point."""
+
+    chains: int
+    superchains: int | None = None
+
+    def start_keys(self, keys: np.ndarray) -> np.ndarray:
+        """Return the keys with which chains start: one per superchain, that of its first chain."""
+        if self.superchains is None:
+            return keys
+        size = self.chains // self.superchains
+        return np.repeat(keys[::size], size, axis=0)
+
+
+def check_layout(chains: object, superchains: object) -> None:
+    """Refuse invalid numbers of chains or superchains."""
+    if isinstance(chains, str):
+        if chains != "auto":
+            raise SettingError(f'chains must be a whole number or "auto", not {chains!r}.')
+    else:
+        whole_number("chains", chains)
+    if superchains is None:
+        return
+    groups = whole_number("superchains", superchains, 2)
+    if isinstance(chains, str) or int(chains) % groups:  # type: ignore[call-overload]
+        number = 'chains="auto"' if isinstance(chains, str) else f"{chains} chains"
+        raise SettingError(
+            f"{number} cannot be divided into {groups} superchains of equal size; set chains to a "
+            f"multiple of {groups}."
+        )
+
+
+def auto_layout(draws: int, size: int) -> Layout:
+    """Choose the layout for the device, for chains of `draws` draws of `size` parameters.
+
+    On an accelerator this is 1,024 chains, or as many as fit with subsamples of thousands of rows
+    in a quarter of its free memory, and with their draws in a quarter of the host's.
+    """
+    if not on_accelerator():
+        return Layout(FEW)
+    draw_bytes = 8 * draws * (size + STATS)
+    subsample_bytes = 8 * LARGEST_SUBSAMPLE * (size + STATS)
+    most = min(
+        MANY, free_on_host() // SHARE // draw_bytes, free_memory() // SHARE // subsample_bytes
+    )
+    if most < 2 * SUPERCHAINS:
+        return Layout(FEW)
+    return Layout(most - most % SUPERCHAINS, SUPERCHAINS)
+
+
+def on_accelerator() -> bool:
+    """Whether JAX computes on something other than a CPU."""
+    return jax.default_backend() != "cpu"
+
 
 Parallel = Literal["threads", "stacked"]
 Span: TypeAlias = tuple[np.int64, np.int64]  # the first iteration, and how many

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from modicum.models.families.links import LINKS
-from modicum.models.families.special import log1m_exp, log_gamma, log_rising, stirling_rest
+from modicum.models.families.links import LINKS, log1m_exp, log_gamma, log_rising, stirling_rest
 
 # log p and its six derivatives, with 60 digits
 FAR = {

@@ -20,15 +20,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from modicum.kernels.base import EMPTY, Draw, RowRequest, carried_fields
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     EnergyConservingState,
     certain_rows,
 )
-from modicum.kernels.fused.phased import PhasedProgram, run_phased
-from modicum.kernels.fused.program import Program, run
+from modicum.kernels.fused.few_threads import Program, run
+from modicum.kernels.fused.many_threads import PhasedProgram, run_phased
 from modicum.kernels.fused.sizes import (
     ETA,
     EXTRAS,
@@ -46,7 +45,8 @@ from modicum.kernels.fused.sizes import (
     pieces,
 )
 from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
-from modicum.models.base import Batch
+from modicum.kernels.protocols import EMPTY, Draw, RowRequest, carried_fields
+from modicum.models.model import Batch
 
 IN_REGISTERS = 2**11  # largest subsample, in floats, that a program of few threads holds
 HELD = 5 * 2**12  # largest subsample, in floats, that a program of many threads holds

@@ -1,32 +1,115 @@
-"""Compose the kernel and the plan of an HMC-ECS run from the choices of its pilot study."""
+"""Compose the kernel and the plan of an HMC-ECS run from the choices of its pilot study.
+
+On a GPU a chain may run as one fused program; `fusing_obstacle` says why not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import DESIGNS, CertaintyRows
-from modicum.errors import ModicumWarning
-from modicum.estimators import GroupTaylor
+from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.adaptation import schedule
-from modicum.kernels.base import ControlVariate, Estimator, Move
-from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
-from modicum.kernels.moves import NUTSMove
-from modicum.methods.base import Chosen, Plan, Tuning
-from modicum.methods.ecs.base import EnergyConserving
-from modicum.methods.ecs.fusing import fused_kernel, fusing_obstacle
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.designs import DESIGNS, CertaintyRows
+from modicum.kernels.energy_conserving import (
+    EnergyConservingContext,
+    EnergyConservingKernel,
+    certain_rows,
+)
+from modicum.kernels.group_residuals import GroupTaylor
+from modicum.kernels.likelihood_estimates import Perturbed
+from modicum.kernels.moves import HMCMove, NUTSMove
+from modicum.kernels.protocols import ControlVariate, Estimator, Move, Settled
+from modicum.kernels.remainder import TERMS
 from modicum.methods.ecs.pilot import Study
-from modicum.methods.ecs.tuning import Coreset
-from modicum.methods.groups import of_groups, uneven_groups
+from modicum.methods.ecs.settings import EnergyConserving, Fused
+from modicum.methods.ecs.signed_products import Coreset
+from modicum.methods.method import Chosen, Plan, Tuning
 from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
-from modicum.models.base import Batch
+from modicum.methods.whole_groups import of_groups, uneven_groups
+from modicum.models.model import Batch
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import Pytree, to_device
+
+WIDEST = 512  # most columns for which a program can hold a few rows
+
+
+def fused_kernel(
+    fused: Fused, kernel: EnergyConservingKernel, context: EnergyConservingContext
+) -> tuple[Settled | None, str]:
+    """Return the kernel that fuses many iterations per launch, or None; and the reason.
+
+    With `fused=True`, an obstacle is an error.
+    """
+    if fused is False:
+        return None, "fused iterations were switched off"
+    why = fusing_obstacle(kernel, context)
+    if why is None:
+        from modicum.kernels.fused import FusedKernel
+
+        form, estimator = kernel.control_variate, kernel.estimator
+        assert isinstance(form, LinearTaylor)
+        assert isinstance(estimator, Perturbed)
+        settled = FusedKernel(kernel, form, estimator.ddof, certain_rows(context))
+        return settled, "a chain runs as one GPU program"
+    if fused is True:
+        raise SettingError(f"iterations cannot be fused, since {why}; leave `fused` out.")
+    return None, why
+
+
+def fusing_obstacle(kernel: EnergyConservingKernel, context: EnergyConservingContext) -> str | None:
+    """Say why iterations cannot be fused; None if they can."""
+    proxy, form = context.proxy, kernel.control_variate
+    if jax.default_backend() != "gpu":
+        return "there is no GPU"
+    if not isinstance(kernel.estimator, Perturbed):
+        return "the estimator is not the perturbed estimator"
+    if type(kernel.move) is not HMCMove:
+        return "parameters are not moved by HMC"
+    if not isinstance(form, LinearTaylor):
+        return "rows do not enter through a single linear predictor"
+    if form.prior is not None or proxy.warp is not None or proxy.bend is not None:
+        return "a prior is not normal"
+    if proxy.levels is not None:
+        return "rare levels have control variates of their own"
+    if proxy.curves is not None:
+        return "the posterior is skewed along some axes"
+    if proxy.B is not None:
+        return "control variates are not of second order about the mode"
+    if proxy.point.shape[0] > WIDEST:
+        return f"there are more than {WIDEST} parameters"
+    return None if _can_lower(form) else "the family uses a function that GPU programs lack"
+
+
+@lru_cache(maxsize=8)
+def _can_lower(form: LinearTaylor) -> bool:
+    """Whether the family's residuals can be lowered to a GPU program, by trying it."""
+    try:
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import triton
+    except ImportError:
+        return False
+
+    def program(e: jax.Array, value: jax.Array, slope: jax.Array) -> None:
+        at = e[...]
+        value[...], slope[...] = form.residual(at, at, at, (at,) * TERMS)
+
+    shape = jax.ShapeDtypeStruct((16,), jnp.float32)
+    params = triton.CompilerParams(num_warps=1, num_stages=1)
+    call = pl.pallas_call(program, out_shape=(shape, shape), compiler_params=params)
+    try:
+        jax.jit(call).trace(shape).lower(lowering_platforms=("cuda",))
+    except Exception:  # the exception depends on JAX's version
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Tabulate the sums of remainders along the directions of rare levels, by one pass over all rows.
 
-See `estimators.levels` for what they are. The sum of a level is evaluated with two derivatives at
+See `control_variates` for what they are. The sum of a level is evaluated with two derivatives at
 some distances from the anchor, and interpolated by polynomials of degree five. A log-likelihood
 that falls like -exp(eta) is one only over short distances: of eta, not of posterior sds, which for
 a level without counts may be a hundred units of eta. So nodes are about half a unit apart where the
@@ -15,12 +15,11 @@ from math import isfinite, pi
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.estimators import LinearTaylor
-from modicum.estimators.levels import curve_of_rows
-from modicum.estimators.remainder import coefficients, remainder_by_numpy
-from modicum.kernels.base import LevelCurves, Proxy
+from modicum.kernels.control_variates import LinearTaylor, curve_of_rows
+from modicum.kernels.protocols import LevelCurves, Proxy
+from modicum.kernels.remainder import coefficients, remainder_by_numpy
 from modicum.models import LinearPredictorModel
-from modicum.models.base import Batch
+from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.engine import of_numpy
 from modicum.passes.on_numpy import in_blocks

@@ -15,11 +15,11 @@ import numpy as np
 
 from modicum.errors import SettingError
 from modicum.kernels.adaptation import schedule
-from modicum.methods.base import Task, Tuning
 from modicum.methods.ecs.composition import Composition, rows_of
 from modicum.methods.ecs.pilot import Study
-from modicum.methods.ecs.tuning import Choice
+from modicum.methods.ecs.subsample import Choice
 from modicum.methods.full_data import HMC
+from modicum.methods.method import Task, Tuning
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
 from modicum.run import Chains, History, capacity_for, run

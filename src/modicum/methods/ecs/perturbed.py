@@ -16,19 +16,15 @@ from modicum.errors import (
     NoModeError,
     SettingError,
 )
-from modicum.estimators import LIKELIHOODS
-from modicum.kernels.delayed import DelayedAcceptanceContext, DelayedAcceptanceKernel
+from modicum.kernels.all_rows import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.methods.base import Chosen, Outcome, Plan, Task, Tuning
+from modicum.kernels.likelihood_estimates import LIKELIHOODS
 from modicum.methods.cost import slow_run
-from modicum.methods.ecs.base import (
-    EnergyConserving,
-    check_blocks,
-    check_counts,
-    check_positive,
-    check_tuning,
-)
-from modicum.methods.ecs.checks import (
+from modicum.methods.drawn_rows import Certainty
+from modicum.methods.ecs.composition import Composition
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
+from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.run_checks import (
     MISLED,
     UNFIT,
     Case,
@@ -39,14 +35,18 @@ from modicum.methods.ecs.checks import (
     look_back,
     withdraw_bound,
 )
-from modicum.methods.ecs.composition import Composition
-from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.pilot import Study
-from modicum.methods.ecs.tuning import Certainty, Choice, choose
-from modicum.methods.full_log_posterior import FullLogPosterior
-from modicum.methods.mean_anchor import anchor_at_mean, may_have_mean
+from modicum.methods.ecs.settings import (
+    EnergyConserving,
+    check_blocks,
+    check_counts,
+    check_positive,
+    check_tuning,
+)
+from modicum.methods.ecs.subsample import Choice, choose
+from modicum.methods.method import Chosen, Outcome, Plan, Task, Tuning
+from modicum.methods.without_mode import FullLogPosterior, anchor_at_mean, may_have_mean
 from modicum.passes import Anchor
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import History, RowPlacement
 from modicum.runtime import in_double_precision
 

@@ -16,7 +16,9 @@ import jax
 import numpy as np
 
 from modicum.arrays import as_either
-from modicum.designs import (
+from modicum.kernels.adaptation import typical_step_size
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.designs import (
     DESIGNS,
     CertaintyRows,
     Drawn,
@@ -25,35 +27,25 @@ from modicum.designs import (
     WeightTables,
     certainty_rows,
 )
-from modicum.estimators import LinearTaylor
-from modicum.kernels.adaptation import typical_step_size
-from modicum.kernels.base import LevelCurves, Proxy, RowDesign
-from modicum.kernels.curved_axes import Curves, along_curves
-from modicum.methods.base import Tuning
-from modicum.methods.ecs.anchored_proxy import AnchoredProxy
-from modicum.methods.ecs.checks import ANCHOR_FAR
+from modicum.kernels.protocols import LevelCurves, Proxy, RowDesign
+from modicum.kernels.whitening import Curves, along_curves
+from modicum.methods.drawn_rows import SampledRows
+from modicum.methods.ecs.anchored_proxy import AnchoredProxy, Expansion, choose_coordinates
 from modicum.methods.ecs.level_curves import level_curves
-from modicum.methods.ecs.sampled_rows import SampledRows
-from modicum.methods.ecs.tuning import (
-    DISTANCES,
+from modicum.methods.ecs.pilot_draws import (
     FAR,
     OF_LEVELS,
     ONE_BY_ONE,
     SHARED,
     SIDE_BY_SIDE,
-    Coreset,
-    Expansion,
-    Pilot,
     PilotChains,
-    Residuals,
-    Tails,
-    choose_coordinates,
-    evaluate,
-    fit_coreset,
     pilot_draws,
     run_pilot_chains,
 )
-from modicum.methods.groups import of_groups
+from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, Tails, evaluate
+from modicum.methods.ecs.run_checks import ANCHOR_FAR
+from modicum.methods.ecs.signed_products import DISTANCES, Coreset, fit_coreset
+from modicum.methods.method import Tuning
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
 from modicum.methods.weights import (
     cached_rows,
@@ -61,12 +53,13 @@ from modicum.methods.weights import (
     ends_near_the_mode,
     expected_residuals,
 )
+from modicum.methods.whole_groups import of_groups
 from modicum.models import LinearPredictorModel
-from modicum.models.base import Batch
-from modicum.passes.faults import first_bad_row
+from modicum.models.model import Batch
+from modicum.passes.no_mode import first_bad_row
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
-from modicum.rows.groups import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.rows.weight_classes import KeptNumbers, extent_of
 from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device

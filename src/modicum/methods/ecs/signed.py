@@ -6,27 +6,28 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from modicum.errors import CrudeControlVariateError, SettingError, is_number
-from modicum.estimators import BlockPoisson, BlockPoissonTables
 from modicum.kernels.energy_conserving import EnergyConservingKernel
-from modicum.methods.base import Outcome, Plan, Task, Tuning
+from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
 from modicum.methods.cost import slow_run
-from modicum.methods.ecs.base import (
-    EnergyConserving,
-    check_blocks,
-    check_counts,
-    check_tuning,
-)
-from modicum.methods.ecs.checks import (
+from modicum.methods.drawn_rows import Certainty
+from modicum.methods.ecs.composition import Composition
+from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
+from modicum.methods.ecs.perturbed import HMCECS
+from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.run_checks import (
     Case,
     check_short_chains,
     look_ahead_signed,
     look_back_signed,
 )
-from modicum.methods.ecs.composition import Composition
-from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.perturbed import HMCECS
-from modicum.methods.ecs.pilot import Study
-from modicum.methods.ecs.tuning import Certainty, Coreset, Products, choose_products
+from modicum.methods.ecs.settings import (
+    EnergyConserving,
+    check_blocks,
+    check_counts,
+    check_tuning,
+)
+from modicum.methods.ecs.signed_products import Coreset, Products, choose_products
+from modicum.methods.method import Outcome, Plan, Task, Tuning
 from modicum.run import History
 from modicum.runtime import in_double_precision
 

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.designs import (
+from modicum.errors import SettingError
+from modicum.kernels.control_variates import control_variate, proxy
+from modicum.kernels.designs import (
     DESIGNS,
     CertaintyRows,
     Design,
@@ -20,15 +22,13 @@ from modicum.designs import (
     WeightTables,
     certainty_rows,
 )
-from modicum.errors import SettingError
-from modicum.estimators import control_variate, proxy
-from modicum.methods.base import Task
-from modicum.methods.certainty import cheapest_number
+from modicum.methods.drawn_rows import cheapest_number
+from modicum.methods.method import Task
 from modicum.methods.weights import design_tables, expected_residuals
-from modicum.models.base import Batch
 from modicum.models.matrix import model_matrix
+from modicum.models.model import Batch
 from modicum.passes import Anchor
-from modicum.passes.blocks import map_in_blocks
+from modicum.passes.engine import map_in_blocks
 from modicum.random import Stream, generator
 from modicum.rows import Coding
 from modicum.rows.weight_classes import KeptNumbers

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from modicum.errors import SettingError
-from modicum.estimators.gradients import SVRG, Minibatch, Taylor
+from modicum.kernels.gradients import SVRG, Minibatch, Taylor
 from modicum.kernels.integrators import (
     Baoab,
     Friction,
@@ -18,8 +18,8 @@ from modicum.kernels.integrators import (
     Preconditioned,
     Underdamped,
 )
-from modicum.kernels.selectors import Exponential, Plain
-from modicum.methods.sgmcmc.base import Parts, StochasticGradientFamily
+from modicum.kernels.stochastic_gradient import Exponential, Plain
+from modicum.methods.sgmcmc.family import Parts, StochasticGradientFamily
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ import numpy as np
 from jax.scipy.special import logit
 
 from modicum.errors import DataError, SettingError
-from modicum.models.base import Batch, Params
-from modicum.models.linear import LinearPredictorModel
-from modicum.models.outcomes import CHUNK
+from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.model import Batch, Params
+from modicum.models.outcome_checks import CHUNK
 from modicum.models.priors import Moments, Normal, Prior
 from modicum.rows import Rows
 from modicum.runtime import Array

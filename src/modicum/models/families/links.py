@@ -1,21 +1,88 @@
-"""Link functions of a probability p: logit, probit and complementary log-log.
+"""What families compute with: special functions, links of predictors and chances, random draws.
 
-A link provides log p and log(1 - p) as functions of the linear predictor, with six derivatives,
-each to full *relative* precision in both tails. The first derivative solves a differential
-equation, which gives a recurrence of Taylor coefficients; where that recurrence cancels, a series
-or a continued fraction replaces it.
+Outcomes are drawn on the host, by NumPy: its generators are exact at any rate and shape, and need
+no compilation. Exponentials of predictors are clipped to e^200, so that none overflows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from math import factorial, pi, sqrt
-from typing import ClassVar
+from math import factorial, log, pi, sqrt
+from typing import ClassVar, TypeAlias
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI, differentiable, erfc, is_numpy, namespace, sigmoid
-from modicum.models.families.special import log1m_exp, softplus
+from modicum.arrays import (
+    HALF_LOG_2PI,
+    as_either,
+    differentiable,
+    erfc,
+    is_numpy,
+    log_gamma_of,
+    namespace,
+    sigmoid,
+)
+
+FAR = 10.0  # above this, seven terms of Stirling's series are exact in double precision
+SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+
+
+@differentiable(slope=sigmoid)
+def softplus(x: jax.Array) -> jax.Array:
+    """log(1 + e^x); with its derivative, half the cost of `jax.nn.softplus`."""
+    xp = namespace(x)
+    return xp.maximum(x, 0.0) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def log1m_exp(x: jax.Array) -> jax.Array:
+    """log(1 - e^-x) for x > 0 (Maechler 2012)."""
+    xp = namespace(x)
+    near, far = xp.minimum(x, 1.0), xp.maximum(x, 0.5)  # so that no branch overflows
+    value: jax.Array = xp.where(x < log(2), xp.log(-xp.expm1(-near)), xp.log1p(-xp.exp(-far)))
+    return value
+
+
+def _leading(x: jax.Array) -> jax.Array:
+    """Stirling's formula for log-gamma, without the series."""
+    return (x - 0.5) * jnp.log(x) - x + HALF_LOG_2PI
+
+
+def _series(x: jax.Array) -> jax.Array:
+    """1 / 12x - 1 / 360x^3 + ..., for x from `FAR`."""
+    inverse = 1 / x
+    total = jnp.zeros_like(inverse)
+    for term in reversed(SERIES):
+        total = total * inverse**2 + term
+    return total * inverse
+
+
+def stirling_rest(x: jax.Array) -> jax.Array:
+    """log-gamma minus Stirling's formula (x - 1/2) log x - x + log(2 pi) / 2, for x > 0."""
+    x = jnp.asarray(x)
+    near, far = jnp.minimum(x, FAR), jnp.maximum(x, FAR)
+    steps = jnp.arange(FAR, dtype=near.dtype)
+    below = jnp.sum(jnp.log(near[..., None] + steps), axis=-1)  # log of gamma(x + 10) / gamma(x)
+    shifted = _leading(near + FAR) + _series(near + FAR) - below
+    return jnp.where(x < FAR, shifted - _leading(near), _series(far))
+
+
+def log_gamma(x: jax.Array) -> jax.Array:
+    """Log-gamma for x > 0."""
+    return _leading(x) + stirling_rest(x)
+
+
+def log_rising(x: jax.Array, y: jax.Array) -> jax.Array:
+    """log of gamma(x + y) / gamma(x), for x > 0 and y >= 0, however large x is."""
+    leading = (x - 0.5) * jnp.log1p(y / x) + y * jnp.log(x + y) - y
+    return leading + stirling_rest(x + y) - stirling_rest(x)
+
+
+def log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
+    """log y! in the precision of eta: in float32 it could be off by whole units."""
+    return log_gamma_of(namespace(eta).asarray(y, eta.dtype) + 1.0)
+
 
 Series = tuple[jax.Array, ...]  # derivatives of increasing order, or Taylor coefficients
 
@@ -256,3 +323,47 @@ class Cloglog(Link):
 
 
 LINKS: dict[str, Link] = {link.name: link for link in (Logit(), Probit(), Cloglog())}
+
+
+Numbers: TypeAlias = np.ndarray  # of float64
+LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite
+MANY = 1e12  # larger counts are normal to the precision of float64
+
+
+def chances(link: Link, eta: Numbers) -> Numbers:
+    """Probability of a success at each linear predictor."""
+    with np.errstate(over="ignore"):
+        return np.asarray(link.chance(as_either(eta)))
+
+
+def bounded_exp(log: Numbers) -> Numbers:
+    """Return e^log, clipped to be neither 0 nor infinite."""
+    return np.asarray(np.exp(np.clip(log, -LARGEST_LOG, LARGEST_LOG)))
+
+
+def draw_counts(rng: np.random.Generator, rate: Numbers) -> Numbers:
+    """Draw Poisson counts as floats, also at rates too large for integers."""
+    small = rng.poisson(np.minimum(rate, MANY)).astype(float)
+    if not np.any(rate > MANY):
+        return small
+    many = np.rint(rate + np.sqrt(rate) * rng.standard_normal(rate.shape))
+    return np.where(rate > MANY, many, small)
+
+
+def draw_counts_above_zero(rng: np.random.Generator, rate: Numbers) -> Numbers:
+    """Draw Poisson counts given that they are not 0.
+
+    The first event in a unit of time happens at t, exponential given t < 1; the number of later
+    events is Poisson with mean rate (1 - t).
+    """
+    rest = rate + np.log1p(rng.random(rate.shape) * np.expm1(-rate))  # rate (1 - t)
+    return 1 + draw_counts(rng, np.clip(rest, 0.0, rate))
+
+
+def draw_log_gammas(rng: np.random.Generator, shape: Numbers) -> Numbers:
+    """Draw logarithms of gamma variables, which are finite even where the variables underflow.
+
+    gamma(a) = gamma(a + 1) u^(1 / a), with u uniform (Marsaglia and Tsang 2000).
+    """
+    more = np.log(rng.standard_gamma(np.add(shape, 1.0)))
+    return np.asarray(more - rng.standard_exponential(np.shape(shape)) / shape)

@@ -1,4 +1,11 @@
-"""Positive outcomes with a log link: gamma and inverse Gaussian regression."""
+"""Positive outcomes: gamma and inverse Gaussian regression, and times to an event.
+
+Exponential and Weibull regression are accelerated failure-time models, whose times may be
+right-censored: eta is the logarithm of a typical time, and a coefficient of 0.1 makes times a tenth
+longer. They are also proportional-hazards models, with log hazard ratio -beta (times the shape, for
+Weibull). Means, variances and drawn outcomes are those of the time to the event, which censoring
+does not change: it only hides some of the times.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +15,16 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.special import zeta
 
-from modicum.arrays import HALF_LOG_2PI
-from modicum.models.base import Batch
+from modicum.arrays import HALF_LOG_2PI, namespace
+from modicum.errors import DataError, ModicumWarning
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
-from modicum.models.families.random_outcomes import bounded_exp, draw_log_gammas
-from modicum.models.families.special import stirling_rest
-from modicum.models.outcomes import refuse_constant
+from modicum.models.families.links import bounded_exp, draw_log_gammas, log_gamma, stirling_rest
+from modicum.models.model import Batch, Params
+from modicum.models.outcome_checks import refuse_constant
 from modicum.models.priors import Moments, Normal
+from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 
 
@@ -112,3 +121,128 @@ class InverseGaussian(ExtraParameter, LogLink):
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Allow only numbers above 0."""
         return positive_fault(y)
+
+
+Derivatives = tuple[jax.Array, ...]
+SMALL = 0.02  # below this, ten terms of the series are exact in double precision
+SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n
+
+
+@dataclass(frozen=True, repr=False)
+class _Survival(LogLink):
+    """y is a time; the field `event` is 1 if the event was observed then, and 0 if censored."""
+
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y", "event")
+    field_meaning: ClassVar[dict[str, str]] = {
+        "event": "COLUMN is 1 for times at which the event was observed and 0 for censored times; "
+        "if none was censored, give a column of ones"
+    }
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Allow only numbers above 0."""
+        return positive_fault(y)[0], "positive times"
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw times to the event, without censoring."""
+        del batch
+        shape = self.shape_of(eta)
+        return bounded_exp(eta[..., 0] + np.log(rng.standard_exponential(eta.shape[:-1])) / shape)
+
+    def shape_of(self, eta: np.ndarray) -> np.ndarray:
+        """Return the Weibull shape; 1 for exponential times."""
+        return np.ones(eta.shape[:-1])
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns along which all times are censored."""
+        del theta
+        return find_silent_counts(rows, self.intercept, "event")
+
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse events that are neither 0 nor 1."""
+        event = np.asarray(chunk["event"])
+        bad = (event != 0) & (event != 1)
+        if bad.any():
+            at = int(np.argmax(bad))
+            raise DataError(
+                f"the field 'event' is {event[at]:g} in row {first + at}; it must be 1 where the "
+                "event was observed at the time y, and 0 where it had not happened by then "
+                "(censored)."
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class Exponential(_Survival):
+    """Exponential times: constant hazard, log of the mean time linear in x.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rows = mo.Rows(x=np.zeros((2, 1)), y=np.array([3.0, 5.0]), event=np.array([1, 0]))
+    >>> mo.models.Exponential().check(rows)
+    """
+
+    on_numpy: ClassVar[bool] = True
+
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """-eta - y e^-eta for an event; the log survival probability -y e^-eta if censored."""
+        time, event = y
+        return -event * eta[0] - time * jnp.exp(-eta[0])
+
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """f to f''' in eta."""
+        event, r = y[..., 1], y[..., 0] * namespace(eta).exp(-eta)
+        return -event * eta - r, r - event, -r, r
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """Derivatives 4, 5 and 6, with alternating signs."""
+        r = y[..., 0] * namespace(eta).exp(-eta)
+        return -r, r, -r
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """The square of the mean."""
+        return jnp.exp(2 * eta[0])
+
+
+@dataclass(frozen=True, repr=False)
+class Weibull(ExtraParameter, _Survival):
+    """Weibull times: the log of the time by which 63% of events have happened is linear in x.
+
+    The survival probability at y is exp(-(y / e^eta)^shape); hazards rise for a shape above 1.
+    Expected outcomes are mean times, e^eta gamma(1 + 1 / shape).
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.models.Weibull().extras
+    ('log_shape',)
+    """
+
+    extra: ClassVar[str] = "shape"
+
+    def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
+        """log(shape / y) + z - e^z for an event, -e^z if censored; z = shape (log y - eta)."""
+        time, event = y[..., 0], y[..., 1]
+        log_time = jnp.log(jnp.asarray(time, eta.dtype))
+        z = jnp.exp(extra) * (log_time - eta)
+        return event * (extra - log_time + z) - jnp.exp(z)
+
+    def shape_of(self, eta: np.ndarray) -> np.ndarray:
+        """Return the exponential of the second predictor."""
+        return bounded_exp(eta[..., 1])
+
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """e^eta gamma(1 + 1 / shape)."""
+        return jnp.exp(eta[0] + log_gamma(1 + jnp.exp(-eta[1])))
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """e^(2 eta) (gamma(1 + 2 / shape) - gamma(1 + 1 / shape)^2)."""
+        return self.mean(eta) ** 2 * jnp.expm1(_log_square_ratio(jnp.exp(-eta[1])))
+
+
+def _log_square_ratio(u: jax.Array) -> jax.Array:
+    """log of gamma(1 + 2u) / gamma(1 + u)^2; for small u by its power series, not to cancel."""
+    near, far = jnp.minimum(u, SMALL), jnp.maximum(u, SMALL)
+    series = jnp.zeros_like(near)
+    for term in reversed(SERIES):
+        series = (series + term) * near
+    return jnp.where(u < SMALL, series * near, log_gamma(1 + 2 * far) - 2 * log_gamma(1 + far))

@@ -15,9 +15,8 @@ from modicum.models.priors.distributions import (
     StudentT,
     is_positive,
 )
-from modicum.models.priors.resolved import OWN, GroupPrior, ModelPriors
+from modicum.models.priors.resolved import OWN, GroupPrior, ModelPriors, prior_warnings
 from modicum.models.priors.units import Moments, moments
-from modicum.models.priors.warnings import prior_warnings
 
 __all__ = [
     "LKJ",

@@ -1,20 +1,8 @@
-"""The priors of a linear-predictor model, with all scales fixed.
-
-A fixed default scale is wrong for some tables: N(0, 2.5) may rule out the slope of a column that is
-measured in kilometres rather than metres, and N(0, 10) on an intercept concerns the predictor in
-the year 0. So by default coefficient j has the scale 2.5 times the unit of the outcome over that of
-x_j: sd(x_j), or the difference of its values if there are two (`units`). The intercept's prior
-applies to a = intercept + mean(x) . beta, the predictor at the mean of the columns. This is the
-prior that centring the columns would give, as in rstanarm, brms and bambi. The posterior then does
-not depend on units.
-
-Normal and flat priors are part of the likelihood's quadratic wherever there is one (`log_folded`);
-all others are evaluated exactly (`exact`).
-"""
+"""The priors of a model: as the user names them, fixed for its rows, and whether the data agree."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import TypeAlias
@@ -23,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.models.correlations import correlations, partials_of
-from modicum.models.groups.terms import GroupTerm
+from modicum.errors import ModicumWarning, SettingError, suggestion
+from modicum.models.covariances import correlations, partials_of
 from modicum.models.priors.distributions import (
     LKJ,
     Flat,
@@ -32,19 +20,106 @@ from modicum.models.priors.distributions import (
     LogNormal,
     Normal,
     Prior,
+    Support,
     normal_log_density,
     prior_from_dict,
 )
 from modicum.models.priors.exact import (
+    Effects,
     ExactPrior,
     ExactTerm,
     Independent,
     Numbers,
     SharedScale,
+    covariance_factor,
 )
-from modicum.models.priors.grouped import Effects, covariance_factor
+from modicum.models.terms import GroupTerm
+from modicum.rows import Rows
 from modicum.rows.json_entries import Json
 from modicum.runtime import Pytree
+
+PriorTable: TypeAlias = tuple[tuple[str, Prior], ...]  # hashable: a key and its prior
+
+
+def tidy_priors(priors: object) -> PriorTable:
+    """Return priors by key as hashable pairs; refuse anything else.
+
+    Priors read from a file are plain dictionaries.
+    """
+    if priors is None:
+        return ()
+    pairs = tuple(priors.items()) if isinstance(priors, Mapping) else priors
+    if not isinstance(pairs, Sequence) or not all(isinstance(p, Sequence) for p in pairs):
+        raise SettingError(
+            "priors must map names to distributions, such as "
+            f'{{"common": mo.priors.Normal(0, 1)}}, not {type(priors).__name__}.'
+        )
+    table = []
+    for key, prior in pairs:
+        if isinstance(prior, Mapping) and "distribution" in prior:
+            prior = prior_from_dict(prior)
+        if not isinstance(key, str) or not isinstance(prior, Prior):
+            raise SettingError(
+                f"the prior of {key!r} must be a distribution such as mo.priors.Normal(0, 1), not "
+                f"{prior!r}."
+            )
+        table.append((key, prior))
+    return tuple(table)
+
+
+def require_support(key: str, prior: Prior, support: Support) -> None:
+    """Refuse a prior with the wrong support, such as positive numbers for a coefficient."""
+    if prior.support == support:
+        return
+    needed, examples = {
+        "real": ("a number on the whole line", "Normal or StudentT"),
+        "positive": ("a positive number", "HalfNormal, Exponential or LogNormal"),
+        "correlation": ("a correlation matrix", "LKJ"),
+    }[support]
+    raise SettingError(
+        f"the prior of {key!r} cannot be {prior}: it is {needed}; use for example {examples}."
+    )
+
+
+def column_in_summary(key: str) -> str | None:
+    """Return the column whose coefficient the summary lists under this name, if it has that form.
+
+    Examples
+    --------
+    >>> column_in_summary("beta[ward[north]]")
+    'ward[north]'
+    """
+    return key[5:-1] if key.startswith("beta[") and key.endswith("]") else None
+
+
+def columns_of(key: str, rows: Rows) -> list[int]:
+    """Return the columns that a key refers to: one, or those of a term or categorical column.
+
+    A column also goes by its name in the summary, ``beta[age]``.
+    """
+    names = rows.columns
+    for name in (key, column_in_summary(key)):
+        if name in names:
+            return [names.index(name)]
+    terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
+    if key in terms:
+        of_term = set(terms[key])
+        return [j for j, name in enumerate(names) if name in of_term]
+    if key in rows.levels:
+        return [j for j, name in enumerate(names) if name.startswith(f"{key}[")]
+    return []
+
+
+def require_known(key: str, others: Sequence[str], rows: Rows) -> None:
+    """Refuse an unknown key, and list the known ones."""
+    terms: Mapping[str, Sequence[str]] = getattr(rows.schema, "terms", {})
+    keys = list(dict.fromkeys([*others, *terms, *rows.levels, *rows.columns]))
+    listed = ", ".join(keys[:12]) + (" ..." if len(keys) > 12 else "")
+    raise SettingError(
+        f"nothing called {key!r} can have a prior{suggestion(key, keys)}; the possible keys are "
+        f"{listed}."
+    )
+
 
 LOG_SD, PARTIAL = "log_group_sd", "group_partial"
 Theta: TypeAlias = Mapping[str, Pytree]  # parameters by name: arrays, and hyperparameters at `OWN`
@@ -452,3 +527,64 @@ def _places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
         places[name] = np.arange(first, first + prod(shape))
         first += prod(shape)
     return places
+
+
+FAR = 3.0  # standard deviations from what the prior expects
+MOVED = 0.1  # posterior standard deviations below which it does not matter that a prior disagrees
+
+
+def prior_warnings(
+    names: tuple[str, ...],
+    distance: np.ndarray,
+    posterior_sd: np.ndarray,
+    normal: np.ndarray | None = None,
+) -> list[ModicumWarning]:
+    """Warn where the data pull a parameter further from its prior than the prior expects.
+
+    Under the prior, a posterior mean has variance tau^2 - v (prior variance minus posterior
+    variance). A mean many such standard deviations from the prior's centre shows that prior and
+    data disagree, even where a tight prior keeps the mean close to its centre. Without a normal
+    prior the mean would lie tau^2 / (tau^2 - v) times as far from the centre; a prior that moves
+    it by less than a tenth of a posterior standard deviation is not worth a warning.
+
+    Parameters
+    ----------
+    names
+        Names of the parameters.
+    distance
+        Posterior means minus prior means, in prior standard deviations.
+    posterior_sd
+        Posterior standard deviations, in prior standard deviations.
+    normal
+        Which priors are normal; None means all. For the others `distance` is in widths, see
+        `Prior.width`.
+    """
+    normal = np.ones(len(names), bool) if normal is None else normal
+    variance = np.maximum(1.0 - posterior_sd**2, 1e-6)  # of the posterior mean, under the prior
+    moved = np.abs(distance) * posterior_sd / variance  # in posterior standard deviations
+    variance = np.where(normal, variance, 1.0)  # heavy tails do not hold the mean back
+    score = np.abs(distance) / np.sqrt(variance) * (~normal | (moved > MOVED))
+    worst = int(np.argmax(np.where(np.isfinite(score), score, 0.0)))
+    if not score[worst] > FAR:
+        return []
+    others = int((score > FAR).sum()) - 1
+    if normal[worst]:
+        unit = "standard deviations"
+        effect = (
+            f"and would lie about {moved[worst]:.2g} posterior standard deviations further away "
+            "without the prior"
+        )
+    else:
+        unit, effect = "widths", "so the prior holds the estimate back from what the data say"
+    label = names[worst] + (f" (and of {others} more)" if others else "")
+    return [
+        ModicumWarning(
+            "prior-far",
+            f"the prior of {label} and the data disagree: the posterior mean lies "
+            f"{abs(distance[worst]):.2g} prior {unit} from the prior's centre, {effect}",
+            "widen that prior (prior_scale, intercept_scale, scale_prior or priors; None puts it "
+            "in the units of the data)",
+            distance=float(distance[worst]),
+            score=float(score[worst]),
+        )
+    ]

@@ -1,29 +1,196 @@
-"""The contents of a report, gathered from a posterior and, if there are any, its rows."""
+"""The contents of a report, gathered from a posterior and, if there are any, its rows.
+
+Diagnostics are traffic lights: a number, whether it is good, and what it means.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from modicum.errors import ModicumError, ModicumWarning
+from modicum.errors import ModicumError, ModicumWarning, is_number
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects
-from modicum.models.base import BaseModel
-from modicum.models.prediction import ModelPredictor
-from modicum.posterior.alignment import FitRows, RowsLike
-from modicum.posterior.checking.mixin import ChecksMixin
-from modicum.posterior.checking.predictive_check import PredictiveCheck
-from modicum.posterior.effects import group_names, terms_of
+from modicum.models import FAMILIES, BaseModel, IntegratedEffects
+from modicum.models.over_draws import ModelPredictor
+from modicum.posterior.doubts import largest_r_hat, smallest_ess
+from modicum.posterior.fit_rows import FitRows, RowsLike
+from modicum.posterior.group_effects import Shrinkage, group_names, shrinkage, terms_of
+from modicum.posterior.mixin import ChecksMixin
 from modicum.posterior.outcomes import OutcomesMixin
-from modicum.posterior.report.fit_code import code_for, model_name
-from modicum.posterior.unpooled import Shrinkage, shrinkage
+from modicum.posterior.ppc import PredictiveCheck
 from modicum.rows import Rows
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def model_name(model: BaseModel | None) -> str:
+    """Return the name of a model."""
+    if model is None:
+        return "an unknown model"
+    if isinstance(model, IntegratedEffects):
+        return f"{model_name(model.family)}, with effects of {model.group} integrated out"
+    return type(model).__name__
+
+
+def code_for(
+    settings: Mapping[str, object],
+    fields: Mapping[str, tuple[str, ...]],
+    model: str,
+    chains: int,
+    draws: int,
+) -> str:
+    """Return Python code that repeats the fit on the same data, without priors and settings.
+
+    `fields` are those that the formula's encoding adds to the outcome.
+    """
+    names = {kind.__name__: name for name, kind in FAMILIES.items()}
+    first = model.split(",")[0]
+    arguments = f"draws={draws}, tune={settings.get('tune')}, chains={chains}"
+    if settings.get("thin", 1) != 1:
+        arguments += f", thin={settings['thin']}"
+    arguments += f", random_seed={settings.get('seed')}"
+    method = f'method="{settings.get("method")}"'
+    if "formula" in settings:
+        formula = str(settings["formula"])
+        family = f'family="{names[first]}"' if first in names else "family=..."
+        for argument, field in (("offset", "offset"), ("weights", "weight")):
+            for column in fields.get(field, ()):
+                if f"{field}({column})" not in formula.replace(" ", ""):
+                    family += f", {argument}={column!r}"
+        call = f"mo.fit({formula!r}, data, {family}, {method},\n              {arguments})"
+    else:
+        model_code = f"mo.models.{first}()" if first in names else "model"
+        call = f"mo.sample({model_code}, rows, {method},\n                 {arguments})"
+    note = "# with the priors and settings above, where they are not the defaults"
+    return f"import modicum as mo\n\n{note}\npost = {call}"
+
+
+Level = Literal["good", "doubtful", "bad"]
+BAD_R_HAT = 1.05
+MOST_DIVERGING = 0.01  # share of divergent draws above which the light is red
+
+
+class Light(NamedTuple):
+    """One diagnostic."""
+
+    name: str
+    figure: str
+    level: Level
+    meaning: str
+
+
+def lights(
+    summary: pd.DataFrame,
+    shape: tuple[int, int],
+    stats: Mapping[str, np.ndarray],
+    tuning: Mapping[str, object],
+    settings: Mapping[str, object],
+    warnings: Sequence[ModicumWarning],
+) -> list[Light]:
+    """Return the diagnostics of a run of `shape` (chains, draws), the most important first."""
+    all_lights = [*_summary_lights(summary, *shape)]
+    if "diverging" in stats and stats["diverging"].size:
+        share = float(np.mean(stats["diverging"]))
+        all_lights.append(
+            Light(
+                "divergences",
+                f"{int(np.sum(stats['diverging'])):,} draws",
+                _level(share, 0.0, MOST_DIVERGING),
+                "trajectories that diverged; there should be none",
+            )
+        )
+    bias = tuning.get("bias_bound")
+    bound = bias.get("value") if isinstance(bias, Mapping) else None
+    if is_number(bound):
+        all_lights.append(
+            Light(
+                "error of subsampling",
+                f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
+                _level(float(bound), 0.1, 0.3),  # type: ignore[arg-type]
+                "how far using a subsample of the rows may move a posterior mean, in posterior "
+                "standard deviations",
+            )
+        )
+    if settings.get("complete") is False:
+        all_lights.append(Light("run", "stopped early", "doubtful", "only the draws so far"))
+    count = len(warnings)
+    all_lights.append(
+        Light(
+            "warnings",
+            f"{count:,}",
+            "good" if count == 0 else "doubtful",
+            "reasons to doubt the run, listed below" if count else "no reason to doubt the run",
+        )
+    )
+    return all_lights
+
+
+def _summary_lights(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
+    """Judge R-hat and ESS of the worst scalar, by the limits of the warnings."""
+    finite = summary[np.isfinite(summary["r_hat"])]
+    if not len(finite):
+        unknown = "too few draws to tell whether the chains have converged"
+        return [Light("R-hat", "unknown", "bad", unknown)]
+    agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
+    worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
+    all_lights = [
+        Light(
+            "R-hat",
+            f"{finite['r_hat'].max():.3f}",
+            _level(float(finite["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
+            f"{agree}: 1 means that they do (worst: {worst})",
+        )
+    ]
+    for column, title, of in (
+        ("ess_bulk", "effective draws", "means"),
+        ("ess_tail", "effective draws in the tails", "intervals"),
+    ):
+        sizes = summary[column][np.isfinite(summary[column])]
+        if len(sizes):
+            smallest = float(sizes.min())
+            needed_ess = smallest_ess(chains * draws)
+            level = _level(-smallest, -needed_ess, -needed_ess / 4)
+            meaning = (
+                f"number of independent draws that would give equally precise {of} "
+                f"(worst: {sizes.idxmin()})"
+            )
+            all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
+    return all_lights
+
+
+def predictive_light(check: PredictiveCheck | str) -> list[Light]:
+    """Judge the predictive check, if there is one."""
+    if isinstance(check, str):
+        return []
+    share = 1 - check.prob
+    return [
+        Light(
+            "predictive check",
+            f"{check.outside:.0%} outside",
+            "good" if check.outside <= 3 * share else "doubtful",
+            f"how often the data lie outside the model's {check.prob:.0%} intervals; much more "
+            f"than {share:.0%} means that the model misses something",
+        )
+    ]
+
+
+def _level(value: float, good: float, bad: float) -> Level:
+    return "good" if value <= good else "doubtful" if value <= bad else "bad"
+
+
+def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
+    """Return the worst light, and a verdict."""
+    levels = {light.level for light in all_lights}
+    if "bad" in levels:
+        return "bad", "Do not use this fit until the red lights below are understood."
+    if "doubtful" in levels:
+        return "doubtful", "Usable with care: see the yellow lights and the warnings below."
+    return "good", "No reason to doubt this fit was found."
+
 
 DRAWS = 100  # draws of the predictive check, and of the effects of columns
 COLUMN_ROWS = 1_000  # rows over which the effects of columns are averaged

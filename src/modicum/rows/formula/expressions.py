@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from modicum.errors import SettingError, suggestion
+from modicum.rows.coding import Level
 from modicum.rows.description import Array
 from modicum.rows.formula.transforms import LEARNERS
-from modicum.rows.level_names import Level
 
 LONGEST = 10_000  # characters per expression
 BACKTICKS = re.compile(r"`([^`]+)`")

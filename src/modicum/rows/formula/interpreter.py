@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, SettingError
+from modicum.rows.coding import Level, level_places
 from modicum.rows.description import Array
 from modicum.rows.formula.expressions import (
     BINARY,
@@ -28,7 +29,6 @@ from modicum.rows.formula.expressions import (
     function_of,
 )
 from modicum.rows.formula.transforms import SINGLE, State
-from modicum.rows.level_names import Level, level_places
 
 LARGEST = 1_000  # number of knots, degrees of freedom or powers
 

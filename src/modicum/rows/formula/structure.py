@@ -15,9 +15,8 @@ from math import prod
 from typing import TypeAlias
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.coding import CodedTerm, Coding
+from modicum.rows.coding import CodedTerm, Coding, Level, level_names
 from modicum.rows.formula.expressions import Contrast
-from modicum.rows.level_names import Level, level_names
 from modicum.rows.levels import code_field
 
 Scoped: TypeAlias = tuple[int, bool]

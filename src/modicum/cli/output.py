@@ -1,0 +1,294 @@
+"""What commands print and write: summaries, predictions, warnings and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from modicum.errors import DataError, ModicumError, SettingError, as_options
+from modicum.files import place_name, require_writable, whole_file
+from modicum.posterior import Posterior
+from modicum.posterior.fit_rows import Groups
+from modicum.posterior.predict import NewGroups
+from modicum.rows import Rows
+from modicum.rows.formula import NewLevels
+from modicum.rows.reading import TableFiles
+from modicum.run import within_limits
+from modicum_command import stop_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+LINES = 60  # lines of a summary to print; summary.csv has all
+
+
+def describe_rows(rows: Rows, source: str) -> str:
+    """Describe in a sentence or two the rows that were read."""
+    parts = ", ".join(p for p in ("offset", "weight") if p in rows.fields)
+    text = (
+        f"Read {len(rows):,} rows from {place_name(source)}: outcome {rows.outcome or 'y'}, "
+        f"{count(len(rows.columns), 'column')} of x{' and ' + parts if parts else ''}."
+    )
+    classes = rows.outcome_levels
+    if classes:
+        numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
+        text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
+    groups = group_fields(rows)
+    for name, levels in rows.levels.items():
+        kind = "groups" if name in groups else f"levels, compared with {levels[0]}"
+        text += f"\n  {name}: {len(levels):,} {kind}"
+    return text
+
+
+def group_fields(rows: Rows) -> set[str]:
+    """Return the grouping factors, whose level effects are pooled and have no reference."""
+    from modicum.rows.formula import FormulaEncoding
+
+    origin = rows.schema.origin
+    return (
+        set() if origin is None else {g.field for g in FormulaEncoding.from_dict(origin).groupings}
+    )
+
+
+def done_line(post: Posterior) -> str:
+    """Return one line with method, number of draws, seed and time."""
+    s = post.settings
+    warm_up = f" after {s['tune']:,} of warm-up" if s["tune"] else ""
+    drawn = f"{count(post.chains, 'chain')} of {count(post.num_draws, 'draw')}{warm_up}"
+    return f"{s['method']}: {drawn}, seed {s['seed']}, in {s['seconds']:.1f} s."
+
+
+def cost_line(post: Posterior) -> str:
+    """Return the ledger as one line."""
+    ledger = post.ledger
+    by = ", ".join(f"{k} {n / ledger.rows:,.1f}" for k, n in ledger.by_purpose.items())
+    text = (
+        f"Rows touched: {ledger.evaluations:,}, that is {ledger.passes:,.1f} passes over "
+        f"{ledger.rows:,} rows ({by})."
+    )
+    if ledger.share is not None:
+        text += f" Full-data HMC: {ledger.full_data:,}; this is {ledger.share:.2%} of that."
+    return text
+
+
+def summary_table(table: pd.DataFrame, lines: int = LINES) -> Table:
+    """Format a summary, with as many decimals as the standard deviation warrants."""
+    low, high = table.columns[2:4]
+    printed = Table(box=None, pad_edge=False, header_style="bold")
+    printed.add_column("", overflow="fold")
+    for name in ("mean", "sd", low, high, "ess", "r_hat"):
+        printed.add_column(name, justify="right", no_wrap=True)
+    for label, line in table.head(lines).iterrows():
+        cells = [_decimals(line[c], line["sd"]) for c in ("mean", "sd", low, high)]
+        ess = min(line["ess_bulk"], line["ess_tail"])
+        printed.add_row(escape(str(label)), *cells, f"{ess:,.0f}", f"{line['r_hat']:.3f}")
+    return printed
+
+
+def _decimals(value: float, sd: float) -> str:
+    places = 3
+    if math.isfinite(sd) and sd > 0:
+        places = min(max(1 - math.floor(math.log10(sd)), 0), 8)
+    return f"{value:.{places}f}"
+
+
+def show(
+    post: Posterior, table: pd.DataFrame, out: Path, say: Console, report: bool = False
+) -> None:
+    """Print the results of a fit, its cost and the files that were written."""
+    say.print(escape(done_line(post)), highlight=False)
+    say.print()
+    say.print(summary_table(table))
+    if len(table) > LINES:
+        say.print(f"{len(table) - LINES} more lines are in summary.csv.", highlight=False)
+    say.print()
+    say.print(escape(cost_line(post)), highlight=False)
+    names = ["posterior", "summary.csv", *(["report.html"] if report else [])]
+    *first, last = (str(out / name) for name in names)
+    written = f"Wrote {', '.join(first)} and {last}."
+    say.print(escape(written), highlight=False)
+    print_warnings(post)
+
+
+def print_warnings(post: Posterior) -> None:
+    """Print every warning on standard error."""
+    for text in map(str, post.warnings):
+        errors().print(f"[yellow]Warning:[/] {escape(text)}", highlight=False)
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural if needed."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def console(quiet: bool) -> Console:
+    """Return the console for results."""
+    return Console(quiet=quiet, soft_wrap=True)
+
+
+def errors() -> Console:
+    """Return the console for warnings and errors."""
+    return Console(stderr=True, soft_wrap=True)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Print errors that a user can fix as one red sentence on standard error."""
+    try:
+        with as_options(), within_limits():
+            yield
+    except ModicumError as error:
+        raise _exit_with(str(error), error) from None
+    except BrokenPipeError:
+        raise  # nobody reads the output any more: `main` exits silently
+    except OSError as error:
+        raise _exit_with(_file_message(error), error) from None
+    except KeyboardInterrupt:
+        errors().print(f"[yellow]{escape(stop_line())}[/]", highlight=False)
+        raise typer.Exit(130) from None
+
+
+def _exit_with(text: str, error: Exception) -> BaseException:
+    """Print the message and return the exception to raise: an exit, or `error` with --debug."""
+    if debugging():
+        return error
+    line = " ".join(text.split("\n"))
+    errors().print(f"[red]Error:[/] [red]{escape(line)}[/]", highlight=False)
+    return typer.Exit(1)
+
+
+def _file_message(error: OSError) -> str:
+    """Return a message that names the file and the problem."""
+    if error.filename is None or error.strerror is None:
+        return f"a file could not be read or written: {error}."
+    path = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+    return f"'{path}' could not be read or written ({error.strerror}): check the path."
+
+
+_debug = False
+
+
+def debugging(switch: bool | None = None) -> bool:
+    """Whether errors are shown with their traceback; `switch` sets it."""
+    global _debug
+    _debug = _debug if switch is None else switch
+    return _debug
+
+
+NEW_LEVELS = ("refuse", "reference")
+GROUPS = ("known", "new", "any")
+NEW_GROUPS = ("one", "average")
+FILE_TYPES = (".parquet", ".csv", ".feather")
+
+
+def saved_posterior(run: Path) -> Posterior:
+    """Load a posterior from a folder that `fit` wrote, or from a file."""
+    path = run / "posterior" if run.is_dir() else run
+    if not path.is_file():
+        raise DataError(f"there is no posterior at {path}: check the path, or finish the fit.")
+    return Posterior.load(path)
+
+
+def with_rows(post: Posterior, run: Path) -> Posterior:
+    """Attach the rows of the fit to a posterior, if `fit` has kept them beside it.
+
+    Predictions need them to draw the effects of groups that were integrated out.
+    """
+    store = run / "rows"
+    return replace(post, rows=Rows.open(store)) if store.is_dir() else post
+
+
+def summary_json(post: Posterior, table: pd.DataFrame) -> str:
+    """Return the summary, the warnings, the cost and the settings as JSON."""
+    lines = {
+        str(name): {column: _number(value) for column, value in line.items()}
+        for name, line in table.to_dict("index").items()
+    }
+    page = {
+        "parameters": lines,
+        "warnings": [doubt.to_dict() for doubt in post.warnings],
+        "rows": post.ledger.rows,
+        "evaluations": post.ledger.evaluations,
+        "passes": post.ledger.passes,
+        "settings": {k: v for k, v in post.settings.items() if _is_plain(v)},
+    }
+    return json.dumps(page, indent=1)
+
+
+def _number(value: float) -> float | None:
+    """Return a number for JSON, which has no NaN: None if it is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | bool | int | float | dict)
+
+
+def write_predictions(
+    post: Posterior,
+    data: str,
+    out: Path,
+    draws: int | None,
+    prob: float,
+    newlevels: str,
+    groups: str | None,
+    newgroups: str | None,
+    encoding: str,
+    overwrite: bool,
+) -> int:
+    """Predict every row of files, write mean and interval, and return the number of rows."""
+    kind = out.suffix.lower()
+    if kind not in FILE_TYPES:
+        raise SettingError(f"--out must end in one of {', '.join(FILE_TYPES)}, not {out}.")
+    if out.is_dir() or (out.exists() and not overwrite):
+        raise SettingError(f"{out} already exists: add --overwrite, or name another file.")
+    require_writable(out)
+    if newlevels not in NEW_LEVELS:
+        raise SettingError(f"--newlevels must be {' or '.join(NEW_LEVELS)}, not {newlevels}.")
+    if post.fit_rows is None or post.fit_rows.encoding is None:
+        raise SettingError(
+            "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
+            "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
+        )
+    if groups not in (None, *GROUPS):
+        raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
+    if newgroups not in (None, *NEW_GROUPS):
+        raise SettingError(f"--newgroups must be {' or '.join(NEW_GROUPS)}, not {newgroups}.")
+    predicted = post.predict(
+        TableFiles((data,), encoding),
+        draws=draws,
+        prob=prob,
+        newlevels=cast("NewLevels", newlevels),
+        groups=cast("Groups | None", groups),
+        newgroups=cast("NewGroups | None", newgroups),
+    )
+    import pyarrow as pa
+
+    _write(pa.table(predicted.columns()), out, kind)
+    return len(predicted)
+
+
+def _write(table: pa.Table, out: Path, kind: str) -> None:
+    import pyarrow.csv
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    write = {
+        ".parquet": pyarrow.parquet.write_table,
+        ".csv": pyarrow.csv.write_csv,
+        ".feather": pyarrow.feather.write_feather,
+    }[kind]
+    with whole_file(out) as part:
+        write(table, part)

@@ -1,0 +1,495 @@
+"""Control variates: the Taylor proxy q_k of a row about the anchor, and its residual.
+
+There are two implementations. Where a row enters through one linear predictor, its whitened columns
+and a few coefficients suffice: O(d) per evaluation. Any other model is expanded along the direction
+t - t* by nested forward-mode differentiation; no Hessian of a row is ever formed.
+
+Whitening a fresh row, the product x L, takes d^2 multiplications, evaluating a whitened row 2 d:
+with hundreds of columns, whitening dominates an iteration. Two measures each halve it. First, L is
+upper triangular, so block j of its columns needs only the leading columns of x. Second, the product
+can be in float32: the change e = x L z of a row's predictor enters only residuals, which keep their
+relative precision (a relative error of 1e-6 in e is 3e-6 in a residual). To avoid cancellation, the
+means of columns far from zero are split off in float64: x L = (x - c) L + c L. The remaining
+float32 error, which nearly collinear columns cause, is measured on some rows; where it is too
+large, the product is in float64. Sums over all rows and the rest of the chain are in float64
+anyway.
+
+A rare level of a factor has few rows, so its coefficient varies a lot, and the quadratic expansions
+of all its rows are poor at the same draws. But the predictors of these rows move together. Along
+the direction in which they do, the remainder of a row's expansion is subtracted from its residual,
+and the sum of these remainders over all rows, a function of one number per level, is added to the
+proxy: `methods.ecs.level_curves` tabulates it. What is left to estimate is how the rows of a level
+differ, some hundred times less. A row belongs to the column with the largest |x_j| s_j, with s_j
+the sd of the coefficient given all others, unless that is small. The pass over all rows and the
+kernels must agree on the column, for every row. So it depends on one product in float64 per entry,
+which all compilers round alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.arrays import namespace
+from modicum.kernels.expansion import bent_path, bent_sum, group_proxy
+from modicum.kernels.group_residuals import GroupTaylor
+from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
+from modicum.kernels.remainder import (
+    any_by_maximum,
+    by_rise,
+    coefficients,
+    remainder,
+    remainder_and_slope,
+)
+from modicum.kernels.whitening import displacement
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.arrowhead import ArrowFactor, ArrowMatrix, Symmetric
+from modicum.models.matrix import ModelMatrix
+from modicum.models.model import Batch
+from modicum.models.priors.exact import ExactPrior
+from modicum.passes import Anchor
+from modicum.passes.curvature import folded_prior
+from modicum.runtime import Array, Pytree, to_device
+
+MANY = 256  # columns above which whitening outweighs evaluations
+BLOCKS = 8  # 9/16 of the multiplications; with more, products are too small to be fast
+ACCURATE = 1e-5  # largest error of a whitened row, relative to its length, for float32
+
+
+def row_factor(factor: np.ndarray, rows: np.ndarray) -> tuple[RowFactor, float]:
+    """Return the factor in the form that multiplies rows like `rows`, and the float32 error.
+
+    Parameters
+    ----------
+    factor
+        L, with one row per column of x.
+    rows
+        Some rows, (rows, columns), in float64.
+    """
+    mixed = _in_blocks(factor, rows.mean(axis=0), "float32")
+    error = relative_error(mixed, factor, rows)
+    if error <= ACCURATE:
+        return mixed, error
+    return _in_blocks(factor, np.zeros(len(factor)), "float64"), error
+
+
+def relative_error(mixed: RowFactor, factor: np.ndarray, rows: np.ndarray) -> float:
+    """Largest error of a whitened row, relative to its length."""
+    exact = rows @ factor
+    off = np.asarray(whitened(rows, jax.tree.map(np.asarray, mixed))) - exact
+    length = np.linalg.norm(exact, axis=1)
+    return float(np.max(np.linalg.norm(off, axis=1) / np.maximum(length, 1e-300)))
+
+
+def _in_blocks(factor: np.ndarray, centre: np.ndarray, kind: str) -> RowFactor:
+    """Split L into blocks of columns, without the rows below the diagonal if these are zero."""
+    lines, columns = factor.shape
+    upper = not np.any(np.tril(factor, -1))
+    width = -(-columns // BLOCKS)
+    parts = [factor]
+    if upper:
+        spans = [(start, start + width) for start in range(0, columns, width)]
+        parts = [factor[: min(end, lines), start:end] for start, end in spans]
+    return RowFactor(
+        to_device(centre),
+        to_device(centre @ factor),
+        tuple(to_device(part.astype(kind)) for part in parts),
+    )
+
+
+def whitened(x: Array, factor: RowFactor) -> jax.Array:
+    """x L of rows (rows, columns) in float64."""
+    away = (x - factor.centre).astype(factor.blocks[0].dtype)
+    parts = [away[..., : block.shape[0]] @ block for block in factor.blocks]
+    return namespace(away).concatenate(parts, axis=-1).astype(np.float64) + factor.shift
+
+
+def share_of_work(factor: RowFactor) -> float:
+    """Work of a product with these blocks, relative to the whole factor in float64."""
+    dense = factor.blocks[-1].shape[0] * len(factor.shift)
+    numbers = sum(block.size for block in factor.blocks)
+    return numbers / dense * factor.blocks[0].dtype.itemsize / 8
+
+
+NEAR = 0.03  # |x_j| s_j up to which a row belongs to no level: its residual is negligible
+
+
+def curve_of_rows(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, jax.Array]:
+    """Return the curve of each row's level, and whether it belongs to a level at all."""
+    column, entry = x.largest(levels.scale)
+    xp = namespace(entry)
+    has_level = xp.abs(entry) * xp.asarray(levels.scale)[column] > NEAR
+    return xp.asarray(levels.place)[column], has_level
+
+
+def rows_along_levels(x: ModelMatrix, levels: LevelCurves) -> tuple[jax.Array, jax.Array]:
+    """Return the curve of each row's level, and the row's part along its direction; 0 if none."""
+    curve, has_level = curve_of_rows(x, levels)
+    along = x.times_own(levels.lines, curve)
+    return curve, namespace(along).where(has_level, along, 0.0)
+
+
+def along_levels(z: jax.Array, levels: LevelCurves) -> jax.Array:
+    """Return how far z is from the anchor along each direction, up to the curves' ends.
+
+    The last axis of z, whitened coordinates, becomes one for curves.
+    """
+    away = z @ levels.direction.T
+    return namespace(away).clip(away, *levels.ends)
+
+
+def curve_sum(z: jax.Array, levels: LevelCurves) -> jax.Array:
+    """Return the sum over all rows of the remainders along the directions of their levels."""
+    away = along_levels(z, levels)
+    xp, (number, pieces, terms) = namespace(away), levels.table.shape
+    place = (xp.arcsinh(away / levels.unit) / levels.half + 1) * (pieces / 2)
+    piece = xp.clip(xp.floor(place), 0, pieces - 1).astype(np.intp if xp is np else jnp.int32)
+    polynomials = xp.asarray(levels.table)[xp.arange(number), piece]
+    within = place - piece
+    value = polynomials[..., -1]
+    for power in reversed(range(terms - 1)):
+        value = value * within + polynomials[..., power]
+    return xp.sum(value, axis=-1)
+
+
+ROUNDING = 1e-9  # rounding error allowed in the whitened Hessian
+
+
+def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
+    """Return the anchor's sums in whitened coordinates: sum q = C + a'z + z'Bz/2 (eq. 4.4 summed).
+
+    Normal priors of linear-predictor models are quadratic too, and are folded in. If all priors are
+    normal, B = -I by the definition of whitening; it is then left out, which saves d^2 operations
+    per evaluation.
+    """
+    if isinstance(target.model, IntegratedEffects):
+        return group_proxy(anchor, target, order)
+    gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
+    _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
+    gradient = gradient + folded_gradient
+    if isinstance(anchor.factor, ArrowFactor):
+        return _arrow_proxy(anchor, target, order, gradient, folded_hessian)
+    L, hessian = (
+        anchor.factor,
+        anchor.dense_hessian if order >= 2 else np.zeros_like(anchor.dense_hessian),
+    )
+    hessian = hessian + folded_hessian
+    whitened = L.T @ hessian @ L
+    plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
+    return Proxy(
+        to_device(anchor.point),
+        to_device(L),
+        to_device(L.T @ gradient),
+        None if plain else to_device((whitened + whitened.T) / 2),
+        None if target.exact_prior is None else to_device(target.exact_prior[1]),
+        anchor.warp(target),
+    )
+
+
+def _arrow_proxy(
+    anchor: Anchor, target: Target, order: int, gradient: np.ndarray, folded: Symmetric
+) -> Proxy:
+    """Return the proxy in t - t* for an arrow layout: A't + t'Bt/2 plus normal priors."""
+    assert isinstance(folded, ArrowMatrix)
+    assert isinstance(anchor.B, ArrowMatrix)
+    assert target.exact_prior is not None
+    hessian = anchor.B + folded if order >= 2 else folded
+    return Proxy(
+        to_device(anchor.point),
+        to_device(anchor.factor),
+        to_device(gradient),
+        to_device(hessian),
+        to_device(target.exact_prior[1]),
+        anchor.warp(target),
+    )
+
+
+def control_variate(
+    target: Target, order: int, precision: str = "float64"
+) -> ControlVariate[Pytree]:
+    """Return the cheapest form of the control variate that fits the model."""
+    groups = GroupTaylor.fitting(target, order, precision)
+    if groups is not None:
+        return groups
+    exact = None if target.exact_prior is None else target.exact_prior[0]
+    target = target.likelihood  # the normal priors of families are part of the proxy
+    forms = (form(target, order, precision, exact) for form in CONTROL_VARIATES)
+    return next(form for form in forms if form is not None)
+
+
+def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
+    if isinstance(proxy.B, ArrowMatrix):
+        return _arrow_quadratic(z, proxy.a, proxy.B)
+    curved = -z if proxy.B is None else proxy.B @ z
+    return z @ (proxy.a + 0.5 * curved)
+
+
+@jax.custom_jvp
+def _arrow_quadratic(s: jax.Array, a: jax.Array, B: ArrowMatrix) -> jax.Array:
+    """a's + s'Bs/2; its gradient in s is a + Bs, which needs no further product with B."""
+    return s @ (a + 0.5 * (B @ s))
+
+
+@_arrow_quadratic.defjvp
+def _arrow_slope(
+    at: tuple[jax.Array, jax.Array, ArrowMatrix], tangents: tuple[jax.Array, object, object]
+) -> tuple[jax.Array, jax.Array]:
+    s, a, B = at
+    curved = B @ s
+    return s @ (a + 0.5 * curved), (a + curved) @ tangents[0]
+
+
+def _with_exact(
+    total: jax.Array, prior: ExactPrior | None, z: jax.Array, proxy: Proxy
+) -> jax.Array:
+    """Add the log-density of priors that are not part of the quadratic."""
+    if prior is None:
+        return total
+    return total + prior.log_density(proxy.point + displacement(z, proxy), proxy.prior)
+
+
+# A linear predictor -----------------------------------------------------------------------
+
+
+class LinearRows(NamedTuple):
+    """Cached rows with a linear predictor, one entry per row."""
+
+    # Whitened columns x L, in the precision of `Proxy.row_factor`; if L is an arrow factor, the
+    # dense columns and codes of the data, which take less memory.
+    rows: jax.Array | Batch
+    eta: jax.Array  # predictor at the anchor, offset included
+    y: jax.Array
+    taylor: jax.Array  # coefficients of f at eta, (rows, 7)
+    scale: jax.Array  # frequency weight over probability
+    # Of `Proxy.levels`: the curve of the row's level, and how far the row moves along its
+    # direction; 0 if it belongs to no level.
+    curve: jax.Array | None = None
+    along: jax.Array | None = None
+
+
+@dataclass(frozen=True)
+class LinearTaylor:
+    """Control variates of a model with one linear predictor and no other parameters.
+
+    Parameters
+    ----------
+    target
+        The model and its layout.
+    order
+        0, 1 or 2 (HMC-ECS paper, eq. 4.4; the lower orders in section 6.8).
+    precision
+        Precision of the cached rows and residuals, "float64" or "float32". Sums are float64.
+    prior
+        Priors whose log-density is not quadratic; None if there are none.
+    """
+
+    target: Target
+    order: int = 2
+    precision: str = "float64"
+    prior: ExactPrior | None = None
+
+    @classmethod
+    def fitting(
+        cls, target: Target, order: int, precision: str, prior: ExactPrior | None
+    ) -> LinearTaylor | None:
+        """Return the control variate of a model with one linear predictor; None for others."""
+        model = target.model
+        if not isinstance(model, LinearPredictorModel) or model.extras:
+            return None
+        if not model.series_radius():  # a kink, which no Taylor series represents
+            return None
+        return cls(target, order, precision, prior) if len(target.shapes[0]) == 1 else None
+
+    @property
+    def fresh_cost(self) -> float:
+        """Cost of whitening and caching a row, in evaluations of a cached row.
+
+        Whitening takes d^2 operations against 2 d, at about three times the speed. Rows with codes
+        take d operations for each of p dense columns and k codes.
+        """
+        if self.target.coding is None:
+            return 1 + self.target.size / 6
+        return 1 + len(self.target.coding.dense) / 6 + len(self.target.coding.terms) / 2
+
+    def matrix(self, batch: Batch) -> ModelMatrix:
+        """Return the model matrix, with the intercept's column last, in float64."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        x = model.matrix(batch).in_double()
+        return x.with_ones() if model.intercept else x
+
+    def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
+        """Whiten the rows and expand f at their eta*."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        xp = namespace(proxy.point)
+        x = self.matrix(batch)
+        y = xp.asarray(model.outcome(batch), np.float64)
+        likelihood_part = slice(None, self.target.size)  # hyperparameters come after
+        eta = x @ proxy.point[likelihood_part] + batch.get("offset", 0.0)
+        cached = LinearRows(
+            rows=self._columns(batch)
+            if isinstance(proxy.factor, ArrowFactor)
+            else self._whitened(x, proxy),
+            eta=eta,
+            y=y,
+            taylor=coefficients(model, eta, y).T,
+            scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
+        )
+        if proxy.levels is not None:
+            curve, along = rows_along_levels(x, proxy.levels)
+            cached = cached._replace(curve=curve, along=along)
+        rounded: LinearRows = jax.tree.map(self._rounded, cached)
+        if proxy.row_factor is None:
+            return rounded
+        assert isinstance(rounded.rows, jax.Array | np.ndarray)  # whitened, not columns
+        # This loses no digits that whitening kept, and products with z read half as many bytes.
+        return rounded._replace(rows=rounded.rows.astype(proxy.row_factor.blocks[0].dtype))
+
+    def _whitened(self, x: ModelMatrix, proxy: Proxy) -> jax.Array:
+        """x L, restricted to the parameters of the likelihood."""
+        if proxy.row_factor is not None:
+            return whitened(x.densely(), proxy.row_factor)
+        assert not isinstance(proxy.factor, ArrowFactor)
+        return x @ proxy.factor[: self.target.size]
+
+    def _columns(self, batch: Batch) -> Batch:
+        """Return the fields that define the columns: dense columns and codes."""
+        assert self.target.coding is not None
+        names = ("x", *self.target.coding.fields)
+        return {name: jnp.asarray(batch[name]) for name in names if name in batch}
+
+    def _rounded(self, values: jax.Array) -> jax.Array:
+        """Round floats to the cache's precision; leave codes as they are."""
+        is_code = jnp.issubdtype(values.dtype, jnp.integer)
+        return values if is_code else values.astype(self.precision)
+
+    def along(self, cached: LinearRows, z: jax.Array) -> jax.Array:
+        """Distance of each row's predictor from eta*: x L z."""
+        if isinstance(cached.rows, jax.Array):
+            return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        x = model.matrix(cached.rows)
+        z = z.astype(self.precision)
+        return (x.with_ones() if model.intercept else x) @ z[: self.target.size]
+
+    def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """D of each row: one product of the whitened rows with z."""
+        about = cached.eta, cached.y, cached.taylor.T
+        d = remainder(self.target.model, self.order, self.along(cached, z), *about)
+        if proxy.levels is not None:
+            assert cached.along is not None
+            away = along_levels(z, proxy.levels)[cached.curve]
+            e = (cached.along * away).astype(self.precision)
+            d = d - remainder(self.target.model, self.order, e, *about)
+        return (cached.scale * d).astype(jnp.float64)
+
+    def residual(
+        self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
+        """Remainder of the expansion at eta + e, and its derivative in e, elementwise."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        return remainder_and_slope(model, self.order, e, eta, y, taylor, any_by_maximum, by_rise)
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """Return the quadratic, which includes normal priors, plus the other log-priors."""
+        total = _quadratic(z, proxy)
+        if proxy.levels is not None:
+            total = total + curve_sum(z, proxy.levels)
+        return _with_exact(total, self.prior, z, proxy)
+
+
+# Any other model --------------------------------------------------------------------------
+
+
+class AutodiffRows(NamedTuple):
+    """Cached rows of any other model."""
+
+    rows: Batch
+    scale: jax.Array  # one over probability
+
+
+@dataclass(frozen=True)
+class AutodiffTaylor:
+    """Control variates of any model, by nested forward-mode differentiation.
+
+    Parameters
+    ----------
+    target
+        The model and its layout.
+    order
+        0, 1 or 2.
+    prior
+        Priors of a linear-predictor model that are not quadratic; None if there are none.
+    """
+
+    target: Target
+    order: int = 2
+    prior: ExactPrior | None = None
+
+    @classmethod
+    def fitting(
+        cls, target: Target, order: int, precision: str, prior: ExactPrior | None
+    ) -> AutodiffTaylor:
+        """Return the control variate; its precision is that of the model's own arithmetic."""
+        del precision
+        return cls(target, order, prior)
+
+    @property
+    def fresh_cost(self) -> float:
+        """One: a row is kept as it is."""
+        return 1.0
+
+    def cache(self, batch: Batch, proxy: Proxy) -> AutodiffRows:
+        """Keep the rows as they are."""
+        del proxy
+        fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
+        return AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
+
+    def values(self, cached: AutodiffRows, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """l_k(t) - q_k(t) over w_k, with q_k = phi(0) + phi'(0) + phi''(0)/2 along t - t*.
+
+        The path from t* to t is straight in the coordinates of expansion.
+        """
+        away = displacement(z, proxy)
+
+        def phi(s: jax.Array) -> jax.Array:
+            return self.target.log_likelihood(bent_path(s, away, proxy), cached.rows)
+
+        def first(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jax.jvp(phi, (s,), (jnp.ones(()),))
+
+        zero = jnp.zeros(())
+        if self.order == 0:
+            expansion = phi(zero)
+        elif self.order == 1:
+            value, slope = first(zero)
+            expansion = value + slope
+        else:
+            (value, slope), (_, curve) = jax.jvp(first, (zero,), (jnp.ones(()),))
+            expansion = value + slope + curve / 2
+        return (cached.scale * (phi(jnp.ones(())) - expansion)).astype(jnp.float64)
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """Return the quadratic, plus the log-prior unless the quadratic includes it."""
+        total = _quadratic(z, proxy)
+        if proxy.bend is not None:
+            total = total + bent_sum(z, proxy)
+        if isinstance(self.target.model, LinearPredictorModel):
+            return _with_exact(total, self.prior, z, proxy)
+        return total + self.target.log_prior(proxy.point + displacement(z, proxy))
+
+
+# The cheapest first; each returns None for models it does not fit.
+Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Pytree] | None]
+CONTROL_VARIATES: tuple[Fitting, ...] = (
+    LinearTaylor.fitting,
+    AutodiffTaylor.fitting,
+)

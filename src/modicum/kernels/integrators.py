@@ -1,0 +1,535 @@
+"""Integrators: one step of a diffusion, given an estimate of the gradient of U.
+
+Langevin dynamics, plain and preconditioned, and underdamped dynamics by three schemes. To add an
+integrator, write a class here and add it to INTEGRATORS.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, sin, sqrt
+from typing import ClassVar, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import SettingError, is_number, whole_number
+from modicum.kernels.protocols import StochasticGradientContext
+from modicum.kernels.whitening import scaled
+from modicum.runtime import Pytree
+
+
+class IntegratorState(NamedTuple):
+    """State of a chain."""
+
+    z: jax.Array  # its coordinates
+    memory: Pytree  # its momentum, or other state of the integrator; () for none
+
+
+class NoiseMatch(NamedTuple):
+    """Gradient and noise in the random part of a step (EWSG paper, Theorem 2).
+
+    That part is r' = m - c g + tau xi. With a = (c / tau) g, the density of r' depends on the batch
+    through |x + a|^2, x = (r' - m) / tau.
+    """
+
+    scale: jax.Array | float  # c / tau
+    x: jax.Array  # x with r' = r, the paper's choice
+    rest: jax.Array  # x with r' = 0
+
+
+class Response(NamedTuple):
+    """A step along one coordinate, w' = free w - kick g + noise xi with w = (z, momentum).
+
+    The gradient g is evaluated at `at` . w: the old position, or one reached during the step.
+    """
+
+    free: np.ndarray
+    kick: np.ndarray
+    at: np.ndarray
+    noise: np.ndarray
+
+    def variance(self, curvature: float = 1.0, gradient_noise: float = 0.0) -> float:
+        """Stationary variance of z for U of this curvature and g of this variance; may be inf."""
+        from scipy.linalg import solve_discrete_lyapunov
+
+        step = self.free - curvature * np.outer(self.kick, self.at)
+        if np.abs(np.linalg.eigvals(step)).max() >= 1:
+            return np.inf
+        fresh = np.outer(self.noise, self.noise)
+        fresh = fresh + gradient_noise * np.outer(self.kick, self.kick)
+        return float(solve_discrete_lyapunov(step, fresh)[0, 0])
+
+
+class Integrator(ABC):
+    """One step of a diffusion. Subclasses are frozen dataclasses without arrays.
+
+    A step calls `drift`, evaluates the gradient at the position reached, and calls `kick`.
+    """
+
+    has_momentum: ClassVar[bool] = True
+    obstacle: ClassVar[str | None] = None
+    """Why this integrator does not support exponential weights."""
+    needs_raw_gradients: ClassVar[bool] = False
+    """Whether control variates, which make gradients small, would mislead the integrator."""
+
+    @property
+    def period(self) -> int | None:
+        """Steps between draws of a fresh momentum; None: the momentum is never drawn anew."""
+        return None
+
+    @property
+    def temperature(self) -> float:
+        """Temperature: the dynamics sample the posterior raised to the power 1 / temperature."""
+        return 1.0
+
+    def derivatives(self, size: int) -> int:
+        """Number of derivatives of the batch gradient per step, with `size` coordinates."""
+        del size
+        return 0
+
+    @abstractmethod
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
+        """Return the initial state at `z`."""
+
+    def refresh(self, key: jax.Array, state: IntegratorState) -> IntegratorState:
+        """Redraw the random part of the initial state."""
+        return self.start(key, state.z)
+
+    def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
+        """Move to the point where the gradient is needed."""
+        del h
+        return state
+
+    @abstractmethod
+    def kick(
+        self,
+        xi: jax.Array,
+        state: IntegratorState,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: StochasticGradientContext,
+        diagonal: Callable[[], jax.Array],
+    ) -> IntegratorState:
+        """Apply the gradient of U and the noise `xi`, a standard normal vector.
+
+        `diagonal` computes the diagonal of the gradient's Jacobian on demand.
+        """
+
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """Compare the gradient of the coming kick with its noise."""
+        raise SettingError(
+            self.obstacle
+            or f"{type(self).__name__} defines no `noise_match`, which exponential weights need."
+        )
+
+    def response(self, h: float) -> Response | None:
+        """Return the step along one coordinate, if it is linear in position, momentum, gradient."""
+        del h
+        return None
+
+    def noise_ratio(
+        self,
+        h: float,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        context: StochasticGradientContext,
+    ) -> np.ndarray:
+        """Variance of gradient noise over that of injected noise, one number per coordinate.
+
+        `mean` and `variance` are moments of the gradient of U over batches. While the ratio S is
+        small, plain batches inflate posterior variances by a factor of 1 + S.
+        """
+        del mean, context
+        step = self.response(h)
+        assert step is not None
+        return np.asarray(variance * (step.kick @ step.kick) / (step.noise @ step.noise))
+
+
+def positive(**settings: float) -> None:
+    """Refuse settings that are not positive numbers."""
+    for name, value in settings.items():
+        if not is_number(value) or not value > 0:
+            raise SettingError(f"{name} must be a positive number, not {value!r}.")
+
+
+Step = TypeVar("Step", float, jax.Array)
+
+
+@dataclass(frozen=True)
+class Langevin(Integrator):
+    """Euler-Maruyama steps of dz = -grad U dt + sqrt(2) dW.
+
+    Parameters
+    ----------
+    halved
+        True: z - (e/2) g + N(0, e) (Welling and Teh 2011; HMC-ECS paper, section 6.2). False:
+        z - h g + N(0, 2h) (EWSG paper, section F). The step is the same, with e = 2h.
+
+    Examples
+    --------
+    >>> from modicum.kernels.integrators import Langevin
+    >>> round(Langevin().response(0.02).variance(curvature=20.0), 4)  # 1 / (20 (1 - 0.02 20/4))
+    0.0556
+    """
+
+    halved: bool = True
+    has_momentum: ClassVar[bool] = False
+
+    def _drift(self, h: Step) -> Step:
+        return h / 2 if self.halved else h
+
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
+        """Return a state without memory."""
+        del key
+        return IntegratorState(z, ())
+
+    def kick(
+        self,
+        xi: jax.Array,
+        state: IntegratorState,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: StochasticGradientContext,
+        diagonal: Callable[[], jax.Array],
+    ) -> IntegratorState:
+        """z' = z - (e/2) g + sqrt(e) xi."""
+        c = self._drift(h)
+        return IntegratorState(state.z - c * gradient + jnp.sqrt(2 * c) * xi, ())
+
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """x = (z' - z) / sqrt(2h), a = sqrt(h/2) g; z' = z is the natural guess."""
+        zero = jnp.zeros_like(state.z)
+        return NoiseMatch(jnp.sqrt(self._drift(jnp.asarray(h)) / 2), zero, zero)
+
+    def response(self, h: float) -> Response:
+        """Return the response of the position."""
+        c = self._drift(h)
+        unit = np.ones(1)
+        return Response(np.eye(1), c * unit, unit, np.sqrt(2 * c) * unit)
+
+
+@dataclass(frozen=True)
+class Preconditioned(Integrator):
+    """z - (e/2) (P g - Gamma) + N(0, e P), P = 1 / (floor + sqrt V), V a running mean square.
+
+    V <- decay V + (1 - decay) gbar^2, with gbar = g / n the batch's mean gradient per row, which
+    includes the prior's contribution (that of one row at most).
+
+    Parameters
+    ----------
+    decay
+        Decay of the running mean square; alpha in the paper.
+    floor
+        Keeps P finite; lambda in the paper.
+    gamma
+        Whether to add Gamma_i = dP_i / dz_i, without which even small steps sample a density that
+        differs from the posterior. The paper omits it in practice. It takes d derivatives of the
+        gradient per step, each of which the ledger counts like a gradient of the batch; a budget
+        in `passes` does not include them.
+    """
+
+    decay: float = 0.99
+    floor: float = 1e-5
+    gamma: bool = False
+    has_momentum: ClassVar[bool] = False
+    obstacle: ClassVar[str | None] = (
+        "pSGLD scales its noise with the batch itself, so exponential weights, which compare "
+        'batches under the same noise, are not defined for it; use integrator="langevin" or '
+        '"underdamped".'
+    )
+    needs_raw_gradients: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not is_number(self.decay) or not 0 <= self.decay < 1:
+            raise SettingError(f"decay must be at least 0 and below 1, not {self.decay!r}.")
+        positive(floor=self.floor)
+
+    def derivatives(self, size: int) -> int:
+        """Number of derivatives of the batch gradient that Gamma needs."""
+        return size if self.gamma else 0
+
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
+        """Return a state without a mean square, which the first gradient initialises."""
+        del key
+        return IntegratorState(z, (jnp.zeros_like(z), jnp.zeros((), bool)))
+
+    def kick(
+        self,
+        xi: jax.Array,
+        state: IntegratorState,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: StochasticGradientContext,
+        diagonal: Callable[[], jax.Array],
+    ) -> IntegratorState:
+        """Update the RMSprop preconditioner, then take a Langevin step in its metric."""
+        square, begun = state.memory
+        n = context.n.astype(state.z.dtype)
+        mean = gradient / n
+        decay = jnp.where(begun, self.decay, 0.0).astype(state.z.dtype)
+        square = decay * square + (1 - decay) * mean**2
+        root = jnp.sqrt(square)
+        P = 1 / (self.floor + root)
+        drift = P * gradient
+        if self.gamma:
+            # dP/dz = -P^2 d(sqrt V)/dz, where only the newest term of V depends on z.
+            slope = (1 - decay) * mean * diagonal() / n / jnp.maximum(root, 1e-30)
+            drift = drift + P**2 * slope
+        z = state.z - h / 2 * drift + jnp.sqrt(h * P) * xi
+        return IntegratorState(z, (square, jnp.ones((), bool)))
+
+    def noise_ratio(
+        self,
+        h: float,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        context: StochasticGradientContext,
+    ) -> np.ndarray:
+        """(e/2)^2 P^2 Cov(g) over e P, with P at the stationary mean of V."""
+        root = np.sqrt(mean**2 + variance) / float(context.n)
+        return np.asarray(h / 4 * variance / (self.floor + root))
+
+
+@dataclass(frozen=True)
+class Underdamped(Integrator):
+    """z' = z + h r,  r' = r - h (g(z) + gamma r) + sigma sqrt(h) xi (EWSG paper, eq. 3).
+
+    Parameters
+    ----------
+    friction
+        gamma. In whitened coordinates 2 is critical damping.
+    sigma
+        Noise amplitude; None: sqrt(2 gamma), which makes the temperature 1. Any other value
+        samples the posterior raised to the power 2 gamma / sigma^2.
+
+    Examples
+    --------
+    >>> from modicum.kernels.integrators import Underdamped
+    >>> step = Underdamped(friction=10.0).response(0.01)
+    >>> round(20 * step.variance(curvature=20.0), 3)
+    1.021
+    """
+
+    friction: float = 2.0
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(friction=self.friction)
+        if self.sigma is not None:
+            positive(sigma=self.sigma)
+
+    @property
+    def amplitude(self) -> float:
+        """sigma."""
+        return sqrt(2 * self.friction) if self.sigma is None else self.sigma
+
+    @property
+    def temperature(self) -> float:
+        """sigma^2 / (2 gamma), by the fluctuation-dissipation theorem."""
+        return self.amplitude**2 / (2 * self.friction)
+
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
+        """Draw a momentum at the temperature of the dynamics."""
+        return IntegratorState(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
+
+    def kick(
+        self,
+        xi: jax.Array,
+        state: IntegratorState,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: StochasticGradientContext,
+        diagonal: Callable[[], jax.Array],
+    ) -> IntegratorState:
+        """Update position and momentum, both with the old momentum (eq. 3)."""
+        z, r = state
+        noise = self.amplitude * jnp.sqrt(h) * xi
+        return IntegratorState(z + h * r, r - h * (gradient + self.friction * r) + noise)
+
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """x = (r' - r + h gamma r) / (sigma sqrt h) and a = sqrt(h) g / sigma (Theorem 2).
+
+        With r' = r the first is the paper's choice, x = sqrt(h) gamma r / sigma (section 4.3).
+        """
+        r, tau = state.memory, self.amplitude * jnp.sqrt(h)
+        drag = h * self.friction * r
+        return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
+
+    def response(self, h: float) -> Response:
+        """Return the response of position and momentum."""
+        free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
+        noise = np.array([0.0, self.amplitude * sqrt(h)])
+        return Response(free, np.array([0.0, h]), np.array([1.0, 0.0]), noise)
+
+
+@dataclass(frozen=True)
+class Friction(Integrator):
+    """z' = z + e p,  p' = p - e g(z') - e C p + N(0, 2 (C - B) e) (HMC-ECS paper, section 6.2).
+
+    The mass matrix is the identity in the chain's coordinates; if these are whitened, that is the
+    paper's M = (posterior covariance)^-1. With v = e p, alpha = e C and beta = e B the step is
+    Chen et al.'s v <- (1 - alpha) v - eta g + N(0, 2 (alpha - beta) eta), eta = e^2.
+
+    Parameters
+    ----------
+    friction
+        C.
+    noise
+        B, an estimate of e Cov(g) / 2 to be subtracted from the injected noise; 0 in the paper.
+    period
+        Steps after which the momentum is drawn anew, L; None: never.
+    in_parameters
+        Whether C and B refer to the parameters rather than the whitened coordinates, as in the
+        paper, where C = I and M = precision.
+    """
+
+    friction: float = 1.0
+    noise: float = 0.0
+    period: int | None = None
+    in_parameters: bool = False
+
+    def __post_init__(self) -> None:
+        positive(friction=self.friction)
+        if not is_number(self.noise) or not 0 <= self.noise < self.friction:
+            raise SettingError(
+                f"noise must be at least 0 and below the friction ({self.friction}), not "
+                f"{self.noise!r}: the injected noise has the variance 2 (friction - noise) e."
+            )
+        if self.period is not None:
+            whole_number("period", self.period)
+
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
+        """Draw a momentum at temperature one."""
+        return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
+
+    def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
+        """Move to the new position, where the gradient is evaluated."""
+        return IntegratorState(state.z + h * state.memory, state.memory)
+
+    def kick(
+        self,
+        xi: jax.Array,
+        state: IntegratorState,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: StochasticGradientContext,
+        diagonal: Callable[[], jax.Array],
+    ) -> IntegratorState:
+        """p' = p - e g(z') - e C p + N(0, 2 (C - B) e)."""
+        z, p = state
+        drag = p
+        if self.in_parameters:  # C I of the parameters is C L'L of the coordinates
+            factor = context.factor
+            drag, xi = scaled(factor.T, scaled(factor, p)), scaled(factor.T, xi)
+        noise = jnp.sqrt(2 * (self.friction - self.noise) * h) * xi
+        return IntegratorState(z, p - h * gradient - h * self.friction * drag + noise)
+
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """Compare gradient and noise as `Underdamped` does, with C for gamma."""
+        if self.in_parameters:
+            raise SettingError(
+                "exponential weights need noise of the same variance in all directions; leave out "
+                "in_parameters."
+            )
+        p, tau = state.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
+        drag = h * self.friction * p
+        return NoiseMatch(h / tau, drag / tau, (drag - p) / tau)
+
+    def response(self, h: float) -> Response | None:
+        """Return the response of position and momentum."""
+        if self.in_parameters:
+            return None  # directions differ
+        free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
+        noise = np.array([0.0, sqrt(2 * (self.friction - self.noise) * h)])
+        return Response(free, np.array([0.0, h]), np.array([1.0, h]), noise)
+
+    def noise_ratio(
+        self,
+        h: float,
+        mean: np.ndarray,
+        variance: np.ndarray,
+        context: StochasticGradientContext,
+    ) -> np.ndarray:
+        """e^2 Cov(g) over 2 (C - B) e plus the equivalent noise of redrawn momenta.
+
+        Within a trajectory of length T = L e a standard normal rotates by T. So noise of variance s
+        per step adds s (T - sin(2T) / 2) / 2e to the variance of z, and a fresh momentum adds
+        sin(T)^2: as much as noise of 2e sin(T)^2 / (T - sin(2T) / 2) per step.
+        """
+        squares: float | np.ndarray = 1.0
+        if self.in_parameters:
+            factor = np.asarray(context.factor)
+            squares = np.sum(factor**2, axis=0) if factor.ndim == 2 else factor**2
+        drawn_anew = 0.0
+        if self.period is not None:
+            T = self.period * h
+            drawn_anew = 2 * sin(T) ** 2 / (T - sin(2 * T) / 2)
+        return np.asarray(variance * h / (2 * (self.friction - self.noise) * squares + drawn_anew))
+
+
+@dataclass(frozen=True)
+class Baoab(Integrator):
+    """Kick, half drift, exact friction and noise, half drift (Leimkuhler and Matthews 2013).
+
+    The two half kicks between two steps use the same gradient and are combined into one: positions
+    are those of BAOAB, at one gradient per step. For quadratic U their variance is exact.
+
+    Parameters
+    ----------
+    friction
+        gamma. In whitened coordinates 2 is critical damping.
+    """
+
+    friction: float = 2.0
+
+    def __post_init__(self) -> None:
+        positive(friction=self.friction)
+
+    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
+        """Draw a momentum at temperature one."""
+        return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
+
+    def kick(
+        self,
+        xi: jax.Array,
+        state: IntegratorState,
+        gradient: jax.Array,
+        h: jax.Array,
+        context: StochasticGradientContext,
+        diagonal: Callable[[], jax.Array],
+    ) -> IntegratorState:
+        """Take a full B step, a half A step, an O step and a half A step."""
+        z, r = state
+        decay = jnp.exp(-self.friction * h)
+        r = r - h * gradient
+        half = z + h / 2 * r
+        r = decay * r + jnp.sqrt(-jnp.expm1(-2 * self.friction * h)) * xi
+        return IntegratorState(half + h / 2 * r, r)
+
+    def noise_match(self, state: IntegratorState, h: jax.Array | float) -> NoiseMatch:
+        """r' = c (r - h g) + sqrt(1 - c^2) xi, c = exp(-gamma h)."""
+        r, decay = state.memory, jnp.exp(-self.friction * h)
+        tau = jnp.sqrt(-jnp.expm1(-2 * self.friction * h))
+        return NoiseMatch(decay * h / tau, (r - decay * r) / tau, -decay * r / tau)
+
+    def response(self, h: float) -> Response:
+        """Return the response of position and momentum."""
+        decay = exp(-self.friction * h)
+        tau = sqrt(1 - decay**2)
+        drift = h / 2 * (1 + decay)
+        free = np.array([[1.0, drift], [0.0, decay]])
+        kick = np.array([h * drift, h * decay])
+        return Response(free, kick, np.array([1.0, 0.0]), np.array([h / 2 * tau, tau]))
+
+
+INTEGRATORS: dict[str, type[Integrator]] = {
+    "langevin": Langevin,
+    "preconditioned": Preconditioned,
+    "underdamped": Underdamped,
+    "friction": Friction,
+    "baoab": Baoab,
+}

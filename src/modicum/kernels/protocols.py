@@ -1,0 +1,429 @@
+"""Protocols of kernels and of the parts that kernels are composed of.
+
+A kernel is one Markov transition, as pure functions of arrays. Moves, estimators, control variates,
+gradient estimators and bounded rows are protocols defined here, next to the kernels that use them;
+their implementations need not know about kernels. A kernel's constant inputs form its context, a
+named tuple of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import jax
+import numpy as np
+
+from modicum.kernels.whitening import Curves, Whitening
+from modicum.models.arrowhead import ArrowFactor, ArrowMatrix
+from modicum.models.model import Batch
+from modicum.passes.anchor import Warp
+from modicum.runtime import Pytree
+
+Draw: TypeAlias = dict[str, jax.Array]  # "position", and one number per statistic
+LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
+LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # takes t and all rows
+
+State = TypeVar("State")
+Context = TypeVar("Context", contravariant=True)
+Cached = TypeVar("Cached")
+Tables = TypeVar("Tables")
+Memory = TypeVar("Memory")
+
+
+# Kernels ----------------------------------------------------------------------------------
+
+
+class RowRequest(Protocol):
+    """A named tuple of the rows to read and of arrays to be passed on together with them.
+
+    An example is `modicum.kernels.designs.Drawn`, whose extra array holds the rows' probabilities.
+    """
+
+    @property
+    def row_ids(self) -> jax.Array:
+        """Numbers of the rows to read."""
+        ...
+
+    def _asdict(self) -> dict[str, Pytree]: ...
+
+
+class RowDesign(Protocol):
+    """Draws rows at random; `modicum.kernels.designs.Design` implements it."""
+
+    def draw(self, key: jax.Array, count: int, tables: Pytree) -> RowRequest:
+        """Draw `count` rows, or sampling units, with the probabilities in the design's tables."""
+        ...
+
+
+def carried_fields(request: RowRequest) -> dict[str, Pytree]:
+    """Return the arrays that a request passes on together with its rows."""
+    return {name: values for name, values in request._asdict().items() if name != "row_ids"}
+
+
+class Kernel(Protocol[State, Context]):
+    """One Markov chain, as pure functions of arrays.
+
+    Kernels are hashable by value (frozen dataclasses): they are static arguments of the compiled
+    runner, while `context` is a traced one. The rows that a step reads and its random numbers
+    depend on its keys only, so the runner can fetch and draw them ahead of time.
+    """
+
+    def initial_row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
+        """Return the rows that `init` reads, or None if it reads none."""
+        ...
+
+    def prepare(self, batch: Batch, context: Context) -> Pytree:
+        """Compute everything about the rows just read that does not depend on the state.
+
+        The runner calls this for many iterations at once.
+        """
+        ...
+
+    def init(self, key: jax.Array, batch: Pytree, context: Context) -> State:
+        """Return the first state; `batch` is the result of `prepare`."""
+        ...
+
+    def row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
+        """Return the rows that the step with this key reads, or None if it reads none."""
+        ...
+
+    def chances(self, key: jax.Array, context: Context) -> Pytree:
+        """Draw the random numbers of a step, or return the key for a step that draws its own.
+
+        The runner calls this for many iterations at once, which is faster than drawing the numbers
+        of each in its step.
+        """
+        ...
+
+    def step(
+        self, chances: Pytree, state: State, flags: Pytree, batch: Pytree, context: Context
+    ) -> tuple[State, Draw]:
+        """Return the next state and the draw to record; `flags` belong to this iteration."""
+        ...
+
+
+@runtime_checkable
+class SelectiveKernel(Protocol):
+    """A kernel that may read only some of the rows that its steps request.
+
+    The number that it reads is random, and the runner reads and prepares no others.
+    """
+
+    def rows_read(self, chances: Pytree) -> RowsRead | None:
+        """Return which of the requested rows the step with these random numbers reads.
+
+        None: all of them.
+        """
+        ...
+
+    def most_rows(self, iterations: int) -> int:
+        """Return a number of rows that so many steps practically never exceed together."""
+        ...
+
+
+class RowsRead(NamedTuple):
+    """The rows that a step reads, of those it requested.
+
+    The step finds them at the beginning of its batch, in this order; what follows is meaningless.
+    """
+
+    order: jax.Array  # indices of all requested rows, those that are read first
+    number: jax.Array  # how many are read
+
+
+class Settled(Protocol):
+    """Runs many iterations of many chains at once, after warm-up. Hashable."""
+
+    @property
+    def plain(self) -> Kernel[Pytree, Pytree]:
+        """The kernel whose iterations are run."""
+        ...
+
+    def numbers(self, size: int) -> tuple[int, int]:
+        """Floats held per chain with `size` parameters: the constant part, and per iteration."""
+        ...
+
+    def table(self, rows: Batch, context: Pytree) -> jax.Array:
+        """Prepare all rows once, so that iterations need not prepare the rows they request."""
+        ...
+
+    def of_table(self, table: jax.Array, request: RowRequest) -> jax.Array:
+        """Return the requested rows, in the form that `advance` takes, from a table of all rows."""
+        ...
+
+    def of_prepared(self, prepared: Pytree) -> jax.Array:
+        """Convert rows prepared by the plain kernel to the form that `advance` takes."""
+        ...
+
+    def advance(
+        self, keys: jax.Array, state: Pytree, fresh: jax.Array, count: jax.Array, context: Pytree
+    ) -> tuple[Pytree, Draw]:
+        """Run the first `count` iterations with these keys, (chains, iterations), and fresh rows.
+
+        Return the states, and the draws with leading axes for chains and iterations.
+        """
+        ...
+
+
+# Moves of the parameters ------------------------------------------------------------------
+
+
+class Point(NamedTuple):
+    """A position with its log-density and gradient, named as in BlackJAX."""
+
+    position: jax.Array
+    logdensity: jax.Array
+    logdensity_grad: jax.Array
+
+
+class MoveInfo(NamedTuple):
+    """Statistics of a move."""
+
+    acceptance_rate: jax.Array
+    diverging: jax.Array
+    energy: jax.Array
+    n_steps: jax.Array  # gradient evaluations
+    reached_max_treedepth: jax.Array
+
+
+class Move(Protocol):
+    """A Markov transition that leaves exp(logdensity) invariant. Hashable."""
+
+    def __call__(
+        self,
+        key: jax.Array,
+        point: Point,
+        logdensity: LogDensity,
+        step_size: jax.Array,
+        inverse_mass: jax.Array,
+    ) -> tuple[Point, MoveInfo]:
+        """Return the next point."""
+        ...
+
+
+# A log-likelihood from a few rows ---------------------------------------------------------
+
+
+class Bend(NamedTuple):
+    """Entries of t along which rows are expanded in a power of e^t (`expansion`)."""
+
+    where: jax.Array  # indices of the entries
+    power: jax.Array  # the power of each; 0: the entry itself
+    slope: jax.Array  # gradient of the log-likelihood at t*, in these entries
+    curve: jax.Array  # rows of its Hessian for these entries, times L
+    block: jax.Array  # its Hessian in these entries alone
+
+
+class RowFactor(NamedTuple):
+    """L by blocks of columns, for the product x L = (x - c) L + c L (`whitened`)."""
+
+    centre: jax.Array  # c
+    shift: jax.Array  # c L
+    blocks: tuple[jax.Array, ...]  # each without its trailing rows of zeros
+
+
+class LevelCurves(NamedTuple):
+    """Remainders of rows along the direction of their level (`control_variates`)."""
+
+    # sd of each column's coefficient given the others, in eta's unit; 0: it has no curve
+    scale: jax.Array
+    place: jax.Array  # of each column's curve among the curves
+    # How far chains and rows are along the directions, one of unit length per curve: z with
+    # whitened coordinates, t - t* with coefficients, and the rows' columns.
+    direction: jax.Array
+    probe: jax.Array
+    lines: jax.Array
+    unit: jax.Array  # distance up to which a curve's pieces have about equal lengths
+    half: jax.Array  # length of half a curve, in asinh(distance / unit)
+    ends: jax.Array  # distances beyond which the curves are constant, (2, curves)
+    table: jax.Array  # quintics of the sums over all rows, (curves, pieces, 6)
+
+
+class Proxy(NamedTuple):
+    """The anchor in whitened coordinates: sum q = C + a'z + z'Bz/2, without the constant C."""
+
+    point: jax.Array  # t*
+    factor: jax.Array | ArrowFactor  # L; for an `ArrowFactor` the sum is in s = t - t*, not in z
+    a: jax.Array
+    B: jax.Array | ArrowMatrix | None  # None: -I, the result of whitening with the prior
+    prior: Pytree = None  # hyperparameters of the priors that are not part of the quadratic
+    warp: Warp | None = None  # entries that a chain moves with a scale
+    bend: Bend | None = None  # entries along which rows are expanded in another coordinate
+    unit: jax.Array | None = None  # unit of groups' variances (`expansion`)
+    row_factor: RowFactor | None = None  # L in blocks; None: L itself
+    curves: Curves | None = None  # curved axes, along which the posterior is skewed
+    levels: LevelCurves | None = None  # of rare levels, and other columns of few rows
+
+
+class ControlVariate(Protocol[Cached]):
+    """Residuals of rows about the anchor. Hashable."""
+
+    @property
+    def fresh_cost(self) -> float:
+        """Cost of reading and caching a row, in evaluations of a cached row."""
+        ...
+
+    def cache(self, batch: Batch, proxy: Proxy) -> Cached:
+        """Cache what later evaluations need from fresh rows (with their `probability`)."""
+        ...
+
+    def values(self, cached: Cached, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """D_i = d_i / w_i of each cached row at whitened coordinates z."""
+        ...
+
+    def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
+        """sum_k q_k(z) - sum_k l_k(t*) plus the log-prior (up to a constant)."""
+        ...
+
+
+class Estimate(NamedTuple):
+    """An estimate of log-likelihood minus the sum of the control variates."""
+
+    log: jax.Array  # its part of the target density: log |Lhat| - sum q
+    difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
+    variance: jax.Array  # estimated variance of `log`
+
+
+EMPTY = np.uint32(2**32 - 1)  # the block of a slot that holds no part
+
+
+class Placement(NamedTuple):
+    """Where the parts of a fresh block go in the subsample."""
+
+    slots: jax.Array  # slot of each part; beyond the last slot for parts beyond the block's number
+    owners: jax.Array  # block of each slot once they are there
+    fits: jax.Array | bool  # whether there are enough slots
+
+
+class Estimator(Protocol[Tables]):
+    """Estimates the likelihood from the residuals of a subsample. Hashable.
+
+    The subsample consists of blocks, and a block of parts, whose number may be random. All parts
+    have the same number of rows. They are kept in slots, some of which may be empty, since arrays
+    have a fixed shape. What the estimator needs to know about the data is passed as `tables`.
+    """
+
+    @property
+    def parts(self) -> int:
+        """Largest number of parts in a block."""
+        ...
+
+    def counts(self, key: jax.Array, blocks: int) -> jax.Array:
+        """Draw the number of parts of each of `blocks` fresh blocks.
+
+        `key` itself serves other numbers: use `unrelated_key`.
+        """
+        ...
+
+    def most_parts(self, blocks: int) -> int:
+        """Return a number of parts that so many blocks practically never exceed together."""
+        ...
+
+    def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
+        """Put the parts of all blocks into slots; return their rows and the block of each slot.
+
+        `fresh` has room for the largest number of parts in every block.
+        """
+        ...
+
+    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
+        """Find slots for the `count` parts of a fresh block that takes the place of `block`."""
+        ...
+
+    def replace(
+        self,
+        rows: jax.Array,
+        fresh: jax.Array,
+        slots: jax.Array,
+        accept: bool | jax.Array = True,
+    ) -> jax.Array:
+        """Put the rows of a fresh block, with room for all parts, into slots if `accept`."""
+        ...
+
+    def combine(self, values: jax.Array, present: jax.Array, tables: Tables) -> Estimate:
+        """Estimate from the D of every row; `present` tells which slots are not empty."""
+        ...
+
+    def describe(
+        self, estimate: Estimate, values: jax.Array, present: jax.Array, tables: Tables
+    ) -> Draw:
+        """Return the statistics to record, one number per name, of what `combine` returned."""
+        ...
+
+    def raise_expectation(self, tables: Tables, difference: jax.Array) -> Tables:
+        """Return tables whose expectation of D is higher by `difference`."""
+        ...
+
+
+# A gradient from a few rows ---------------------------------------------------------------
+
+
+class StochasticGradientContext(NamedTuple):
+    """Constant inputs of a stochastic-gradient kernel, its integrator and gradient estimator."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    start: jax.Array  # where chains begin, in the chain's coordinates
+    spread: jax.Array  # chains start at `start` plus this times a standard normal vector
+    n: jax.Array  # number of rows
+    design: Pytree  # the design's tables
+    estimator: Pytree  # what the gradient estimator knows about the data
+
+
+class GradientEstimator(Protocol[Memory]):
+    """Estimates the gradient of U = -log posterior, in chain coordinates, by batch. Hashable."""
+
+    @property
+    def evaluations(self) -> int:
+        """Gradient evaluations per row of a batch in one estimate."""
+        ...
+
+    def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
+        """Compute everything about a batch (with its `probability`) that needs no state."""
+        ...
+
+    def certain_rows(self, context: StochasticGradientContext) -> int:
+        """Number of certainty rows, which every step reads."""
+        ...
+
+    def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:
+        """Return a chain's initial memory, before its first renewal; () for none."""
+        ...
+
+    def gradient(
+        self, z: jax.Array, batch: Pytree, memory: Memory, context: StochasticGradientContext
+    ) -> jax.Array:
+        """Estimate the gradient of U at z from one prepared batch."""
+        ...
+
+
+# Rows seen through lower bounds -----------------------------------------------------------
+
+
+class BoundSums(NamedTuple):
+    """The lower bounds of all rows, summed about the anchor in whitened coordinates."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    constant: jax.Array
+    weight: jax.Array  # the sum of the rows' frequency weights
+    value: jax.Array  # value of the quadratic at t*; its derivatives there follow
+    slope: jax.Array
+    curvature: jax.Array
+
+
+class RowBounds(Protocol[Cached]):
+    """The terms of FlyMC: lower bounds for dark rows, likelihood ratios for bright rows."""
+
+    def cache(self, batch: Batch, point: jax.Array) -> Cached:
+        """Cache what later evaluations about t* need from fresh rows."""
+        ...
+
+    def log_ratio(self, cached: Cached, z: jax.Array, sums: Whitening) -> jax.Array:
+        """log r_k = log((L_k - B_k) / B_k) of each row at whitened coordinates z."""
+        ...
+
+    def log_base(self, z: jax.Array, sums: BoundSums) -> jax.Array:
+        """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
+        ...

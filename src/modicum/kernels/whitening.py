@@ -1,0 +1,161 @@
+"""Maps from the coordinates in which a chain moves to the parameters.
+
+A chain moves in z. `straighten` maps z to s, where effects no longer move with their scale and
+skewed axes are no longer curved; without either, s = z. The parameters are t = t* + L s.
+
+The likelihood of a level without any event confines its coefficient to a half-line: on one side of
+a wall the log-likelihood falls steeply, and on the other the prior alone decides. No normal
+distribution has this shape, and trajectories run into the wall. In whitened coordinates, with Q the
+orthonormal axes along which the posterior is far from normal,
+
+    s = z + Q (g(Q'z) - Q'z),    ds = prod_k g_k'((Q'z)_k) dz,
+
+where g_k = F_k^{-1}(Phi) maps quantiles of the standard normal distribution to quantiles of the
+posterior along the k-th axis. In z the posterior is close to standard normal along every axis.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.arrays import namespace
+from modicum.models.arrowhead import ArrowFactor
+from modicum.passes.anchor import Warp
+
+FIRST, STEP, NODES = -6.0, 0.125, 97  # grid on which g is tabulated: from -6 to 6
+LEAST = 1e-12  # smallest slope of a curve, where rounding gives zero or less
+
+
+class Curves(NamedTuple):
+    """Axes, and g along each: cubic polynomials between the nodes, linear beyond the last ones."""
+
+    axes: jax.Array  # Q, (d, k): orthonormal columns
+    pieces: jax.Array  # (k, NODES - 1, 4): coefficients, highest power first
+
+
+def along_curves(u: jax.Array, curves: Curves) -> tuple[jax.Array, jax.Array]:
+    """Map u, of shape (..., d), to z; return z and the log Jacobian.
+
+    NumPy arrays give NumPy arrays.
+    """
+    xp = namespace(u)
+    w = u @ curves.axes
+    inside = xp.clip(w, FIRST, -FIRST)
+    piece = xp.clip(xp.floor((inside - FIRST) / STEP).astype(int), 0, NODES - 2)
+    x = inside - (FIRST + STEP * piece)
+    terms = curves.pieces[np.arange(curves.pieces.shape[0]), piece]
+    a, b, c, e = (terms[..., i] for i in range(4))
+    slope = (3 * a * x + 2 * b) * x + c
+    g = ((a * x + b) * x + c) * x + e + slope * (w - inside)
+    return u + (g - w) @ curves.axes.T, xp.sum(xp.log(xp.maximum(slope, LEAST)), axis=-1)
+
+
+class Whitening(Protocol):
+    """The map from the coordinates z in which a chain moves to the parameters: t = t* + L z."""
+
+    @property
+    def point(self) -> jax.Array:
+        """t*."""
+        ...
+
+    @property
+    def factor(self) -> jax.Array | ArrowFactor:
+        """L: a matrix, a vector if it is diagonal, or a scalar c for c times I."""
+        ...
+
+
+class Warped(Whitening, Protocol):
+    """A whitening in which some entries may move with a scale, or axes may be curved."""
+
+    @property
+    def warp(self) -> Warp | None:
+        """The entries that move with a scale; None if there are none."""
+        ...
+
+    @property
+    def curves(self) -> Curves | None:
+        """The axes along which the posterior is skewed; None if all axes are straight."""
+        ...
+
+
+def scaled(factor: jax.Array | ArrowFactor, z: jax.Array) -> jax.Array:
+    """L z, for a factor L in any of the forms that `Whitening` allows."""
+    if isinstance(factor, ArrowFactor):
+        return jnp.asarray(factor @ z)
+    return factor @ z if factor.ndim == 2 else factor * z
+
+
+def unwhiten(z: jax.Array, whitening: Whitening) -> jax.Array:
+    """t = t* + L z."""
+    return whitening.point + scaled(whitening.factor, z)
+
+
+def is_straight(whitening: Warped) -> bool:
+    """Whether `straighten` preserves volume."""
+    return whitening.warp is None and whitening.curves is None
+
+
+def straighten(z: jax.Array, whitening: Warped) -> tuple[jax.Array, jax.Array]:
+    """Map a chain's coordinates z to whitened coordinates s; return s and the log Jacobian.
+
+    Code that deals with rows takes s, with t = t* + L s, and need not know about z. If L is an
+    `ArrowFactor`, with many levels, its product is formed only once, here, and s is t - t* itself.
+    """
+    warp = whitening.warp
+    if whitening.curves is not None:  # L is then dense, and no entry moves with a scale
+        return along_curves(z, whitening.curves)
+    if isinstance(whitening.factor, ArrowFactor):
+        return _straighten_arrow(jnp.asarray(whitening.factor @ z), whitening.point, warp)
+    if warp is None:
+        return z, jnp.zeros(())
+    assert warp.into is not None
+    log_scale = whitening.factor[warp.scale] @ z  # relative to its anchor
+    away = whitening.factor[warp.where] @ z
+    moved, together, growth = _moved(log_scale, away, whitening.point[warp.where], warp)
+    return z + warp.into @ jnp.concatenate([moved, -together]), growth
+
+
+def _straighten_arrow(
+    away: jax.Array, point: jax.Array, warp: Warp | None
+) -> tuple[jax.Array, jax.Array]:
+    """Like `straighten`, for an `ArrowFactor`; `away` is r - t*, whose entries are moved."""
+    if warp is None:
+        return away, jnp.zeros(())
+    assert warp.common is not None
+    effects = away[warp.where]
+    moved, together, growth = _moved(away[warp.scale], effects, point[warp.where], warp)
+    return away.at[warp.where].add(moved).at[warp.common].add(-together), growth
+
+
+def _moved(
+    log_scale: jax.Array, away: jax.Array, point: jax.Array, warp: Warp
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the shifts of the entries, the shift shared by each term, and the log Jacobian.
+
+    `log_scale` is relative to its anchor; `away` and `point` are r - t* and t* of the entries.
+    """
+    own_scale = log_scale[warp.term]
+    tighter = jnp.logaddexp(jnp.log(warp.ratio), -2 * own_scale) - jnp.log1p(warp.ratio)
+    growth = -0.5 * tighter
+    common = warp.shared @ away
+    moved = point * jnp.expm1(2 * growth)
+    moved += (away - common[warp.term]) * jnp.expm1(growth)
+    together = common * jnp.expm1(log_scale)
+    # det(D + (e^x 1 - D 1) w') = det D sum_l w_l e^(x - g_l), with D = diag(e^g)
+    excess = warp.shared @ jnp.expm1(own_scale - growth)
+    return moved + together[warp.term], together, jnp.sum(growth) + jnp.sum(jnp.log1p(excess))
+
+
+def displacement(s: jax.Array, whitening: Whitening) -> jax.Array:
+    """t - t*, from the s that `straighten` returns."""
+    return s if isinstance(whitening.factor, ArrowFactor) else scaled(whitening.factor, s)
+
+
+def coordinates_to_record(s: jax.Array, whitening: Whitening) -> jax.Array:
+    """Whitened coordinates to record, from the s that `straighten` returns."""
+    factor = whitening.factor
+    return jnp.asarray(factor.whitened(s)) if isinstance(factor, ArrowFactor) else s

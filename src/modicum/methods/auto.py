@@ -1,0 +1,268 @@
+"""Choose a method if the user names none: the cheapest valid one.
+
+The choice depends on counted work and on properties of the posterior, never on a clock: the same
+seed and rows give the same draws on any machine. Times are only reported.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from modicum.errors import ConvergenceError, CrudeControlVariateError, NoModeError
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.energy_conserving import EnergyConservingKernel
+from modicum.methods.cost import Work, affordable, duration, is_short, seconds_for
+from modicum.methods.ecs import HMCECS
+from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.run_checks import ANCHOR_FAR, COSTLY, DOUBTED, MISLED, UNFIT
+from modicum.methods.full_data import NUTS, WIDER
+from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, Verdict
+from modicum.methods.method import Method, Parameters, Plan, Task
+from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
+from modicum.methods.without_mode import may_have_mean
+from modicum.rows.grouped_rows import GroupedRows
+from modicum.runtime import in_double_precision
+
+ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
+EFFECTIVE = 0.6  # smallest share of effective draws
+MOST = 0.8  # share of effective draws along skewed axes above which the limit of k is 0.5
+# Above this share of effective draws weights move no mean by more than sqrt(1 / share - 1) = .03
+# posterior sds, whatever the shape of their tail, and the limit of k is 0.7.
+ALIKE = 0.999
+# Share of effective draws, along skewed axes too, below which NUTS takes trajectories longer than
+# those of a normal posterior: four times as long on 3,031 firms with 64 heavy-tailed columns.
+FEW = 0.05
+LONGER = "longer"  # key in a task's cache: whether trajectories will be that long
+# Gradients that cost as much as value and slope of a residual, without a linear predictor.
+RESIDUAL = 4
+
+
+@dataclass(frozen=True)
+class Auto(Method):
+    """The cheapest valid method: weighted normal draws, HMC-ECS, or NUTS on all rows.
+
+    Thousands of normal draws at the mode are weighted using a pool of rows. If the posterior is so
+    close to normal that they suffice with room to spare (a Pareto k below 0.4, and a pool whose
+    noise is far below Monte Carlo error), they are the answer; if it is far from normal on a few
+    axes only, so are draws that follow its quantiles there. Otherwise the pilot study of HMC-ECS
+    tells how many rows it needs, or why it would fail. NUTS runs instead if the study raises a
+    doubt or no mode is found and all rows are affordable, or if scales of groups are sampled and
+    the rows are few. For a model of your own without a mode, or with one far from the posterior,
+    HMC-ECS is studied about the mean of short chains on a subset. If all of this fails, NUTS runs
+    on all rows.
+    `Posterior.tuning["method"]` says in one line what was chosen, and what NUTS would cost.
+
+    Parameters
+    ----------
+    laplace
+        Whether weighted normal draws may be chosen. `mo.sample` excludes them if `tune`, `thin`,
+        `parallel` or `superchains` is given, since these are settings of chains.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.Auto()
+    Auto(laplace=True)
+    """
+
+    laplace: bool = True
+    name: ClassVar[str] = "auto"
+    summary: ClassVar[str] = "the cheapest valid one: laplace, hmc-ecs or nuts; the default"
+    of_digests: ClassVar[bool] = True
+
+    def plan(self, task: Task) -> Plan:
+        """Return the plan of the chosen method."""
+        return self.decide(task)[1]
+
+    @in_double_precision
+    def decide(self, task: Task) -> tuple[Method, Plan]:
+        """Choose the cheapest valid method, and return it with its plan."""
+        nuts, few = NUTS(), task.of_few_chains()
+        steps = nuts.gradients(task.target.size)
+        all_rows = Work.of_chains(few, len(task.rows) * steps, steps)
+        study, reason, misled = _study(task, all_rows)
+        verdict: str | None = None
+        if study is not None and self.laplace and _may_be_normal(task, study):
+            chosen, verdict = _weighted_draws(task, study, all_rows)
+            if chosen is not None:
+                return chosen
+        if study is not None:
+            subsampled, reason, misled = _plan_subsampling(task, HMCECS(), study, all_rows)
+            if subsampled is not None:
+                if verdict is not None:
+                    subsampled.tuning["normal draws"] = verdict
+                return HMCECS(), subsampled
+        if misled and may_have_mean(task):
+            about_mean = HMCECS(anchor="mean")
+            with suppress(ConvergenceError, CrudeControlVariateError):
+                elsewhere = about_mean.study(task, about_mean.find_anchor(task))
+                subsampled, why, _ = _plan_subsampling(task, about_mean, elsewhere, all_rows)
+                if subsampled is not None:
+                    return about_mean, subsampled
+                reason += f", and about the mean {why}"
+        plan = nuts.plan(few)
+        if verdict is not None:
+            plan.tuning["normal draws"] = verdict
+        # Trajectories are longer if scales must be learned, or if few proposals were effective.
+        if isinstance(plan.anchor, Parameters) or task.cache.get(LONGER):
+            all_rows = all_rows.longer(WIDER)
+        (seconds,) = seconds_for(task, all_rows)
+        plan.tuning["method"] = f"NUTS on all rows, since {reason}; about {duration(seconds)}."
+        return nuts, plan
+
+
+def _weighted_draws(
+    task: Task, study: Study, all_rows: Work
+) -> tuple[tuple[Method, Plan] | None, str | None]:
+    """Plan weighted draws, normal or along skewed axes, if they suffice; else say why not."""
+    method, started = Laplace(weighted=False), time.perf_counter()
+    description = "weighted normal draws"
+    pool, proposals = method.weighed(study, ENOUGH)
+    if not _enough(proposals.verdict) and may_be_curved(task, study.anchor):
+        curves = skewed_axes(pool.log_posterior, study.centre, study.anchor, pool.whitened)
+        task.cache[KEPT] = curves
+        if curves is not None:
+            count = curves.axes.shape[1]
+            description = f"weighted draws, normal but for {count} skewed " + (
+                "axis" if count == 1 else "axes"
+            )
+            pool, proposals = method.weighed(study, ENOUGH, curves)
+    if not _enough(proposals.verdict, proposals.curves is not None):
+        task.cache[LONGER] = proposals.verdict.share < FEW
+        return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
+    plan = method.of(pool, proposals)
+    took, (others,) = _seconds_since(task, started), seconds_for(task, all_rows)
+    plan.tuning["method"] = _cost_line(description, took, others)
+    return (method, plan), None
+
+
+def _study(task: Task, all_rows: Work) -> tuple[Study | None, str, bool]:
+    """Return the pilot study at the mode, or None, the reason, and whether the mode is to blame.
+
+    Raises
+    ------
+    NoModeError
+        If no mode of a family was found, and NUTS on all rows would take too long without one.
+    """
+    method = HMCECS()
+    try:
+        anchor = task.anchor_at_mode()
+        if anchor.modes is not None and len(anchor.modes) > 1:
+            return (
+                None,
+                f"the posterior has {len(anchor.modes)} modes and HMC-ECS expands about one",
+                False,
+            )
+        method.check_task(task)
+        return method.study(task, anchor), "", False
+    except CrudeControlVariateError as crude:
+        return None, crude.sentence, False
+    except NoModeError:
+        own = task.target.model.users_functions  # for which nothing else may be right
+        if not own and not affordable(task, all_rows.longer(WIDER)):
+            raise
+        reason = "the posterior has no mode that could be found, and HMC-ECS expands about one"
+        return None, reason, True
+
+
+def _has_scales(task: Task) -> bool:
+    """Whether some parameters belong to priors, as scales of groups do."""
+    return task.target.likelihood.size != task.target.size
+
+
+def _may_be_normal(task: Task, study: Study) -> bool:
+    """Whether normal draws are worth trying: plain rows, a concave mode, no priors' parameters."""
+    concave = not any(note.code in UNFIT for note in study.anchor.notes)
+    plain = not isinstance(task.rows, GroupedRows)
+    if _has_scales(task) or study.proxy.warp is not None:
+        return False
+    return concave and plain and task.target.model.has_mode
+
+
+def _enough(verdict: Verdict, curved: bool = False) -> bool:
+    """Whether weighted draws suffice, with room to spare.
+
+    Proposals along skewed axes have the posterior's tails there; a large share of effective draws
+    is then room enough.
+    """
+    limit = FAR if verdict.share > ALIKE else ROOM
+    if curved and verdict.share > MOST:
+        limit = max(limit, ENOUGH)
+    return verdict.tail < limit and verdict.noise < STILL and verdict.share > EFFECTIVE
+
+
+def _plan_subsampling(
+    task: Task, method: HMCECS, study: Study, all_rows: Work
+) -> tuple[Plan | None, str, bool]:
+    """Plan HMC-ECS; or None, why it would fail or cost more, and whether the mode is to blame."""
+    try:
+        plan = method.plan(task, study)
+    except CrudeControlVariateError as crude:
+        return None, crude.sentence, False
+    reasons = [note for note in plan.notes if note.code in UNFIT | COSTLY]
+    if reasons:
+        return None, reasons[0].sentence, reasons[0].code in MISLED
+    doubt = _doubt(plan, study)
+    if doubt is not None and affordable(task, all_rows):
+        return None, doubt, False
+    if _has_scales(task) and is_short(task, all_rows.longer(WIDER)):
+        scales = "scales of groups are sampled, where control variates are crude"
+        return None, f"{scales}, and {len(task.rows):,} rows are few", False
+    kernel = plan.kernel
+    assert isinstance(kernel, EnergyConservingKernel)
+    certain = plan.tuning["certainty"]
+    assert isinstance(certain, dict)
+    rows = kernel.subsample + int(certain["value"] or 0)
+    cost = 1 if isinstance(study.control_variate, LinearTaylor) else RESIDUAL
+    steps = study.steps + 1
+    work = Work.of_chains(task, rows * steps * cost, steps)
+    if work.gradients > all_rows.gradients:
+        return (
+            None,
+            f"HMC-ECS would evaluate {rows:,} of {len(task.rows):,} rows at every step of its "
+            "trajectories, which costs more",
+            False,
+        )
+    seconds = seconds_for(task, work, all_rows)
+    plan.tuning["method"] = _cost_line(f"HMC-ECS, m = {kernel.subsample:,}", *seconds)
+    return plan, "", False
+
+
+def _doubt(plan: Plan, study: Study) -> str | None:
+    """Say why HMC-ECS would warn that its answer may be wrong; None if it would not.
+
+    The pilot study has seen draws of the posterior itself, which show where chains will go: so far
+    from the mode that `anchor-far` follows, or where residuals are heavy-tailed.
+    """
+    doubts = [note for note in plan.notes if note.code in DOUBTED]
+    if doubts:
+        return doubts[0].sentence
+    distance = study.distance
+    if distance > ANCHOR_FAR:
+        return (
+            f"the posterior's mean lies {distance:.1f} posterior sd from its mode, about which "
+            "HMC-ECS expands"
+        )
+    return None
+
+
+def _seconds_since(task: Task, started: float) -> float:
+    """Return the seconds that normal draws took; a resumed run reports the original time."""
+
+    def compute() -> dict[str, np.ndarray]:
+        return {"seconds": np.array(time.perf_counter() - started)}
+
+    return task.remember("weighing", compute, lambda arrays: float(arrays["seconds"]))
+
+
+def _cost_line(description: str, seconds: float, all_rows: float) -> str:
+    """Describe the chosen method, its time, and the time that NUTS on all rows would take."""
+    return (
+        f"{description}: about {duration(seconds)}; NUTS on all rows would take about "
+        f"{duration(all_rows)}."
+    )

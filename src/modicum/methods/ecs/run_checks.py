@@ -1,0 +1,447 @@
+"""Checks of an HMC-ECS run: of its plan, using the pilot study, and of its record afterwards.
+
+Each warning says what is wrong and gives a remedy that applies in that case. Checks of the
+perturbed method come first, then those of the signed method, then what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from modicum.diagnostics import ess
+from modicum.errors import CrudeControlVariateError, ModicumWarning
+from modicum.methods.ecs.pilot_draws import FAR, PilotChains
+from modicum.methods.ecs.pilot_residuals import Pilot, Tails
+from modicum.methods.ecs.settings import EnergyConserving
+from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, Products
+from modicum.methods.ecs.subsample import NOISY, Choice, seldom_exceeded
+from modicum.methods.method import Tuning
+from modicum.models import IntegratedEffects, LinearPredictorModel, Target
+from modicum.run import History
+
+# Warnings of the pilot study that draws would not come from the posterior.
+UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})
+# Those among them that an anchor at the mean may avoid.
+MISLED = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave"})
+# Warnings that using all rows would cost less than subsampling.
+COSTLY = frozenset({"groups-uneven"})
+# Warnings that the run would end with doubts about its numbers.
+DOUBTED = frozenset({"heavy-tails", "subsample-small", "tails-noisy"})
+ANCHOR_FAR = 1.0  # posterior sds from the anchor beyond which control variates are crude
+# Warnings that invalidate the bound on the bias of the perturbation.
+BOUND_FALLS = UNFIT | {
+    "subsample-small",
+    "heavy-tails",
+    "tails-noisy",
+    "variance-high",
+    "refreshes-refused",
+    "anchor-far",
+    "subsample-slow",
+    "not-finite",
+    "chains-stuck",
+    "chain-rested",
+    "divergences",
+    "r-hat",
+}
+NOISY_SHARE = 0.05  # largest share of noisy draws in pilot chains; real tables have up to .01
+# Noise of an estimate, as a share of the log-posterior's fall, at which chains may run off, and the
+# fall beyond which they do not come. On inverse Gaussian tables with a rare level they ran off on
+# half of the tables with a share of .5 and more, and on none with less.
+CAUGHT_UP, REACHED = 0.5, 20.0
+# Rows per step above which reading a quarter of all rows saves nothing: they are scattered in
+# memory, while a pass over all rows is one product.
+MANY = 10_000
+LEAST_SIGN = 0.999  # mean sign below which chains get stuck behind sign boundaries
+
+
+@dataclass(frozen=True)
+class Case:
+    """What remedies depend on: settings, target and number of rows."""
+
+    method: EnergyConserving
+    target: Target
+    n: int
+    along_curves: np.ndarray | None = None  # whitened pilot draws, if they follow curves
+
+    @property
+    def units(self) -> str:
+        """What is subsampled: "rows" or "groups"."""
+        return "groups" if isinstance(self.target.model, IntegratedEffects) else "rows"
+
+    @property
+    def all_rows(self) -> str:
+        """The remedy that always works."""
+        return "use method='nuts' on all rows"
+
+    @property
+    def remedy(self) -> str:
+        """The first thing to try if control variates are too crude."""
+        if self.method.design == "uniform":
+            return 'use design="weighted"'
+        if self.method.order < 2:
+            return "use control variates of order 2"
+        if not isinstance(self.method.anchor, str):
+            return 'anchor at the mode (anchor="mode")'
+        if isinstance(self.target.model, LinearPredictorModel):
+            return "give a tighter prior, or drop or merge rare columns"
+        return "give tighter priors, or reparametrise so that the posterior is closer to normal"
+
+    def more_rows(self, m: int, factor: float) -> str:
+        """Advise using `factor` times `m` rows, if there are enough of them."""
+        subsample = ceil(m * factor / 100) * 100
+        if 2 * subsample > self.n:
+            return f"{self.remedy}, or {self.all_rows}"
+        return f"use more {self.units} (subsample={subsample})"
+
+    @property
+    def remedy_if_far(self) -> str:
+        """The remedy if chains are far from the anchor."""
+        if not isinstance(self.method.anchor, str):
+            return 'anchor at the mode (anchor="mode")'
+        return self.all_rows
+
+
+# The perturbed method ----------------------------------------------------------------------
+
+
+def look_ahead(
+    case: Case,
+    pilot: Pilot,
+    choice: Choice,
+    certain: int,
+    bias: float,
+    chosen: bool,
+    advice: str | None,
+) -> list[ModicumWarning]:
+    """Check the size of the subsample, given `certain` certainty rows, before the run.
+
+    `chosen` says whether the pilot study chose m; `advice`, if not None, is what to do about too
+    small an m besides the usual remedy.
+
+    Raises
+    ------
+    CrudeControlVariateError
+        If the control variates are too crude for any affordable subsample.
+    """
+    m = choice.subsample
+    if chosen and 2 * (m + certain) > case.n:
+        raise _crude(case, m + certain, 100)
+    doubts = _more_than_all(case, m + certain, "a subsample")
+    largest = seldom_exceeded(pilot) / m
+    expected = choice.bias_bound
+    if expected > 2 * bias or largest > 2 * NOISY:
+        doubts.append(
+            ModicumWarning(
+                "subsample-small",
+                f"{m:,} {case.units} are too few: the log-likelihood estimate has a variance of "
+                f"up to {largest:.3g}, and posterior means may be off by about "
+                f"{min(expected, 99):.2g} posterior sd",
+                case.remedy if advice is None else f"{advice}, or {case.remedy}",
+                rows=m,
+                variance=largest,
+                bias=expected,
+            )
+        )
+    if pilot.tail > 0.7 or pilot.top_share > 0.95:
+        doubts.append(
+            ModicumWarning(
+                "heavy-tails",
+                f"the residuals are heavy-tailed under this design: 1 % of the draws hold "
+                f"{pilot.top_share:.0%} of the variance (Pareto k {pilot.tail:.2f}), so that a "
+                "subsample rarely reveals its own error",
+                case.remedy,
+                top_share=pilot.top_share,
+                pareto_k=pilot.tail,
+            )
+        )
+    return doubts
+
+
+def check_pilot_chains(case: Case, chains: PilotChains, m: int) -> list[ModicumWarning]:
+    """Check with short chains whether the posterior lies where the pilot study looked."""
+    variance = chains.variance / m
+    share = float(np.mean(variance > NOISY))
+    distance = chains.distance(case.target.likelihood.size)
+    if distance > FAR:
+        return [
+            ModicumWarning(
+                "mode-not-typical",
+                f"short chains on {chains.rows:,} rows moved {distance:.1f} posterior sd away "
+                f"from the {case.method.anchor_name}, so that the pilot study there does not "
+                "describe the posterior",
+                case.remedy_if_far,
+                distance=distance,
+            )
+        ]
+    if share > NOISY_SHARE:
+        return [
+            ModicumWarning(
+                "posterior-not-normal",
+                f"the posterior is far from normal: with {m:,} rows the log-likelihood estimate "
+                f"had a variance above {NOISY:g} in {share:.0%} of the draws of short chains on "
+                f"{chains.rows:,} rows (up to {variance.max():.3g}), where draws do not follow the "
+                "posterior",
+                f"{case.remedy}, or {case.all_rows}",
+                share=share,
+                largest=float(variance.max()),
+            )
+        ]
+    return []
+
+
+def check_tails(case: Case, tails: Tails | None, m: int) -> list[ModicumWarning]:
+    """Check whether estimates are noisier far out than the log-posterior falls.
+
+    Chains that get there meet a subsample by whose estimate the log-posterior rises, and run off.
+    """
+    if tails is None:
+        return []
+    noise, fall = np.sqrt(tails.variance / m), np.maximum(tails.fall, 1.0)
+    ratio = np.nan_to_num(np.where(fall < REACHED, noise / fall, 0.0), nan=0.0)
+    worst = int(np.argmax(ratio))
+    if not ratio[worst] > CAUGHT_UP:
+        return []
+    return [
+        ModicumWarning(
+            "tails-noisy",
+            f"{tails.distance[worst]:.0f} posterior sd from the posterior's mean, on one side, the "
+            f"log-posterior has fallen by {tails.fall[worst]:.1f} only, and its estimate by {m:,} "
+            f"rows has a standard deviation of {noise[worst]:.1f} there, so that chains may run "
+            "off",
+            f"{case.remedy}, or {case.all_rows}",
+            distance=tails.distance[worst],
+            fall=tails.fall[worst],
+            noise=noise[worst],
+        )
+    ]
+
+
+def check_short_chains(case: Case, stuck: bool) -> list[ModicumWarning]:
+    """Check whether the short chains whose draws the choice of rows rests on moved at all."""
+    if not stuck:
+        return []
+    return [
+        ModicumWarning(
+            "posterior-not-normal",
+            "the posterior is far from normal: short chains on some of the rows hardly moved, so "
+            "that the number of rows that a step needs is unknown, and chains may not move either",
+            f"{case.remedy}, or {case.all_rows}",
+        )
+    ]
+
+
+def look_back(
+    case: Case, m: int, blocks: int, refreshes: int, history: History
+) -> list[ModicumWarning]:
+    """Check the run by its recorded statistics."""
+    doubts = []
+    variance = history.stats["variance_estimate"]
+    share = float(np.mean(variance > NOISY))
+    if share > 0.01:
+        factor = float(np.quantile(variance, 0.99)) / NOISY
+        doubts.append(
+            ModicumWarning(
+                "variance-high",
+                f"the variance of the log-likelihood estimate exceeded {NOISY:g} in {share:.0%} of "
+                f"the draws (up to {variance.max():.3g}), where the perturbed target is no longer "
+                "close to the posterior",
+                case.more_rows(m, 1.2 * factor),
+                share=share,
+                largest=float(variance.max()),
+            )
+        )
+    accepted = float(history.stats["acceptance_rate_u"].mean())
+    if accepted < 0.2:
+        advice = case.more_rows(m, 2)
+        doubts.append(_refused(accepted, f"{advice} or more blocks" if blocks < m else advice))
+    return doubts + _wandering(case, blocks, refreshes, history)
+
+
+def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
+    """Withdraw the bias bound if the run gave a reason to distrust it."""
+    reasons = [doubt for doubt in doubts if doubt.code in BOUND_FALLS]
+    if reasons and "bias_bound" in tuning:
+        tuning["bias_bound"] = {
+            "value": None,
+            "why": f"withdrawn, since {reasons[0].sentence}",
+        }
+
+
+# The signed method -------------------------------------------------------------------------
+
+
+def look_ahead_signed(
+    case: Case, pilot: Pilot, choice: Products, always: int, chosen: bool
+) -> list[ModicumWarning]:
+    """Check the number of products, given the number of rows `always` read, before the run.
+
+    Raises
+    ------
+    CrudeControlVariateError
+        If the control variates are too crude for any affordable number of products.
+    """
+    expected = choice.products * choice.batch + always
+    too_many = 4 if expected > MANY else 2
+    if chosen and too_many * expected > case.n:
+        raise _crude(case, expected, FEWEST * choice.batch + always)
+    doubts = _more_than_all(case, expected, "a subsample")
+    deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
+    if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:
+        advice = case.remedy if chosen else f"leave `products` out, or {case.remedy}"
+        doubts.append(
+            ModicumWarning(
+                "products-few",
+                f"{choice.products} products are too few: factors vary by "
+                f"{deviation / choice.products:.0%} of their size ({choice.positive:.1%} of the "
+                f"estimates are positive, and the expected mean sign is {choice.chain_sign:.2f}), "
+                "so that chains get stuck behind sign boundaries",
+                advice,
+                products=choice.products,
+                positive=choice.positive,
+                mean_sign=choice.chain_sign,
+            )
+        )
+    return doubts
+
+
+def look_back_signed(
+    case: Case, room: int, blocks: int, refreshes: int, history: History
+) -> list[ModicumWarning]:
+    """Check the run by its recorded statistics; `room` is the capacity for factors."""
+    stats, doubts = history.stats, []
+    negative = float(np.mean(stats["sign"] < 0))
+    if negative > 0.005:
+        doubts.append(
+            ModicumWarning(
+                "signs-negative",
+                f"{negative:.1%} of the draws have a negative sign, and the chain crosses sign "
+                "boundaries only when rows are refreshed",
+                "use more products or more rows in each (batch)",
+                negative=negative,
+            )
+        )
+    near = float(np.mean(stats["smallest_factor"] < 0.1))
+    if near > 0.01:
+        doubts.append(
+            ModicumWarning(
+                "sign-boundary",
+                f"{near:.0%} of the draws lie close to a sign boundary (a factor below 0.1), where "
+                "log |Lhat| is unbounded below and trajectories are turned back",
+                "use more products",
+                share=near,
+            )
+        )
+    full = float(np.mean(stats["factors"] >= 0.9 * room))
+    if full > 0.001:
+        named = isinstance(case.method.anchor, str)
+        anchor = "" if named else 'anchor at the mode (anchor="mode") or '
+        doubts.append(
+            ModicumWarning(
+                "factors-full",
+                f"{full:.1%} of the draws used nearly all of the {room} factors that there is room "
+                "for, which truncates the tails of the posterior",
+                f"{anchor}use more products",
+                share=full,
+                room=room,
+            )
+        )
+    accepted = float(stats["acceptance_rate_u"].mean())
+    if accepted < 0.2:
+        doubts.append(_refused(accepted, "use more products or more blocks"))
+    return doubts + _wandering(case, blocks, refreshes, history)
+
+
+# Both methods ------------------------------------------------------------------------------
+
+
+def _crude(case: Case, m: int, smallest: int) -> CrudeControlVariateError:
+    """Say why these rows should not be subsampled; `smallest` is the smallest sensible size."""
+    if m <= smallest:
+        return CrudeControlVariateError(
+            f"{case.n:,} {case.units} are too few for subsampling to pay ({m:,} would be "
+            "used at every step)",
+            case.all_rows,
+        )
+    needed = f"{m:,} of {case.n:,} {case.units} would be needed at every step"
+    if m > case.n:
+        needed = f"more would be needed at every step than the {case.n:,} {case.units} there are"
+    return CrudeControlVariateError(
+        f"the control variates are too crude here: {needed}", f"{case.remedy}, or {case.all_rows}"
+    )
+
+
+def _more_than_all(case: Case, m: int, phrase: str) -> list[ModicumWarning]:
+    if m <= case.n:
+        return []
+    return [
+        ModicumWarning(
+            "subsample-exceeds-rows",
+            f"{phrase} of {m:,} is larger than the data set of {case.n:,} {case.units}, so that "
+            "a step costs more than one on all rows, which would be exact",
+            case.all_rows,
+            subsample=m,
+            rows=case.n,
+        )
+    ]
+
+
+def _refused(accepted: float, remedy: str) -> ModicumWarning:
+    return ModicumWarning(
+        "refreshes-refused",
+        f"only {accepted:.0%} of the subsample refreshes were accepted, so rows hardly change",
+        remedy,
+        accepted=accepted,
+    )
+
+
+def _wandering(case: Case, blocks: int, refreshes: int, history: History) -> list[ModicumWarning]:
+    """Check how the subsample mixed, and how far the chains went from the anchor."""
+    doubts = _far(case, history)
+    trace = history.stats["difference_estimate"]
+    # Residuals that vanish (a quadratic log-likelihood) have nothing to mix.
+    if history.position.shape[1] >= 100 and np.ptp(trace) > 0:
+        effective = float(np.nanmin(ess(trace[..., None])))
+        if effective < 50:
+            doubts.append(
+                ModicumWarning(
+                    "subsample-slow",
+                    f"the subsample mixes slowly: {trace.size} draws are worth "
+                    f"{effective:.0f} independent subsamples",
+                    f"raise `refreshes` (now {refreshes} of {blocks} blocks per iteration)"
+                    if refreshes < blocks
+                    else "use more draws (every block is refreshed at every iteration already)",
+                    ess=effective,
+                )
+            )
+    return doubts
+
+
+def _far(case: Case, history: History) -> list[ModicumWarning]:
+    """Check how far the chains went from where residuals were studied, usually the anchor.
+
+    With curves, pilot draws lie where the posterior does, however far from the anchor, and rows
+    were chosen by their residuals there.
+    """
+    # Parameters of priors come last, and are not expanded about the anchor.
+    likelihood_size = case.target.likelihood.size
+    mean = history.position.mean(axis=(0, 1))[:likelihood_size]
+    where = f"{case.method.anchor_name}, about which control variates are expanded: they are crude"
+    if case.along_curves is not None:
+        looked_at = case.along_curves[:, :likelihood_size]
+        mean = (mean - looked_at.mean(axis=0)) / np.maximum(looked_at.std(axis=0), 1.0)
+        where = "pilot draws by which rows were chosen: the pilot study does not hold"
+    distance = float(np.abs(mean).max())
+    if not distance > ANCHOR_FAR:
+        return []
+    return [
+        ModicumWarning(
+            "anchor-far",
+            f"the chains' mean lies {distance:.1f} posterior sd from the {where} there",
+            case.remedy_if_far,
+            distance=distance,
+        )
+    ]

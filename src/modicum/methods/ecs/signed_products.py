@@ -1,0 +1,587 @@
+"""Choose the products of the block-Poisson estimator: lambda, m_b, a, G and K.
+
+Theory of the estimate comes first: its variance, its sign and its cost if factors are f ~ N(mu,
+s^2) with mu = (d - a) / lambda and s = sigma_m / lambda, where sigma_m is the standard deviation of
+one mini-batch's dhat.
+
+Then its lower bound a = c - lambda, which must stay below the difference d = l - sum q. If it is
+constant, d falls below it on the steep side of a skewed direction (a rare level whose outcomes are
+all alike): all factors are negative there, |Lhat| grows with the distance however small the
+likelihood is, and a chain that starts or jumps there stays. On Covertype the chains' density
+E |Lhat| p was e^6000 times that of the posterior ten standard deviations away. The bound may be any
+function of the parameters. Here c is a coreset: a sum of weighted residuals of a few rows, fitted
+by non-negative least squares at pilot draws and at points far out along the axes of the whitened
+coordinates. The same points then tell whether lambda is large enough there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import digamma, ndtr, polygamma
+
+from modicum.kernels.likelihood_estimates import ROOM, ROOM_FOLLOWING, BlockPoisson, poisson_chance
+from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, representatives, reweighted
+from modicum.methods.ecs.subsample import NOISE, refresh_acceptance
+from modicum.random import Stream, generator
+
+SHARP = 1e6  # (mean / sd)^2 / 2 of a factor above which the mixture has too many terms
+
+
+@dataclass(frozen=True)
+class NormalFactors:
+    """A Poisson(products) number of normal factors.
+
+    Parameters
+    ----------
+    difference
+        d = l - sum q, which every mini-batch estimates.
+    deviation
+        sigma_m: the standard deviation of such an estimate.
+    products
+        Lambda.
+    lower
+        The soft lower bound a.
+
+    Examples
+    --------
+    >>> factors = NormalFactors(difference=0.0, deviation=10.0, products=20, lower=-20.0)
+    >>> round(factors.positive, 4), round(factors.log_variance, 3)
+    (0.7013, 11.72)
+    """
+
+    difference: float
+    deviation: float
+    products: float
+    lower: float
+
+    @property
+    def mean(self) -> float:
+        """The mean mu of a factor."""
+        return (self.difference - self.lower) / self.products
+
+    @property
+    def sd(self) -> float:
+        """The standard deviation s of a factor."""
+        return self.deviation / self.products
+
+    def log_moments(self) -> tuple[float, float]:
+        """Return mean and variance of log |f|.
+
+        (f/s)^2 is noncentral chi-squared with one degree of freedom: a Poisson mixture of
+        chi-squared variables with 1 + 2J degrees, whose logarithms have digamma means and trigamma
+        variances.
+        """
+        if self.sd == 0:
+            return math.log(abs(self.mean)), 0.0
+        rate = self.mean**2 / (2 * self.sd**2)
+        if rate > SHARP:  # log |f| is normal about log |mu|, by the delta method
+            return math.log(abs(self.mean)) - 1 / (4 * rate), 1 / (2 * rate)
+        width = 12 * math.sqrt(rate) + 30
+        J = np.arange(max(0, math.floor(rate - width)), math.ceil(rate + width))
+        weight = poisson_chance(J, rate)
+        psi = digamma(0.5 + J)
+        first = weight @ psi
+        between = weight @ (psi - first) ** 2
+        mean = math.log(self.sd) + (math.log(2) + first) / 2
+        return float(mean), float((weight @ polygamma(1, 0.5 + J) + between) / 4)
+
+    @property
+    def log_mean(self) -> float:
+        """E log |Lhat| - sum q."""
+        return self.lower + self.products * (1 + self.log_moments()[0])
+
+    @property
+    def log_variance(self) -> float:
+        """Var log |Lhat| = lambda E (log |f|)^2, as of any compound Poisson sum."""
+        mean, variance = self.log_moments()
+        return self.products * (variance + mean**2)
+
+    @property
+    def positive(self) -> float:
+        """tau = Pr(Lhat >= 0) when the subsample is drawn afresh: (1 + e^(-2 lambda p)) / 2."""
+        if self.sd == 0:
+            return 1.0 if self.mean >= 0 else float((1 + math.exp(-2 * self.products)) / 2)
+        negative = float(ndtr(-self.mean / self.sd))
+        return (1 + math.exp(-2 * self.products * negative)) / 2
+
+    @property
+    def chain_sign(self) -> float:
+        """Mean sign along the chain, E Lhat / E |Lhat| = exp(-2 lambda E f^-)."""
+        if self.sd == 0:
+            return math.exp(2 * self.products * min(self.mean, 0.0))
+        ratio = self.mean / self.sd
+        below = self.sd * math.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi) - self.mean * ndtr(
+            -ratio
+        )
+        return float(np.exp(-2 * self.products * max(below, 0.0)))
+
+    def cost(self, share: float) -> float:
+        """Return the computational time lambda IF / (2 tau - 1)^2 with a share refreshed.
+
+        IF = (2 - alpha) / alpha with the acceptance rate alpha of a pseudo-marginal step.
+        """
+        step = math.sqrt(2 * self.log_variance * share)
+        accept = max(2 * float(ndtr(-step / 2)), 1e-12)
+        sign = max(2 * self.positive - 1, 1e-12)
+        return self.products * (2 - accept) / accept / sign**2
+
+
+DISTANCES = (3.0, 5.0, 8.0, 10.0)  # posterior sds from the mean, along each axis
+MOST_ROWS = 32
+CLOSE = 0.05  # relative error of the fit below which no more rows are added
+CANDIDATES = 2_048  # pilot rows among which the coreset is chosen
+FITTED_DRAWS = 128
+RELATIVE = 0.2  # far out, a relative error of this size counts like an error of one near the mean
+FAR_BATCHES = 1_000  # mini-batches per point
+# Log-density relative to the mean that counts as negligible, and by how much the chains'
+# log-density may exceed the posterior's where it is not.
+NEGLIGIBLE, EXCESS = -12.0, 1.0
+
+
+class FarOut(NamedTuple):
+    """Residuals, at points far out, of the rows that the design draws."""
+
+    values: np.ndarray  # D of each pilot row, (points, rows)
+    weight: np.ndarray  # share of the design's draws that each row represents
+    log_posterior: np.ndarray  # relative to the value at the posterior's mean
+
+    def mini_batches(self, batch: int) -> np.ndarray:
+        """Return estimates dhat from mini-batches, (points, mini-batches)."""
+        rng = generator(batch, Stream.SIGN_BATCHES)
+        places = rng.choice(len(self.weight), (FAR_BATCHES, batch), p=self.weight)
+        return np.stack([values[places].mean(axis=1) for values in self.values])
+
+    def is_negligible(self, dhat: np.ndarray, products: int, centre: np.ndarray) -> bool:
+        """Whether chains have negligible mass where the posterior has none.
+
+        Their density is E |Lhat| p = L p exp(2 lambda E f^-), with f^- the negative part of a
+        factor f = 1 + (dhat - c) / lambda.
+        """
+        below = np.maximum(centre[:, None] - products - dhat, 0).mean(axis=1)
+        chains = self.log_posterior + 2 * below
+        return bool(np.all(chains <= np.maximum(self.log_posterior + EXCESS, NEGLIGIBLE)))
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """A few rows whose weighted residuals sum to nearly those of all rows that are drawn.
+
+    Attributes
+    ----------
+    row_ids
+        Indices among the pilot rows.
+    weights
+        Weights of their residuals.
+    at_draws, at_points
+        The weighted sum at each pilot draw, and at each point far out.
+    far
+        The residuals at the points far out.
+    """
+
+    row_ids: np.ndarray
+    weights: np.ndarray
+    at_draws: np.ndarray
+    at_points: np.ndarray
+    far: FarOut
+
+    def __len__(self) -> int:
+        return len(self.row_ids)
+
+
+def fit_coreset(
+    residuals: Residuals, far: Residuals, log_posterior: np.ndarray, probability: np.ndarray
+) -> Coreset:
+    """Choose rows and weights for a design that gives the pilot rows this `probability`.
+
+    Parameters
+    ----------
+    residuals
+        Residuals of the pilot rows at the pilot draws.
+    far, log_posterior
+        Residuals of the same rows at points far out, and the log-posterior there relative to the
+        posterior's mean.
+    probability
+        Probability of each pilot row; zero for rows that are never drawn.
+    """
+    factor, weight = reweighted(residuals.probability, probability)
+    drawn = np.flatnonzero(weight > 0)
+    factor, weight = factor[drawn], weight[drawn]
+    near, away = (part.values[:, drawn] * factor for part in (residuals, far))
+    at_some_draws = near[representatives(residuals.share, FITTED_DRAWS)]
+    places, shares = _follow(np.concatenate([at_some_draws, away]) * weight)
+    weights = shares * weight[places] / probability[drawn[places]]  # of d = probability times D
+    at_draws, at_points = ((part * weight)[:, places] @ shares for part in (near, away))
+    # At the other points chains have no mass even with one row per mini-batch and lambda = 0, so
+    # that they need not be checked.
+    most = log_posterior + 2 * np.maximum(at_points[:, None] - away, 0) @ weight
+    matters = most > NEGLIGIBLE
+    checked = FarOut(away[matters], weight, log_posterior[matters])
+    return Coreset(drawn[places], weights, at_draws, at_points[matters], checked)
+
+
+def _follow(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Choose columns and weights whose weighted sum is nearly the sum of all columns.
+
+    This is orthogonal matching pursuit: the column most similar to the residual is added, and all
+    are refitted by non-negative least squares. Negative weights would fit as well at these points,
+    but extrapolate badly.
+    """
+    from scipy.optimize import nnls  # few runs need it, and it is slow to import
+
+    total = parts.sum(axis=1)
+    importance = 1 / (1 + RELATIVE * np.abs(total))
+    A, y = parts * importance[:, None], total * importance
+    length = np.linalg.norm(A, axis=0)
+    # Sample columns of all lengths, since the longest ones belong to a few levels only.
+    candidates = np.unique(representatives(length, CANDIDATES))
+    candidates = candidates[length[candidates] > 0]
+    A, length = A[:, candidates], length[candidates]
+    places: list[int] = []
+    shares, residual = np.zeros(0), y
+    for _ in range(min(MOST_ROWS, A.shape[1])):
+        likeness = residual @ A / length
+        likeness[places] = 0.0
+        best = int(np.argmax(likeness))
+        if likeness[best] <= 0 or np.linalg.norm(residual) <= CLOSE * np.linalg.norm(y):
+            break
+        fitted, _ = nnls(A[:, [*places, best]], y)
+        places = [place for place, share in zip([*places, best], fitted, strict=True) if share > 0]
+        shares = fitted[fitted > 0]
+        residual = y - A[:, places] @ shares
+    return candidates[places], shares
+
+
+FEWEST = 20
+# Lambda, in standard deviations of a mini-batch, below which chains get stuck; for 99 of 100 draws,
+# since chains get stuck in the tails.
+DEVIATIONS, NEARLY_ALL = 8, 0.99
+SIGN = 0.9993  # smallest mean sign of pilot mini-batches; with .995, one chain in 64 got stuck
+MOST = 10**6
+SHARES = (1, 2, 4, 5, 8, 10, 16, 20)  # numbers of blocks to consider
+EASY = 0.8  # acceptance rate of a refresh above which more blocks are not needed
+BATCHES, SIGN_DRAWS = 4_000, 32  # pilot mini-batches per draw, and draws
+PAPER_BATCH = 30
+# Rows per mini-batch to consider. Fewer than five do not average out extreme rows: with one row
+# per factor a chain on Covertype got stuck, which the pilot study had not predicted.
+SIZES = (5, 8, 12, 20, 30, 50)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Lambda, G, K and the centre, with the reasons for them.
+
+    Attributes
+    ----------
+    products, batch, blocks, refreshes
+        Lambda, m_b, G and K.
+    centre
+        The expected difference l - sum q over the rows that are drawn, less the coreset's if there
+        is one; a = centre - lambda.
+    positive
+        Share of positive estimates when rows are drawn afresh, predicted by the pilot study.
+    chain_sign
+        Mean sign along the chain, predicted by the pilot study.
+    cost
+        Predicted evaluations of rows per effective draw.
+    why
+        The reason for each setting.
+    room
+        Room for factors, in units of lambda.
+    """
+
+    products: int
+    batch: int
+    blocks: int
+    refreshes: int
+    centre: float
+    positive: float
+    chain_sign: float
+    cost: float = 0.0
+    why: dict[str, str] = field(default_factory=dict)
+    room: float = ROOM
+
+    @property
+    def estimator(self) -> BlockPoisson:
+        """The chosen estimator."""
+        return BlockPoisson(self.products, self.batch, self.blocks, self.room)
+
+
+class MiniBatches:
+    """Mini-batches of the pilot rows, at posterior draws."""
+
+    def __init__(self, pilot: Pilot, batch: int) -> None:
+        # the same for every run, so that the choice depends on the pilot study alone
+        rng = generator(batch, Stream.SIGN_BATCHES)
+        places = rng.choice(len(pilot.weight), (BATCHES, batch), p=pilot.weight)
+        self.draws = representatives(pilot.share, SIGN_DRAWS)
+        thinned = pilot.thinned(SIGN_DRAWS) if len(pilot.mean) > SIGN_DRAWS else pilot
+        self.dhat = thinned.values[:, places].mean(axis=2)
+        # dhat of a mini-batch with one given row and otherwise average rows: a uniform design draws
+        # the most influential rows too rarely for a few thousand mini-batches to show.
+        away = thinned.values - thinned.mean[:, None]
+        self.with_row = thinned.mean[:, None] + away / batch
+        self.weight = batch * thinned.weight  # probability that a mini-batch holds the row
+
+    def sign(self, products: int, centre: np.ndarray) -> tuple[float, float]:
+        """Return positive share and mean sign, averaged over draws.
+
+        `centre` has one value per pilot draw, or one for all.
+        """
+        expected = centre[self.draws, None] if centre.ndim else centre
+        factors = 1 + (self.dhat - expected) / products
+        by_row = 1 + (self.with_row - expected) / products
+        negative = np.maximum((factors < 0).mean(axis=1), (by_row < 0) @ self.weight)
+        below = np.maximum(
+            np.maximum(-factors, 0).mean(axis=1), np.maximum(-by_row, 0) @ self.weight
+        )
+        positive = (1 + np.exp(-2 * products * negative)) / 2
+        return float(positive.mean()), float(np.exp(-2 * products * below).mean())
+
+
+def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[float, float]:
+    """Return positive share and mean sign from mini-batches of the pilot rows themselves.
+
+    Skewed residuals make more factors negative than normal theory predicts.
+    """
+    return MiniBatches(pilot, batch).sign(products, np.asarray(centre))
+
+
+class Bound:
+    """The lower bound a = c - lambda: its c at the pilot draws, and far out.
+
+    Without a coreset c is the same everywhere, and points far out are not checked.
+    """
+
+    def __init__(self, pilot: Pilot, centre: float | None, coreset: Coreset | None) -> None:
+        self.coreset = coreset
+        self.room = ROOM if coreset is None else ROOM_FOLLOWING
+        following = 0.0 if coreset is None else coreset.at_draws
+        remainder = pilot.mean - following
+        self.middle = float(pilot.share @ remainder) if centre is None else centre
+        self.at_draws = np.asarray(self.middle + following)
+        self.miss = float(np.sqrt(pilot.share @ (pilot.mean - self.at_draws) ** 2))
+
+    def products_far_out(self, batch: int, least: int) -> int:
+        """Return the smallest lambda >= `least` with which chains have no mass far out."""
+        if self.coreset is None:
+            return least
+        far, centre = self.coreset.far, self.middle + self.coreset.at_points
+        dhat, products = far.mini_batches(batch), least
+        while products < MOST and not far.is_negligible(dhat, products, centre):
+            products = ceil(1.05 * products)
+        return products
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of an iteration that does not depend on its products.
+
+    Attributes
+    ----------
+    steps
+        Expected leapfrog steps, L.
+    fresh
+        Cost of a fresh row, in evaluations of a row.
+    always
+        Rows that every evaluation reads besides those of the products.
+    """
+
+    steps: int
+    fresh: float = 1.0
+    always: int = 0
+
+    def cost(self, estimator: BlockPoisson, refreshes: int, noise: float, accept: float) -> float:
+        """Predict the evaluations per effective draw.
+
+        Arrays have fixed shapes, so that empty slots cost as much as factors, and so does the whole
+        room of the blocks that are refreshed.
+        """
+        rows = estimator.slots * estimator.batch
+        room = refreshes * estimator.parts * estimator.batch
+        iteration = (rows + self.always) * (self.steps + 1) + room * (1 + self.fresh)
+        sweep = refreshes / estimator.blocks
+        return iteration * (1 + 2 * noise / (sweep * accept))
+
+
+def choose_products(
+    pilot: Pilot,
+    batch: int | None,
+    steps: int,
+    products: int | None = None,
+    blocks: int | None = None,
+    refreshes: int | None = None,
+    centre: float | None = None,
+    fresh: float = 1.0,
+    certainty: int = 0,
+    coreset: Coreset | None = None,
+) -> Products:
+    """Choose the settings that the user has not set.
+
+    Parameters
+    ----------
+    pilot
+        Moments and values of the residuals.
+    batch
+        Rows per factor, m_b; None: the number that makes an effective draw cheapest.
+    steps
+        Expected leapfrog steps per iteration, L.
+    products, blocks, refreshes
+        Lambda, G and K, if set by hand.
+    centre
+        The expected difference l - sum q, if set by hand.
+    fresh
+        Cost of a fresh row, in evaluations of a row.
+    certainty
+        Number of certainty rows, which the pilot's moments leave out.
+    coreset
+        Rows that the lower bound follows; None: it is the same everywhere.
+    """
+    bound = Bound(pilot, centre, coreset)
+    work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
+    sizes = SIZES if batch is None else (batch,)
+    candidates = [
+        _with_batch(pilot, size, work, bound, products, blocks, refreshes) for size in sizes
+    ]
+    if batch is None and products is not None:  # the smallest m_b for which lambda is enough
+        allowed = [c for c in candidates if c.needed <= products] or candidates[-1:]
+        best = allowed[0]
+    else:
+        best = min(candidates, key=lambda candidate: candidate.cost)
+    estimator = best.estimator
+    positive, sign = best.mini_batches.sign(estimator.products, bound.at_draws)
+    automatic = _reasons(best, pilot, coreset, positive, sign)
+    settings = {"products": products, "blocks": blocks, "refreshes": refreshes, "centre": centre}
+    by_hand = {name: "set by hand" for name, value in settings.items() if value is not None}
+    if batch is not None:
+        by_hand["batch"] = _why(batch)
+    why = automatic | by_hand
+    return Products(
+        estimator.products,
+        estimator.batch,
+        estimator.blocks,
+        best.refreshes,
+        bound.middle,
+        positive,
+        sign,
+        best.cost,
+        why,
+        bound.room,
+    )
+
+
+def _reasons(
+    best: _Candidate, pilot: Pilot, coreset: Coreset | None, positive: float, sign: float
+) -> dict[str, str]:
+    """Return the reason for each automatic setting, and the predicted variance and sign."""
+    deviation = np.sqrt(pilot.variance / best.estimator.batch)
+    return {
+        "batch": "with this many per factor an effective draw takes the fewest evaluations",
+        "centre": _CENTRE[coreset is None],
+        "products": f"the smallest lambda {_REASON[best.binding]}",
+        "blocks": f"a refresh is then accepted with probability {best.accept:.2f}",
+        "refreshes": f"balances refreshing rows against gradient noise of {best.noise:.2g} "
+        "posterior variances",
+        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
+        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
+        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
+        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
+        "positive when rows are drawn afresh, by the pilot study",
+    }
+
+
+_CENTRE = {
+    True: "the mean of l - sum q over the pilot draws; a = centre - lambda",
+    False: "the mean of l - sum q less that of the coreset over the pilot draws; a = centre + "
+    "coreset - lambda",
+}
+_REASON = {
+    "floor": f"of at least {FEWEST}",
+    "deviation": f"of {DEVIATIONS} standard deviations of a mini-batch's dhat, below which "
+    "chains get stuck behind sign boundaries",
+    "cost": "that minimises computational time",
+    "slope": "with gradient noise of a quarter of the posterior variance",
+    "sign": f"with an expected mean sign of {SIGN} among the pilot's own mini-batches",
+    "far": "with which chains have no mass far out, where the posterior has none",
+}
+
+
+def _why(batch: int) -> str:
+    return "as in the paper" if batch == PAPER_BATCH else "set by hand"
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """The best settings for one number of rows per factor."""
+
+    estimator: BlockPoisson
+    refreshes: int
+    needed: int  # smallest lambda that meets all criteria
+    binding: str
+    spread: float
+    noise: float
+    accept: float
+    cost: float
+    mini_batches: MiniBatches
+
+
+def _with_batch(
+    pilot: Pilot,
+    batch: int,
+    work: Work,
+    bound: Bound,
+    products: int | None,
+    blocks: int | None,
+    refreshes: int | None,
+) -> _Candidate:
+    mini_batches = MiniBatches(pilot, batch)
+    needs = _needs(pilot, batch, bound, mini_batches)
+    binding = max(needs, key=lambda name: needs[name])
+    least = needs[binding] if products is None else products
+    noise = pilot.typical_slope / (least * batch)
+    spread = pilot.quantile(pilot.variance, 0.9) / (least * batch)
+    options = []
+    for G in (blocks,) if blocks is not None else _shares(least, spread, products is not None):
+        number = least if products is not None else G * ceil(least / G)
+        estimator = BlockPoisson(number, batch, G, bound.room)
+        accept = max(refresh_acceptance(spread, G), 1e-3)
+        for K in range(1, G + 1) if refreshes is None else (refreshes,):
+            options.append((work.cost(estimator, K, noise, accept), estimator, K, accept))
+    cost, estimator, K, accept = min(options, key=lambda option: option[0])
+    return _Candidate(
+        estimator, K, needs[binding], binding, spread, noise, accept, cost, mini_batches
+    )
+
+
+def _shares(products: int, spread: float, fixed: bool) -> list[int]:
+    """Return numbers of blocks that share the products equally and are refreshed easily."""
+    most = 1.0 if fixed else 1.1  # equal shares may need a few more products
+    fitting = [G for G in SHARES if most * products >= G * ceil(products / G)]
+    return [G for G in fitting if refresh_acceptance(spread, G) > EASY] or fitting[-1:]
+
+
+def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) -> dict[str, int]:
+    """Return the smallest lambda that each criterion allows."""
+    deviation = np.sqrt(pilot.variance / batch)
+    typical = pilot.quantile(deviation, 0.9)
+    needs = {
+        "floor": FEWEST,
+        "deviation": ceil(DEVIATIONS * pilot.quantile(deviation, NEARLY_ALL)),
+        "cost": _cheapest(typical, bound.miss),
+        "slope": ceil(pilot.typical_slope / (NOISE * batch)),
+    }
+    products = max(needs.values())
+    while products < MOST and mini_batches.sign(products, bound.at_draws)[1] < SIGN:
+        products = ceil(1.05 * products)
+    return needs | {"sign": products, "far": bound.products_far_out(batch, products)}
+
+
+def _cheapest(deviation: float, miss: float) -> int:
+    """Return the lambda of least computational time in theory, refreshing a tenth of products."""
+    grid = np.unique(np.ceil(max(deviation, 0.1) * np.geomspace(1, 20, 40)).astype(int))
+    costs = [NormalFactors(miss, deviation, at, -at).cost(0.1) for at in grid.astype(float)]
+    return int(grid[int(np.argmin(costs))])

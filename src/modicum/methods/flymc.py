@@ -1,0 +1,446 @@
+"""FlyMC: Firefly Monte Carlo, exact sampling that evaluates only bright rows.
+
+Two passes collapse the bounds of all rows and find which and how many rows are bright; the kernel
+then moves the parameters and switches the lights in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, sqrt
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.diagnostics import ess
+from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
+from modicum.kernels.adaptation import schedule, typical_step_size
+from modicum.kernels.bounds import BoundedRows, Collapsed, bound_of, collapse, whitened_sums
+from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
+from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
+from modicum.kernels.protocols import BoundSums, Move
+from modicum.methods.method import Method, Outcome, Plan, Task, Tuning, check_memory_limit
+from modicum.models.model import DENSE_LIMIT, Batch
+from modicum.passes import Anchor
+from modicum.random import Stream, generator
+from modicum.run import History, place_rows
+from modicum.runtime import Array, in_double_precision, jit, to_device
+
+FAR_DRAWS, PILOT_DRAWS = 4, 16
+FAR = 3.0  # the radius of a standard normal exceeds sqrt(d) + 3 once in 20,000 draws or more
+FEWEST_TRIED = 32  # fewest rows that an update tries: fewer would save nothing
+MARGIN = 8  # extra room for a count, in its standard deviations
+
+
+class Lit(Protocol):
+    """The settings of FlyMC that a study depends on."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether bounds are tight at the mode."""
+        ...
+
+    @property
+    def update(self) -> str:
+        """How lights are updated."""
+        ...
+
+    @property
+    def rate(self) -> float | None:
+        """Probability with which an update tries a row, if set by hand."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """Room for bright rows, if set by hand."""
+        ...
+
+
+class _PassResults(NamedTuple):
+    """The results of two passes, which a checkpoint saves."""
+
+    collapsed: Collapsed
+    start: Candidates
+    bright: float  # expected number of bright rows
+    most: float
+
+    @classmethod
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> _PassResults:
+        return cls(
+            Collapsed(*(arrays[name] for name in Collapsed._fields)),
+            Candidates(*(to_device(arrays[name]) for name in Candidates._fields)),
+            float(arrays["bright"]),
+            float(arrays["most"]),
+        )
+
+
+@dataclass
+class FlyStudy:
+    """The bounds of one run and the brightness of its rows."""
+
+    method: Lit
+    task: Task
+    anchor: Anchor
+    steps: int  # expected gradients of a move
+    bounded: BoundedRows = field(init=False)
+    context: FlyContext = field(init=False)
+
+    def __post_init__(self) -> None:
+        target = self.task.target
+        self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
+        pass_results = self.task.remember("bound", self._collapse, _PassResults.from_arrays)
+        self.n = len(self.task.rows)
+        self.bright, self.most = pass_results.bright, pass_results.most
+        candidates = int(np.sum(np.asarray(pass_results.start.number) < self.n))
+        self.task.ledger.add("start", self.task.chains * candidates, "density")
+        self.context = FlyContext(
+            bound=whitened_sums(self.anchor, pass_results.collapsed),
+            n=jnp.asarray(self.n),
+            rate=jnp.asarray(self.rate),
+            start=pass_results.start,
+        )
+
+    def _collapse(self) -> dict[str, np.ndarray]:
+        """Make two passes: for the sum of all bounds, and for how bright each row may get."""
+        task = self.task
+        collapsed = collapse(task.sums, self.bounded, self.anchor)
+        bound = whitened_sums(self.anchor, collapsed)
+        rng = generator(task.seed, Stream.BRIGHTNESS)
+        pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
+        # Tuned rows get brighter away from the mode, so look farther out than chains usually go.
+        far = rng.standard_normal((FAR_DRAWS, task.target.size))
+        far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
+        task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
+        brightest = task.sums.engine.map_rows(
+            partial(_brightest, self.bounded), (bound, far), task.rows, "bright"
+        )
+        start = _candidates(brightest, rng)
+        expected = self._expected(start, bound, pilot)
+        most = np.sum(brightest, dtype=np.float64)
+        sums = {name: np.asarray(values) for name, values in collapsed._asdict().items()}
+        return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
+
+    def _expected(self, start: dict[str, np.ndarray], bound: BoundSums, pilot: np.ndarray) -> float:
+        """Estimate the number of bright rows from candidates, kept with known probabilities."""
+        batch = self.task.rows.take(start["row_ids"])
+        bright = np.asarray(_mean_brightness(self.bounded, bound, batch, pilot))
+        is_row = start["number"] < len(self.task.rows)
+        self.task.ledger.add("bright", int(is_row.sum()) * len(pilot), "density")
+        return float(np.sum(np.where(is_row, bright / start["chance"], 0.0)))
+
+    @property
+    def share(self) -> float:
+        """Expected share of bright rows."""
+        return self.bright / self.n
+
+    @property
+    def rate(self) -> float:
+        """Probability with which an update tries a row."""
+        if self.method.rate is not None:
+            return float(self.method.rate)
+        if self.method.update == "explicit":
+            return 0.1  # Maclaurin and Adams 2014, section 3.2
+        # A larger rate mixes the lights faster but tries more rows: a compromise.
+        return min(0.5, max(self.share * (self.steps + 1), FEWEST_TRIED / self.n))
+
+    @property
+    def proposals(self) -> int:
+        """Room for the rows an update tries."""
+        return min(self.n, _with_margin(self.n * self.rate))
+
+    @property
+    def capacity(self) -> int:
+        """Room for bright rows."""
+        by_hand = self.method.capacity
+        return min(self.n, _with_margin(self.most)) if by_hand is None else int(by_hand)
+
+    @property
+    def floats_per_iteration(self) -> int:
+        """Floats that an iteration holds for the rows it tries."""
+        fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
+        return self.proposals * (2 * fields + self.task.target.size + 4)
+
+    def explain(self) -> Tuning:
+        """Describe every setting with its reason."""
+        by_hand, method = "set by hand", self.method
+        rate = "tries as many rows as a move evaluates, and at least 32"
+        if method.update == "explicit":
+            rate = "as in the paper"
+        return {
+            "bright": f"{self.bright:.3g} of {self.n:,} rows expected ({self.share:.2%})",
+            "bound": {
+                "value": "tuned" if method.tuned else "untuned",
+                "why": "each row's bound is tight at the mode"
+                if method.tuned
+                else "the same bound for all rows, as set by hand",
+            },
+            "rate": {"value": self.rate, "why": rate if method.rate is None else by_hand},
+            "capacity": {
+                "value": self.capacity,
+                "why": "room for the rows that are bright far out in the posterior, and more"
+                if method.capacity is None
+                else by_hand,
+            },
+        }
+
+
+def _with_margin(expected: float) -> int:
+    """Return the room for a count, at least 64 and rounded up to a quarter of a power of two.
+
+    Every shape is compiled, and runs that differ only in their seed should share compiled code.
+    """
+    most = max(64, ceil(expected + MARGIN * sqrt(expected) + MARGIN))
+    step = 2 ** (most.bit_length() - 3)
+    return ceil(most / step) * step
+
+
+def _candidates(brightest: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Keep each row with a probability equal to its largest brightness seen so far."""
+    n = len(brightest)
+    chosen = np.flatnonzero(rng.random(n, dtype=np.float32) < brightest)
+    filled = np.full(max(1, _with_margin(len(chosen)) - len(chosen)), n)  # n: no row
+    number = np.concatenate([chosen, filled])
+    row_ids = np.minimum(number, n - 1)
+    chance = np.where(number < n, brightest[row_ids], 1.0).astype(np.float64)
+    return {"row_ids": row_ids, "number": number, "chance": chance}
+
+
+def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array) -> jax.Array:
+    """Return the probability that each row is bright at each point: 1 - B/L = 1 - e^-gap."""
+    rows = bounded.cache(batch, bound.point)
+
+    def brightness(z: jax.Array) -> jax.Array:
+        return jax.nn.sigmoid(bounded.log_ratio(rows, z, bound))
+
+    return jax.lax.map(brightness, pilot)
+
+
+@jit(static=0)
+def _brightest(
+    bounded: BoundedRows, arguments: tuple[BoundSums, Array], batch: Batch, present: Array
+) -> jax.Array:
+    del present
+    bound, pilot = arguments
+    return jnp.max(_brightness(bounded, bound, batch, pilot), axis=0)
+
+
+@jit(static=0)
+def _mean_brightness(
+    bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array
+) -> jax.Array:
+    return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)
+
+
+def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
+    """Warn if so many rows are bright that FlyMC saves little."""
+    ours = study.n * study.rate + study.bright * (study.steps + 2)
+    theirs = study.n * study.steps
+    if ours <= theirs / 2:
+        return []
+    remedy = "use method='hmc-ecs', or method='nuts' on all rows"
+    if not study.method.tuned:
+        remedy = "use tuned=True, or method='nuts' on all rows"
+    return [
+        ModicumWarning(
+            "bright-many",
+            f"FlyMC saves little here: {study.share:.0%} of the rows are expected to be bright, "
+            f"and an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
+            "all rows",
+            remedy,
+            share=study.share,
+        )
+    ]
+
+
+def look_back(capacity: int, history: History) -> list[ModicumWarning]:
+    """Warn if bright rows ran out of room, or if the lights changed slowly."""
+    stats, doubts = history.stats, []
+    refused = int(stats["bright_refused"].sum())
+    if refused:
+        doubts.append(
+            ModicumWarning(
+                "bright-full",
+                f"{refused} of {stats['n_bright'].size} updates of the lights were refused because "
+                f"there is room for only {capacity:,} bright rows, so that parts of the posterior "
+                "where more are bright are missing",
+                "raise `capacity`",
+                refused=refused,
+                capacity=capacity,
+            )
+        )
+    bright = stats["n_bright"]
+    if bright.shape[1] >= 100 and np.ptp(bright) > 0:
+        effective = float(np.nanmin(ess(bright[..., None].astype(float))))
+        if effective < 50:
+            doubts.append(
+                ModicumWarning(
+                    "lights-slow",
+                    f"the lights change slowly: the number of bright rows has an effective sample "
+                    f"size of {effective:.0f} in {bright.size} draws",
+                    "raise `rate`, or draw more",
+                    ess=effective,
+                )
+            )
+    return doubts
+
+
+ACCEPT = {"hmc": 0.8, "nuts": 0.8, "mala": 0.574, "random-walk": 0.234}
+
+
+@dataclass(frozen=True)
+class FlyMC(Method):
+    """Firefly Monte Carlo (Maclaurin and Adams 2014), for `Logistic`, `StudentT` and `Softmax`.
+
+    Every row has a light; only bright rows enter a step of the parameters, and the posterior is
+    exact. With bounds tuned at the mode few rows are bright; untuned, a few per cent are.
+
+    Parameters
+    ----------
+    tuned
+        Whether each row's bound is tight at the mode, or the same for all rows.
+    update
+        "implicit": every bright row may go dark, and some dark rows are tried. "explicit": the
+        lights of a random share of the rows are drawn anew.
+    inner
+        The move of the parameters: "hmc", "nuts", "mala", "random-walk", or any `Move`.
+    rate
+        Probability with which an update tries a row. By default an update tries as many rows as a
+        move evaluates ("implicit"), or a tenth of all ("explicit").
+    capacity
+        The largest number of bright rows; None: chosen by a pilot study.
+    trajectory, jitter
+        Length of HMC's trajectories in posterior standard deviations, and the share by which each
+        is randomly longer or shorter.
+    target_accept
+        Acceptance rate for which the step size is tuned; None: .8 for "hmc" and "nuts", .574 for
+        "mala", .234 for "random-walk".
+    step_size
+        A fixed step size, in posterior standard deviations; None: tuned during warm-up.
+    memory_limit
+        Bytes of rows that may be held in memory; rows of larger data sets are read when chains
+        need them. By default half of the free memory, or 256 MiB for a row store.
+
+    Examples
+    --------
+    >>> import modicum as mo
+    >>> mo.FlyMC(tuned=False, update="explicit").rate is None
+    True
+    """
+
+    tuned: bool = True
+    update: Literal["implicit", "explicit"] = "implicit"
+    inner: str | Move = "hmc"
+    rate: float | None = None
+    capacity: int | None = None
+    trajectory: float = 1.2
+    jitter: float = 0.0
+    target_accept: float | None = None
+    step_size: float | None = None
+    memory_limit: int | None = None
+    name: ClassVar[str] = "flymc"
+    summary: ClassVar[str] = "Firefly Monte Carlo: exact, reads the bright rows only"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def accept(self) -> float:
+        """The acceptance rate for which the step size is tuned."""
+        if self.target_accept is not None:
+            return self.target_accept
+        return ACCEPT.get(self.inner, 0.8) if isinstance(self.inner, str) else 0.8
+
+    @in_double_precision
+    def plan(self, task: Task) -> Plan:
+        """Find the mode, collapse the bounds, find the bright rows, and compose the kernel."""
+        bound_of(task.target.model)  # refuse models without a bound before making any pass
+        task.refuse_own_parameters(self.name)
+        if task.target.size > DENSE_LIMIT:
+            raise SettingError(
+                f"FlyMC needs a matrix of all {task.target.size:,} parameters, and the limit is "
+                f"{DENSE_LIMIT:,}; use method='nuts' on all rows."
+            )
+        anchor = task.anchor_at_mode()
+        study = FlyStudy(self, task, anchor, _expected_steps(self, task.target.size))
+        kernel = FlyKernel(
+            study.bounded,
+            _move(self),
+            study.capacity,
+            study.proposals,
+            self.update,
+            self.accept,
+            first_step=_first_step(self, task.target.size),
+        )
+        return Plan(
+            kernel=kernel,
+            context=study.context,
+            flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
+            anchor=anchor,
+            rows=place_rows(task.rows, self.memory_limit),
+            floats_per_iteration=study.floats_per_iteration,
+            tuning=study.explain(),
+            notes=[*anchor.notes, *look_ahead(study)],
+        )
+
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Record what moves on all rows would have cost, and check the run."""
+        steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
+        task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * len(task.rows)
+        why = f"dual averaging for an acceptance rate of {self.accept}"
+        plan.tuning["step_size"] = {
+            "value": float(np.mean(history.stats["step_size"])),
+            "why": why if self.step_size is None else "set by hand",
+        }
+        assert isinstance(plan.kernel, FlyKernel)
+        return Outcome(warnings=look_back(plan.kernel.capacity, history), target_accept=self.accept)
+
+
+def _move(method: FlyMC) -> Move:
+    if method.inner == "hmc":
+        return HMCMove(method.trajectory, jitter=method.jitter)
+    named: dict[str, Move] = {
+        "nuts": NUTSMove(),
+        "mala": MALAMove(),
+        "random-walk": RandomWalkMove(),
+    }
+    return named[method.inner] if isinstance(method.inner, str) else method.inner
+
+
+def _first_step(method: FlyMC, size: int) -> float | None:
+    if method.step_size is None and method.inner == "random-walk":
+        return float(2.38 * size**-0.5)  # optimal for a normal target in many dimensions
+    return method.step_size
+
+
+def _expected_steps(method: FlyMC, size: int) -> int:
+    """Return the gradients of a move, at the step size typical of the acceptance rate."""
+    if method.inner in ("mala", "random-walk"):
+        return 1
+    return ceil(method.trajectory / typical_step_size(size))
+
+
+def _check(method: FlyMC) -> None:
+    check_memory_limit(method.memory_limit)
+    if not isinstance(method.tuned, bool | np.bool_):
+        raise SettingError(f"tuned must be True or False, not {method.tuned!r}.")
+    if method.update not in ("implicit", "explicit"):
+        raise SettingError(f"update must be 'implicit' or 'explicit', not {method.update!r}.")
+    if not callable(method.inner) and method.inner not in ACCEPT:
+        raise SettingError(
+            f"inner must be one of {', '.join(ACCEPT)} or a Move, not {method.inner!r}."
+        )
+    for name in ("rate", "target_accept"):
+        value = getattr(method, name)
+        if value is not None and not (is_number(value) and 0 < value < 1):
+            raise SettingError(f"{name} must lie between 0 and 1, or be None for the default.")
+    for name in ("trajectory", "step_size"):
+        value = getattr(method, name)
+        if value is not None and not (is_number(value) and value > 0):
+            raise SettingError(f"{name} must be a positive number.")
+    if not is_number(method.jitter) or not 0 <= method.jitter < 1:
+        raise SettingError("jitter must lie between 0 and 1.")
+    if method.capacity is not None:
+        whole_number("capacity", method.capacity)

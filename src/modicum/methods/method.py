@@ -1,0 +1,233 @@
+"""The interface of a method: it turns a task into a plan that the runner executes."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Protocol, TypedDict, TypeVar
+
+import numpy as np
+
+from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
+from modicum.kernels.protocols import Kernel, Settled
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.models.arrowhead import Factor
+from modicum.models.model import Batch
+from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
+from modicum.rows import Rows
+from modicum.run import Checkpoint, History, PeriodicHook
+from modicum.runtime import Pytree
+
+Arrays = dict[str, np.ndarray]
+T = TypeVar("T")
+
+
+class Chosen(TypedDict):
+    """A setting's value, and the reason for it."""
+
+    value: float | str | None
+    why: str
+
+
+Tuning = dict[str, Chosen | str | float | list[float]]  # what `Posterior.tuning` shows
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to sample: a posterior, the number of draws, and the sums over rows that methods use."""
+
+    target: Target
+    start: np.ndarray
+    rows: Rows
+    sums: Sums
+    names: tuple[str, ...]  # of the entries of the flat vector
+    draws: int  # iterations after warm-up, including those that thinning discards
+    tune: int
+    chains: int
+    seed: int
+    checkpoint: Checkpoint | None = None
+    starts: Starts | None = None  # where to search for other modes
+    anchor: Anchor | None = None  # at the mode, if it is known already
+    few_chains: int | None = None  # number of chains for a method whose steps read all rows
+    # results that other methods of the same run can reuse
+    cache: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
+
+    def of_few_chains(self) -> Task:
+        """Return the task with as many chains as suit a method whose steps read all rows."""
+        if self.few_chains is None:
+            return self
+        anchor = self._anchor if isinstance(self._anchor, Anchor) else None
+        return replace(self, chains=self.few_chains, anchor=anchor, few_chains=None)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that counts row evaluations."""
+        return self.sums.ledger
+
+    def check_fields(self, method: str) -> None:
+        """Refuse rows with a field that would be mistaken for a row's sampling probability."""
+        if "probability" in self.rows.fields:
+            raise SettingError(
+                f"{method} uses the field `probability` for the chance with which a row is drawn; "
+                "rename your field of that name."
+            )
+
+    def refuse_own_parameters(self, method: str) -> None:
+        """Refuse priors that have parameters: chains would not be whitened for them."""
+        if self.target.likelihood.size < self.target.size:
+            raise SettingError(
+                f"{method} does not sample the parameters of priors (scales of groups, of a "
+                "horseshoe); use method='hmc-ecs', 'hmc-ecs-signed', 'hmc' or 'nuts'."
+            )
+
+    def remember(self, name: str, compute: Callable[[], Arrays], read: Callable[[Arrays], T]) -> T:
+        """Return `read` of arrays that are computed, or restored from the checkpoint.
+
+        The ledger counts the row evaluations of computing them either way.
+        """
+        if self.checkpoint is None:
+            return read(compute())
+        fresh = False
+
+        def with_bill() -> Arrays:
+            nonlocal fresh
+            fresh, before = True, self.ledger.to_dict()
+            return compute() | {"ledger": np.array(json.dumps(self.ledger.since(before)))}
+
+        def with_bill_read(arrays: Arrays) -> tuple[T, Ledger]:
+            bill = Ledger.from_dict(json.loads(str(arrays.pop("ledger"))))
+            return read(arrays), bill
+
+        value, bill = self.checkpoint.remember(name, with_bill, with_bill_read)
+        if not fresh:
+            self.ledger.merge(bill)
+        return value
+
+    def anchor_at_mode(self) -> Anchor:
+        """Find the mode, or a point near it, and expand there; done once per run.
+
+        Raises
+        ------
+        NoModeError
+            If no mode was found.
+        """
+        anchor = self._anchor
+        if isinstance(anchor, NoModeError):
+            raise anchor
+        return anchor
+
+    @cached_property
+    def _anchor(self) -> Anchor | NoModeError:
+        if self.anchor is not None:
+            return self.anchor
+
+        def compute() -> Arrays:
+            where = (self.sums, self.start, self.names, self.seed)
+            return anchor_at_mode(*where, within=NEAR, starts=self.starts).to_arrays()
+
+        try:
+            return self.remember("anchor", compute, Anchor.from_arrays)
+        except NoModeError as none:
+            return none
+
+
+class Coordinates(Protocol):
+    """The coordinates z of a chain: t = point + factor z. An `Anchor` implements them."""
+
+    @property
+    def point(self) -> np.ndarray:
+        """The point z = 0."""
+        ...
+
+    @property
+    def factor(self) -> Factor:
+        """The factor L; a vector if it is diagonal, and a number c if it is c I."""
+        ...
+
+    @property
+    def record(self) -> ModeRecord | None:
+        """How the mode was found, if there was a search."""
+        ...
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters themselves as coordinates, counted from `point`."""
+
+    point: np.ndarray
+    factor: np.ndarray = field(default_factory=lambda: np.ones(()))
+    record: ModeRecord | None = None
+
+
+@dataclass
+class Plan:
+    """A kernel ready to run, with everything it reads."""
+
+    kernel: Kernel[Pytree, Pytree] | None  # None: `history` holds all draws already
+    context: Pytree
+    flags: Pytree
+    anchor: Coordinates
+    rows: Batch | Rows | None = None  # from which the kernel requests rows (see run.Chains)
+    floats_per_iteration: int = 0  # floats prepared for an iteration, ahead of it
+    start_rows: int = 0  # rows that each chain evaluates before its first iteration
+    tuning: Tuning = field(default_factory=dict)
+    notes: list[ModicumWarning] = field(default_factory=list)
+    hook: PeriodicHook | None = None  # runs on the chains between iterations
+    history: History | None = None  # all draws, if no chain needs to run
+    memo: object = None  # whatever the method needs in `finish`
+    settled: Settled | None = None  # runs many iterations at once after warm-up
+
+
+@dataclass
+class Outcome:
+    """What a method adds to the draws of a finished run."""
+
+    weights: np.ndarray | None = None
+    target_accept: float = 0.8  # acceptance rate that the moves were tuned for
+    independent: bool = False  # whether draws are independent, so that R-hat and ESS are moot
+    warnings: list[ModicumWarning] = field(default_factory=list)
+
+
+class Method(ABC):
+    """A sampling method with its settings: what `method=` accepts."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # in a few words, for help texts and lists
+    has_warmup: ClassVar[bool] = True
+    of_digests: ClassVar[bool] = False  # whether it accepts a digest in place of rows
+    of_few_rows: ClassVar[bool] = True  # whether a step is cheap enough for thousands of chains
+
+    @abstractmethod
+    def plan(self, task: Task) -> Plan:
+        """Find the anchor, tune what must be tuned before the run, and compose the kernel."""
+
+    def decide(self, task: Task) -> tuple[Method, Plan]:
+        """Return the method to run, and its plan: itself, unless it chooses among others."""
+        return self, self.plan(task)
+
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Return weights of the draws, and reasons to doubt them, from the finished run."""
+        del task, plan, history
+        return Outcome()
+
+    def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
+        """Withdraw claims from `plan.tuning` that the `doubts` about the run contradict."""
+        del plan, doubts
+
+    def iterations(self, passes: float, rows: int) -> int:
+        """Return the number of iterations of one chain that cost `passes` passes over the rows."""
+        del passes, rows
+        raise SettingError(
+            f"iterations of {self.name} differ in cost, so that passes does not determine their "
+            "number; give draws instead."
+        )
+
+
+def check_memory_limit(limit: int | None) -> None:
+    """Refuse a setting `memory_limit` that is neither None nor a number of bytes."""
+    if limit is not None and not (is_number(limit) and limit >= 0):
+        raise SettingError(f"memory_limit must be a number of bytes, or None, not {limit!r}.")

@@ -1,0 +1,572 @@
+"""Stochastic-gradient MCMC: the base of all its methods, and the general composition.
+
+A method combines `Parts` (integrator, gradient estimator, selector of batches) with the settings of
+`StochasticGradientFamily`; `plan` places the chains in their coordinates, whitened or not, chooses
+the step size and composes the kernel.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from weakref import ref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import (
+    ConvergenceError,
+    ModicumWarning,
+    SettingError,
+    is_number,
+    suggestion,
+    whole_number,
+)
+from modicum.kernels.designs import DESIGNS, CertaintyRows, Uniform
+from modicum.kernels.gradients import (
+    ESTIMATORS,
+    BaseGradientEstimator,
+    SnapshotEstimator,
+    Taylor,
+)
+from modicum.kernels.integrators import INTEGRATORS, Integrator
+from modicum.kernels.protocols import StochasticGradientContext
+from modicum.kernels.stochastic_gradient import (
+    SELECTORS,
+    Selector,
+    StepFlags,
+    StochasticGradientKernel,
+    StochasticGradientState,
+)
+from modicum.ledger import Ledger
+from modicum.methods.method import (
+    Chosen,
+    Coordinates,
+    Method,
+    Outcome,
+    Parameters,
+    Plan,
+    Task,
+    Tuning,
+    check_memory_limit,
+)
+from modicum.methods.sgmcmc.design import TabledDesign, certainty_of, design_of
+from modicum.methods.sgmcmc.step_size import (
+    gradient_noise,
+    largest_step,
+    look_ahead,
+    look_back,
+    step_sizes,
+)
+from modicum.methods.weights import rows_for_chains, tables_for_chains
+from modicum.models import BaseModel, Target
+from modicum.models.model import DENSE_LIMIT, Batch
+from modicum.passes import Anchor, LocalEngine, Sums
+from modicum.random import Stream, generator, key
+from modicum.rows import Rows
+from modicum.run import History, PeriodicHook, place_rows
+from modicum.runtime import in_double_precision, to_device
+
+Start = str | tuple[float, ...] | np.ndarray | None
+
+
+@dataclass(frozen=True)
+class RandomStart:
+    """A start drawn by the model for each key, so that chains of a network begin apart.
+
+    It is part of a kernel, which is a key of the compilation cache. So two of them are equal if
+    their parameters and rows have the same layout, and the rows, which are read only during
+    compilation, are held by a weak reference.
+    """
+
+    target: Target
+    fields: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: ref[Rows] = field(compare=False)
+
+    def __call__(self, key: jax.Array) -> jax.Array:
+        """Return the flat vector of parameters."""
+        rows = self.rows()
+        assert rows is not None
+        leaves = jax.tree.leaves(self.target.model.random_start(rows, key))
+        return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
+
+
+class PlacementSettings(Protocol):
+    """The settings of a method that determine coordinates and starts of its chains."""
+
+    @property
+    def design(self) -> str:
+        """How rows are drawn."""
+        ...
+
+    @property
+    def whiten(self) -> bool | None:
+        """Whether chains move in whitened coordinates."""
+        ...
+
+    @property
+    def start(self) -> Start:
+        """Where chains start."""
+        ...
+
+    @property
+    def spread(self) -> float | None:
+        """Scatter of the starts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Coordinates of a run, and where its chains start in them."""
+
+    coordinates: Coordinates
+    anchor: Anchor | None  # with the factor of the coordinates
+    whitened: bool
+    start: np.ndarray  # in the chain's coordinates
+    spread: np.ndarray  # factor of the scatter about `start`
+    random_start: RandomStart | None = None  # replaces `start`
+    notes: list[ModicumWarning] = field(default_factory=list)
+
+
+def place_chains(method: PlacementSettings, task: Task, control_variates: bool) -> Placement:
+    """Find the mode if it is needed, and place the chains."""
+    d = task.target.size
+    whiten = d <= DENSE_LIMIT if method.whiten is None else method.whiten
+    uses = {
+        "whiten=True": whiten,
+        "control variates": control_variates,
+        f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
+        "start='mode'": isinstance(method.start, str) and method.start == "mode",
+    }
+    reasons = [name for name, is_used in uses.items() if is_used]
+    if reasons and d > DENSE_LIMIT:
+        raise SettingError(
+            f"{reasons[0]} needs the Hessian of all {d:,} parameters, and the limit is "
+            f"{DENSE_LIMIT:,}; leave it out, and use whiten=False and a start of your own."
+        )
+    at_mode = _anchor(task, reasons[0]) if reasons else None
+    coordinates, anchor = _coordinates(at_mode, whiten, d)
+    start, scatter = _start(method, task, coordinates, at_mode, whiten)
+    random_start = None if whiten or not _is_models(method.start, at_mode) else _random_start(task)
+    notes = [] if at_mode is None else at_mode.notes
+    return Placement(coordinates, anchor, whiten, start, scatter, random_start, notes)
+
+
+def _is_models(start: Start, at_mode: Anchor | None) -> bool:
+    """Whether chains start at the model's start."""
+    return at_mode is None if start is None else isinstance(start, str) and start == "model"
+
+
+def _random_start(task: Task) -> RandomStart | None:
+    """Return random starts, if the model draws them."""
+    if type(task.target.model).random_start is BaseModel.random_start:
+        return None
+    return RandomStart(task.target, tuple(task.rows.fields.items()), ref(task.rows))
+
+
+def _anchor(task: Task, reason: str) -> Anchor:
+    try:
+        return task.anchor_at_mode()
+    except ConvergenceError as fault:
+        raise ConvergenceError(
+            f"{fault} ({reason} needs the mode; whiten=False, a step_size for the parameters "
+            "themselves and a plain minibatch do not.)"
+        ) from fault
+
+
+def _coordinates(at_mode: Anchor | None, whiten: bool, d: int) -> tuple[Coordinates, Anchor | None]:
+    if at_mode is None:
+        return Parameters(np.zeros(d)), None
+    if whiten:
+        return at_mode, at_mode
+    # Parameters relative to the mode; the anchor's sums are needed in these coordinates.
+    return Parameters(at_mode.point, record=at_mode.record), replace(at_mode, factor=np.eye(d))
+
+
+def _start(
+    method: PlacementSettings,
+    task: Task,
+    coordinates: Coordinates,
+    at_mode: Anchor | None,
+    whiten: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where chains start, and the factor of their scatter."""
+    start = method.start
+    if start is None:
+        start = "model" if _is_models(start, at_mode) else "mode"
+    if isinstance(start, str) and start == "mode":
+        assert at_mode is not None
+        spread = 1.0 if method.spread is None else method.spread
+        scatter = np.ones(()) if whiten else at_mode.dense_factor  # a draw about the mode
+        return np.zeros(task.target.size), spread * scatter
+    named = {"zero": np.zeros(task.target.size), "model": task.start}
+    point = named[start] if isinstance(start, str) else np.asarray(start, np.float64)
+    if point.shape != task.start.shape:
+        raise SettingError(
+            f"the start has {point.size} entries, but the model has {task.start.size} "
+            f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
+        )
+    away = point - coordinates.point
+    factor = coordinates.factor
+    assert isinstance(factor, np.ndarray)  # effects of groups are refused
+    z = np.linalg.solve(factor, away) if whiten else away
+    return z, np.asarray(0.0 if method.spread is None else method.spread)
+
+
+PILOT_POINTS = 4
+T = TypeVar("T")
+
+
+class Parts(NamedTuple):
+    """The parts of a stochastic-gradient method."""
+
+    integrator: Integrator
+    estimator: BaseGradientEstimator
+    selector: Selector
+
+    def check(self) -> None:
+        """Refuse combinations that would not sample from the intended distribution."""
+        batches = self.selector.batches(self.integrator)  # raises for some integrators
+        if getattr(self.integrator, "in_parameters", False) and batches > 1:
+            self.integrator.noise_match(None, None)  # type: ignore[arg-type]  # raises, saying why
+        if self.integrator.needs_raw_gradients and self.estimator.small_gradients:
+            raise SettingError(
+                "pSGLD scales steps by the size of minibatch gradients, which control variates and "
+                'snapshots make vanish near the mode; use estimator="minibatch", or another '
+                "integrator."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticGradientFamily(Method):
+    """Settings that all stochastic-gradient methods share.
+
+    Parameters
+    ----------
+    step_size
+        Step size in the chain's coordinates, see `whiten`: a number, a function of the iteration
+        number such as `mo.Decay`, or None: the largest step at which variances are off by at most
+        `bias`, computed for the posterior's normal approximation with the gradient noise of a few
+        pilot batches.
+    batch
+        Rows in a batch, drawn with replacement.
+    design
+        "uniform"; "weighted": with probability proportional to the expected size of a row's
+        gradient, found in one pass; "stratified": proportionally from clusters of similar rows.
+    clusters
+        Number of clusters, for design="stratified".
+    certainty
+        Number of rows that every step reads, those with the largest expected residuals; the others
+        are drawn. Gradients must have control variates. "auto": with design="weighted" the number
+        that minimises noise times cost, otherwise 0.
+    whiten
+        True: chains move in z, t = mode + L z, where the posterior is about standard normal.
+        False: in the parameters themselves, as in the papers; the mode is computed only if control
+        variates or weighted rows need it. None: True up to 2,000 parameters.
+    start
+        "mode" (the default if the mode is known): a draw about the mode; "zero"; "model" (the
+        default otherwise): the model's start, different for each chain of a network unless
+        whitened; or a flat vector of unconstrained parameters.
+    spread
+        Scatter of the chains' starts: about the mode in posterior standard deviations (1), else in
+        the chain's coordinates (0).
+    precision
+        "float64" or "float32", for state and gradients.
+    bias
+        Largest relative error of variances, if step_size is None.
+    memory_limit
+        Bytes of rows that may be kept in memory; the rows of larger data sets are read when chains
+        need them. By default half of the free memory, or 256 MiB for a row store.
+    """
+
+    step_size: float | Callable[[int], float] | None = None
+    batch: int = 100
+    design: str = "uniform"
+    clusters: int = 10
+    certainty: int | Literal["auto"] = "auto"
+    whiten: bool | None = None
+    start: str | tuple[float, ...] | np.ndarray | None = None
+    spread: float | None = None
+    precision: Literal["float64", "float32"] = "float64"
+    bias: float = 0.05
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.start is not None and not isinstance(self.start, str):
+            point = np.asarray(self.start, np.float64)  # hashable and fully shown by repr
+            object.__setattr__(self, "start", tuple(float(t) for t in point.ravel()))
+        self.parts().check()
+
+    def _check(self) -> None:
+        """Raise on invalid settings."""
+        whole_number("batch", self.batch)
+        whole_number("clusters", self.clusters)
+        if self.certainty != "auto":
+            whole_number("certainty", self.certainty, 0)
+        check_memory_limit(self.memory_limit)
+        h = self.step_size
+        if h is not None and not callable(h) and not (is_number(h) and h > 0):
+            raise SettingError(
+                f"step_size must be a positive number, a function of the iteration number, or "
+                f"None to choose it automatically, not {h!r}."
+            )
+        if self.design not in DESIGNS:
+            raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {self.design!r}.")
+        if self.whiten not in (None, True, False):
+            raise SettingError(f"whiten must be True, False or None, not {self.whiten!r}.")
+        if isinstance(self.start, str) and self.start not in ("mode", "zero", "model"):
+            raise SettingError(
+                f"start must be 'mode', 'zero', 'model' or a point, not {self.start!r}."
+            )
+        if self.spread is not None and not (is_number(self.spread) and self.spread >= 0):
+            raise SettingError(f"spread must be a number of at least 0, not {self.spread!r}.")
+        if self.precision not in ("float64", "float32"):
+            raise SettingError("precision must be 'float64' or 'float32'.")
+        if not is_number(self.bias) or not 0 < self.bias < 1:
+            raise SettingError("bias must lie between 0 and 1.")
+
+    @abstractmethod
+    def parts(self) -> Parts:
+        """Return integrator, estimator and selector."""
+
+    def iterations(self, passes: float, rows: int) -> int:
+        """Return the iterations that `passes` pay for, with the cost model of the EWSG paper.
+
+        A step costs M + 1 batches of row gradients, and a snapshot n.
+        """
+        parts = self.parts()
+        cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
+        budget = passes * rows
+        if not isinstance(parts.estimator, SnapshotEstimator):
+            return int(budget / cost + 1e-9)
+        period = parts.estimator.period(rows, self.batch)
+        cycle = rows + period * cost
+        cycles = int(budget / cycle + 1e-9)
+        remaining = budget - cycles * cycle - rows
+        return cycles * period + max(0, int(remaining / cost + 1e-9))
+
+    @in_double_precision
+    def plan(self, task: Task) -> Plan:
+        """Place the chains, make the design, compose the kernel, and choose the step size."""
+        parts = self._checked(task)
+        place = place_chains(self, task, parts.estimator.needs_anchor)
+        estimator = parts.estimator.bind(task.target, self.precision)
+        tabled = design_of(self, task, place.anchor, estimator.order)
+        kernel = StochasticGradientKernel(
+            *(parts.integrator, estimator, parts.selector, tabled.design, int(self.batch)),
+            precision=self.precision,
+            random_start=place.random_start,
+        )
+        placed = place_rows(task.rows, self.memory_limit)
+        rows = rows_for_chains(tabled.tables, placed)
+        rows_for_noise = rows if isinstance(rows, Rows) else task.rows
+        context = self._context(task, place, estimator, tabled, None, placed)
+        noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
+        fresh_cost = estimator.fresh_cost if isinstance(estimator, Taylor) else None
+        certain, why = certainty_of(self, task, tabled, fresh_cost, noise)
+        if certain is not None:
+            context = self._context(task, place, estimator, tabled, certain, placed)
+            noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
+        certainty: Chosen = {"value": 0 if certain is None else len(certain), "why": why}
+        step_size, tuning = self._step_size(place, kernel, noise)
+        hook = self._hook(task, kernel, context)
+        return Plan(
+            kernel=kernel,
+            context=context,
+            flags=_flags(kernel, step_size, task.tune + task.draws, hook),
+            anchor=place.coordinates,
+            rows=rows,
+            floats_per_iteration=_floats_per_iteration(task, kernel, estimator),
+            tuning=tuning
+            | {
+                "design": {"value": self.design, "why": tabled.design.description},
+                "certainty": certainty,
+            },
+            notes=[*place.notes, *look_ahead(self.batch, len(task.rows))],
+            hook=hook,
+        )
+
+    def _checked(self, task: Task) -> Parts:
+        task.check_fields(self.name)
+        task.refuse_own_parameters(self.name)
+        if task.checkpoint is not None and callable(self.step_size) and "0x" in repr(self):
+            raise SettingError(
+                "a checkpoint cannot tell one function from another; give step_size as mo.Decay or "
+                "as a frozen dataclass with a __call__ method."
+            )
+        return self.parts()
+
+    def _context(
+        self,
+        task: Task,
+        place: Placement,
+        estimator: BaseGradientEstimator,
+        tabled: TabledDesign,
+        certain: CertaintyRows | None,
+        placed: Batch | Rows,
+    ) -> StochasticGradientContext:
+        tables, always = tabled.tables, None
+        if certain is not None:
+            tables = tabled.design.without(certain, tables)
+            ones = {"probability": np.ones(len(certain))}
+            always = task.rows.take(certain.row_ids) | ones
+        return StochasticGradientContext(
+            point=jnp.asarray(place.coordinates.point, self.precision),
+            factor=jnp.asarray(place.coordinates.factor, self.precision),
+            start=jnp.asarray(place.start, self.precision),
+            spread=jnp.asarray(place.spread, self.precision),
+            n=jnp.asarray(len(task.rows)),
+            design=tables_for_chains(tables, placed),
+            estimator=estimator.arrays(place.anchor, always),
+        )
+
+    def _noise(
+        self,
+        task: Task,
+        rows: Rows,
+        kernel: StochasticGradientKernel,
+        context: StochasticGradientContext,
+    ) -> float:
+        """Measure the largest variance of any coordinate of the gradient, at a few points."""
+        rng = generator(task.seed, Stream.STEP_SEARCH)
+        points = rng.standard_normal((PILOT_POINTS, task.target.size)).astype(self.precision)
+        noise = gradient_noise(
+            kernel, context, rows, points, 0 * points, key(task.seed, Stream.NOISE_ROWS)
+        )
+        task.ledger.add("pilot", noise.evaluations, "gradient")
+        return float(noise.variance.max())
+
+    def _step_size(
+        self,
+        place: Placement,
+        kernel: StochasticGradientKernel,
+        measured: Callable[[], float],
+    ) -> tuple[float | Callable[[int], float], Tuning]:
+        """Return the step size, and the reason for it."""
+        if self.step_size is not None:
+            value = repr(self.step_size) if callable(self.step_size) else self.step_size
+            return self.step_size, {"step_size": {"value": value, "why": "set by hand"}}
+        if not place.whitened or kernel.integrator.response(1.0) is None:
+            raise SettingError(
+                f"{self.name} cannot choose its step without knowing the curvature"
+                + ("" if place.whitened else " in raw parameters")
+                + "; give step_size."
+            )
+        noise = measured()
+        h = largest_step(kernel.integrator, noise, self.bias)
+        why = (
+            f"the largest with variances at most {self.bias:.0%} off, given a variance of "
+            f"{noise:.2g} of the whitened gradient over batches"
+        )
+        return h, {"step_size": {"value": h, "why": why}}
+
+    def _hook(
+        self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
+    ) -> PeriodicHook | None:
+        estimator = kernel.estimator
+        if not isinstance(estimator, SnapshotEstimator):
+            return None
+        # No progress bar, since the run has one, and not the run's ledger, since each chain counts
+        # its snapshots among the rows it touched.
+        uncounted = Ledger(rows=len(task.rows))
+        sums = Sums(task.target, task.rows, LocalEngine(progressbar=False), uncounted)
+
+        def renew(state: StochasticGradientState) -> StochasticGradientState:
+            return state._replace(memory=estimator.snapshot(sums, state.integrator.z, context))
+
+        return PeriodicHook(estimator.period(len(task.rows), self.batch), renew)
+
+    @in_double_precision
+    def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
+        """Check the run for chains that diverged and for gradient noise."""
+        return Outcome(warnings=look_back(task, plan, history))
+
+
+def _flags(
+    kernel: StochasticGradientKernel,
+    step_size: float | Callable[[int], float],
+    total: int,
+    hook: PeriodicHook | None,
+) -> StepFlags:
+    number = np.arange(total)
+    period = kernel.integrator.period
+    never = np.zeros(total, bool)
+    return StepFlags(
+        to_device(step_sizes(step_size, total)),
+        to_device(never if period is None else number % period == 0),
+        to_device(never if hook is None else number % hook.every == 0),
+    )
+
+
+def _floats_per_iteration(
+    task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
+) -> int:
+    """Return the floats per iteration that requested rows and noise take in memory."""
+    width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
+    prepared = task.target.size + 12 if estimator.needs_anchor else width
+    return task.target.size + kernel.batches * kernel.batch * (width + prepared)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticGradient(StochasticGradientFamily):
+    """Any integrator with any gradient estimator and any selector of batches.
+
+    Parameters
+    ----------
+    integrator
+        "langevin", "preconditioned", "underdamped", "friction", "baoab", or an object of
+        `modicum.kernels.integrators` with settings.
+    estimator
+        "minibatch", "taylor", "svrg", or an object of `modicum.kernels.gradients`.
+    selector
+        "plain", "exponential", or an object of `modicum.kernels.stochastic_gradient`.
+
+    Notes
+    -----
+    The other settings are those of `StochasticGradientFamily`.
+
+    Examples
+    --------
+    EWSG on the accurate splitting, with control variates:
+
+    >>> import modicum as mo
+    >>> method = mo.StochasticGradient(
+    ...     integrator="baoab", estimator="taylor", selector="exponential", batch=50
+    ... )
+    >>> method.parts().integrator
+    Baoab(friction=2.0)
+    """
+
+    integrator: str | Integrator = "underdamped"
+    estimator: str | BaseGradientEstimator = "minibatch"
+    selector: str | Selector = "plain"
+    name: ClassVar[str] = "stochastic-gradient"
+    summary: ClassVar[str] = "any integrator with any gradient estimator and selector"
+
+    def parts(self) -> Parts:
+        """Return the parts that the settings name."""
+        return Parts(
+            _part(self.integrator, INTEGRATORS, Integrator, "integrator"),  # type: ignore[type-abstract]
+            _part(self.estimator, ESTIMATORS, BaseGradientEstimator, "estimator"),  # type: ignore[type-abstract]
+            _part(self.selector, SELECTORS, Selector, "selector"),  # type: ignore[type-abstract]
+        )
+
+
+def _part(setting: object, registry: Mapping[str, type[T]], base: type[T], kind: str) -> T:
+    """Return the part that a setting names, or the setting itself if it is a part."""
+    if isinstance(setting, base):
+        return setting
+    if isinstance(setting, str) and setting in registry:
+        return registry[setting]()
+    if isinstance(setting, type) and issubclass(setting, base):
+        return setting()
+    names = ", ".join(repr(name) for name in registry)
+    raise SettingError(
+        f"there is no {kind} {setting!r}{suggestion(str(setting), registry)}; give {names}, or an "
+        "object."
+    )

@@ -1,0 +1,367 @@
+"""Models in which a row enters through a linear predictor eta = x @ beta + intercept + offset.
+
+This structure gives cheap Hessians (X' diag(f'') X) and control variates of O(d) per row. A family
+defines only the log-likelihood f as a function of its *predictors*: the q linear ones, followed by
+the model's other parameters (a log-scale), which are the same for every row.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import pi
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.arrays import namespace
+from modicum.errors import DataError, SettingError
+from modicum.models.coefficients import CoefficientPriors
+from modicum.models.matrix import ModelMatrix, model_matrix
+from modicum.models.model import NEW, Batch, Labels, Params
+from modicum.models.outcome_checks import check_codes, check_outcomes, refuse_mistaken_fields
+from modicum.models.priors import OWN
+from modicum.models.terms import check_groups, common_columns
+from modicum.rows import Rows
+from modicum.runtime import Array
+
+NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
+
+
+@dataclass(frozen=True, repr=False)
+class LinearPredictorModel(CoefficientPriors):
+    """Coefficients with independent priors, entering through x @ beta + intercept + offset.
+
+    Parameters
+    ----------
+    prior_scale
+        Prior standard deviation of the coefficients: one number, or one per column of x, in the
+        units x has. None: 2.5 / sd(x_j) for column j, or over the difference of its values if there
+        are two, as for a level; times the unit of the outcome.
+    intercept
+        Whether to add an intercept; False adds none.
+    intercept_scale
+        Prior standard deviation of the intercept, about 0. None: a wide prior in the units of the
+        data, on the predictor at the mean of the columns; the family says which.
+    priors
+        Distributions of `mo.priors`, by key: "common" (all coefficients), "intercept", the name of
+        a column, a categorical column or a term, or a further parameter of the family ("scale").
+        All are in raw units, the intercept's applies to the intercept itself, and the most specific
+        key wins. `prior_scale` and `intercept_scale` are shorthands for normal priors about 0.
+    resolved_priors
+        The priors with all scales fixed; set by `resolved`, not by users.
+    groups
+        Factors among the codes of the rows whose levels have effects with a common, estimated
+        standard deviation: names, or `mo.models.GroupTerm` with slopes. Such a factor has no
+        contrasts among the common columns. Priors of the standard deviations have the key
+        "group_sd", the group's name, or "group_sd[ward:dose]" for one of them; the prior of
+        correlations has the key "group_cor".
+    coding
+        How the codes of the rows map to columns; set by `resolved`, not by users.
+    """
+
+    outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
+    field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
+    # Whether `derivatives` and `higher_derivatives` also take NumPy arrays (`modicum.arrays`), so
+    # that sums over all rows need no compiler.
+    on_numpy: ClassVar[bool] = False
+
+    # What a family defines ----------------------------------------------------------------
+
+    @abstractmethod
+    def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """Log-likelihood of one row; `eta` is the vector of its predictors."""
+
+    @abstractmethod
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """f, f', f'', f''' in the (first) linear predictor, elementwise over rows."""
+
+    @abstractmethod
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
+
+    def value(self, eta: jax.Array, y: jax.Array) -> jax.Array:
+        """f alone, elementwise over rows; overridden where the derivatives are costly."""
+        return self.derivatives(eta, y)[0]
+
+    def rise(
+        self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """f(eta + e) - f(eta) and f'(eta + e), elementwise, where f(eta) = `before` is known.
+
+        A family may leave out costly terms of f that depend on y alone.
+        """
+        f, slope, *_ = self.derivatives(eta + e, y)
+        return f - before, slope
+
+    def series_radius(self) -> float:
+        """Return the radius within which the Taylor series of f in eta converges.
+
+        The default, pi, is the radius of the logistic family. The Poisson's series converges
+        everywhere, but within pi its terms fall about as fast.
+        """
+        return pi
+
+    @abstractmethod
+    def mean(self, eta: jax.Array) -> jax.Array:
+        """Expected outcome given the vector of predictors of one row."""
+
+    @abstractmethod
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return a mask of outcomes outside the family's support, and the support in words."""
+
+    @property
+    def has_whole_outcomes(self) -> bool:
+        """Whether outcomes are whole numbers, and their likelihood a probability, not a density."""
+        return bool(self.outcome_fault(np.array([0.5]))[0].all())
+
+    def variance(self, eta: jax.Array) -> jax.Array:
+        """Variance of the outcome given the vector of predictors of one row."""
+        raise SettingError(
+            f"{type(self).__name__} does not define the variance of an outcome; give it a "
+            "method `variance(eta)`."
+        )
+
+    def moments(self, eta: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of the outcome given the vector of predictors of one row."""
+        return self.mean(eta), self.variance(eta)
+
+    def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
+        """Draw an outcome for each vector of predictors, as floats.
+
+        `eta` has shape (..., q + extras), like `predictor_vector` with any leading axes, and the
+        result has its leading axes. `batch` holds what else an outcome depends on (the trials of a
+        binomial), with one entry per row along the last leading axis. Survival times are drawn
+        without censoring.
+        """
+        raise SettingError(
+            f"{type(self).__name__} does not say how outcomes are drawn; give it a method "
+            "`draw_outcomes(rng, eta, batch)` that draws one for each vector of predictors."
+        )
+
+    def predictors(self, rows: Rows) -> int:
+        """Return the number q of linear predictors; 0 means one, without an axis for it."""
+        del rows
+        return 0
+
+    def check_fields(self, chunk: Batch, first: int) -> None:
+        """Refuse bad values in the family's other fields; `first` is the index of the first row."""
+
+    # What follows from these definitions --------------------------------------------------
+
+    def matrix(self, batch: Batch) -> ModelMatrix:
+        """Return the model matrix that `beta` multiplies, dense or coded.
+
+        Groups that the rows do not have get no columns; new groups have zeros in theirs.
+        """
+        absent = self.absent_groups(batch)
+        some_new = [t.field for t in self.group_terms if NEW + t.field in batch]
+        if self.coding is None or not (absent or some_new):
+            return model_matrix(self.coding, batch)
+        codes = {name: _after_reference(batch[name], batch[NEW + name]) for name in some_new}
+        terms = tuple(
+            replace(term, reference=True) if term.field in codes else term
+            for term in self.coding.terms
+            if term.field not in absent
+        )
+        return model_matrix(replace(self.coding, terms=terms), {**batch, **codes})
+
+    def outcome(self, batch: Batch) -> jax.Array:
+        """Observed outcome of each row: y, or y and the family's other fields on a last axis."""
+        xp = namespace(batch["y"])
+        if len(self.outcome_fields) == 1:
+            return xp.asarray(batch["y"])
+        return xp.stack([xp.asarray(batch[name]) for name in self.outcome_fields], axis=-1)
+
+    def linear(self, theta: Params, batch: Batch) -> jax.Array:
+        """eta of each row: shape (rows,), or (rows, q)."""
+        eta = self.matrix(batch) @ jnp.asarray(theta["beta"]).T
+        if self.intercept:
+            eta = eta + theta["intercept"]
+        if "offset" not in batch:
+            return eta
+        offset = jnp.asarray(batch["offset"])
+        return eta + (offset[:, None] if offset.ndim < eta.ndim else offset)
+
+    def predictor_vector(self, theta: Params, batch: Batch) -> jax.Array:
+        """All predictors of each row, shape (rows, q + extras)."""
+        eta = self.linear(theta, batch)
+        eta = eta[:, None] if eta.ndim == 1 else eta
+        shared = [jnp.broadcast_to(theta[name], (eta.shape[0], 1)) for name in self.extras]
+        return jnp.concatenate([eta, *shared], axis=1) if shared else eta
+
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """f at the predictors of each row."""
+        absent = self.absent_groups(batch)
+        if absent:
+            raise DataError(
+                f"the rows do not say which {min(absent)!r} each is in, but the density of an "
+                "outcome depends on the effect of its group; give that column."
+            )
+        return jax.vmap(self.log_density)(self.predictor_vector(theta, batch), self.outcome(batch))
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Mean outcome of each row, averaged over new groups where a group is not given.
+
+        The effects of new groups add a normal variable to the predictor, however many they are.
+        """
+        predictors = self.predictor_vector(theta, batch)
+        if not self.absent_groups(batch):
+            return jax.vmap(self.mean)(predictors)
+        variance = sum(self.new_group_variances(theta, batch), jnp.zeros(()))
+        return self.mean_over(predictors, jnp.sqrt(variance))
+
+    def mean_over(self, predictors: jax.Array, sd: jax.Array) -> jax.Array:
+        """Mean outcome of each row, averaged over a normal first predictor with this sd."""
+        xi, w = np.polynomial.hermite_e.hermegauss(NEW_GROUP_NODES)
+
+        def at_node(xi: jax.Array) -> jax.Array:
+            return jax.vmap(self.mean)(predictors.at[:, 0].add(sd * xi))
+
+        return jnp.tensordot(jnp.asarray(w / w.sum()), jax.lax.map(at_node, jnp.asarray(xi)), 1)
+
+    def absent_groups(self, batch: Batch) -> frozenset[str]:
+        """Groups of the model that the batch has no codes for."""
+        return frozenset(t.field for t in self.group_terms if t.field not in batch)
+
+    @property
+    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
+        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+        priors, coding = self.resolved_priors, self.coding
+        if priors is None or coding is None:
+            return ()
+        effects = iter([t for t in coding.terms if t.first >= len(priors.coefficients)])
+        return tuple(
+            (group.term.field, tuple(next(effects).scale for _ in group.sds))
+            for group in priors.groups
+        )
+
+    def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
+        """For each group term T: the effects of a group are T v, with v standard normal."""
+        priors = self.resolved_priors
+        return () if priors is None or not priors.groups else priors.effect_factors(theta[OWN])
+
+    # Layout, names, checks ----------------------------------------------------------------
+
+    def start(self, rows: Rows) -> Params:
+        """Start at the centre of data-scaled priors, and at zero elsewhere.
+
+        The layout is {beta, intercept, extras}, followed by the hyperparameters.
+        """
+        columns, q = len(common_columns(self.group_terms, rows)), self.predictors(rows)
+        columns += sum(g.size for g in self.resolved_priors.groups) if self.resolved_priors else 0
+        theta = {"beta": np.zeros((q, columns) if q else columns)}
+        if self.intercept:
+            theta["intercept"] = np.zeros(q) if q else np.zeros(())
+        theta |= {name: np.zeros(()) for name in self.extras}
+        priors = self.resolved_priors
+        if priors is None:
+            return theta
+        if priors.intercept is not None:
+            theta["intercept"] = theta["intercept"] + priors.intercept.centre
+        for name, prior in priors.extras:
+            theta[name] = np.asarray(self.extra_start(name, prior))
+        theta |= priors.start()
+        return theta
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters, with the effects of groups and hyperparameters apart."""
+        rest = {name: leaf for name, leaf in theta.items() if name != OWN}
+        return self.split_effects(super().report(rest)) | self.report_own(theta)
+
+    def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Split `beta` into common coefficients and named group effects, which follow them."""
+        priors = self.resolved_priors
+        if priors is None or not priors.groups:
+            return {k: v for k, v in named.items() if k != "beta" or np.shape(v)[-1]}
+        beta = jnp.asarray(named.pop("beta"))
+        first = len(priors.coefficients)
+        split = {"beta": beta[:first]} if first else {}
+        for group in priors.groups:
+            for name in group.term.names:
+                split[name] = beta[first : first + group.levels]
+                first += group.levels
+        return split | named
+
+    def report_own(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the hyperparameters."""
+        priors = self.resolved_priors
+        return {} if priors is None or OWN not in theta else priors.report(theta[OWN])
+
+    def restore(self, named: Mapping[str, Array]) -> Params:
+        """Undo `report`."""
+        # without columns, beta is empty and not reported
+        theta = {"beta": jnp.zeros((*np.shape(named.get("intercept", 0.0)), 0))} | dict(named)
+        priors = self.resolved_priors
+        own = {} if priors is None else priors.restore(theta)
+        if priors is not None and priors.groups:
+            names = [name for group in priors.groups for name in group.term.names]
+            parts = [theta["beta"], *(theta.pop(name) for name in names)]
+            theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
+        return theta | own
+
+    def labels(self, rows: Rows) -> Labels:
+        """Label the entries of beta by columns of x, and group effects by levels."""
+        common = common_columns(self.group_terms, rows)
+        named: Labels = {"beta": (tuple(rows.columns[j] for j in common),)} if common else {}
+        for term in self.group_terms:
+            levels = tuple(str(level) for level in rows.levels[term.field])
+            named |= dict.fromkeys(term.names, (levels,))
+        return named | ({} if self.resolved_priors is None else self.resolved_priors.labels())
+
+    def expansions(self) -> dict[str, str | None]:
+        """Expand the extra parameters: logarithms, or logits, which for small chances are alike."""
+        return dict.fromkeys(self.extras)
+
+    def check(self, rows: Rows) -> None:
+        """Refuse rows without x and y, scales of the wrong length, and outcomes out of support."""
+        self.require(rows, *(("x",) if rows.coding is None else ()), *self.outcome_fields)
+        refuse_mistaken_fields(self, rows)
+        if "x" in rows.fields and len(rows.fields["x"]) != 1:
+            raise DataError("the field 'x' must be a matrix: a vector of numbers per row.")
+        for name in self.outcome_fields:
+            if rows.fields[name] != ():
+                noun = "outcome" if name == "y" else "number"
+                raise DataError(f"the field '{name}' must hold one {noun} per row.")
+        if self.groups and self.predictors(rows) > 1:
+            raise SettingError(
+                f"groups need a family with one linear predictor, but {type(self).__name__} has "
+                f"{self.predictors(rows)}."
+            )
+        check_groups(self.group_terms, rows)
+        columns = len(common_columns(self.group_terms, rows))
+        if isinstance(self.prior_scale, tuple) and len(self.prior_scale) != columns:
+            raise SettingError(
+                f"prior_scale has {len(self.prior_scale)} entries for {columns} columns of x."
+            )
+        priors = self.resolved_priors
+        if priors is not None and len(priors.coefficients) != columns:
+            raise SettingError(
+                f"the priors are those of {len(priors.coefficients)} columns, but x has "
+                f"{columns}; create a new model for these rows."
+            )
+        check_codes(rows)
+        self.check_outcome(rows)
+        self.check_offset(rows)
+
+    def check_offset(self, rows: Rows) -> None:
+        """Refuse an offset whose shape is not that of the linear predictor."""
+        q = self.predictors(rows)
+        if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
+            numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
+            by_formula = q > 1 and rows.schema.origin is not None
+            remedy = ", which a formula cannot give: leave the offset out" if by_formula else ""
+            raise DataError(f"the field 'offset' must hold {numbers} per row{remedy}.")
+
+    def check_outcome(self, rows: Rows) -> None:
+        """Refuse outcomes outside the family's support, naming the first such row."""
+        check_outcomes(self, rows, self.outcome_fault, self.check_fields)
+
+
+def _after_reference(codes: Array, is_new: Array) -> Array:
+    """Return codes counted from one, and 0 for new groups, whose effects are not parameters."""
+    xp = namespace(codes)
+    return xp.where(xp.asarray(is_new), 0, xp.asarray(codes).astype(np.int32) + 1)

@@ -1,0 +1,276 @@
+"""The interface of every model: a prior, a log-likelihood per row, and names for reports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.errors import DataError, ModicumWarning, SettingError
+from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.tracing import Trace, trace_of
+from modicum.rows import Rows
+from modicum.runtime import Array
+
+Params: TypeAlias = Any  # a pytree of arrays: the unconstrained parameters
+Batch: TypeAlias = Mapping[str, Array]  # field name -> one entry per row
+NEW = "new groups of "  # before a group's field: which rows' groups the fit did not have
+Labels: TypeAlias = dict[str, tuple[tuple[str, ...], ...]]
+DENSE_LIMIT = 2_000  # most parameters for which dense Hessians are formed
+
+
+class BaseModel(ABC):
+    """A log-prior, a log-likelihood per row, and the names by which parameters are reported.
+
+    Models are immutable and hashable, so that compiled functions are shared between runs.
+    """
+
+    has_mode: ClassVar[bool] = True  # whether Newton's method finds a mode worth expanding about
+    reads_bytes: ClassVar[bool] = False  # whether rows may be uint8, whose arithmetic wraps around
+    users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
+    has_flat_prior: bool = False  # whether the posterior may be improper
+    has_groups: bool = False  # whether the parameters include group effects
+    dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
+    outcome_field: str = "y"  # field that is predicted, simulated and checked
+
+    @abstractmethod
+    def log_prior(self, theta: Params) -> jax.Array:
+        """Log-density of the prior at the unconstrained parameters."""
+
+    @abstractmethod
+    def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
+        """Log-density of each row of `batch`, before frequency weights."""
+
+    @abstractmethod
+    def start(self, rows: Rows) -> Params:
+        """Return unconstrained starting parameters; their structure is the model's layout."""
+
+    def random_start(self, rows: Rows, key: jax.Array) -> Params:
+        """Return a random starting point for `key`; `start` unless the model overrides it.
+
+        It may depend on the layout of the rows, not on their values.
+        """
+        del key
+        return self.start(rows)
+
+    def other_starts(self, rows: Rows) -> list[Params]:
+        """Return further starting points, if the user gave several."""
+        del rows
+        return []
+
+    def free_point(self, theta: Params, rows: Rows) -> Params:
+        """Map a point given by the user to unconstrained parameters."""
+        del rows
+        return theta
+
+    def flat_names(self, rows: Rows | None = None) -> tuple[str, ...] | None:
+        """Return names of the unconstrained parameters; None if the reported names apply."""
+        return None
+
+    def check_variation(self, rows: Rows) -> None:  # noqa: B027 - optional
+        """Refuse rows that vary too little for the model's parameters to have a posterior.
+
+        Called with all rows of a fit, never with a subset.
+        """
+
+    def check(self, rows: Rows) -> None:  # noqa: B027 - optional
+        """Refuse rows the model cannot describe, with a `DataError` that says why."""
+
+    def units(self, rows: Rows) -> Rows:
+        """Return the units that have a log-likelihood and are subsampled: rows, or groups."""
+        return rows
+
+    def resolved(self, rows: Rows) -> BaseModel:
+        """Return the model with everything that depends on the rows fixed: data-scaled priors."""
+        del rows
+        return self
+
+    @property
+    def needs_moments(self) -> bool:
+        """Whether `resolved` makes a pass over the rows."""
+        return False
+
+    def log_folded_prior(self, theta: Params) -> jax.Array | None:
+        """Return the part of the log-prior that is quadratic in `theta`; None if unknown."""
+        del theta
+        return None
+
+    def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
+        """Return the part of the prior that is not quadratic, and its constants.
+
+        The part is built for parameters laid out as `theta`. None where there is no such part, or
+        where the split is unknown.
+        """
+        del theta
+        return None
+
+    def expansions(self) -> dict[str, str | None]:
+        """Return the parameters sampled on the log scale, and the coordinate each is expanded in.
+
+        Keys are leaf names of `theta`; values are keys of `kernels.expansion.POWERS`, or None
+        to let the pilot study of HMC-ECS choose.
+        """
+        return {}
+
+    @property
+    def effect_scales(self) -> tuple[tuple[str, tuple[int | None, ...]], ...]:
+        """For each group term its field, and the columns of x its effects multiply (None: 1)."""
+        return ()
+
+    def effect_factors(self, theta: Params) -> Sequence[jax.Array]:
+        """For each group term T: the effects of a group are T v, with v standard normal."""
+        del theta
+        return ()
+
+    def new_group_variances(self, theta: Params, batch: Batch) -> list[jax.Array]:
+        """For each group term the variance that its effects add to the predictors of new groups.
+
+        A group is new if the batch does not have its field, or marks its row (`NEW`); the variance
+        of other rows is 0.
+        """
+        variances = []
+        for (field, columns), factor in zip(
+            self.effect_scales, self.effect_factors(theta), strict=True
+        ):
+            z = [jnp.ones(()) if j is None else jnp.asarray(batch["x"])[:, j] for j in columns]
+            along = [sum(a * b for a, b in zip(z, column, strict=True)) for column in factor.T]
+            total = jnp.asarray(sum(part**2 for part in along))
+            is_new = batch.get(NEW + field, field not in batch)
+            variances.append(jnp.where(jnp.asarray(is_new), total, 0.0))
+        return variances
+
+    def likelihood_layout(self, theta: Params) -> Params:
+        """Return the parameters that the likelihood reads: all, or the leading ones."""
+        return theta
+
+    def without_priors(self) -> BaseModel:
+        """Return a model with this likelihood that does not depend on the priors, if possible."""
+        return self
+
+    def describe_priors(self, rows: Rows) -> dict[str, str]:
+        """Return a description of each parameter's prior; empty where the model has none."""
+        del rows
+        return {}
+
+    def prior_distances(self, theta: Params) -> Params | None:
+        """Return how far `theta` lies from its prior's centre, in prior standard deviations.
+
+        The result has the structure of `theta` and is linear in it; None where the distances are
+        unknown. The unit of a prior that is not normal is its `Prior.width`.
+        """
+        del theta
+        return None
+
+    def has_normal_prior(self, theta: Params) -> Params:
+        """Return which parameters have a normal prior, in the structure of `theta`."""
+        return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
+
+    def shrunk(self, theta: Params) -> Params:
+        """Return which parameters have a shrinkage prior, meant to win where data say little."""
+        return jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta)
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Return a warning if the likelihood has no maximum, and the passes the search took.
+
+        `theta` is the posterior mode.
+        """
+        del rows, theta
+        return None, 0
+
+    def report(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the parameters the way draws and summaries show them."""
+        return named_leaves(theta)
+
+    def report_own(self, theta: Params) -> dict[str, jax.Array]:
+        """Name the hyperparameters, the parameters of priors, which come last."""
+        del theta
+        return {}
+
+    def restore(self, named: Mapping[str, Array]) -> Params:
+        """Undo `report`: map reported parameters to unconstrained ones."""
+        return dict(named)
+
+    def labels(self, rows: Rows) -> Labels:
+        """Return coordinate labels for the axes of reported parameters, where they have labels."""
+        del rows
+        return {}
+
+    def expected(self, theta: Params, batch: Batch) -> jax.Array:
+        """Return the expected outcome of each row, for prediction."""
+        raise SettingError(
+            f"{type(self).__name__} does not say what it predicts; give it `predict=`, a function "
+            "of (theta, batch) that returns the expected outcome of each row."
+        )
+
+    @property
+    def simulates(self) -> bool:
+        """Whether `simulate` draws outcomes."""
+        return type(self).simulate is not BaseModel.simulate
+
+    def simulate(self, theta: Params, row: Batch, key: jax.Array) -> jax.Array:
+        """Draw an outcome of one row, for predictive draws; `row` holds one entry per field."""
+        raise SettingError(
+            f"{type(self).__name__} does not say how outcomes are drawn, so there are no "
+            "predictive draws; give it `simulate=`, a function of (theta, row, key) that draws the "
+            "outcome of one row with a JAX key, or use post.predict for expected outcomes."
+        )
+
+    @property
+    def simulates_prior(self) -> bool:
+        """Whether `simulate_prior` draws parameters."""
+        return type(self).simulate_prior is not BaseModel.simulate_prior
+
+    def simulate_prior(self, key: jax.Array) -> Params:
+        """Draw unconstrained parameters from the prior, for prior predictive draws."""
+        raise SettingError(
+            f"{type(self).__name__} does not say how to draw from its prior, so there are no "
+            "prior draws; give it `simulate_prior=`, a function of a JAX key that draws parameters."
+        )
+
+    def decide(self, expected: np.ndarray) -> np.ndarray | None:
+        """Return the predicted class given expected outcomes; None if outcomes are not classes."""
+        del expected
+        return None
+
+    def identity(self) -> str:
+        """Return a string that is different for models with different settings."""
+        return repr(self)
+
+    def trace(self, rows: Rows) -> Trace | None:
+        """Trace what the model computes, where its settings do not determine it; else None.
+
+        Every call traces anew: a global that a user's function reads may have changed.
+        """
+        if not self.users_functions:
+            return None
+        overridden = type(self).random_start is not BaseModel.random_start
+        start = (lambda key: self.random_start(rows, key)) if overridden else None
+        return trace_of(self, self.start(rows), rows, start)
+
+    def require(self, rows: Rows, *fields: str) -> None:
+        """Refuse rows that lack one of `fields`."""
+        for field in fields:
+            if field not in rows.fields:
+                listed = ", ".join(sorted(rows.fields))
+                raise DataError(
+                    f"{type(self).__name__} needs the field '{field}', but the rows hold only "
+                    f"{listed}; build them with Rows({', '.join(f'{f}=...' for f in fields)})."
+                )
+
+
+def named_leaves(theta: Params) -> dict[str, jax.Array]:
+    """Name each leaf of a pytree by its path: {"layer": {"w": ...}} gives "layer.w"."""
+    leaves = jax.tree_util.tree_flatten_with_path(theta)[0]
+    names = [".".join(_step_name(step) for step in path) or "theta" for path, _ in leaves]
+    return dict(zip(names, (leaf for _, leaf in leaves), strict=True))
+
+
+def _step_name(step: object) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(step, attribute):
+            return str(getattr(step, attribute))
+    return str(step)

@@ -1,0 +1,154 @@
+"""Checks of outcomes and codes: whether a model can describe them, and how many classes occur."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from modicum.errors import DataError
+from modicum.models.model import BaseModel, Batch
+from modicum.rows import Rows
+
+Fault = Callable[[np.ndarray], tuple[np.ndarray, str]]
+OtherFields = Callable[[Batch, int], None]  # takes a chunk and the index of its first row
+CHUNK = 262_144
+REMOTE = 1e-12  # an outcome whose range is a smaller share of its size has too few digits left
+MANY, FEW = 100, 5  # more than MANY classes with fewer than FEW rows each are not classes
+
+
+def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
+    """Return a mask of the outcomes that are not classes, and a description of the classes."""
+    above = np.inf if classes is None else classes - 1
+    upto = "0, 1, 2, ..." if classes is None else f"0 to {classes - 1}"
+    return (y < 0) | (y != np.floor(y)) | (y > above), f"classes numbered {upto}"
+
+
+def class_names(rows: Rows, count: int, prefix: str = "") -> tuple[str, ...]:
+    """Names of the first `count` classes: the outcome's levels, else their numbers."""
+    levels = rows.outcome_levels
+    numbered = (f"{prefix}{k}" for k in range(len(levels), count))
+    return (*map(str, levels[:count]), *numbered)
+
+
+def largest_class(rows: Rows) -> int:
+    """Return the largest outcome."""
+    return int(max(chunk["y"].max() for chunk in rows.chunks(CHUNK)))
+
+
+def count_classes(rows: Rows) -> int:
+    """Count the classes, refusing outcomes that skip a class or have hardly any rows per class.
+
+    A stray value, classes numbered from 1, or a numeric outcome would each create unintended
+    classes, every one of them with a coefficient per column.
+    """
+    present = np.zeros(0, dtype=np.int64)
+    for chunk in rows.chunks(CHUNK):
+        present = np.union1d(present, chunk["y"].astype(np.int64))
+    count = 1 + int(present[-1])
+    outcome = f"the outcome '{rows.outcome or 'y'}'"
+    if len(present) < count:
+        absent = int(np.argmax(present != np.arange(len(present))))
+        raise DataError(
+            f"{outcome} has classes up to {count - 1}, of which {count - len(present):,} never "
+            f"occur (class {absent} is the first); number the classes 0, 1, 2, ... without gaps, "
+            f"look for a stray value, or give classes={count} if that many are meant."
+        )
+    if count > MANY and FEW * count > len(rows):
+        raise DataError(
+            f"{outcome} has {count:,} classes in {len(rows):,} rows, fewer than {FEW} rows for "
+            f"each; merge classes, use a family for numbers if they are numbers, or give "
+            f"classes={count} if they are classes."
+        )
+    return count
+
+
+def check_outcomes(
+    model: BaseModel, rows: Rows, fault: Fault, others: OtherFields | None = None
+) -> None:
+    """Refuse outcomes that `fault` marks, naming the first such row; `others` checks all fields."""
+    start = 0
+    for chunk in rows.chunks(CHUNK):
+        y = np.asarray(chunk["y"])
+        bad, support = fault(y)
+        if bad.any():
+            first = int(np.argmax(bad))
+            raise DataError(
+                f"the outcome '{rows.outcome or 'y'}' is {y[first]:g} in row {start + first}, "
+                f"but {type(model).__name__} needs {support}."
+            )
+        if others is not None:
+            others(chunk, start)
+        start += len(y)
+
+
+# Names that other packages use for the fields that families read.
+MISTAKEN = {
+    "weights": "name it 'weight'",
+    "sample_weight": "name it 'weight'",
+    "offsets": "name it 'offset'",
+    "exposure": "give its logarithm as 'offset'",
+    "exposures": "give its logarithm as 'offset'",
+}
+
+
+def refuse_mistaken_fields(model: BaseModel, rows: Rows) -> None:
+    """Refuse a field that would be ignored though its name suggests otherwise."""
+    factors = () if rows.coding is None else rows.coding.fields
+    for name, remedy in MISTAKEN.items():
+        if name in rows.fields and name not in factors:
+            raise DataError(
+                f"the rows hold a field {name!r}, which {type(model).__name__} does not read: "
+                f"{remedy}, or leave it out."
+            )
+
+
+def refuse_constant(model: BaseModel, rows: Rows) -> None:
+    """Refuse an outcome that never varies, where the scale of its noise is to be estimated."""
+    if len(rows) < 2 or "offset" in rows.fields:
+        return
+    first = None
+    for chunk in rows.chunks(CHUNK):
+        y = np.asarray(chunk["y"])
+        first = y[0] if first is None else first
+        if np.any(y != first):
+            return
+    raise DataError(
+        f"the outcome '{rows.outcome or 'y'}' is {first:g} in every row, so there is nothing to "
+        f"explain and no noise whose scale {type(model).__name__} could estimate: check the "
+        "outcome."
+    )
+
+
+def refuse_remote(rows: Rows) -> None:
+    """Refuse a real outcome that varies only in its last digits."""
+    low, high = np.inf, -np.inf
+    for chunk in rows.chunks(CHUNK):
+        y = np.asarray(chunk["y"], float)
+        low, high = min(low, y.min()), max(high, y.max())
+        if high - low > REMOTE * max(abs(low), abs(high)):
+            return
+    if low == high or "offset" in rows.fields:
+        return
+    raise DataError(
+        f"the outcome '{rows.outcome or 'y'}' lies between {low:.3g} and {low:.3g} + "
+        f"{high - low:.2g}, which is too little variation about so large a number to resolve in 64 "
+        "bits: subtract a constant from it first."
+    )
+
+
+def check_codes(rows: Rows) -> None:
+    """Refuse codes without a level, as in a damaged store."""
+    if rows.coding is None:
+        return
+    start = 0
+    for chunk in rows.chunks(CHUNK):
+        fault = rows.coding.fault(chunk)
+        if fault is not None:
+            name, row = fault
+            raise DataError(
+                f"the field {name!r} holds the code {chunk[name][row]} in row {start + row}, which "
+                "is the code of no level: the rows were changed after they were made, so make them "
+                "again from their source."
+            )
+        start += len(chunk[rows.coding.fields[0]])

@@ -1,0 +1,489 @@
+"""A model over many draws: expected outcomes, outcomes, log-densities, and the prior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from math import ceil
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Jaxpr
+
+from modicum.errors import DataError, ModicumError, SettingError, fault_text
+from modicum.models import families
+from modicum.models.covariances import partial_exponents
+from modicum.models.integrated import IntegratedEffects
+from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.matrix import CodedMatrix
+from modicum.models.model import BaseModel, Batch, Params
+from modicum.models.networks import CNN, MLP, Network
+from modicum.models.priors import OWN, HalfNormal, Prior
+from modicum.models.priors.distributions import (
+    Exponential,
+    Gamma,
+    HalfCauchy,
+    Laplace,
+    LogNormal,
+    Normal,
+    StudentT,
+)
+from modicum.models.priors.exact import covariance_factor
+from modicum.models.priors.resolved import LOG_SD, PARTIAL, ModelPriors, is_logged
+from modicum.models.tracing import AsTraced, digest_of, evaluated
+from modicum.random import typed
+from modicum.rows.json_entries import Json
+from modicum.runtime import Array, in_double_precision, jit
+
+BUDGET = 2**25  # largest total size of an intermediate array over the draws evaluated together
+SAVED: dict[str, type[BaseModel]] = {
+    **{name: getattr(families, name) for name in families.__all__},
+    **{network.__name__: network for network in (CNN, MLP, Network)},
+}
+KEY_WORDS, ROW_NUMBERS = "words of the key", "numbers of the rows"  # added to draws and fields
+INTEGRATED = "IntegratedEffects"  # wraps another model, whose description is nested in its own
+Draws: TypeAlias = dict[str, np.ndarray]
+Question: TypeAlias = Callable[[BaseModel, Mapping[str, Array], Batch], tuple[jax.Array, ...]]
+"""A function of one draw and a batch of rows."""
+
+
+@dataclass(frozen=True)
+class ModelPredictor:
+    """Predictions and log-densities of rows under the model that made the draws.
+
+    Draws have a leading axis. Draws, and rows if need be, are evaluated in batches that fit in
+    memory: a convolutional network has a hundred thousand intermediate values per row.
+    """
+
+    model: BaseModel
+
+    def __call__(self, draws: Draws, batch: Batch) -> np.ndarray:
+        """Expected outcomes: one value (or vector of values) per draw and row."""
+        fields = self._without_outcome(batch)
+        (expected,) = self._evaluate(_expected, draws, fields)
+        return expected
+
+    def outcome(self, draws: Draws, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
+        """Expected outcomes (None where the model has none) and log-densities of observed ones."""
+        fields = {k: v for k, v in batch.items() if k != "weight"}
+        try:
+            expected, density = self._evaluate(_expected_and_log_density, draws, fields)
+        except SettingError:  # a user's model need not define predictions
+            (density,) = self._evaluate(_log_density, draws, fields)
+            return None, density
+        return expected, density
+
+    def moments(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Means and variances of outcomes, each one value per draw and row."""
+        fields = self._without_outcome(batch)
+        mean, variance = self._evaluate(_moments, draws, fields)
+        return mean, variance
+
+    def predictors(self, draws: Draws, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Predictors (draws, rows, q + extras), and variances (group terms, draws, rows).
+
+        The variances are those of the effects of new groups. Effects that were integrated out are
+        not included: the caller adds those of known groups.
+        """
+        fields = self._without_outcome(batch)
+        predictors, *variances = self._evaluate(_predictors, draws, fields)
+        return predictors, np.reshape(variances, (len(variances), *predictors.shape[:2]))
+
+    def effect_factors(self, draws: Draws) -> tuple[np.ndarray, ...]:
+        """For each group term the factor T of its covariance, (draws, effects, effects)."""
+        return self._evaluate(_effect_factors, draws, {})
+
+    @in_double_precision
+    def means(self, predictors: np.ndarray, sd: np.ndarray) -> np.ndarray:
+        """Expected outcomes at these predictors, averaged over a normal first one with this sd."""
+        family = _family(self.model)
+        if sd.any():
+            return np.asarray(_means_over(family, predictors, sd))
+        return np.asarray(_means(family, predictors))
+
+    @in_double_precision
+    def densities(self, predictors: np.ndarray, batch: Batch) -> np.ndarray:
+        """Log-densities of the outcomes of a batch at these predictors."""
+        family = _family(self.model)
+        return np.asarray(_densities(family, predictors, np.asarray(family.outcome(batch))))
+
+    def simulated(self, draws: Draws, batch: Batch, words: np.ndarray, first: int) -> np.ndarray:
+        """Simulate outcomes (draws, rows, ...).
+
+        Parameters
+        ----------
+        draws, batch
+            Draws and rows; outcomes in the batch are ignored.
+        words
+            The words of one key per draw (draws, 2).
+        first
+            Index of the first row: each row has its own key, however rows are batched.
+        """
+        numbers = np.arange(first, first + length_of(batch), dtype=np.uint32)
+        fields = self._without_outcome(batch) | {ROW_NUMBERS: numbers}
+        (outcomes,) = self._evaluate(_simulated, draws | {KEY_WORDS: words}, fields)
+        return outcomes
+
+    def _without_outcome(self, batch: Batch) -> dict[str, Array]:
+        return {k: v for k, v in batch.items() if k not in (self.model.outcome_field, "weight")}
+
+    @in_double_precision
+    def _evaluate(self, question: Question, draws: Draws, batch: Batch) -> tuple[np.ndarray, ...]:
+        fields = {k: np.asarray(v) for k, v in batch.items()}
+        if fields and length_of(fields) == 0:  # a row of zeros gives the answers their shape
+            row = {k: np.zeros((1, *v.shape[1:]), v.dtype) for k, v in fields.items()}
+            return tuple(answer[:, :0] for answer in self._evaluate(question, draws, row))
+        _check_width(draws, fields, self.model)
+        widest, digest = _traced(question, self.model, draws, fields)
+        pieces = ceil(widest / BUDGET)
+        if pieces == 1 or length_of(fields) == 1:
+            together = min(length_of(draws), max(1, BUDGET // widest))
+            as_traced = AsTraced(self.model, digest)
+            answers = _over_draws(question, as_traced, together, draws, fields)
+            return tuple(np.asarray(answer) for answer in answers)
+        step = ceil(length_of(fields) / pieces)
+        parts = [
+            self._evaluate(question, draws, {k: v[i : i + step] for k, v in fields.items()})
+            for i in range(0, length_of(fields), step)
+        ]
+        return tuple(np.concatenate(answers, axis=1) for answers in zip(*parts, strict=True))
+
+    def to_dict(self) -> dict[str, object] | None:
+        """Describe a built-in model by name and settings; None for a user's model."""
+        if not isinstance(self.model, IntegratedEffects):
+            return _described(self.model)
+        family = _described(self.model.family)
+        rest = {f.name: getattr(self.model, f.name) for f in fields(self.model)} | {
+            "family": family
+        }
+        settings = {name: _plain(value) for name, value in rest.items()}
+        return None if family is None else {"family": INTEGRATED, "settings": settings}
+
+
+def _described(model: BaseModel) -> dict[str, object] | None:
+    if type(model) not in SAVED.values():
+        return None
+    settings = {f.name: _plain(getattr(model, f.name)) for f in fields(model)}  # type: ignore[arg-type]
+    return {"family": type(model).__name__, "settings": settings}
+
+
+def _plain(value: object) -> object:
+    """Convert a setting to JSON values, by its own `to_dict` where it has one."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:
+    """Undo `ModelPredictor.to_dict`; None if the model is not a built-in one."""
+    try:
+        if description.get("family") != INTEGRATED:
+            model = _rebuilt(description)
+        else:
+            entries = description["settings"].items()
+            settings: dict[str, Json] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in entries
+            }
+            settings["family"] = _rebuilt(settings["family"])
+            model = IntegratedEffects(**settings)
+        return None if model is None else ModelPredictor(model)
+    except (TypeError, ValueError, KeyError, AttributeError) as fault:
+        raise DataError(
+            f"the model in the posterior's file cannot be rebuilt ({fault}): the file is damaged, "
+            "or was written by another version of Modicum."
+        ) from fault
+
+
+def _rebuilt(description: Mapping[str, Json]) -> BaseModel | None:
+    model_class = SAVED.get(description.get("family", ""))
+    return None if model_class is None else model_class(**description["settings"])
+
+
+def _expected(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
+    return (model.expected(model.restore(named), fields),)
+
+
+def _simulated(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
+    theta = model.restore({name: x for name, x in named.items() if name != KEY_WORDS})
+    key = typed(jnp.asarray(named[KEY_WORDS]))
+    rows = {name: x for name, x in fields.items() if name != ROW_NUMBERS}
+
+    def outcome(number: jax.Array, row: Batch) -> jax.Array:
+        return model.simulate(theta, row, jax.random.fold_in(key, number)).astype(float)
+
+    return (jax.vmap(outcome)(jnp.asarray(fields[ROW_NUMBERS]), rows),)
+
+
+def _moments(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array, ...]:
+    if not isinstance(model, LinearPredictorModel):
+        raise SettingError(f"{type(model).__name__} does not say what its variance is.")
+    return jax.vmap(model.moments)(model.predictor_vector(model.restore(named), fields))
+
+
+def _predictors(
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
+) -> tuple[jax.Array, ...]:
+    theta = model.restore(named)
+    predictors = _family(model).predictor_vector(theta, fields)
+    variances = model.new_group_variances(theta, fields)
+    return predictors, *(jnp.broadcast_to(v, len(predictors)) for v in variances)
+
+
+def _effect_factors(
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
+) -> tuple[jax.Array, ...]:
+    del fields
+    return tuple(model.effect_factors(model.restore(named)))
+
+
+def _family(model: BaseModel) -> LinearPredictorModel:
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    return family
+
+
+@jit(static=0)
+def _means(family: LinearPredictorModel, predictors: Array) -> jax.Array:
+    return jax.vmap(jax.vmap(family.mean))(jnp.asarray(predictors))
+
+
+@jit(static=0)
+def _densities(family: LinearPredictorModel, predictors: Array, outcomes: Array) -> jax.Array:
+    at_draw = jax.vmap(family.log_density)
+    return jax.vmap(at_draw, (0, None))(jnp.asarray(predictors), jnp.asarray(outcomes))
+
+
+@jit(static=0)
+def _means_over(family: LinearPredictorModel, predictors: Array, sd: Array) -> jax.Array:
+    return jax.vmap(family.mean_over)(jnp.asarray(predictors), jnp.asarray(sd))
+
+
+def _log_density(model: BaseModel, named: Mapping[str, Array], fields: Batch) -> tuple[jax.Array]:
+    return (model.log_likelihood(model.restore(named), fields),)
+
+
+def _expected_and_log_density(
+    model: BaseModel, named: Mapping[str, Array], fields: Batch
+) -> tuple[jax.Array, ...]:
+    return _expected(model, named, fields) + _log_density(model, named, fields)
+
+
+def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
+    """Refuse an x whose number of columns is not that of the coefficients."""
+    if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
+        needed, shape = draws["beta"].shape[-1], fields["x"].shape
+        if isinstance(model.matrix(fields), CodedMatrix):
+            return
+        if len(shape) != 2 or shape[1] != needed:
+            columns = "1 column" if needed == 1 else f"{needed} columns"
+            raise DataError(
+                f"the field 'x' has shape {shape}, but this posterior was fitted to {columns}: "
+                f"give an array of shape (rows, {needed})."
+            )
+
+
+@jit(static=(0, 1, 2))
+def _over_draws(
+    question: Question, model: AsTraced[BaseModel], together: int, draws: Draws, fields: Batch
+) -> tuple[jax.Array, ...]:
+    answers: tuple[jax.Array, ...] = jax.lax.map(
+        lambda draw: question(model.traced, draw, fields), draws, batch_size=together
+    )
+    return answers
+
+
+def _traced(question: Question, model: BaseModel, draws: Draws, fields: Batch) -> tuple[int, str]:
+    """Trace one draw; return the size of its largest intermediate array, and the trace's digest.
+
+    What a built-in family computes does not change, so it is traced once for the same shapes.
+    """
+    first = {name: x[0] for name, x in draws.items()}
+    if not (isinstance(model, LinearPredictorModel) and type(model) in SAVED.values()):
+        return _trace(question, model, first, fields)
+    shapes = (tuple((k, x.shape, x.dtype.str) for k, x in part.items()) for part in (first, fields))
+    key = (question, model, *shapes)
+    if key not in TRACED:
+        if len(TRACED) >= MOST_TRACED:
+            TRACED.clear()
+        TRACED[key] = _trace(question, model, first, fields)
+    return TRACED[key]
+
+
+MOST_TRACED = 1_000
+TRACED: dict[Hashable, tuple[int, str]] = {}
+
+
+def _trace(
+    question: Question, model: BaseModel, first: Mapping[str, np.ndarray], fields: Batch
+) -> tuple[int, str]:
+    """Trace a draw; the model sees these rows here for the first time, so report its errors."""
+    try:
+        expression = jax.make_jaxpr(lambda draw, fields: question(model, draw, fields))(
+            first, fields
+        )
+    except KeyError as missing:
+        names = ", ".join(sorted(fields)) or "outcomes alone"
+        raise SettingError(
+            f"prediction needs the field {missing}, but the rows hold {names}."
+        ) from missing
+    except ModicumError:
+        raise
+    except Exception as fault:
+        shapes = ", ".join(f"{name} {x.shape}" for name, x in fields.items())
+        raise DataError(
+            f"the model fails on these rows ({fault_text(fault)}); check their shapes, which are "
+            f"{shapes}."
+        ) from fault
+    return max(1, *_sizes(expression.jaxpr)), digest_of(expression)[0]
+
+
+def length_of(arrays: Mapping[str, Array]) -> int:
+    """Number of rows of a batch, or of draws: the length of the arrays' first axis."""
+    return len(next(iter(arrays.values())))
+
+
+def _sizes(jaxpr: Jaxpr) -> Iterator[int]:
+    """Sizes of all arrays a traced function creates, including in functions it calls."""
+    for step in jaxpr.eqns:
+        yield from (int(out.aval.size) for out in step.outvars if hasattr(out.aval, "size"))
+        for parameter in step.params.values():
+            for value in parameter if isinstance(parameter, tuple) else (parameter,):
+                inner = getattr(value, "jaxpr", value)
+                if isinstance(inner, Jaxpr):
+                    yield from _sizes(inner)
+
+
+# The last argument is the prior of that type.
+Draw = Callable[[np.random.Generator, tuple[int, ...], Any], np.ndarray]
+
+DRAWS: dict[type[Prior], Draw] = {
+    Normal: lambda rng, shape, p: p.mean + p.sd * rng.standard_normal(shape),
+    StudentT: lambda rng, shape, p: p.mean + p.scale * rng.standard_t(p.df, shape),
+    Laplace: lambda rng, shape, p: rng.laplace(p.mean, p.scale, shape),
+    LogNormal: lambda rng, shape, p: rng.lognormal(p.mean, p.sd, shape),
+    HalfNormal: lambda rng, shape, p: np.abs(p.sd * rng.standard_normal(shape)),
+    HalfCauchy: lambda rng, shape, p: np.abs(p.scale * rng.standard_cauchy(shape)),
+    Exponential: lambda rng, shape, p: rng.exponential(1 / p.rate, shape),
+    Gamma: lambda rng, shape, p: rng.gamma(p.shape, 1 / p.rate, shape),
+}
+
+
+@in_double_precision
+def log_priors(
+    model: BaseModel, draws: Mapping[str, np.ndarray], *, effects: bool = True
+) -> np.ndarray:
+    """Log-density of the prior at reported draws, (chain, draw), in the unconstrained parameters.
+
+    Without `effects`, the density of group effects given their sds is left out: like the
+    likelihood, it belongs to the model rather than to prior beliefs.
+    """
+    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in draws.items()}
+    chains, number = next(iter(draws.values())).shape[:2]
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    priors = family.resolved_priors if isinstance(family, LinearPredictorModel) else None
+
+    def log_prior(named: Params) -> jax.Array:
+        theta = model.restore(named)
+        total = model.log_prior(theta)
+        return total if effects or priors is None else total - priors.log_effects(theta)
+
+    (values,) = evaluated(jax.vmap(log_prior), flat)
+    return np.broadcast_to(np.asarray(values), chains * number).reshape(chains, number)
+
+
+@in_double_precision
+def prior_draws(
+    model: BaseModel, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Return prior draws ``name -> (number, *shape)`` of reported parameters with these shapes."""
+    q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
+    if isinstance(model, IntegratedEffects) and model.scales is not None:
+        theta = _draw_family(_priors_of(model.family, shapes), q, number, rng)
+        sds = [_draw(HalfNormal(scale), rng, (number,)) for scale in model.scales]
+        theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
+        if model.covariance.pairs:
+            lkj = (model.effects, model.concentration)
+            theta["group_partial"] = _draw_partials(*lkj, rng, number)
+    elif isinstance(model, LinearPredictorModel):
+        theta = _draw_family(_priors_of(model, shapes), q, number, rng)
+    else:
+        words = rng.integers(0, 2**32, size=(number, 2), dtype=np.uint32)
+        theta = jax.jit(jax.vmap(lambda w: model.simulate_prior(typed(w))))(words)
+    named = jax.vmap(model.report)(theta)
+    return {name: np.asarray(named[name]) for name in shapes if name in named}
+
+
+def _priors_of(model: LinearPredictorModel, shapes: Mapping[str, tuple[int, ...]]) -> ModelPriors:
+    """Return the priors with all scales fixed: as a run resolved them, or from given scales."""
+    if model.resolved_priors is not None:
+        return model.resolved_priors
+    if not model.has_raw_priors:
+        raise SettingError("the scales of this posterior's priors are not known: sample again.")
+    columns = shapes["beta"][-1] if "beta" in shapes else 0
+    scales = np.broadcast_to(np.asarray(model.prior_scale, float), columns)
+    wide = model.intercept_scale
+    return ModelPriors(
+        tuple(Normal(0.0, float(scale)) for scale in scales),
+        Normal(0.0, wide) if model.intercept and wide is not None else None,
+        extras=tuple((name, Normal(0.0, model.extra_scale(name) or 1.0)) for name in model.extras),
+    )
+
+
+def _draw_family(
+    priors: ModelPriors, q: tuple[int, ...], number: int, rng: np.random.Generator
+) -> dict[str, Params]:
+    columns = [_draw(prior, rng, (number, *q)) for prior in priors.coefficients]
+    beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
+    theta: dict[str, Params] = {}
+    if priors.intercept is not None:
+        at_centre = _draw(priors.intercept, rng, (number, *q))
+        theta["intercept"] = at_centre - (beta @ np.array(priors.centre) if priors.centre else 0.0)
+    for name, prior in priors.extras:
+        value = _draw(prior, rng, (number,))
+        positive = is_logged(name) and prior.support == "positive"
+        theta[name] = np.log(value) if positive else value
+    effects, own = _draw_effects(priors, number, rng)
+    theta["beta"] = np.concatenate([beta, *effects], axis=-1)
+    return theta | ({OWN: own} if own else {})
+
+
+def _draw_effects(
+    priors: ModelPriors, number: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """Draw group effects, and the standard deviations and correlations they depend on."""
+    effects, log_sds, partials = [], [], []
+    for group in priors.groups:
+        count = len(group.sds)
+        log_sd = np.log(np.stack([_draw(p, rng, (number,)) for p in group.sds], axis=1))
+        own = log_sd
+        if group.partials:
+            partials.append(_draw_partials(count, group.correlation.eta, rng, number))
+            own = np.concatenate([log_sd, partials[-1]], axis=1)
+        factor = np.asarray(jax.vmap(lambda parameters: covariance_factor(parameters, count))(own))  # noqa: B023
+        normal = rng.standard_normal((number, count, group.levels))
+        effects.append((factor @ normal).reshape(number, -1))
+        log_sds.append(log_sd)
+    own_parts = {LOG_SD: np.concatenate(log_sds, axis=1)} if log_sds else {}
+    if partials:
+        own_parts[PARTIAL] = np.concatenate(partials, axis=1)
+    return effects, own_parts
+
+
+def _draw(prior: Prior, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    draw = DRAWS.get(type(prior))
+    if draw is None:
+        raise SettingError(
+            f"the prior {prior} cannot be drawn from; give a proper prior of independent "
+            "coefficients, such as mo.priors.Normal."
+        )
+    return draw(rng, shape, prior)
+
+
+def _draw_partials(count: int, eta: float, rng: np.random.Generator, number: int) -> np.ndarray:
+    alpha = np.asarray(partial_exponents(count, eta))
+    r = 2 * rng.beta(alpha, alpha, size=(number, len(alpha))) - 1
+    return np.asarray(np.arctanh(r))

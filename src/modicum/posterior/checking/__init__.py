@@ -1,1 +1,0 @@
-"""Checks of a posterior that need the model or the rows: prediction, evidence, sensitivity."""

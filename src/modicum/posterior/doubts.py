@@ -1,0 +1,409 @@
+"""Reasons to doubt a run, each in one sentence with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from modicum.diagnostics import nested_r_hat, r_hat
+from modicum.diagnostics.convergence import finite_and_moving
+from modicum.errors import ModicumWarning
+from modicum.posterior.draws import Labels, LabelsLike, evenly_spaced, scalar_names, tidy_labels
+from modicum.posterior.summary import diagnose
+from modicum.posterior.weighted import influence, kish_share, weighted_mcse
+
+LARGEST_R_HAT = 1.01
+SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable
+EACH_ITS_MODE = "leave a single mode: the chains sit in different ones, however many the draws"
+FEWEST_DRAWS = 20  # per chain; with fewer, R-hat and ESS say nothing
+MOST_CHAINS, MOST_SCALARS = 64, 500  # of more, evenly spaced ones are checked, to be quick
+
+
+class Warnings(list[ModicumWarning]):
+    """Warnings as a list that prints as sentences, one per line.
+
+    Examples
+    --------
+    >>> doubts = Warnings([ModicumWarning("r-hat", "the chains disagree", "draw more")])
+    >>> doubts
+    the chains disagree; draw more.
+    >>> doubts == [ModicumWarning("r-hat", "the chains disagree", "draw more")]
+    True
+    >>> Warnings()
+    no warnings
+    """
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "no warnings"
+
+
+def convergence_warnings(
+    draws: Mapping[str, np.ndarray],
+    stats: Mapping[str, np.ndarray],
+    weights: np.ndarray | None = None,
+    labels: LabelsLike | None = None,
+    target_accept: float = 0.8,
+    modes_apart: bool = False,
+    superchains: int | None = None,
+    mixing: bool = True,
+) -> list[ModicumWarning]:
+    """List what is wrong with the draws, the gravest problem first.
+
+    The checks are for values that are not finite, chains that stand still, signs that cancel or
+    weights that degenerate, divergences, acceptance, tree depth, R-hat and effective sample size.
+    Short runs are not blamed for being short: the limits of R-hat and ESS widen to what a good
+    chain of that length would reach.
+
+    Parameters
+    ----------
+    draws, stats, weights, labels
+        As for `modicum.posterior.Posterior`.
+    target_accept
+        The acceptance rate that was aimed at.
+    modes_apart
+        Whether the chains are known to sit in different modes, which more draws do not cure.
+    superchains
+        Number of groups of chains that share a starting point: nested R-hat shows whether short
+        chains have forgotten it.
+    mixing
+        Whether to check R-hat and effective sample size, which say nothing about independent
+        draws.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(1).normal(size=(4, 500))
+    >>> convergence_warnings({"beta": x}, {})
+    []
+    >>> print(convergence_warnings({"beta": x + np.arange(4)[:, None]}, {})[0])
+    the chains disagree: R-hat is 1.55 for beta (limit 1.01); draw more, or tune longer.
+    """
+    arrays = {name: np.asarray(x) for name, x in draws.items()}
+    doubts = _not_finite(arrays)
+    if doubts:
+        return doubts  # nothing else can be measured
+    doubts = _standing_still(arrays)
+    frozen = bool(doubts)
+    usable = True
+    if weights is not None:
+        weights = np.asarray(weights, dtype=float)
+        doubts += _signs_and_weights(weights, mixing)
+        usable = bool(weights.sum() > 0)  # else every estimate is NaN, and a warning says why
+        if weights.min() == weights.max() > 0:
+            weights = None  # equal weights are no weights
+    doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
+    if usable and not frozen and mixing:
+        tidied = tidy_labels(labels, arrays)
+        doubts += _check_nested_r_hat(arrays, weights, tidied, superchains)
+        doubts += _check_r_hat_and_ess(arrays, weights, tidied, modes_apart)
+    return doubts
+
+
+def _not_finite(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
+    for name, x in draws.items():
+        bad = np.argwhere(~np.isfinite(x))
+        if len(bad):
+            chain, draw = bad[0][:2]
+            return [
+                ModicumWarning(
+                    "not-finite",
+                    f"the draws of {name} are not finite from draw {draw} of chain {chain} on",
+                    "rescale the columns of the rows or use a proper prior",
+                    chain=chain,
+                    draw=draw,
+                )
+            ]
+    return []
+
+
+def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
+    """Find the chain that stays longest in one place: a pseudo-marginal chain can get stuck."""
+    chains, number = next(iter(draws.values())).shape[:2]
+    if number < 2:
+        return []
+    moved = np.zeros((chains, number - 1), dtype=bool)
+    for x in draws.values():
+        changed = x[:, 1:] != x[:, :-1]
+        moved |= changed.reshape(chains, number - 1, -1).any(axis=-1)
+    longest = np.array([_longest_rest(chain) for chain in moved])
+    worst = int(longest.argmax())
+    if longest[worst] == number:
+        count = int((longest == number).sum())
+        return [
+            ModicumWarning(
+                "chains-stuck",
+                f"{count} of {chains} chains never moved (the first is chain {worst})",
+                "use a smaller step or, where rows are subsampled, more of them per step",
+                chains=count,
+            )
+        ]
+    if longest[worst] >= max(10, number // 5):
+        return [
+            ModicumWarning(
+                "chain-rested",
+                f"chain {worst} stood still for {longest[worst]} of its {number} draws",
+                "use a smaller step or, where rows are subsampled, more of them per step, so that "
+                "the likelihood estimate varies less",
+                chain=worst,
+                draws=longest[worst],
+            )
+        ]
+    return []
+
+
+def _longest_rest(moved: np.ndarray) -> int:
+    """Return the length of the longest run of equal draws."""
+    at = np.flatnonzero(np.concatenate([[True], moved, [True]]))
+    return int(np.diff(at).max())
+
+
+def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning]:
+    bad = ~np.isfinite(weights)
+    if bad.any():
+        chain, draw = np.argwhere(bad)[0]
+        return [
+            ModicumWarning(
+                "not-finite",
+                f"{int(bad.sum())} of {weights.size} signs or weights are not finite (the first is "
+                f"that of draw {draw} of chain {chain}), so that every estimate is NaN",
+                "rescale the columns of the rows or use more rows per step",
+                weights=int(bad.sum()),
+            )
+        ]
+    doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
+    if mixing and _measurable(weights):
+        ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
+        if not ratio <= limit:
+            doubts.append(
+                ModicumWarning(
+                    "weights-r-hat",
+                    f"the chains disagree about the signs or weights: their R-hat is {ratio:.2f}",
+                    "draw more, or use more rows per step",
+                    r_hat=ratio,
+                )
+            )
+    return doubts
+
+
+def _cancelling_signs(weights: np.ndarray) -> list[ModicumWarning]:
+    mean = float(weights.mean())
+    # the error of this mean matters by itself, since every estimate is divided by the mean
+    error = float(weighted_mcse(weights, np.ones_like(weights)))
+    if np.isnan(error):  # too few draws for batch means: treat them as independent
+        error = float(weights.std() / np.sqrt(weights.size))
+    if not mean > 0 or mean < 5 * error:
+        sentence = (
+            f"the signs cancel: their mean is {mean:.2g} with an error of {error:.2g}, and every "
+            "estimate is divided by it"
+        )
+    elif mean < 0.5:
+        sentence = f"the mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger"
+    else:
+        return []
+    remedy = "use more products (lambda) or more rows in each"
+    return [ModicumWarning("signs-cancel", sentence, remedy, mean=mean, error=error)]
+
+
+def _uneven_weights(weights: np.ndarray) -> list[ModicumWarning]:
+    share = kish_share(weights)
+    if share >= 0.1:
+        return []
+    sentence = (
+        "all importance weights are zero"
+        if np.isnan(share)
+        else f"the importance weights are concentrated on {share:.1%} of the draws"
+    )
+    remedy = "use more rows per step, so that the draws come nearer to the posterior"
+    return [ModicumWarning("weights-uneven", sentence, remedy, share=share)]
+
+
+def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWarning]:
+    doubts = []
+    if "diverging" in stats and stats["diverging"].any():
+        count = int(stats["diverging"].sum())
+        doubts.append(
+            ModicumWarning(
+                "divergences",
+                f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
+                "posterior may be missing",
+                "use smaller steps (target_accept=0.95, a setting of the method), or rescale the "
+                "columns",
+                trajectories=count,
+            )
+        )
+    if "acceptance_rate" in stats and stats["acceptance_rate"].size:
+        doubts += _acceptance(stats["acceptance_rate"].mean(axis=1), target_accept)
+    if "reached_max_treedepth" in stats and stats["reached_max_treedepth"].size:
+        share = float(stats["reached_max_treedepth"].mean())
+        if not share <= 0.05:
+            doubts.append(
+                ModicumWarning(
+                    "tree-depth",
+                    f"{share:.0%} of the trajectories were cut off at the largest tree depth",
+                    "allow deeper trees or tune longer",
+                    share=share,
+                )
+            )
+    return doubts
+
+
+def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]:
+    """Check the chain with the lowest acceptance rate; `argmin` takes NaN as the lowest."""
+    worst = int(rates.argmin())
+    rate = float(rates[worst])
+    if rate >= 0.625 * target_accept:  # 0.5 for the usual target of 0.8
+        return []
+    if np.isnan(rate):
+        sentence = f"chain {worst} made proposals whose acceptance rate is NaN"
+        remedy = "rescale the columns of the rows or use a proper prior"
+    else:
+        sentence = f"chain {worst} accepted only {rate:.0%} of its proposals"
+        remedy = "tune longer or use a smaller step"
+    return [ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)]
+
+
+def _flat(draws: dict[str, np.ndarray], labels: Labels) -> tuple[list[str], np.ndarray]:
+    """Return the names of all scalars, and their draws (chain, draw, scalar)."""
+    names: list[str] = []
+    values = []
+    for name, x in draws.items():
+        names += scalar_names(name, x.shape[2:], labels)
+        values.append(x.reshape(*x.shape[:2], -1))
+    return names, np.concatenate(values, axis=2)
+
+
+def _check_nested_r_hat(
+    draws: dict[str, np.ndarray],
+    weights: np.ndarray | None,
+    labels: Labels,
+    superchains: int | None,
+) -> list[ModicumWarning]:
+    """Check whether chains with one starting point remain closer to each other than to others."""
+    names, flat = _flat(draws, labels)
+    chains, number = flat.shape[:2]
+    if superchains is None or not names:
+        return []
+    scalars = evenly_spaced(len(names), MOST_SCALARS)
+    values = flat[:, :, scalars].astype(float)
+    values = values if weights is None else influence(values, weights)
+    ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
+    limit = largest_nested_r_hat(superchains, chains, number, len(scalars))
+    worst = int(ratios.argmax())
+    if not ratios[worst] > limit:
+        return []
+    return [
+        ModicumWarning(
+            "nested-r-hat",
+            f"chains still remember their starting points: nested R-hat of {superchains} "
+            f"superchains is {ratios[worst]:.2f} for {names[scalars[worst]]} (limit {limit:.2f})",
+            "tune longer, or draw more",
+            nested_r_hat=ratios[worst],
+            limit=limit,
+        )
+    ]
+
+
+def _check_r_hat_and_ess(
+    draws: dict[str, np.ndarray],
+    weights: np.ndarray | None,
+    labels: Labels,
+    modes_apart: bool,
+) -> list[ModicumWarning]:
+    """Check R-hat and effective sample size of the worst scalar."""
+    names, flat = _flat(draws, labels)
+    chains, number = flat.shape[:2]
+    if number < FEWEST_DRAWS or not names:
+        return []
+    scalars = evenly_spaced(len(names), MOST_SCALARS)
+    part = evenly_spaced(chains, MOST_CHAINS)
+    values = flat[part][:, :, scalars].astype(float)
+    measured = diagnose(values, None if weights is None else weights[part])
+    # A constant scalar has neither R-hat nor ESS; one that moves must have both.
+    moving = finite_and_moving(values)
+    ratios = np.where(moving, measured["r_hat"], 0.0)
+    bulk, tail = measured["ess_bulk"], measured["ess_tail"]
+    sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
+    sizes = np.where(moving, sizes, np.inf)
+    limit = largest_r_hat(len(part), number, len(scalars))
+    unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
+    if unknown.any():
+        return [_unmeasured_warning(names[scalars[int(unknown.argmax())]], weights is not None)]
+    sizes = np.where(np.isnan(sizes), np.inf, sizes)  # no ESS if chains are apart: R-hat warns
+    doubts = []
+    worst = int(ratios.argmax())
+    if ratios[worst] > limit:
+        doubts.append(
+            ModicumWarning(
+                "r-hat",
+                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[scalars[worst]]} "
+                f"(limit {limit:.2f})",
+                EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
+                r_hat=ratios[worst],
+                limit=limit,
+            )
+        )
+    worst = int(sizes.argmin())
+    if sizes[worst] < smallest_ess(chains * number):
+        doubts.append(
+            ModicumWarning(
+                "ess",
+                f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
+                f"for {names[scalars[worst]]} (ESS)",
+                EACH_ITS_MODE
+                if modes_apart
+                else "draw more, or use more rows per step if subsampling slows it",
+                ess=sizes[worst],
+            )
+        )
+    return doubts
+
+
+def _unmeasured_warning(name: str, weighted: bool) -> ModicumWarning:
+    return ModicumWarning(
+        "not-finite",
+        f"neither R-hat nor ESS can be computed for {name}"
+        + (", whose variance comes out negative under the signs" if weighted else ""),
+        "draw more, or use more rows per step"
+        if weighted
+        else "rescale the columns of the rows, so that squares of draws stay finite",
+    )
+
+
+def smallest_ess(total: int) -> float:
+    """Return the limit of ESS: 400, or a quarter of the draws, or less below a thousand draws.
+
+    An ESS estimated from a few hundred draws is noise, and the worst of many parameters more so.
+    """
+    return min(SMALLEST_ESS, total / 4 * min(1.0, total / 1000))
+
+
+def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
+    """Return the limit of R-hat that a good chain of this length keeps, at least 1.01.
+
+    R-hat squared is about 1 + F / n for half chains worth n independent draws, where
+    (2 chains - 1) F is chi-squared: in short runs 1.01 would be exceeded by chance. A good chain
+    is one with an inefficiency factor of two, like HMC in the papers.
+    """
+    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats is slow to import
+
+    freedom = 2 * chains - 1
+    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
+    return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / max(draws / 4, 1))))
+
+
+def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int) -> float:
+    """Return the limit of nested R-hat that good chains of this length keep, at least 1.01.
+
+    Nested R-hat squared is about 1 + F / n for superchains worth n independent draws, where
+    (superchains - 1) F is chi-squared; a good chain has an inefficiency factor of two.
+    """
+    from scipy.special import chdtri
+
+    freedom = superchains - 1
+    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
+    worth = chains / superchains * max(draws / 2, 1)
+    return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / worth)))
+
+
+def _measurable(x: np.ndarray) -> bool:
+    return x.shape[1] >= FEWEST_DRAWS and bool(finite_and_moving(x))

@@ -1,0 +1,225 @@
+"""The evidence, or marginal likelihood: the probability of the data under the model.
+
+    p(y) = integral p(y | theta) p(theta) dtheta
+
+The posterior of many rows is nearly normal. With g the normal of the draws' mean and covariance,
+the average of p(y | theta) p(theta) / g(theta) over draws of g estimates the integral, with all
+rows at all points in one pass. Weights are Pareto-smoothed; if their tail is too heavy for an
+average, bridge sampling (Meng and Wong 1996) uses posterior draws as well: with q the product of
+likelihood and prior, N1 posterior draws and N2 draws of g,
+
+    r = [1/N2 sum_g q / (s1 q + s2 r g)] / [1/N1 sum_post g / (s1 q + s2 r g)],
+
+s_k = N_k / (N1 + N2), is iterated to its fixed point, r = p(y).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from modicum.arrays import HALF_LOG_2PI
+from modicum.diagnostics import ess
+from modicum.diagnostics.pareto import rows_smoothed
+from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
+from modicum.ledger import Ledger
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.covariances import unnormalized_lkj_integral
+from modicum.models.model import DENSE_LIMIT
+from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes.curvature import expanded_prior
+from modicum.posterior.draws import require_finite, require_positive_sum, thinned
+from modicum.posterior.exactness import WORST_TAIL
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.random import Stream, generator
+
+NOISY = 0.5  # variance of log-weights, due to few draws, above which a covariance is not used
+
+
+class Evidence(NamedTuple):
+    """Log evidence and its Monte Carlo standard error.
+
+    Attributes
+    ----------
+    value
+        Log of the marginal likelihood of the rows.
+    error
+        Monte Carlo standard error of `value`.
+    """
+
+    value: float
+    error: float
+
+
+class NormalProposal(NamedTuple):
+    """A normal distribution, given by its mean and the lower factor of its covariance."""
+
+    mean: np.ndarray
+    factor: np.ndarray
+
+    @classmethod
+    def fitted(
+        cls, sums: Sums, draws: np.ndarray, weights: np.ndarray, purpose: str
+    ) -> NormalProposal:
+        """Fit a normal with the draws' mean, and their covariance or, if noisy, the curvature.
+
+        The covariance of N draws of d parameters gives log-weights a variance of about d^2 / 2N.
+        Signs are ignored, since a proposal need not be exact.
+        """
+        weights = np.abs(weights)
+        mean = np.average(draws, axis=0, weights=weights)
+        centred = draws - mean
+        effective = weights.sum() ** 2 / (weights**2).sum()
+        cov = (weights[:, None] * centred).T @ centred / weights.sum()
+        if len(mean) ** 2 / (2 * effective) > NOISY:
+            _, _, hessian = sums.hessian(mean, purpose)
+            precision = -(hessian + expanded_prior(sums.target, mean)[2])
+            try:
+                return cls(mean, np.linalg.inv(np.linalg.cholesky(precision)).T)
+            except np.linalg.LinAlgError:  # not concave at the mean: use the draws' covariance
+                pass
+        return cls(mean, np.linalg.cholesky(cov))
+
+    def draw(self, rng: np.random.Generator, number: int) -> np.ndarray:
+        """Draw antithetic pairs about the mean, which reduces the variance."""
+        half = rng.normal(size=(-(-number // 2), len(self.mean)))
+        return self.mean + np.concatenate([half, -half])[:number] @ self.factor.T
+
+    def log_density(self, points: np.ndarray) -> np.ndarray:
+        """Return the log-density of the proposal at each point."""
+        z = np.linalg.solve(self.factor, (points - self.mean).T)
+        scale = np.linalg.slogdet(self.factor)[1] + len(self.mean) * HALF_LOG_2PI
+        return -0.5 * np.sum(z**2, axis=0) - scale
+
+
+def log_joint(sums: Sums, points: np.ndarray, purpose: str) -> np.ndarray:
+    """Return the log of likelihood times prior at each point, in one pass over the rows."""
+    values = sums.values(points, purpose) + sums.target.log_priors(points)
+    return np.where(np.isnan(values), -np.inf, values)  # NaN where the model overflows
+
+
+def average(log_ratio: np.ndarray) -> tuple[Evidence, float]:
+    """Return the log of the average of smoothed weights, with its error, and their Pareto k."""
+    top = log_ratio.max()
+    centred = np.maximum(log_ratio - top, -700.0)
+    if np.ptp(centred) < 1e-10:
+        return Evidence(float(top), 0.0), 0.0
+    (smoothed,), (tail,) = rows_smoothed(centred[None])
+    # these are normalised; the smallest weight, which is not smoothed, shows by how much
+    lowest = int(np.argmin(centred))
+    log_total = centred[lowest] - smoothed[lowest]
+    share = np.exp(smoothed) * len(smoothed)
+    error = float(np.std(share, ddof=1) / np.sqrt(len(share)))
+    return Evidence(float(top + log_total - np.log(len(share))), error), float(tail)
+
+
+FEWEST = 100  # points needed to see the tail of their weights
+STEPS = 1_000  # most iterations of bridge sampling
+CLOSE = 1e-10  # relative change at which the iteration stops
+UNCERTAIN = 0.5  # error above which two models can hardly be told apart
+
+
+def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: bool) -> Evidence:
+    """Integrate the likelihood over the prior; see `Posterior.log_evidence`."""
+    whole_number("points", points, FEWEST)
+    source, fit, rows = subject
+    require_finite(source.draws, "the evidence")
+    if fit.model.has_flat_prior:
+        raise SettingError(
+            "the evidence is an average over the prior, which is not defined for a flat prior; "
+            "give every parameter a proper prior (mo.priors.Normal ...)."
+        )
+    total = source.chains * source.num_draws
+    subset, weights = thinned(source, total)
+    require_positive_sum(weights, "the evidence")
+    target, draws = flat_points(fit, rows, subset)
+    _require_enough(target, total)
+    engine = LocalEngine(progressbar=progressbar)
+    ledger = Ledger(rows=len(rows))
+    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
+    bridge = np.zeros(total, bool)
+    bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
+    proposal = NormalProposal.fitted(sums, draws[~bridge], weights[0][~bridge], "evidence")
+    rng = generator(random_seed, Stream.EVIDENCE)
+    new = proposal.draw(rng, points)
+    log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new)
+    log_ratio += _log_constant(fit.model)
+    averaged, tail = average(log_ratio)
+    if tail <= WORST_TAIL:
+        return averaged
+    half = draws[bridge]
+    draws_ratio = (
+        log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(fit.model)
+    )
+    bridged = _bridge_sampling(draws_ratio, weights[0][bridge], log_ratio)
+    _warn_if_uncertain(bridged, tail)
+    return bridged
+
+
+def _require_enough(target: Target, total: int) -> None:
+    if target.size > DENSE_LIMIT:
+        raise SettingError(
+            f"{target.size:,} parameters are too many to compute the evidence with a normal "
+            "proposal; compare by leaving rows out (mo.compare), or integrate effects out."
+        )
+    if total < max(FEWEST, 4 * target.size):
+        raise SettingError(
+            f"{too_few(total, 'draw')} for the covariance of {target.size:,} "
+            f"parameters; {max(FEWEST, 4 * target.size):,} or more are needed: sample more."
+        )
+
+
+def _log_constant(model: BaseModel) -> float:
+    """Return the log normalising constant of LKJ priors, which sampling omits."""
+    if isinstance(model, IntegratedEffects) and model.covariance.pairs:
+        return -unnormalized_lkj_integral(model.effects, model.concentration)
+    if not isinstance(model, LinearPredictorModel) or model.resolved_priors is None:
+        return 0.0
+    correlated = [group for group in model.resolved_priors.groups if group.partials]
+    return -sum(unnormalized_lkj_integral(len(g.sds), g.correlation.eta) for g in correlated)
+
+
+def _bridge_sampling(posterior: np.ndarray, weights: np.ndarray, proposal: np.ndarray) -> Evidence:
+    """Iterate to the fixed point, from log q/g at draws of the posterior and of the proposal."""
+    weights = weights / weights.sum()
+    size, number = 1 / np.sum(weights**2), len(proposal)
+    s1, s2 = size / (size + number), number / (size + number)
+    top = float(np.median(posterior))
+    log_r = 0.0
+    for _ in range(STEPS):
+        above = _inverse(s1, s2, log_r - (proposal - top))
+        below = _inverse(s1, s2, log_r - (posterior - top)) * np.exp(top - posterior)
+        require_positive_sum(weights * below, "the evidence")
+        step = np.log(above.mean()) - np.log(weights @ below) - log_r
+        log_r += step
+        if abs(step) < CLOSE:
+            break
+    p = posterior - top - log_r
+    q = proposal - top - log_r
+    f1, f2 = _inverse(s1, s2, -q), np.exp(-p) * _inverse(s1, s2, -p)
+    mean = weights @ f2
+    effective = min(size, float(ess(f2[None])) if np.ptp(f2) > 0 else size)
+    variance = np.var(f1) / f1.mean() ** 2 / number
+    variance += (np.abs(weights) @ (f2 - mean) ** 2) / mean**2 / max(effective, 1.0)
+    return Evidence(float(top + log_r), float(np.sqrt(variance)))
+
+
+def _inverse(s1: float, s2: float, log_rest: np.ndarray) -> np.ndarray:
+    """Return 1 / (s1 + s2 exp(log_rest)), that is q / (s1 q + s2 r g)."""
+    return np.asarray(np.exp(-np.logaddexp(np.log(s1), np.log(s2) + log_rest)))
+
+
+def _warn_if_uncertain(evidence: Evidence, tail: float) -> None:
+    if evidence.error <= UNCERTAIN and np.isfinite(evidence.value):
+        return
+    warn(
+        ModicumWarning(
+            "evidence-uncertain",
+            f"the posterior is so far from normal (Pareto k {tail:.2f}) that the log evidence is "
+            f"known to within {evidence.error:.2g} only",
+            "use more points and draws, or compare by leaving rows out (mo.compare)",
+            pareto_k=tail,
+            error=evidence.error,
+        ),
+    )

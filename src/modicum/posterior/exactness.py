@@ -1,0 +1,358 @@
+"""Draws compared with the exact log-posterior of all rows, in a pass over them.
+
+The ratio of the exact density to the one that was sampled corrects draws by importance weights, and
+its gradient measures how far they are from the posterior (kernel Stein discrepancy).
+
+Sensitivity: with the prior raised to the power alpha, draws get weights p(theta)^(alpha - 1),
+without a new run or any row. The sensitivity is how far distributions move as alpha goes from 0.99
+to 1.01 (Kallioinen, Paananen, Bürkner and Vehtari 2024); the distances are ArviZ's. In a model with
+effects of groups, the prior is that of common coefficients, standard deviations and correlations;
+the distribution of the effects given these counts as part of the model.
+
+Residuals: a subsample estimates the sum over rows of l_k(theta) - q_k(theta), with q_k the
+second-order Taylor expansion of the row's log-likelihood. Its error is small if rows are drawn in
+proportion to the size of their residuals, and large if a few rows hold most of the residuals but
+are drawn as rarely as all others. The expansion along delta = theta - mean uses central
+differences: with f(s) the row's log-likelihood at mean + s delta,
+
+    q = f(0) + [f(e) - f(-e)] / 2e + [f(e) + f(-e) - 2 f(0)] / 2e^2.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from modicum.diagnostics import kernel_stein_discrepancy, squared_stein_discrepancy
+from modicum.diagnostics.convergence import finite_and_moving
+from modicum.diagnostics.pareto import rows_smoothed
+from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
+from modicum.ledger import Ledger
+from modicum.models import BaseModel
+from modicum.models.over_draws import log_priors
+from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes.pointwise import log_likelihoods
+from modicum.passes.pointwise import scores as log_posterior_scores
+from modicum.posterior.draws import (
+    Draws,
+    axis_labels,
+    evenly_spaced,
+    require_finite,
+    require_positive_sum,
+    thinned,
+)
+from modicum.posterior.fit_rows import require_rows_of_fit
+from modicum.posterior.fitted import Fit, Subject, flat_points
+from modicum.posterior.population import random_rows
+from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
+from modicum.rows import Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEWEST = 25  # draws needed: a Pareto distribution is fitted to the largest fifth of the weights
+WORST_TAIL = 0.7  # Pareto k above which importance weights cannot be trusted
+
+
+class Correction(NamedTuple):
+    """The draws that were kept, their weights, and what the weights say about the draws.
+
+    Attributes
+    ----------
+    draws, stats
+        Evenly spaced draws of each chain; `stats` also has their `log_weight`.
+    weights
+        Pareto-smoothed importance weights (chain, draw), the largest 1.
+    ledger
+        The ledger of the posterior, with this pass added.
+    report
+        Pareto k, variance of the log-weights, effective share, largest shift, verdict.
+    warning
+        The reason to doubt the weights, if there is one.
+    """
+
+    draws: dict[str, np.ndarray]
+    stats: dict[str, np.ndarray]
+    weights: np.ndarray
+    ledger: Ledger
+    report: dict[str, float | str]
+    warning: ModicumWarning | None
+
+
+def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) -> Correction:
+    """Weight draws by posterior over sampled density; see `Posterior.correct`.
+
+    `require_correctable` must have accepted the draws.
+    """
+    whole_number("draws", draws)
+    number = source.ledger.rows if source.ledger.unit == "row" else None
+    require_rows_of_fit(rows, fit.rows, number, "a correction")
+    every = max(1, -(-source.chains * source.num_draws // draws))
+    subset = {name: x[:, ::every] for name, x in source.draws.items()}
+    stats = {name: x[:, ::every] for name, x in source.stats.items()}
+    require_finite(subset | {"lp": stats["lp"]}, "a correction")
+    ledger = Ledger.from_dict(source.ledger.to_dict())
+    log_weights = exact_log_posterior(ledger, fit, rows, subset, progressbar) - stats["lp"]
+    if source.weights is not None:  # weights with respect to the density in `lp`
+        with np.errstate(divide="ignore"):
+            log_weights = log_weights + np.log(source.weights[:, ::every])
+    _require_weights(log_weights)
+    smoothed, tail = _smooth(log_weights)
+    weights = np.exp(smoothed - smoothed.max())
+    report = _report(subset, weights, log_weights, tail)
+    # Nearly equal weights correct next to nothing, whatever the shape of their tail.
+    doubt = None
+    if not tail <= WORST_TAIL and kish_share(weights) < 0.9:
+        doubt = warn(
+            ModicumWarning(
+                "weights-uneven",
+                f"the importance weights are too uneven to correct with (Pareto k {tail:.2f})",
+                'sample with more rows (subsample) or exactly (HMCECS(exact="delayed"))',
+                pareto_k=tail,
+            ),
+        )
+    return Correction(subset, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
+
+
+def require_correctable(source: Draws) -> None:
+    """Refuse draws without a recorded log-density, with signs, or corrected before."""
+    has_density = "lp" in source.stats and "log_weight" not in source.stats
+    if not has_density or (source.weights is not None and (source.weights < 0).any()):
+        raise SettingError(
+            "these draws cannot be corrected: that needs draws without negative signs, not yet "
+            "corrected, of a method that records the log-density it sampled (`lp` in stats)."
+        )
+
+
+def exact_log_posterior(
+    ledger: Ledger, fit: Fit, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
+) -> np.ndarray:
+    """Return the log-posterior of all rows at each draw, (chain, draw), in one pass."""
+    chains, number = next(iter(draws.values())).shape[:2]
+    flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
+    target, points = flat_points(fit, rows, flat)
+    engine = LocalEngine(progressbar=progressbar)
+    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
+    total = sums.values(points, "correction") + target.log_priors(points)
+    return np.asarray(total.reshape(chains, number))
+
+
+def _require_weights(log_weights: np.ndarray) -> None:
+    """Refuse log-weights that are NaN, inf or all -inf (-inf alone is an impossible draw)."""
+    bad = np.isnan(log_weights) | (log_weights == np.inf)
+    if bad.any():
+        chain, draw = np.argwhere(bad)[0]
+        raise SettingError(
+            f"the log-posterior of all rows is {log_weights[chain, draw]} at draw {draw} of chain "
+            f"{chain} of those used, so the draws cannot be weighted; the model overflows there: "
+            "rescale the columns of the rows or use a tighter prior."
+        )
+    if not (log_weights > -np.inf).any():
+        raise SettingError(
+            "the posterior of all rows is zero at every draw, so the draws cannot be weighted; "
+            "sample again with more rows per step."
+        )
+
+
+def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
+    # a weight below e^-700 of the largest is as good as 0; -inf is clipped too
+    centred = np.maximum(log_weights - log_weights.max(), -700.0)
+    if np.ptp(centred) < 1e-10:
+        return centred, 0.0
+    if centred.size < FEWEST:
+        raise SettingError(
+            f"{centred.size} draws are too few to be corrected, since the tail of their weights "
+            f"cannot be judged; sample at least {FEWEST}."
+        )
+    smoothed, (tail,) = rows_smoothed(centred.reshape(1, -1))
+    return smoothed.reshape(log_weights.shape), float(tail)
+
+
+def _report(
+    draws: dict[str, np.ndarray], weights: np.ndarray, log_weights: np.ndarray, tail: float
+) -> dict[str, float | str]:
+    """Report how far the uncorrected draws were off, in posterior standard deviations."""
+    worst, worst_name = 0.0, ""
+    for name, x in draws.items():
+        values = np.asarray(x, dtype=float)
+        sd = np.maximum(np.sqrt(weighted_variance(values, weights)), 1e-300)
+        shift = np.abs(weighted_mean(values, weights) - values.mean(axis=(0, 1))) / sd
+        shift = np.where(finite_and_moving(values), shift, 0.0)  # constants shift by rounding only
+        if not np.isfinite(shift).all():
+            raise SettingError(
+                f"the weighted draws of {name} have no finite mean and sd, so there is nothing to "
+                "compare the sampled draws with; rescale the columns of the rows."
+            )
+        if shift.size and shift.max() > worst:
+            worst, worst_name = float(shift.max()), name
+    share = kish_share(weights)
+    # How far reweighting would move a mean by chance if there were nothing to correct:
+    by_chance = max(0.01, 4 * np.sqrt(max(1 / share - 1, 0.0) / log_weights.size))
+    verdict = (
+        f"the sampled draws were right to within {by_chance:.2g} posterior sd, the noise of this "
+        "check"
+        if worst < by_chance
+        else f"means of the sampled draws were off by up to {worst:.2g} posterior sd ({worst_name})"
+    )
+    return {
+        "pareto_k": round(tail, 3),
+        "weight_variance": float(np.var(log_weights[log_weights > -np.inf])),
+        "effective_share": share,
+        "largest_shift": worst,
+        "verdict": verdict,
+    }
+
+
+FEWEST_SCALED = 100  # draws needed to see the tail of their weights
+
+
+def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> pd.DataFrame:
+    """Tabulate both sensitivities of every scalar; see `Posterior.sensitivity`.
+
+    The draws must be equally weighted; `log_posterior` (chain, draw) is that of all rows, up to a
+    constant.
+    """
+    from arviz_base import from_dict
+    from arviz_stats import psense_summary
+
+    require_finite(source.draws, "a sensitivity")
+    if source.chains * source.num_draws < FEWEST_SCALED:
+        raise SettingError(
+            f"{too_few(source.chains * source.num_draws, 'draw')} to be reweighted by prior or "
+            f"likelihood, since the tail of the weights cannot be judged; "
+            f"sample at least {FEWEST_SCALED}."
+        )
+    assert not source.weighted, "the caller resamples weighted draws"
+    log_likelihood = log_posterior - log_priors(model, source.draws)
+    prior = log_priors(model, source.draws, effects=False)
+    dims: dict[str, list[str]] = {}
+    coords: dict[str, list[str | int]] = {}
+    for name, x in source.draws.items():
+        shape = x.shape[2:]
+        dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]
+        coords.update(zip(dims[name], axis_labels(name, shape, source.labels), strict=True))
+    groups = {
+        "posterior": {name: x.astype(float) for name, x in source.draws.items()},
+        "log_prior": {"all": prior - prior.mean()},
+        "log_likelihood": {"all": log_likelihood - log_likelihood.mean()},
+    }
+    tree = from_dict(groups, dims=dims, coords=coords)
+    log = logging.getLogger("arviz_stats.psense")
+    before, log.disabled = log.disabled, True  # the table shows what would be logged
+    try:
+        with np.errstate(all="ignore"):  # an uninformative likelihood is constant
+            return psense_summary(tree)
+    finally:
+        log.disabled = before
+
+
+PURPOSE = "a Stein discrepancy"
+
+
+@dataclass(frozen=True)
+class SteinDiscrepancy:
+    """How far draws are from the posterior, judged by the gradients of its log-density.
+
+    Attributes
+    ----------
+    squared
+        The unbiased squared discrepancy (U-statistic): about zero, of either sign, for exact
+        draws.
+    value
+        The discrepancy (V-statistic), about `floor` for independent exact draws; nan if scores
+        were estimated from a subsample, whose noise would count as discrepancy.
+    floor
+        What `value` would be for as many independent exact draws; nan when `value` is.
+    draws, subsample
+        Number of draws used, and of rows per score; None for all rows.
+    """
+
+    squared: float
+    value: float
+    floor: float
+    draws: int
+    subsample: int | None
+
+
+def stein_discrepancy(
+    source: Draws,
+    fit: Fit,
+    rows: Rows,
+    draws: int,
+    subsample: int | None,
+    random_seed: int,
+    progressbar: bool,
+) -> SteinDiscrepancy:
+    """Compute the Stein discrepancy; see `Posterior.stein_discrepancy`."""
+    whole_number("draws", draws, 2)  # draws are compared with each other
+    whole_number("random_seed", random_seed, 0)
+    if subsample is not None:
+        whole_number("subsample", subsample)
+    number = None if fit.rows is None else source.ledger.rows
+    require_rows_of_fit(rows, fit.rows, number, PURPOSE)
+    require_finite(source.draws, PURPOSE)
+    subset, weights = thinned(source, draws)
+    if weights.size < 2:
+        raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
+    if not weights.sum() > 0:
+        raise SettingError(
+            f"{PURPOSE} needs draws whose weights have a positive sum, and here the signs cancel."
+        )
+    subsample = None if subsample is None or subsample >= len(rows) else subsample
+    target, points = flat_points(fit, rows, subset)
+    if not finite_and_moving(points[None]).all():
+        raise SettingError(
+            "some parameters have the same value in all draws, so there is no discrepancy to "
+            "measure; sample again, or fix these parameters in the model."
+        )
+    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+    scores = log_posterior_scores(sums, points, subsample, random_seed)
+    if not np.isfinite(scores).all():
+        raise SettingError(
+            "the gradient of the log-posterior is not finite at some draws, so there is no "
+            "discrepancy to measure; rescale the columns of the rows or use a tighter prior."
+        )
+    scale = points.std(axis=0, ddof=1)
+    squared = squared_stein_discrepancy(points, scores, scale=scale, weights=weights)
+    value = floor = float("nan")
+    if subsample is None:
+        value = kernel_stein_discrepancy(points, scores, scale=scale, weights=weights)
+        own = np.sum((scores * scale) ** 2, axis=1) + points.shape[1]  # k0(x, x) of the kernel
+        share = weights.reshape(-1) / weights.sum()
+        floor = float(np.sqrt(np.sum(share**2 * own)))
+    return SteinDiscrepancy(squared, value, floor, len(points), subsample)
+
+
+STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
+ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
+
+
+def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) -> np.ndarray:
+    """Return the root mean square residual over draws, of up to `number` random rows."""
+    source, fit, rows = subject
+    require_finite(source.draws, "a plot of residuals")
+    source_draws, (weights,) = thinned(source, source.chains * source.num_draws)
+    require_positive_sum(weights, "a plot of residuals")
+    target, points = flat_points(fit, rows, source_draws)
+    mean = np.average(points, axis=0, weights=weights)
+    delta = points[evenly_spaced(len(points), draws)] - mean
+    units = units_of(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))
+    ids = np.sort(random_rows(len(units), number, random_seed))
+    evaluated_at = np.concatenate(
+        [mean[None], mean + delta, mean + STEP * delta, mean - STEP * delta]
+    )
+    parts = []
+    for values in log_likelihoods(target, units, ids, evaluated_at):
+        centre, (value, above, below) = values[0], values[1:].reshape(3, len(delta), -1)
+        slope = (above - below) / (2 * STEP)
+        curvature = (above + below - 2 * centre) / STEP**2
+        residual = value - centre - slope - curvature / 2
+        size = np.sqrt(np.mean(residual**2, axis=0))
+        parts.append(np.where(size > ROUNDING * np.maximum(np.abs(centre), 1.0), size, 0.0))
+    sizes = np.concatenate(parts)
+    if "weight" in units.fields:
+        sizes = sizes * units.subset(ids).slice(0, len(ids))["weight"]
+    return np.asarray(sizes)

@@ -1,0 +1,578 @@
+"""Effects of groups, how far they are pooled, and their share of the variance.
+
+Explicit effects are among the draws, integrated ones are found afterwards: they follow from the
+rows of the fit, a chunk of groups at a time (`modicum.passes.effects`). For a table of them nothing
+is drawn: given a draw of the parameters, a group's effects have a mean and a variance, and their
+distribution is a mixture of such normals.
+
+The intraclass correlation is the share of the variance that is between groups. On the scale of the
+linear predictor, given the common columns, this is the variance of a group's effects divided by the
+sum of the variances of all groups' effects and of a row's noise (the "adjusted ICC" of Nakagawa,
+Johnson and Schielzeth 2017). If slopes vary by group, the variance of their effects is averaged
+over the rows (Johnson 2014).
+
+The unpooled effect of a level is the u that maximises sum_i f(y_i, eta_i + z_i u) over the rows of
+the level, with all other parameters at their posterior means. It is infinite for levels whose
+outcomes are all equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from modicum.errors import (
+    DataError,
+    ModicumWarning,
+    SettingError,
+    suggestion,
+    warn,
+)
+from modicum.ledger import Ledger
+from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models.families import (
+    Binomial,
+    Cloglog,
+    Gaussian,
+    Logistic,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    Probit,
+)
+from modicum.models.level_modes import level_modes
+from modicum.models.model import Batch
+from modicum.models.terms import effect_columns
+from modicum.passes import LocalEngine, Sums, with_nodes
+from modicum.passes.integrated_groups import draw_effects, effect_moments
+from modicum.posterior.draws import Draws, affordable, check_interval, thinned
+from modicum.posterior.fitted import Fit, flat_points
+from modicum.posterior.summary import percent
+from modicum.posterior.weighted import (
+    normalised,
+    weighted_mcse,
+    weighted_mean,
+    weighted_quantile,
+    weighted_variance,
+)
+from modicum.rows import Rows
+from modicum.rows.coding import Level, level_names
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.grouped_rows import GroupedRows
+from modicum.runtime import in_double_precision
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHUNK = 65_536  # rows read at a time
+STICKY = 0.2  # acceptance rate below which four proposals per draw are too few
+PLENTY = 100  # draws from which effects are tabulated at least: nothing but their means is random
+NEWTON_STEPS, CLOSE = 20, 1e-6  # to a quantile of a mixture, within which probability
+TINY, SQRT_2PI = 1e-300, float(np.sqrt(2 * np.pi))
+
+
+def effects(
+    source: Draws,
+    fit: Fit,
+    rows: Rows | None,
+    group: str | None,
+    levels: Sequence[object] | None,
+    draws: int | None,
+    prob: float,
+) -> pd.DataFrame:
+    """Tabulate the effects of groups; see `Posterior.effects`."""
+    check_interval(prob)
+    model = fit.model
+    group = _group_of(model, group, levels)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    if any(term.field == group for term in family.group_terms):
+        fit_levels = _levels_of_fit(fit, rows, group)
+        return _explicit_effects(source, family, rows, group, fit_levels, levels, prob)
+    if rows is None:
+        raise SettingError(
+            "effects that were integrated out follow from the rows of the fit, which a file "
+            "does not keep; give the rows, or their table, as rows=..."
+        )
+    assert isinstance(model, IntegratedEffects)
+    groups = model.units(rows)
+    names = group_levels(groups)
+    ids = _level_ids(names, group, levels)
+    size = groups.index.size[ids]
+    evaluations = int(size.sum()) * model.per_effect**model.effects
+    subset, weights = thinned(source, affordable(source, evaluations, draws, PLENTY))
+    target, chosen, points = _chosen(fit, groups, ids, subset)
+    parts = []
+    for batch, present in map(chosen.chunk, range(len(chosen.chunk_starts) - 1)):
+        mean, variance = effect_moments(target, batch, points)
+        parts.append(_mixtures(mean[:, present], variance[:, present], weights, prob))
+    table = _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
+    table.attrs["draws"] = weights.size
+    return table
+
+
+def _group_of(model: object, group: str | None, levels: object) -> str:
+    """Return the factor asked for, or the only one there is.
+
+    Refuse a factor without effects, and levels that are not a list.
+    """
+    names = group_names(model)
+    if group is None:
+        if len(names) != 1:
+            raise SettingError(
+                f"name the group whose effects to tabulate: {', '.join(names)}."
+                if names
+                else "there are no effects to tabulate; the model has no groups."
+            )
+        (group,) = names
+    if group not in names:
+        raise SettingError(
+            f"there are no effects of {group!r}{suggestion(group, names)}; "
+            + (f"there are effects of {', '.join(names)}." if names else "the model has no groups.")
+        )
+    if isinstance(levels, str) or hasattr(levels, "columns") or isinstance(levels, Rows):
+        raise SettingError(
+            f"levels must be a list of levels of '{group}', not "
+            f"{'a name' if isinstance(levels, str) else type(levels).__name__}; give the rows of "
+            "the fit, if needed, as rows=..."
+        )
+    return group
+
+
+def group_names(model: object) -> tuple[str, ...]:
+    """Return the factors whose levels have effects."""
+    if isinstance(model, IntegratedEffects):
+        return (model.group, *group_names(model.family))
+    if isinstance(model, LinearPredictorModel):
+        return tuple(dict.fromkeys(term.field for term in model.group_terms))
+    return ()
+
+
+def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
+    """Return the group terms of a factor."""
+    if isinstance(model, IntegratedEffects):
+        return (model.term,) if group == model.group else terms_of(model.family, group)
+    assert isinstance(model, LinearPredictorModel)
+    return tuple(term for term in model.group_terms if term.field == group)
+
+
+def _levels_of_fit(fit: Fit, rows: Rows | None, group: str) -> Sequence[Level]:
+    """Return the levels as the table of the fit holds them: numbers are numbers.
+
+    Users join effects with their tables by these levels, and text would match no number.
+    """
+    if rows is not None:
+        return rows.levels.get(group, ())
+    if fit.rows is None or fit.rows.schema.origin is None:
+        return ()
+    groupings = FormulaEncoding.from_dict(fit.rows.schema.origin).groupings
+    return next((grouping.levels for grouping in groupings if grouping.field == group), ())
+
+
+def _explicit_effects(
+    source: Draws,
+    model: LinearPredictorModel,
+    rows: Rows | None,
+    group: str,
+    fit_levels: Sequence[Level],
+    levels: Sequence[object] | None,
+    prob: float,
+) -> pd.DataFrame:
+    """Tabulate effects that are among the draws; `fit_levels` are the levels of the fit's rows."""
+    terms = terms_of(model, group)
+    names = [name for term in terms for name in term.names]
+    effect_labels = [name for term in terms for name in term.sd_names]
+    (entries,) = source.labels[names[0]]
+    ids = _level_ids(np.asarray(entries, object), group, levels)
+    x = np.stack([source.draws[name][:, :, ids] for name in names], axis=-1)
+    weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
+    size = None
+    if rows is not None:
+        counts = sum(
+            np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
+        )
+        size = np.asarray(counts)[ids]
+    names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
+    called = np.asarray(names_of_levels, object)[ids]
+    table = np.concatenate([tabulated(x, weights, prob), _error(x, weights)], axis=-1)
+    frame = _frame(table, group, called, effect_labels, size, prob)
+    frame.attrs["draws"] = weights.size
+    return frame
+
+
+def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+    """Return mean, sd and interval of draws (chains, draws, groups, effects) on a last axis."""
+    low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
+    sd = np.sqrt(weighted_variance(x, weights))
+    return np.stack([weighted_mean(x, weights), sd, low, high], axis=-1)
+
+
+def _error(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the Monte Carlo error of means, as one more column."""
+    return np.asarray(weighted_mcse(x, weights))[..., None]
+
+
+def _mixtures(
+    mean: np.ndarray, variance: np.ndarray, weights: np.ndarray, prob: float
+) -> np.ndarray:
+    """Return mean, sd, interval and error of mixtures of normals (draws, groups, effects)."""
+    from scipy.special import ndtr, ndtri  # slow to import
+
+    centre = weighted_mean(mean[None], weights)
+    sd = np.sqrt(weighted_mean(variance[None], weights) + weighted_variance(mean[None], weights))
+    share, width = normalised(weights)[0], np.sqrt(np.maximum(variance, TINY))
+    ends = []
+    for level in ((1 - prob) / 2, (1 + prob) / 2):
+        end = centre + ndtri(level) * sd
+        for _ in range(NEWTON_STEPS):
+            z = (end - mean) / width
+            above = np.tensordot(share, ndtr(z), axes=1) - level
+            if not np.any(np.abs(above) > CLOSE):
+                break
+            density = np.tensordot(share, np.exp(-0.5 * z**2) / width, axes=1) / SQRT_2PI
+            end = end - np.clip(above / np.maximum(density, TINY), -0.5 * sd, 0.5 * sd)
+        ends.append(end)
+    return np.concatenate(
+        [np.stack([centre, sd, *ends], axis=-1), _error(mean[None], weights)], axis=-1
+    )
+
+
+def _frame(
+    table: np.ndarray,
+    group: str,
+    levels: np.ndarray,
+    effect_names: Sequence[str],
+    size: np.ndarray | None,
+    prob: float,
+) -> pd.DataFrame:
+    """Return a frame with one line per level, or per level and effect if there are several."""
+    import pandas as pd
+
+    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2), "mcse_mean"]
+    kinds = set(map(type, levels.tolist()))
+    if kinds <= {int, float} or kinds == {bool}:  # numbers join with a table's, objects do not
+        levels = np.asarray(levels.tolist())
+    index: pd.Index[Any] = pd.Index(levels, name=group)
+    if len(effect_names) > 1:
+        index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
+    frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
+    return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
+
+
+def group_levels(groups: GroupedRows) -> np.ndarray:
+    """Return the names of the groups: levels if the rows have them, else numbers."""
+    names = groups.levels.get(groups.index.field)
+    values = groups.index.values
+    return values if names is None else np.asarray(names, object)[values]
+
+
+def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -> np.ndarray:
+    """Return the indices of the requested levels; refuse one that the fit did not have."""
+    if levels is None:
+        return np.arange(len(names))
+    place = {str(level): k for k, level in enumerate(names.tolist())}
+    if not len(levels):
+        raise SettingError(f"levels is empty: name levels of {group!r}, or leave it out for all.")
+    unknown = [level for level in levels if str(level) not in place]
+    if unknown:
+        raise DataError(
+            f"there is no '{group}' {unknown[0]!r} among the rows of the fit; all that is known "
+            "of a new group is the spread of its effects, group_sd."
+        )
+    return np.array([place[str(level)] for level in levels], int)
+
+
+def effect_draws(
+    fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray], seed: int = 0
+) -> Iterator[np.ndarray]:
+    """Yield draws of the effects of some groups in chunks, (draws, groups, effects) each."""
+    target, chosen, points = _chosen(fit, groups, ids, draws)
+    accepted: list[np.ndarray] = []
+    for k in range(len(chosen.chunk_starts) - 1):
+        batch, present = chosen.chunk(k)
+        drawn = draw_effects(target, batch, points, seed, k)
+        accepted.append(drawn.acceptance[present])
+        yield drawn.effects[:, present]
+    _check_acceptance(np.concatenate(accepted), group_levels(chosen), groups.index.field)
+
+
+@in_double_precision
+def _chosen(
+    fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray]
+) -> tuple[Target, GroupedRows, np.ndarray]:
+    """Return the likelihood, some groups with their nodes, and the draws as flat points."""
+    target, points = flat_points(fit, groups, draws)
+    model = target.model
+    assert isinstance(model, IntegratedEffects)
+    assert model.nodes_at is not None, "a run records where its nodes are"
+    chosen_groups = groups
+    if not np.array_equal(ids, np.arange(len(groups))):
+        chosen_groups = groups.subset(ids)
+        # smaller arrays for few groups: whole chunks at thousands of draws would take a minute
+        rows = int(chosen_groups.index.size.sum())
+        chosen_groups.flat_rows = min(groups.flat_rows, 1 << rows.bit_length())
+        chosen_groups.flat_groups = min(groups.flat_groups, 1 << len(ids).bit_length())
+    plain = target.likelihood
+    sums = Sums(
+        target, chosen_groups, LocalEngine(progressbar=False), Ledger(rows=len(chosen_groups))
+    )
+    chosen_groups = with_nodes(sums, np.array(model.nodes_at))[1]
+    return plain, chosen_groups, np.ascontiguousarray(points[:, : plain.size])
+
+
+def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
+    """Warn if proposals for some groups are rarely accepted, so that their draws stand still."""
+    worst, stuck = int(np.argmin(acceptance)), int(np.sum(acceptance < STICKY))
+    if not stuck:
+        return
+    warn(
+        ModicumWarning(
+            "effects-stuck",
+            f"the proposals that drew effects of '{group}' fit {stuck} of {len(names):,} groups "
+            f"badly ({100 * acceptance[worst]:.2g}% were accepted for {names[worst]}), so that "
+            "their means, standard deviations and intervals are rough",
+            "ask for more draws (draws=...), or hold the effects explicitly (groups='explicit')",
+            acceptance=float(acceptance[worst]),
+            groups=stuck,
+        ),
+    )
+
+
+# Variance of the latent variable whose sign, or whose interval between cutpoints, is the outcome.
+LATENT = {"logit": np.pi**2 / 3, "probit": 1.0, "cloglog": np.pi**2 / 6}
+
+
+def intraclass(source: Draws, model: object, rows: Rows | None, prob: float) -> pd.DataFrame:
+    """Tabulate intraclass correlations; see `Posterior.icc`."""
+    import pandas as pd
+
+    check_interval(prob)
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    terms = list(family.group_terms) if isinstance(family, LinearPredictorModel) else []
+    if isinstance(model, IntegratedEffects):
+        terms = [model.term, *terms]  # in the order of the draws
+    if not terms:
+        raise SettingError("an intraclass correlation needs groups, and this model has none.")
+    assert isinstance(family, LinearPredictorModel)
+    between = _group_variances(source, terms, rows)
+    within = _noise_variance(family, source, rows)
+    total = sum(between.values()) + within
+    shares = {name: part / total for name, part in between.items()}
+    if len(shares) > 1:
+        shares["all groups"] = sum(between.values()) / total
+    x = np.stack(list(shares.values()), axis=-1)
+    weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
+    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
+    index = pd.Index(list(shares), name="group")
+    return pd.DataFrame(tabulated(x, weights, prob), index=index, columns=columns)
+
+
+def _group_variances(
+    source: Draws, terms: Sequence[GroupTerm], rows: Rows | None
+) -> dict[str, np.ndarray]:
+    """Return the variance that the effects of each factor add to a predictor, (chain, draw)."""
+    sds = source.draws["group_sd"]
+    correlations = source.draws.get("group_cor")
+    parts: dict[str, np.ndarray] = {}
+    sd = pair = 0
+    for term in terms:
+        size = len(term.effects)
+        own = sds[..., sd : sd + size]
+        sd += size
+        covariance = own[..., :, None] * own[..., None, :] * np.eye(size)
+        for i in range(size):
+            for j in range(i if term.has_correlations else 0):
+                assert correlations is not None
+                shared = correlations[..., pair] * own[..., i] * own[..., j]
+                covariance[..., i, j] = covariance[..., j, i] = shared
+                pair += 1
+        variance = np.sum(covariance * _second_moments(term, rows), axis=(-1, -2))
+        parts[term.field] = parts.get(term.field, 0.0) + variance
+    return parts
+
+
+def _second_moments(term: GroupTerm, rows: Rows | None) -> np.ndarray:
+    """Return the mean over the rows of z z', where z is a row's vector of effect columns."""
+    if not term.has_slopes:
+        return np.ones((1, 1))
+    total = np.zeros((len(term.effects),) * 2)
+    rows = _require_rows(rows, "slopes vary by group")
+    for chunk in rows.chunks(CHUNK):
+        z = effect_columns(term, rows, chunk["x"])
+        total += z.T @ z
+    return total / len(rows)
+
+
+def _noise_variance(family: LinearPredictorModel, source: Draws, rows: Rows | None) -> np.ndarray:
+    """Return a row's noise variance on the predictor's scale, (chain, draw) or one number."""
+    for kinds, link in (((Logistic, Ordinal), "logit"), (Probit, "probit"), (Cloglog, "cloglog")):
+        if isinstance(family, kinds):
+            return np.asarray(LATENT[link])
+    if isinstance(family, Binomial):
+        return np.asarray(LATENT[family.link])
+    if isinstance(family, Gaussian):
+        scale = source.draws["scale"] if family.scale is None else np.asarray(family.scale)
+        return np.asarray(scale**2)
+    if isinstance(family, Poisson | NegativeBinomial):
+        more = source.draws["overdispersion"] if isinstance(family, NegativeBinomial) else 0.0
+        mean = _mean_outcome(_require_rows(rows, "the noise of counts depends on their mean"))
+        return np.asarray(np.log1p(1 / mean + more))  # of the lognormal with this mean and variance
+    raise SettingError(
+        f"the noise of {type(family).__name__} has no established variance on the scale of the "
+        "linear predictor, so that there is no intraclass correlation; compare group_sd instead."
+    )
+
+
+def _mean_outcome(rows: Rows) -> float:
+    total = weight = 0.0
+    for chunk in rows.chunks(CHUNK):
+        counts = chunk["weight"] if "weight" in chunk else np.ones(len(chunk["y"]))
+        total, weight = total + float(counts @ chunk["y"]), weight + float(np.sum(counts))
+    return total / weight
+
+
+def _require_rows(rows: Rows | None, why: str) -> Rows:
+    if rows is None:
+        raise SettingError(
+            f"{why}, so that the rows of the fit are needed, which a file does not keep; give the "
+            "rows, or their table, as rows=..."
+        )
+    return rows
+
+
+MOST_LEVELS = 400  # levels whose unpooled effects are computed
+WIDEST = 1.6  # limit of a plot, in multiples of the largest posterior mean
+
+
+class Shrinkage(NamedTuple):
+    """Effects of levels beside their unpooled estimates.
+
+    Attributes
+    ----------
+    table
+        One effect of some levels, as `Posterior.effects` tabulates it.
+    unpooled
+        The effects that best fit the rows of their own level; infinite if none does.
+    sd
+        Standard deviation of the effects in the population, the median of its draws.
+    """
+
+    table: pd.DataFrame
+    unpooled: np.ndarray
+    sd: float
+
+    def limits(self, prob: float) -> tuple[float, float]:
+        """Return the bound of new levels' effects with probability `prob`, and a plot's limit."""
+        from scipy.special import ndtri
+
+        wide = float(ndtri((1 + prob) / 2)) * self.sd
+        return wide, 1.15 * max(wide, WIDEST * float(np.abs(self.table["mean"]).max()))
+
+
+def shrinkage(
+    source: Draws, fit: Fit, rows: Rows, group: str, effect: str, effects: pd.DataFrame
+) -> Shrinkage:
+    """Compute unpooled effects of a group's levels; of many levels, a choice from few rows to many.
+
+    `effects` is the table of `Posterior.effects`, with the number of rows of each level.
+    """
+    names = [name for term in terms_of(fit.model, group) for name in term.sd_names]
+    table = one_effect(effects, effect)
+    places = np.arange(len(table))
+    if len(places) > MOST_LEVELS:
+        by_rows = table["rows"].to_numpy().argsort(kind="stable")
+        places = by_rows[np.linspace(0, len(places) - 1, MOST_LEVELS).astype(int)]
+    pooled = effects["mean"].to_numpy().reshape(-1, len(names))[places]
+    (entries,) = source.labels["group_sd"]
+    assert entries is not None
+    sd = float(source.quantile("group_sd", 0.5)[entries.index(effect)])
+    table = table.iloc[places]
+    selection = (group, effect, list(table.index), pooled, sd)
+    return Shrinkage(table, unpooled_effects(source, fit, rows, *selection), sd)
+
+
+def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return the lines of one effect, if levels have several."""
+    if table.index.nlevels == 1:
+        return table
+    return table[table.index.get_level_values("effect") == name].droplevel("effect")
+
+
+@in_double_precision
+def unpooled_effects(
+    source: Draws,
+    fit: Fit,
+    rows: Rows,
+    group: str,
+    effect: str,
+    levels: Sequence[object],
+    pooled: np.ndarray,
+    sd: float,
+) -> np.ndarray:
+    """Return the effects of some levels that best fit their own rows; infinite if none does.
+
+    Parameters
+    ----------
+    source, fit, rows
+        The draws, the model, and the rows of the fit.
+    group, effect
+        The factor, and which of its effects, named as in `Posterior.effects`.
+    levels
+        Levels of the factor.
+    pooled
+        Posterior means of all effects of these levels, (levels, effects), at which the other
+        effects are held.
+    sd
+        Standard deviation of the effects in the population, the unit of steps.
+    """
+    import jax
+
+    model = fit.model
+    integrated = isinstance(model, IntegratedEffects) and group == model.group
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    assert isinstance(family, LinearPredictorModel)
+    terms = terms_of(model, group)
+    k = [name for term in terms for name in term.sd_names].index(effect)
+    batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
+    weights = source.weights
+    named = {
+        name: weighted_mean(x, np.ones(x.shape[:2]) if weights is None else weights)
+        for name, x in source.draws.items()
+    }
+    predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
+    predictors = np.array(predict(named, batch))
+    x = np.asarray(batch.get("x", np.empty((len(which), 0))))
+    z = np.column_stack([effect_columns(term, rows, x) for term in terms])
+    if integrated:  # the predictors do not include the effects
+        others = pooled * (np.arange(pooled.shape[1]) != k)
+        predictors[:, 0] += np.sum(z * others[which], axis=1)
+    else:
+        predictors[:, 0] -= z[:, k] * pooled[which, k]
+    frequency = np.asarray(batch.get("weight", np.ones(len(which))))
+    arguments = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
+    return np.asarray(level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
+
+
+def _level_codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
+    """Return the values of the group field that stand for these levels."""
+    if isinstance(model, IntegratedEffects) and group == model.group:
+        groups = model.units(rows)
+        names, values = group_levels(groups), groups.index.values
+    else:
+        names = np.asarray(rows.levels[group], object)
+        values = np.arange(len(names))
+    place = {str(name): value for name, value in zip(names.tolist(), values, strict=True)}
+    return np.array([place[str(level)] for level in levels])
+
+
+def _rows_with_codes(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, np.ndarray]:
+    """Return the rows whose factor has one of these codes, and the index of each row's code."""
+    order = np.argsort(codes)
+    parts: list[dict[str, np.ndarray]] = []
+    for chunk in rows.chunks(CHUNK):
+        of_levels = np.isin(chunk[group], codes)
+        parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
+    batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return batch, order[np.searchsorted(codes[order], batch[group])]

@@ -1,0 +1,596 @@
+"""Leave-one-out cross-validation without refitting, from a few thousand of the rows.
+
+With r_s = 1 / p(y_i | theta_s), Pareto-smoothed and normalised, the log predictive density of row i
+given all others is
+
+    e_i = log sum_s r_s p(y_i | theta_s)                          (Vehtari, Gelman and Gabry 2017)
+
+The sum over all rows needs no array of draws x rows: one pass gives an approximation a_i of every
+e_i from a few draws, and m rows, drawn with probabilities q_i in proportion to the likely error of
+a_i, correct the sum (difference estimator; Magnusson, Andersen, Jonasson and Vehtari 2019, 2020):
+
+    elpd = sum_i a_i + (1/m) sum_j (e_j - a_j) / q_j.
+
+Signs s of draws (eq. 5.3 of the HMC-ECS paper) enter numerator and denominator: e_i is then the log
+of sum_s s r_s p(y_i | theta_s) / sum_s s r_s.
+
+The error of a_i grows with the variance of the row's log-likelihood over the draws, which is about
+the row's share of the effective number of parameters. If effects are integrated out, the unit left
+out is a group.
+
+No weights help if the draws do not cover the posterior without the row. Newton's method finds that
+posterior's mode, from the mode with the row, in a few passes; and the row's predictive density is
+the ratio of two normalising constants, Z with the row and Z_i without it,
+
+    log p(y_i | y_-i) = log Z - log Z_i,
+
+each an average of importance weights at points of a normal fitted to its posterior, with all rows
+evaluated at all points in one pass. Pareto k shows whether the normals fit. (Paananen,
+Piironen, Bürkner and Vehtari 2021 move the draws until their moments match, in passes per row.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from modicum.diagnostics.pareto import rows_smoothed
+from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
+from modicum.ledger import Ledger
+from modicum.models import Target
+from modicum.models.model import DENSE_LIMIT
+from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes.curvature import expanded_prior
+from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
+from modicum.posterior.draws import (
+    Draws,
+    evenly_spaced,
+    require_finite,
+    require_positive_sum,
+    thinned,
+)
+from modicum.posterior.evidence import NormalProposal, average, log_joint
+from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.group_effects import group_levels
+from modicum.random import Stream, generator
+from modicum.rows import Rows
+from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.reading import whole_field
+
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
+
+EVEN = 0.1  # share of the sample that is drawn uniformly
+
+
+class Estimate(NamedTuple):
+    """An estimated sum over all rows, and its variance due to sampling rows."""
+
+    value: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Distinct rows that were drawn with replacement, or all rows.
+
+    Attributes
+    ----------
+    row_ids
+        Indices of the rows (or groups), ascending, in the order that all models share.
+    times
+        How often each was drawn; None if the sample is all rows.
+    probability
+        Probability of each row in one draw.
+    """
+
+    row_ids: np.ndarray
+    times: np.ndarray | None
+    probability: np.ndarray
+
+    @classmethod
+    def of_all(cls, number: int) -> RowSample:
+        """Return the sample that is all rows."""
+        return cls(np.arange(number), None, np.ones(number))
+
+    @classmethod
+    def drawn(cls, size: np.ndarray, number: int, seed: int) -> RowSample:
+        """Draw rows with probability proportional to `size`, and a few uniformly."""
+        total = size.sum(dtype=float)
+        even = EVEN if total > 0 else 1.0
+        share = even / len(size) + (1 - even) * size.astype(float) / (total or 1.0)
+        edges = np.cumsum(share)
+        uniform = generator(seed, Stream.LEFT_OUT_ROWS).random(number) * edges[-1]
+        ids = np.searchsorted(edges, uniform, side="right")
+        row_ids, times = np.unique(np.minimum(ids, len(size) - 1), return_counts=True)
+        return cls(row_ids, times, share[row_ids] / edges[-1])
+
+    def total(self, rest: np.ndarray) -> Estimate:
+        """Estimate the sum of `rest` over all rows from its values at the sample."""
+        if self.times is None:
+            return Estimate(float(rest.sum()), 0.0)
+        m = int(self.times.sum())
+        expanded = rest / self.probability
+        value = float(self.times @ expanded) / m
+        return Estimate(value, float(self.times @ (expanded - value) ** 2) / (m * max(m - 1, 1)))
+
+
+POINTS = 1_000  # at which all rows are evaluated, per row that is left out
+WORST_TAIL = 1 - 1 / np.log10(POINTS)  # largest reliable Pareto k for this number of points
+MOST_UNITS = 20  # rows left out this way; if more need it, the model is at fault
+STEPS = 50  # most Newton steps, including halved ones
+CLOSE = 1e-3  # Newton's method stops at a step this long, in posterior standard deviations
+ROUNDING = 1e-12  # relative decrease of a log-density that counts as rounding
+
+
+class LeftOutAnew(NamedTuple):
+    """Log predictive density of rows that were left out, and Pareto k of their weights."""
+
+    elpd: np.ndarray
+    pareto_k: np.ndarray
+
+
+def leave_out_anew(
+    sums: Sums,
+    mean: np.ndarray,
+    row_ids: np.ndarray,
+    share: np.ndarray,
+    random_seed: int,
+) -> LeftOutAnew:
+    """Leave out a `share` of each of these rows (or groups); k is infinite where that fails.
+
+    `mean` is the posterior mean.
+    """
+    result = LeftOutAnew(np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf))
+    if len(mean) > DENSE_LIMIT:
+        return result
+    units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
+    about = _expand(sums, mean).normal()
+    if about is None:
+        return result
+    rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
+    without = [(k, _normal_without(sums, about.mean, *unit)) for k, unit in enumerate(units)]
+    placed = [(k, normal) for k, normal in without if normal is not None]
+    normals = [about, *(normal for _, normal in placed)]
+    drawn = np.stack([normal.draw(rng, POINTS) for normal in normals])
+    log_ratio = log_joint(sums, drawn.reshape(-1, len(mean)), "leave-one-out").reshape(-1, POINTS)
+    log_ratio -= [normal.log_density(at) for normal, at in zip(normals, drawn, strict=True)]
+    for (k, _), points, ratio in zip(placed, drawn[1:], log_ratio[1:], strict=True):
+        row, part = units[k]
+        above, tail = average(log_ratio[0] + (1 - part) * _row_values(sums, row, drawn[0]))
+        below, tail_below = average(ratio - part * _row_values(sums, row, points))
+        result.elpd[k] = above.value - below.value
+        result.pareto_k[k] = max(tail, tail_below)
+    return result
+
+
+class _Expansion(NamedTuple):
+    """A log-density expanded about a point: value, gradient and negative Hessian."""
+
+    value: float
+    centre: np.ndarray
+    slope: np.ndarray
+    precision: np.ndarray
+
+    def normal(self) -> NormalProposal | None:
+        """Return the normal with this log-density; None if the precision is not positive."""
+        if not np.isfinite(self.precision).all():
+            return None
+        try:
+            factor = np.linalg.inv(np.linalg.cholesky(self.precision)).T
+        except np.linalg.LinAlgError:
+            return None
+        return NormalProposal(self.centre + factor @ (factor.T @ self.slope), factor)
+
+
+def _normal_without(sums: Sums, start: np.ndarray, row: int, share: float) -> NormalProposal | None:
+    """Return the normal at the mode of the posterior without a row; None if there is no mode."""
+    alone = sums.rows.subset(np.array([row]))
+    weight = share
+    if "weight" in alone.fields:
+        weight = share / float(alone.slice(0, 1)["weight"][0])
+    own = Sums(sums.target, alone, LocalEngine(progressbar=False), Ledger(rows=1))
+    best, base, step = -np.inf, start, np.zeros_like(start)
+    for _ in range(STEPS):
+        at = base + step
+        with_row, removed = _expand(sums, at), own.hessian(at, "leave-one-out")
+        value = with_row.value - weight * removed[0]
+        if not value >= best - ROUNDING * abs(best):  # overshot: halve the step
+            step = step / 2
+            continue
+        slope = with_row.slope - weight * removed[1]
+        normal = _Expansion(value, at, slope, with_row.precision + weight * removed[2]).normal()
+        if normal is None:
+            return None
+        best, base, step = value, at, normal.mean - at
+        if np.linalg.norm(np.linalg.solve(normal.factor, step)) < CLOSE:
+            return normal
+    return None
+
+
+def _expand(sums: Sums, at: np.ndarray) -> _Expansion:
+    value, slope, hessian = sums.hessian(at, "leave-one-out")
+    prior, prior_uphill, prior_hessian = expanded_prior(sums.target, at)
+    return _Expansion(value + prior, at, slope + prior_uphill, -(hessian + prior_hessian))
+
+
+def _row_values(sums: Sums, row: int, points: np.ndarray) -> np.ndarray:
+    (values,) = log_likelihoods(sums.target, sums.rows, np.array([row]), points)
+    return values[:, 0]
+
+
+EXACT = 4_000  # up to this many rows, each is left out
+SAMPLED = 2_000  # rows drawn if there are more
+FEW_POINTS = 64  # draws from which every row is approximated
+FEWEST = 100  # draws needed to see the tail of their weights
+DOUBTFUL = 0.5  # Pareto k above which a row's tail is told apart from that of the draws' weights
+ALIKE = 0.9  # effective share of the draws above which their weights are nearly even
+MOST_SCALARS = 200  # scalars whose effective sample size is averaged
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """Leave-one-out results of one model.
+
+    Attributes
+    ----------
+    sample
+        The rows that were left out.
+    weight
+        Frequency weight of every row.
+    approximate
+        Approximation for every row.
+    elpd, lpd, pareto_k
+        For the rows of the sample: log predictive density with the row left out and with it, and
+        Pareto k of its weights.
+    draws
+        Number of posterior draws used.
+    unit
+        What was left out: "row" or "group".
+    called
+        Names of the rows of the sample: their indices in the table, or names of groups.
+    matched
+        Whether moment matching was tried for rows with a bad Pareto k.
+    """
+
+    sample: RowSample
+    weight: np.ndarray
+    approximate: LeftOut
+    elpd: np.ndarray
+    lpd: np.ndarray
+    pareto_k: np.ndarray
+    draws: int
+    unit: str
+    called: np.ndarray
+    matched: bool = False
+
+    @property
+    def good_k(self) -> float:
+        """Largest reliable Pareto k for this number of draws."""
+        return min(1 - 1 / float(np.log10(self.draws)), 0.7)
+
+    def total(self, power: int = 1, other: LeaveOneOut | None = None) -> Estimate:
+        """Estimate the sum over all rows of elpd_i (minus that of another model) to a power."""
+        ids, near, left_out = self.sample.row_ids, self.approximate.elpd, self.elpd
+        near = near.astype(float)
+        if other is not None:
+            near, left_out = near - other.approximate.elpd, left_out - other.elpd
+        rest = self.weight[ids] * (left_out**power - near[ids] ** power)
+        estimate = self.sample.total(rest)
+        return Estimate(float(self.weight @ near**power) + estimate.value, estimate.variance)
+
+    def error(self, other: LeaveOneOut | None = None) -> float:
+        """Return the standard error of the sum (or difference) as an estimate for new rows.
+
+        Like R's loo it divides squared deviations by n - 1, and so does ArviZ from version 1 on.
+        """
+        total, squares = self.total(1, other), self.total(2, other).value
+        n = float(self.weight.sum())
+        # subtract the variance by which the squared estimate exceeds the squared sum on average
+        deviations = max(squares - (total.value**2 - total.variance) / n, 0.0)
+        return float(np.sqrt(deviations * n / (n - 1))) if n > 1 else 0.0
+
+    def result(self) -> ELPDData:
+        """Return ArviZ's ELPDData; `elpd_i` and `pareto_k` are those of the rows left out."""
+        from arviz_stats import utils
+        from xarray import DataArray
+
+        ids, total, times = self.sample.row_ids, self.total(), self.sample.times
+        at = {self.unit: self.called}
+        fields: dict[str, object] = {
+            "elpd": total.value,
+            "se": self.error(),
+            "p": self._parameters(),
+            "n_samples": self.draws,
+            "n_data_points": len(self.weight),
+            "scale": "log",
+            "warning": bool((self.pareto_k > self.good_k).any()),
+            "good_k": self.good_k,
+            "elpd_i": DataArray(self.elpd, at, [self.unit], name="elpd_i"),
+            "pareto_k": DataArray(self.pareto_k, at, [self.unit], name="pareto_k"),
+        }
+        if times is not None:
+            fields |= {
+                "subsampling_se": float(np.sqrt(total.variance)),
+                "subsample_size": int(times.sum()),
+                "loo_subsample_observations": ids,
+                "elpd_loo_approx": DataArray(self.approximate.elpd, dims=[self.unit]),
+            }
+        if not hasattr(utils, "ELPDDataLOO"):  # arviz_stats before 1.0 has one class for all
+            return utils.ELPDData(kind="loo", **fields)
+        kind = utils.ELPDDataLOO if times is None else utils.ELPDDataLOOSubsample
+        return kind(**fields)
+
+    def _parameters(self) -> float:
+        """Return the effective number of parameters: the sum of lpd_i - elpd_i."""
+        ids = self.sample.row_ids
+        added = self.approximate.lpd.astype(float) - self.approximate.elpd
+        rest = self.sample.total(self.weight[ids] * (self.lpd - self.elpd - added[ids]))
+        return float(self.weight @ added) + rest.value
+
+    def warn(self, name: str = "") -> ModicumWarning | None:
+        """Warn if Pareto k is too large for some rows, so that they are not left out reliably."""
+        bad = self.pareto_k > self.good_k
+        if not bad.any():
+            return None
+        worst = int(np.argmax(self.pareto_k))
+        of = f" of {name!r}" if name else ""
+        more = "" if self.good_k >= 0.7 else "draw more, "
+        match = "" if self.matched else "use moment_match=True, which evaluates new points, "
+        return warn(
+            ModicumWarning(
+                "left-out-uncertain",
+                f"{int(bad.sum()):,} of the {len(bad):,} {self.unit}s left out{of} "
+                f"{'moves' if bad.sum() == 1 else 'move'} the posterior too much for its draws to "
+                f"tell what it would be without {'it' if bad.sum() == 1 else 'them'} (Pareto "
+                f"k {self.pareto_k[worst]:.2f} in {self.unit} {self.called[worst]}, and "
+                f"up to {self.good_k:.2f} is fine), so elpd is too high or too low by an unknown "
+                "amount",
+                f"{more}{match}look at these {self.unit}s (result.pareto_k), fit without them to "
+                "see what they do, or use a family with heavier tails",
+                units=int(bad.sum()),
+                left_out=len(bad),
+                pareto_k=float(self.pareto_k[worst]),
+                good_k=self.good_k,
+            ),
+        )
+
+
+class _Prepared(NamedTuple):
+    """A subject's draws as flat points, with its target and the units to leave out."""
+
+    target: Target
+    units: Rows
+    points: np.ndarray
+    log_weight: np.ndarray
+    sign: np.ndarray  # of each draw; 1 except for signed samplers
+    efficiency: float  # effective over actual draws
+    ledger: Ledger
+    numbers: np.ndarray | None  # index of each row in the table; None if in the table's order
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the units are groups."""
+        return isinstance(self.units, GroupedRows)
+
+    def places(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the indices among the units of rows given by their rank in the table."""
+        if self.grouped or self.numbers is None:
+            return row_ids
+        return np.argsort(self.numbers)[row_ids]
+
+    def names(self, row_ids: np.ndarray) -> np.ndarray:
+        """Return the table indices of rows given by their rank; for groups, their names."""
+        if isinstance(self.units, GroupedRows):
+            return group_levels(self.units)[row_ids]
+        return row_ids if self.numbers is None else np.sort(self.numbers)[row_ids]
+
+
+def leave_one_out(
+    subjects: Sequence[Subject],
+    subsample: int | None,
+    draws: int,
+    random_seed: int,
+    progressbar: bool,
+    moment_match: bool = False,
+    numbers: Sequence[np.ndarray | None] | None = None,
+) -> list[LeaveOneOut]:
+    """Leave the same rows out of all subjects, which share their rows; see `Posterior.loo`.
+
+    Orders may differ: `numbers` holds the table index of each subject's rows, or None for a subject
+    in the table's order.
+    """
+    whole_number("draws", draws, FEWEST)
+    if subsample is not None:
+        whole_number("subsample", subsample, 2)
+    engine = LocalEngine(progressbar=progressbar)
+    prepared = [
+        _prepare(subject, draws, engine, its_numbers)
+        for subject, its_numbers in zip(subjects, numbers or [None] * len(subjects), strict=True)
+    ]
+    counts = {(len(model.units), model.grouped) for model in prepared}
+    assert len(counts) == 1, "the caller compares like with like"
+    number = len(prepared[0].units)
+    weight = _weights(prepared[0])
+    if number <= (EXACT if subsample is None else subsample):
+        near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # no approximation is needed
+        sample = RowSample.of_all(number)
+    else:
+        near = [_approximation(model, engine) for model in prepared]
+        size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
+        sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
+    results = [
+        _leave_out(model, sample, weight, part) for model, part in zip(prepared, near, strict=True)
+    ]
+    if not moment_match:
+        return results
+    return [
+        _moment_matched(left_out, model, engine, random_seed)
+        for left_out, model in zip(results, prepared, strict=True)
+    ]
+
+
+def _prepare(
+    subject: Subject, draws: int, engine: LocalEngine, numbers: np.ndarray | None
+) -> _Prepared:
+    source, fit, rows = subject
+    require_finite(source.draws, "leaving rows out")
+    subset, (weights,) = thinned(source, draws)
+    counts = weights != 0
+    require_positive_sum(weights, "leaving rows out")
+    if counts.sum() < FEWEST:
+        raise SettingError(
+            f"{too_few(int(counts.sum()), 'draw')} to leave rows out, since the tail of the "
+            f"weights cannot be judged; sample at least {FEWEST}."
+        )
+    subset = {name: x[counts] for name, x in subset.items()}
+    target, points = flat_points(fit, rows, subset)
+    ledger = Ledger(rows=len(rows))
+    units = units_of(target, rows, engine, ledger)
+    log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])
+    efficiency = _efficiency(source, len(points))
+    return _Prepared(target, units, points, log_weight, sign, efficiency, ledger, numbers)
+
+
+def _efficiency(source: Draws, count: int) -> float:
+    """Return effective over actual draws, averaged over parameters as in ArviZ."""
+    from arviz_stats.base import array_stats
+
+    if source.chains == 1 or source.num_draws < 4:
+        return 1.0
+    flat = [x.reshape(*x.shape[:2], -1) for x in source.draws.values()]
+    scalars = np.concatenate(flat, axis=2).astype(float)
+    sampled = scalars[:, :, :: -(-scalars.shape[2] // MOST_SCALARS)]
+    with np.errstate(all="ignore"):
+        ess = array_stats.ess(sampled, chain_axis=0, draw_axis=1, method="mean")
+    share = float(np.nanmean(ess)) / count
+    return share if np.isfinite(share) and share > 0 else 1.0
+
+
+def _weights(subject: _Prepared) -> np.ndarray:
+    """Return the frequency weight of each unit."""
+    units = subject.units
+    if subject.grouped or "weight" not in units.fields:
+        return np.ones(len(units))
+    weight = whole_field(units, "weight").astype(float)
+    return weight[subject.places(np.arange(len(weight)))]
+
+
+def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
+    """Approximate every row from a few draws, shifted so that their mean is that of all draws.
+
+    Without the shift, a row's log-likelihood would be off by its gradient times the difference of
+    the means, which is far larger than the curvature that determines the effect of leaving it out.
+    """
+    spaced = evenly_spaced(len(subject.points), FEW_POINTS)
+    points, log_weight = subject.points[spaced], subject.log_weight[spaced]
+    centre = _mean(subject.points, subject.log_weight, subject.sign)
+    moved = points + centre - _mean(points, log_weight, np.ones(len(spaced)))
+    sums = Sums(subject.target, subject.units, engine, subject.ledger)
+    near = approximately_left_out(sums, moved, log_weight)
+    places = subject.places(np.arange(len(subject.units)))
+    return LeftOut(*(part[places] for part in near))
+
+
+def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    return np.average(points, axis=0, weights=sign * np.exp(log_weight - log_weight.max()))
+
+
+def _leave_out(
+    subject: _Prepared, sample: RowSample, weight: np.ndarray, near: LeftOut
+) -> LeaveOneOut:
+    """Run PSIS-LOO on the rows of the sample, a piece at a time."""
+    parts, first = [], 0
+    unit, called = "group" if subject.grouped else "row", subject.names(sample.row_ids)
+    places = subject.places(sample.row_ids)
+    for values in log_likelihoods(subject.target, subject.units, places, subject.points):
+        piece = slice(first, first + values.shape[1])
+        _require_numbers(values, unit, called[piece])
+        share = np.minimum(weight[sample.row_ids[piece]], 1.0)
+        parts.append(_smoothed(values, share, subject))
+        first += values.shape[1]
+    elpd, lpd, pareto_k = np.concatenate(parts, axis=1)
+    _require_signs(elpd, lpd, unit, called)
+    draws = len(subject.points)
+    return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit, called)
+
+
+def _moment_matched(
+    left_out: LeaveOneOut, subject: _Prepared, engine: LocalEngine, seed: int
+) -> LeaveOneOut:
+    """Leave out the worst rows with new points, and keep the results whose Pareto k is good."""
+    worst = np.argsort(-left_out.pareto_k)[:MOST_UNITS]
+    bad = np.sort(worst[left_out.pareto_k[worst] > left_out.good_k])
+    if not len(bad):
+        return left_out
+    row_ids = left_out.sample.row_ids[bad]
+    sums = Sums(subject.target, subject.units, engine, subject.ledger)
+    mean = _mean(subject.points, subject.log_weight, subject.sign)
+    share = np.minimum(left_out.weight[row_ids], 1.0)
+    anew = leave_out_anew(sums, mean, subject.places(row_ids), share, seed)
+    elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
+    better = anew.pareto_k <= min(WORST_TAIL, left_out.good_k)
+    elpd[bad[better]], pareto_k[bad[better]] = anew.elpd[better], anew.pareto_k[better]
+    return replace(left_out, elpd=elpd, pareto_k=pareto_k, matched=True)
+
+
+def _require_numbers(values: np.ndarray, unit: str, called: np.ndarray) -> None:
+    """Refuse rows whose log-likelihood is not finite at some draw."""
+    bad = ~np.isfinite(values).all(axis=0)
+    if bad.any():
+        raise SettingError(
+            f"the log-likelihood of {unit} {called[np.argmax(bad)]} is not finite at some of the "
+            f"draws, so that the {unit} cannot be left out; rescale the columns of the rows, or "
+            f"use a family under which the {unit} is possible."
+        )
+
+
+def _require_signs(elpd: np.ndarray, lpd: np.ndarray, unit: str, called: np.ndarray) -> None:
+    """Refuse rows whose signed sums are not positive and have no logarithm."""
+    bad = ~np.isfinite(elpd + lpd)
+    if bad.any():
+        raise SettingError(
+            f"the signs of the draws cancel when {unit} {called[np.argmax(bad)]} is left out, so "
+            "that its predictive density would be negative; sample more, or with a larger "
+            "subsample, so that fewer signs are negative."
+        )
+
+
+def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.ndarray:
+    """Return elpd, lpd and Pareto k (3, rows) from log-likelihoods (draws, rows)."""
+    log_weight, sign = subject.log_weight, subject.sign
+    log_ratio = (log_weight[:, None] - share * values).T
+    flat = np.ptp(log_ratio, axis=1) < 1e-10
+    smoothed = np.full(log_ratio.shape, -np.log(len(values)))
+    pareto_k = np.zeros(len(smoothed))
+    smoothed[~flat], pareto_k[~flat] = rows_smoothed(log_ratio[~flat], subject.efficiency)
+    doubtful = pareto_k > DOUBTFUL
+    if doubtful.any() and _count_nearly_alike(log_weight):
+        # The draws' weights were smoothed and judged when they were computed. Even if nearly equal
+        # they have a tail, whose k would show in every row; use k of the row's own ratio instead.
+        _, row_k = rows_smoothed(-(share * values).T[doubtful], subject.efficiency)
+        pareto_k[doubtful] = np.minimum(pareto_k[doubtful], row_k)
+    elpd = _log_average(values.T, smoothed, sign)
+    lpd = _log_average(values.T, log_weight, sign)
+    return np.stack([elpd, lpd, pareto_k])
+
+
+def _count_nearly_alike(log_weight: np.ndarray) -> bool:
+    """Return whether the draws have weights that are nearly, but not exactly, equal."""
+    weight = np.exp(log_weight - log_weight.max())
+    return np.ptp(log_weight) > 0 and weight.sum() ** 2 > ALIKE * len(weight) * (weight @ weight)
+
+
+def _log_average(values: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    """Return the log of the signed weighted average of exp(values) over draws, the last axis."""
+    return _log_sum(log_weight + values, sign) - _log_sum(log_weight, sign)
+
+
+def _log_sum(terms: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    """Return the log of the sum of sign * exp(terms) over the last axis."""
+    top = terms.max(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a sum <= 0 is not finite: refused later
+        return np.asarray(top + np.log(np.exp(terms - top[..., None]) @ sign))

@@ -1,0 +1,450 @@
+"""Samples of rows, and columns of rows or of their table, which can be set to other values.
+
+After a formula a column is one of its table, so that splines, interactions and contrasts follow;
+for arrays it is a column of x, or a factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.posterior.fit_rows import AlignedRows, Batch, FitRows, Groups
+from modicum.random import Stream, generator
+from modicum.rows import Rows
+from modicum.rows.checks import names_like
+from modicum.rows.coding import Level
+from modicum.rows.formula import FormulaEncoding
+from modicum.rows.formula.evaluation import complete_rows
+from modicum.rows.formula.expressions import Expression
+from modicum.rows.reading import encode_table, is_tabular, reread, source_of, table_numbers
+from modicum.rows.sources import Source, absent
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_COLOURS = 10**9  # NumPy's limit for draws without replacement
+
+
+def random_rows(number: int, most: int, seed: int) -> np.ndarray:
+    """Return the indices of up to `most` of `number` rows, in random order."""
+    rng = generator(seed, Stream.CHECKED_ROWS)
+    if number <= most:
+        return rng.permutation(number)
+    return rng.choice(number, size=most, replace=False)
+
+
+def counted_rows(rows: Rows, most: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of up to `most` rows, in random order, and the weight of each outcome.
+
+    A row with an integer weight k stands for k outcomes, whose sum varies less than k times one
+    outcome: its index is repeated k times. Fractional weights multiply a single outcome.
+    """
+    ids = random_rows(len(rows), most, seed)
+    if "weight" not in rows.fields:
+        return ids, np.ones(len(ids))
+    weight = np.asarray(rows.take(ids)["weight"], float)
+    if np.any(weight != np.floor(weight)):
+        return ids, weight
+    counts, total = weight.astype(np.int64), int(weight.sum())
+    if total == 0:
+        raise DataError("all of these rows have weight 0: at least one needs a positive weight.")
+    rng = generator(seed, Stream.COUNTED_ROWS)
+    if most < total < MOST_COLOURS:
+        counts = rng.multivariate_hypergeometric(counts, most, method="marginals")
+    elif most < total:  # so many that sampling with replacement hardly ever repeats an outcome
+        counts = rng.multinomial(most, weight / total)
+    repeated = rng.permutation(np.repeat(ids, counts))
+    return repeated, np.ones(len(repeated))
+
+
+def holds_column(rows: Rows, name: str) -> bool:
+    """Return whether the rows hold the values of a column, as numbers or as levels."""
+    if name in rows.levels and name in rows.fields:
+        return True
+    return _place(rows, name) is not None or rows.fields.get(name) == ()
+
+
+def _place(rows: Rows, name: str) -> int | None:
+    """Return the index of a numeric column in the field x, or None."""
+    if name not in rows.columns or "x" not in rows.fields:
+        return None
+    place = rows.columns.index(name)
+    dense = list(range(len(rows.columns)) if rows.coding is None else rows.coding.dense)
+    return dense.index(place) if place in dense else None
+
+
+def column_values(rows: Rows, table: object, name: str, row_ids: np.ndarray) -> np.ndarray:
+    """Return the values of a column at these rows: numbers, or levels as strings.
+
+    A table must be in the order of the rows.
+    """
+    subset = rows.subset(row_ids)
+    batch = subset.slice(0, len(subset))
+    if name in rows.levels and name in batch:
+        return np.array([str(level) for level in rows.levels[name]])[batch[name].astype(int)]
+    place = _place(rows, name)
+    if place is not None:
+        return np.asarray(batch["x"][:, place], float)
+    if name in batch and batch[name].ndim == 1:
+        return np.asarray(batch[name], float)
+    if table is None or not is_tabular(table):
+        fields = [field for field in batch if batch[field].ndim == 1]
+        columns = [*dict.fromkeys([*rows.columns, *rows.levels, *fields])]
+        raise SettingError(f"there is no column {name!r}: {names_like(name, columns)}")
+    return _table_values(table, name, len(rows), row_ids)
+
+
+def _table_values(table: object, name: str, number: int, row_ids: np.ndarray) -> np.ndarray:
+    source = source_of(table)
+    if name not in source.names:
+        raise SettingError(f"there is no column {name!r}: {names_like(name, source.names)}")
+    parts = reread(lambda: [_plain(batch.column(name)) for batch in source.batches([name])])
+    values = np.concatenate(parts)
+    if len(values) != number:
+        raise DataError(
+            f"the table has {len(values):,} rows and {number:,} were fitted, since rows with "
+            "missing values were dropped; give the table without these rows."
+        )
+    return values[row_ids]
+
+
+def _plain(column: pa.Array) -> np.ndarray:
+    """Convert an Arrow column to numbers, or to strings."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return np.asarray(column.to_numpy(zero_copy_only=False), float)
+    return np.array([str(value) for value in column.to_pylist()])
+
+
+def table_sample(
+    table: object,
+    columns: Sequence[str],
+    most: int,
+    seed: int,
+    encoding: FormulaEncoding,
+    drop: bool = True,
+    fitted: Rows | None = None,
+) -> pa.Table:
+    """Return up to `most` random rows of a table, in one reading.
+
+    Parameters
+    ----------
+    table, encoding
+        A table, and the encoding of the fit.
+    columns
+        The columns to read.
+    most, seed
+        The most rows, and the seed of their choice.
+    drop
+        Whether rows that are incomplete in these columns are left out instead of refused.
+    fitted
+        The rows of the fit, if the table is the one that they were made from: it is refused if the
+        rows that were chosen have changed since.
+    """
+    source = source_of(table, encoding)
+    for name in columns:
+        if name not in source.names:
+            raise DataError(absent(source, name))
+    sample = reread(lambda: _sample(source, columns, most, seed, drop))
+    if sample is None or not len(sample.row_ids):
+        raise DataError("there are no (complete) rows in the data: at least one is needed.")
+    if fitted is not None and not _made(fitted, sample, table, encoding):
+        raise DataError(
+            "the table of the fit has changed since it was fitted, and this would mix its present "
+            "rows with a fit to the former ones: give the table as it was, or the rows to use "
+            "instead, as data=..."
+        )
+    return sample.table
+
+
+class _Sample(NamedTuple):
+    """Some rows of a table, their row numbers, and the number of all rows of the table."""
+
+    table: pa.Table
+    row_ids: np.ndarray
+    total: int
+
+
+def _sample(
+    source: Source, columns: Sequence[str], most: int, seed: int, drop: bool
+) -> _Sample | None:
+    import pyarrow as pa
+
+    rng = generator(seed, Stream.CHECKED_ROWS)
+    sample, keys, total = None, np.zeros(0), 0
+    for part, dropped in complete_rows(source.batches(columns), columns, drop):
+        total += len(part) + dropped
+        joined, row_ids = pa.Table.from_batches([part.batch]).select(list(columns)), part.row_ids
+        if sample is not None:
+            joined = pa.concat_tables([sample.table, joined])
+            row_ids = np.concatenate([sample.row_ids, row_ids])
+        keys = np.concatenate([keys, rng.random(len(part))])
+        if len(keys) > most:  # rows with the smallest keys are a random sample of all so far
+            chosen = np.sort(np.argpartition(keys, most - 1)[:most])
+            joined, row_ids, keys = joined.take(chosen), row_ids[chosen], keys[chosen]
+        sample = _Sample(joined, row_ids, total)
+    return sample
+
+
+def _made(fitted: Rows, sample: _Sample, table: object, encoding: FormulaEncoding) -> bool:
+    """Whether `fitted` were made from a table of which this is a sample.
+
+    Only the sample is compared, since the result depends on no other row.
+    """
+    numbers, at = table_numbers(fitted, table), sample.row_ids
+    if numbers is not None:  # some rows were dropped, or a store has sorted them by group
+        order = np.argsort(numbers, kind="stable")
+        places = np.searchsorted(numbers, sample.row_ids, sorter=order)
+        at = order[np.minimum(places, len(numbers) - 1)]
+        if not np.array_equal(numbers[at], sample.row_ids):
+            return False
+    elif sample.total != len(fitted):
+        return False
+    outcome = all(name in sample.table.column_names for name in encoding.needed())
+    try:
+        rows = encode_table(encoding, sample.table, outcome=outcome, dtype=fitted.dtype)
+    except DataError:  # a level or a value that the fit has not seen
+        return False
+    before = fitted.take(at)
+    return all(_alike(before[name], now) for name, now in rows.slice(0, len(rows)).items())
+
+
+def _alike(before: np.ndarray, now: np.ndarray) -> bool:
+    """Whether codes are equal, and numbers up to rounding: splines depend on the batch a little."""
+    if before.dtype.kind != "f":
+        return np.array_equal(before, now)
+    size = np.abs(before)
+    error = 2 * np.finfo(before.dtype).eps * size + 1e-12 * size.max(axis=0)
+    return bool(np.all(np.abs(now - before) <= error))
+
+
+CHUNK = 20_000  # rows per batch
+
+
+class Population(Protocol):
+    """Rows whose columns can be set."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def values(self, name: str) -> np.ndarray:
+        """Return the values of a column, numbers or levels; a `SettingError` if there is none."""
+
+    def levels(self, name: str) -> tuple[Level, ...]:
+        """Return the levels of a factor, in the fit's order; empty for numbers."""
+
+    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
+        """Yield the rows with a column set to these values, one per row, a chunk at a time."""
+
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor."""
+
+    @property
+    def share(self) -> float:
+        """Share of all rows that these are; 0 if that is not known."""
+
+    @property
+    def as_it_is(self) -> AlignedRows:
+        """The rows, with no column changed."""
+
+
+@dataclass(frozen=True)
+class TablePopulation:
+    """A sample of the table that a formula was applied to."""
+
+    table: pa.Table
+    encoding: FormulaEncoding
+    first_new: Mapping[str, float]  # as in `AlignedRows`
+    share: float
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def values(self, name: str) -> np.ndarray:
+        """Return the values of a column that predictions depend on."""
+        # Weights, and fields that belong to the outcome, do not enter the predictor.
+        fields = ["offset", *(group.field for group in self.encoding.groupings)]
+        columns = self.encoding.needed(outcome=False, fields=fields)
+        if name not in columns and name in self.encoding.needed(outcome=False):
+            raise SettingError(
+                f"predictions do not depend on {name!r}, which is a weight or part of the "
+                f"outcome: choose another column ({', '.join(map(repr, columns))})."
+            )
+        if name not in columns or name not in self.table.column_names:
+            raise SettingError(f"the formula reads no column {name!r}: {names_like(name, columns)}")
+        return np.array(self.table.column(name).to_pylist())
+
+    def levels(self, name: str) -> tuple[Level, ...]:
+        """Return the levels of the fit if the column itself is a factor, else those that occur."""
+        for factor in self.encoding.factors:
+            call = Expression(factor.expression)
+            inner = call if call.categorical is None else call.categorical.inner
+            if factor.levels and inner.bare == name:
+                return factor.levels
+        for group in self.encoding.groupings:
+            if group.columns == (name,):
+                return group.levels
+        if self.encoding.kinds.get(name, "number") == "number":
+            return ()
+        return tuple(np.unique(self.values(name)).tolist())
+
+    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
+        """Encode the table with a column set to these values."""
+        import pyarrow as pa
+
+        place = self.table.column_names.index(name)
+        kind = self.table.schema.types[place]
+        plain = [value.item() if isinstance(value, np.generic) else value for value in values]
+        if pa.types.is_integer(kind) and all(isinstance(v, float) for v in plain):
+            column = pa.array(plain, pa.float64())
+        else:
+            column = pa.array(plain)
+        try:
+            encoded = self._encoded(self.table.set_column(place, name, column))
+        except DataError as fault:  # for instance, values outside the range of a spline
+            raise DataError(
+                f"{name!r} cannot be set to these values; use others (at=[...] or between=[...]): "
+                f"{fault}"
+            ) from fault
+        if name not in [Expression(w).bare for w in self.encoding.fields.get("weight", ())]:
+            yield from encoded.chunks(CHUNK)
+            return
+        for batch, before in zip(encoded.chunks(CHUNK), self.as_it_is.chunks(CHUNK), strict=True):
+            yield {**batch, "weight": before["weight"]}  # rows count as they did
+
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor."""
+        return next(g.columns for g in self.encoding.groupings if g.field == group)
+
+    @property
+    def as_it_is(self) -> AlignedRows:
+        """The rows, encoded as those of the fit were."""
+        return self._encoded(self.table)
+
+    def _encoded(self, table: pa.Table) -> AlignedRows:
+        has_outcome = all(name in table.column_names for name in self.encoding.needed(outcome=True))
+        rows = encode_table(self.encoding, table, outcome=has_outcome, dtype=np.float64)
+        return AlignedRows(rows, tuple(rows.fields), first_new=self.first_new)
+
+
+@dataclass(frozen=True)
+class ArrayPopulation:
+    """A sample of rows, in the layout of the fit.
+
+    Parameters
+    ----------
+    as_it_is
+        The rows.
+    places
+        Index in x of each numeric column.
+    factors
+        Levels of each field that holds codes.
+    share
+        Share of all rows that these are.
+    """
+
+    as_it_is: AlignedRows
+    places: dict[str, int]
+    factors: dict[str, tuple[Level, ...]]
+    share: float
+
+    @classmethod
+    def of(cls, rows: AlignedRows, fit: FitRows | None, share: float) -> ArrayPopulation:
+        """Locate the columns of the rows."""
+        source = rows.rows
+        if rows.columns is not None or rows.coding is not None:  # brought into the fit's order
+            assert fit is not None
+            return cls(rows, {name: k for k, name in enumerate(fit.schema.columns)}, {}, share)
+        dense = range(len(source.columns)) if source.coding is None else source.coding.dense
+        places = {source.columns[column]: k for k, column in enumerate(dense)}
+        factors = {k: v for k, v in source.levels.items() if k in source.fields}
+        return cls(rows, places, factors, share)
+
+    def __len__(self) -> int:
+        return len(self.as_it_is)
+
+    def _batch(self, name: str) -> Batch:
+        """Return all rows; refuse a column that they do not have."""
+        if name not in self.places and name not in self.factors:
+            columns = [*self.places, *self.factors]
+            raise SettingError(f"the rows have no column {name!r}: {names_like(name, columns)}")
+        return dict(next(self.as_it_is.chunks(len(self))))
+
+    def values(self, name: str) -> np.ndarray:
+        """Return the values of a column of x, or of a factor."""
+        batch = self._batch(name)
+        if name in self.places:
+            return np.asarray(batch["x"][:, self.places[name]], float)
+        levels = np.array(self.factors[name], dtype=object)
+        return np.asarray(levels[batch[name].astype(int)])
+
+    def levels(self, name: str) -> tuple[Level, ...]:
+        """Return the levels of a factor; empty for numbers."""
+        return self.factors.get(name, ())
+
+    def columns_of(self, group: str) -> tuple[str, ...]:
+        """Return the columns that define a grouping factor: itself."""
+        return (group,)
+
+    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
+        """Yield the rows with a column of x, or the codes of a factor, set to these values."""
+        batch = self._batch(name)
+        if name in self.places:
+            batch["x"] = np.array(batch["x"], float)
+            batch["x"][:, self.places[name]] = values
+        else:
+            code = {level: k for k, level in enumerate(self.factors[name])}
+            codes = np.array([code[value] for value in values])
+            batch[name] = codes.astype(batch[name].dtype)
+        for first in range(0, len(self), CHUNK):
+            yield {k: v[first : first + CHUNK] for k, v in batch.items()}
+
+
+def population(
+    data: object,
+    rows: AlignedRows | None,
+    fit: FitRows | None,
+    most: int,
+    seed: int,
+    groups: Groups | None,
+    fitted: Rows | None = None,
+) -> Population:
+    """Return up to `most` random rows: of the table if the fit had a formula, else of `rows`.
+
+    The rows of the fit, `fitted`, are given if the table is that of the fit: see `table_sample`.
+    """
+    encoding = None if fit is None else fit.encoding
+    if fit is not None and encoding is not None:
+        if data is None:
+            raise SettingError(
+                "this needs the table that the formula was applied to, which this posterior, made "
+                "from a digest or loaded from a file, does not hold; give it as `data`."
+            )
+        source, needed = source_of(data, encoding), encoding.needed(outcome=True)
+        if any(name not in source.names for name in needed):
+            needed = tuple(name for name in encoding.needed(outcome=False) if name in source.names)
+        sample = table_sample(data, needed, most, seed, encoding, encoding.drops, fitted)
+        share = 1.0 if len(sample) < most else len(sample) / (source.rows or np.inf)
+        if groups in (None, "known"):
+            return TablePopulation(sample, encoding, {}, share)
+        first_new = {g.field: len(g.levels) for g in encoding.groupings}
+        encoding = encoding.with_levels_of(source_of(sample))
+        return TablePopulation(sample, encoding, first_new, share)
+    if rows is None:
+        raise SettingError(
+            "this needs rows to average over, and this posterior, made by hand or loaded from a "
+            "file, does not hold any; give rows, or a table, as `data`."
+        )
+    if not len(rows):
+        raise DataError("there are no rows to average over: at least one is needed.")
+    ids = np.sort(random_rows(len(rows), most, seed))
+    sample = replace(rows, rows=rows.rows.subset(ids))
+    return ArrayPopulation.of(sample, fit, len(ids) / len(rows))

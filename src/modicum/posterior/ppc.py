@@ -1,0 +1,436 @@
+"""Predictive checks: compare observed outcomes with outcomes drawn from the model.
+
+Every check accumulates a few numbers per draw over batches of rows: sums of outcomes in bins of the
+rows, or counts of outcomes in bins of their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from modicum.errors import DataError, SettingError
+from modicum.models import BaseModel, IntegratedEffects
+from modicum.models.over_draws import length_of
+from modicum.posterior.fit_rows import AlignedRows, Batch
+from modicum.posterior.predict import OutcomeDraws, outcomes
+from modicum.posterior.weighted import weighted_mean, weighted_quantile
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+OBSERVED, PREDICTED, INK = "#1f2937", "#0b5fa5", "#555555"
+
+
+def pyplot() -> ModuleType:
+    """Import `matplotlib.pyplot`, or say how to install it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise SettingError(
+            "plots need matplotlib, which is not installed: pip install 'modicum[plots]'."
+        ) from None
+    return plt
+
+
+def new_axes(ax: Axes | None = None, size: tuple[float, float] = (6.0, 4.0)) -> Axes:
+    """Return `ax`, or the axes of a new figure."""
+    if ax is not None:
+        return ax
+    axes: Axes = pyplot().subplots(figsize=size, layout="constrained")[1]
+    return axes
+
+
+Kind = Literal["calibration", "classes", "counts", "ecdf", "residuals"]
+MOST_COUNTS = 30  # bars of a rootogram; larger counts share bars
+GRID = 60  # points of a distribution function
+FEW_VALUES = 12  # up to this many distinct values of a column, each is a bin
+
+
+@dataclass(frozen=True, eq=False)
+class PredictiveCheck:
+    """Observed outcomes, compared with outcomes drawn from the model.
+
+    Attributes
+    ----------
+    kind
+        "calibration" (of outcomes 0 and 1, in bins of their predicted probability), "classes" (how
+        often each occurs), "counts" (how often each occurs: a rootogram), "ecdf" (the distribution
+        function of numbers), or "residuals" (means in bins of a column).
+    table
+        One line per bin: `observed`, `predicted` (the mean over draws), the interval from `lower`
+        to `upper` in which the model expects the observed value, and, for bins of rows, `rows`. For
+        bins of a column, `at` is the bin's value; for outcomes that are classes there is a line
+        per bin and `class`, with the share of the class in the bin.
+    name
+        The column by which rows are binned; empty if there is none.
+    rows, draws, prob
+        Number of rows and of predictive draws, and the probability of the intervals.
+    """
+
+    kind: Kind
+    table: pd.DataFrame
+    name: str
+    rows: int
+    draws: int
+    prob: float
+
+    @property
+    def outside(self) -> float:
+        """Share of bins whose observed value lies outside its interval; 1 - prob is expected."""
+        observed = self.table["observed"]
+        beyond = (observed < self.table["lower"]) | (observed > self.table["upper"])
+        return float(beyond.mean())
+
+    def __repr__(self) -> str:
+        by = f" by {self.name}" if self.name else ""
+        return (
+            f"<PredictiveCheck {self.kind}{by}: {len(self.table)} bins of {self.rows:,} rows, "
+            f"{self.outside:.0%} outside their {self.prob:.0%} intervals ({self.draws} draws)>"
+        )
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Plot the check: observed values in black, what the model expects in blue."""
+        ax = new_axes(ax)
+        draw = {
+            "calibration": self._plot_calibration,
+            "counts": self._plot_bars,
+            "classes": self._plot_bars,
+            "ecdf": self._plot_ecdf,
+            "residuals": self._plot_residuals,
+        }[self.kind]
+        draw(ax)
+        return ax
+
+    def _plot_calibration(self, ax: Axes) -> None:
+        table = self.table
+        x = table["predicted"]
+        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0,
+                        label=f"{self.prob:.0%} expected")  # fmt: skip
+        ax.plot(x, x, color=PREDICTED, lw=1)
+        ax.plot(x, table["observed"], "o-", color=OBSERVED, ms=4, lw=1, label="observed")
+        ax.set(xlabel="predicted probability", ylabel="share of ones")
+        ax.legend(frameon=False)
+
+    def _plot_bars(self, ax: Axes) -> None:
+        root = np.sqrt if self.kind == "counts" else np.asarray
+        table, at = self.table, np.arange(len(self.table))
+        ax.bar(at, root(table["observed"]), width=0.75, color=OBSERVED, alpha=0.3, label="observed")
+        low, middle, high = (root(table[name]) for name in ("lower", "predicted", "upper"))
+        ax.vlines(at, low, high, color=PREDICTED, lw=3, alpha=0.5)
+        ax.plot(at, middle, "o", color=PREDICTED, ms=4, label=f"predicted, {self.prob:.0%}")
+        every_nth = max(1, len(at) // 12)
+        ax.set_xticks(at[::every_nth], [str(label) for label in table.index[::every_nth]])
+        unit = "rows, on a square-root scale" if self.kind == "counts" else "rows"
+        ax.set(xlabel="outcome", ylabel=unit)
+        if self.kind == "counts":
+            ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
+        ax.legend(frameon=False)
+
+    def _plot_ecdf(self, ax: Axes) -> None:
+        table = self.table
+        x = table.index.to_numpy(float)
+        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.3, lw=0,
+                        label=f"{self.prob:.0%} expected")  # fmt: skip
+        ax.plot(x, table["observed"], color=OBSERVED, lw=1.5, label="observed")
+        ax.set(xlabel="outcome", ylabel="share of rows up to it")
+        ax.legend(frameon=False)
+
+    def _plot_residuals(self, ax: Axes) -> None:
+        if "class" in self.table:
+            self._plot_shares(ax)
+            return
+        table = self.table
+        numeric = table["at"].dtype.kind == "f"
+        x = table["at"].to_numpy() if numeric else np.arange(len(table))
+        off = {name: table[name] - table["predicted"] for name in ("observed", "lower", "upper")}
+        ax.vlines(x, off["lower"], off["upper"], color=PREDICTED, lw=4, alpha=0.35,
+                  label=f"{self.prob:.0%} expected")  # fmt: skip
+        ax.plot(x, off["observed"], "o", color=OBSERVED, ms=4, label="observed")
+        ax.axhline(0, color=INK, lw=0.8)
+        if not numeric:
+            every_nth = max(1, len(x) // 20)
+            ax.set_xticks(x[::every_nth], [str(v) for v in table["at"][::every_nth]], rotation=60)
+        ax.set(xlabel=self.name, ylabel="mean outcome minus predicted")
+        ax.legend(frameon=False)
+
+    def _plot_shares(self, ax: Axes) -> None:
+        """Plot the observed minus the predicted share of each class, with its interval."""
+        bins = list(dict.fromkeys(self.table["at"]))
+        numeric = self.table["at"].dtype.kind == "f"
+        for k, (name, bars) in enumerate(self.table.groupby("class")):
+            x = bars["at"].to_numpy() if numeric else np.array([bins.index(v) for v in bars["at"]])
+            columns = ("lower", "observed", "upper")
+            low, observed, high = (bars[c] - bars["predicted"] for c in columns)
+            ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
+            ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
+        ax.axhline(0, color=INK, lw=0.8)
+        if not numeric:
+            few = max(1, len(bins) // 20)
+            ax.set_xticks(range(0, len(bins), few), [str(v) for v in bins[::few]], rotation=60)
+        ax.set(xlabel=self.name, ylabel="share of rows minus predicted")
+        ax.legend(frameon=False)
+
+
+def predictive_check(
+    source: OutcomeDraws,
+    rows: AlignedRows,
+    mass: np.ndarray,
+    by: tuple[str, np.ndarray] | None,
+    bins: int,
+    prob: float,
+    seed: int,
+    class_names: Sequence[str] = (),
+) -> PredictiveCheck:
+    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`.
+
+    `mass` is the weight of each row's outcome.
+    """
+    model = source.predictor.model
+    _require_draws(source.number, prob)
+    fields = rows.rows.slice(0, len(rows.rows))
+    y = np.asarray(fields[model.outcome_field], float)
+    _require_comparable(y, fields)
+    counter: _Means | _Values
+    natural = _natural_kind(model, source, rows, y)
+    kind: Kind = natural if by is None else "residuals"
+    if by is not None:
+        places, at = _bins(by[1], bins)
+        classes = int(y.max()) + 1 if natural == "classes" else None
+        counter = _Means(
+            lambda batch, first: places[first : first + length_of(batch)], len(at), classes
+        )
+    elif kind == "calibration":
+        counter = _Means(_Probabilities(source, bins), bins)
+    else:
+        counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
+    first = 0
+    for batch, drawn in outcomes(source, rows, seed):
+        weight = mass[first : first + drawn.shape[1]]
+        counter.add(batch, drawn, y[first : first + drawn.shape[1]], weight, first)
+        first += drawn.shape[1]
+    table = counter.table(prob, kind, source.signs)
+    if by is not None:
+        table = table.assign(at=at[table.index])
+    if "rows" in table:
+        table = table[table["rows"] > 0]
+    if natural == "classes":
+        table = _with_class_names(table, class_names)
+    name = "" if by is None else by[0]
+    return PredictiveCheck(kind, table, name, len(rows.rows), source.number, prob)
+
+
+def _require_draws(number: int, prob: float) -> None:
+    """Refuse too few draws to estimate the ends of an interval."""
+    fewest = ceil(1 / (1 - prob) - 1e-9)
+    if number < fewest:
+        raise SettingError(
+            f"intervals of {prob:.0%} need at least {fewest} predictive draws, and there "
+            f"{'is' if number == 1 else 'are'} {number}."
+        )
+
+
+def _require_comparable(y: np.ndarray, fields: Batch) -> None:
+    """Refuse vector outcomes, and survival times of which some are censored."""
+    if y.ndim > 1:
+        raise SettingError(
+            f"each outcome of these rows has the shape {y.shape[1:]}, and a check needs one number "
+            "per row; compare the outcomes with post.predictive(...) yourself."
+        )
+    if "event" in fields and not np.all(fields["event"] == 1):
+        raise DataError(
+            "some of these times are censored, but predicted times are not, so that the two cannot "
+            "be compared; do not leave out the censored rows, since observed events are earlier "
+            "than average, but compare post.predictive(...) with a Kaplan-Meier curve."
+        )
+
+
+def _with_class_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Replace class numbers in the table by their names, if there are any."""
+    if not names:
+        return table
+    if "class" in table:
+        return table.assign(**{"class": [names[k] for k in table["class"]]})
+    import pandas as pd
+
+    called = [names[int(k)] for k in table.index]
+    return table.set_axis(pd.Index(called, name=table.index.name))
+
+
+def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
+    """Choose the kind of check from the model's predictions and the outcomes."""
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    expected = _first_expected(source, rows)
+    if expected is not None and family.decide(expected) is not None:
+        return "classes" if expected.ndim == 3 else "calibration"
+    _, drawn = next(outcomes(source, rows, 0))
+    if family.simulates and expected is not None and expected.ndim == 2:
+        chances = np.all((expected >= 0) & (expected <= 1))
+        if chances and all(np.isin(values, (0, 1)).all() for values in (y, drawn)):
+            return "calibration"
+    are_whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
+    return "counts" if are_whole and y.min() >= 0 else "ecdf"
+
+
+def _first_expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | None:
+    """Return the expected outcomes of two rows by one draw; None if the model has none."""
+    first = next(iter(rows.chunks(2)))
+    try:
+        return source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
+    except SettingError:  # a custom model need not predict, but only simulate
+        return None
+
+
+def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
+    """Return the lower ends of the bins of outcomes; the last bin has no upper end."""
+    if kind == "ecdf":
+        return np.unique(np.quantile(y, np.linspace(0, 1, GRID)))
+    top = int(y.max()) + 1
+    if kind == "classes" or top <= MOST_COUNTS:
+        return np.arange(top + (kind == "counts"), dtype=float)
+    fine = np.arange(MOST_COUNTS // 2)
+    wide = np.quantile(y[y >= len(fine)], np.linspace(0, 1, MOST_COUNTS // 2))
+    return np.unique(np.r_[fine, np.floor(wide)]).astype(float)
+
+
+def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bin of each value, and the label of each bin: a level, or a mean."""
+    levels, places = np.unique(values, return_inverse=True)
+    if values.dtype.kind not in "fiu" or len(levels) <= FEW_VALUES:
+        return places, levels.astype(float) if values.dtype.kind in "fiu" else levels
+    edges = np.unique(np.quantile(values, np.linspace(0, 1, bins + 1))[1:-1])
+    places = np.searchsorted(edges, values, side="right")
+    count = np.bincount(places, minlength=len(edges) + 1)
+    total = np.bincount(places, values, minlength=len(edges) + 1)
+    return places, np.divide(total, count, out=np.zeros(len(count)), where=count > 0)
+
+
+class _Probabilities:
+    """Bins rows by predicted probability; the first batch, a random one, sets the edges."""
+
+    def __init__(self, source: OutcomeDraws, bins: int) -> None:
+        self.source, self.bins = source, bins
+        self.edges: np.ndarray | None = None
+
+    def __call__(self, batch: Batch, first: int) -> np.ndarray:
+        del first
+        chance = self.chances(batch)
+        if self.edges is None:
+            self.edges = np.quantile(chance, np.linspace(0, 1, self.bins + 1)[1:-1])
+        return np.searchsorted(self.edges, chance, side="right")
+
+    def chances(self, batch: Batch) -> np.ndarray:
+        """Return the mean probability of a one for each row."""
+        chance = np.asarray(self.source.predictor(self.source.draws, batch))
+        return np.asarray(np.average(chance, axis=0, weights=self.source.signs))
+
+
+class _Means:
+    """Sums of outcomes in bins of rows, for the observed outcomes and for each draw.
+
+    For classes, rows of each class are counted instead, since class numbers have no mean.
+    """
+
+    def __init__(
+        self,
+        places: Callable[[Batch, int], np.ndarray],
+        bins: int,
+        classes: int | None = None,
+    ) -> None:
+        self.places, self.bins, self.classes = places, bins, classes
+        self.count, self.mass = np.zeros(bins), np.zeros(bins)
+        self.observed = np.zeros(bins * (classes or 1))
+        self.predicted: np.ndarray | None = None
+
+    def add(
+        self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
+    ) -> None:
+        place = self.places(batch, first)
+        self.count += np.bincount(place, minlength=self.bins)
+        self.mass += np.bincount(place, mass, minlength=self.bins)
+        self.observed += self._sums(place, y, mass)
+        part = np.stack([self._sums(place, outcome, mass) for outcome in drawn])
+        self.predicted = part if self.predicted is None else self.predicted + part
+
+    def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        if self.classes is None:
+            return np.bincount(place, mass * outcome, minlength=self.bins)
+        is_class = outcome < self.classes  # classes that were never observed are not tabulated
+        cell = place[is_class] * self.classes + outcome[is_class].astype(int)
+        return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
+
+    def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
+        del kind
+        assert self.predicted is not None
+        width = self.classes or 1
+        mass = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
+        index = np.repeat(np.arange(self.bins), width)
+        table = _frame(self.observed / mass, self.predicted / mass, prob, index, signs)
+        table = table.assign(rows=np.repeat(self.count, width).astype(int))
+        if self.classes is None:
+            return table
+        return table.assign(**{"class": np.tile(np.arange(width), self.bins)})
+
+
+class _Values:
+    """Counts of outcomes in bins of their values."""
+
+    def __init__(self, edges: np.ndarray, side: Literal["left", "right"]) -> None:
+        self.edges, self.side = edges, side
+        self.observed = np.zeros(len(edges) + 1)
+        self.predicted: np.ndarray | None = None
+
+    def add(
+        self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
+    ) -> None:
+        del batch, first
+        self.observed += self._counted(y, mass)
+        part = np.stack([self._counted(outcomes, mass) for outcomes in drawn])
+        self.predicted = part if self.predicted is None else self.predicted + part
+
+    def _counted(self, values: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        # bin = number of edges below the value; "right" also counts an edge equal to it
+        places = np.searchsorted(self.edges, values, side=self.side)
+        return np.bincount(places, mass, minlength=len(self.edges) + 1)
+
+    def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
+        assert self.predicted is not None
+        if kind == "ecdf":  # values up to and including each edge
+            total = self.observed.sum()
+            observed, predicted = (
+                np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.observed, self.predicted)
+            )
+            return _frame(observed, predicted, prob, self.edges, signs)
+        ends = [*self.edges[1:] - 1, np.inf]
+        names = [
+            f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
+            for a, b in zip(self.edges, ends, strict=True)
+        ]
+        if kind == "classes":
+            names[-1] = f"{self.edges[-1]:.0f}"
+        return _frame(self.observed[1:], self.predicted[:, 1:], prob, names, signs)
+
+
+def _frame(
+    observed: np.ndarray,
+    drawn: np.ndarray,
+    prob: float,
+    index: Sequence[object] | np.ndarray | range,
+    signs: np.ndarray | None,
+) -> pd.DataFrame:
+    import pandas as pd
+
+    ends = [(1 - prob) / 2, (1 + prob) / 2]
+    if signs is None:
+        (low, high), mean = np.quantile(drawn, ends, axis=0), drawn.mean(axis=0)
+    else:
+        low, high = weighted_quantile(drawn[None], signs[None], ends)
+        mean = weighted_mean(drawn[None], signs[None])
+    columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
+    return pd.DataFrame(columns, index=pd.Index(index, name="bin"))

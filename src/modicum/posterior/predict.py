@@ -1,0 +1,519 @@
+"""Outcomes of rows, expected or drawn from the predictive distribution, a chunk at a time.
+
+The groups of the rows may be known to the fit or new. Explicit effects are parameters. Integrated
+ones are drawn from the rows of the fit, and those of new groups from the distribution of effects,
+one vector per draw and group that all rows of the group share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from modicum.errors import DataError, ModicumWarning, SettingError, argument, warn, whole_number
+from modicum.files import within_disk
+from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
+from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
+from modicum.passes.integrated_groups import STEPS
+from modicum.posterior.draws import (
+    Draws,
+    equal_places,
+    require_finite,
+    require_positive_sum,
+    thinned,
+)
+from modicum.posterior.fit_rows import AlignedRows, Batch, Groups
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.group_effects import effect_draws, group_names
+from modicum.posterior.weighted import (
+    are_equal,
+    weighted_mcse,
+    weighted_mean,
+    weighted_quantile,
+)
+from modicum.random import Stream, generator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
+"""Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
+CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
+FIRST_ROWS = 1024  # rows of the first piece, whose outcomes show how many numbers a row has
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The expected outcome of each row, with its posterior uncertainty.
+
+    The interval is that of the expected outcome (a probability, a mean), not of a new
+    observation.
+
+    Parameters
+    ----------
+    mean, lower, upper
+        Arrays with one entry (or one line of entries) per row.
+    prob
+        Posterior probability of the equal-tailed interval from `lower` to `upper`.
+    draws
+        Posterior draws used.
+    classes
+        Names of the classes whose probabilities are predicted; if empty, they are 0, 1, ...
+    index
+        Index of the pandas frame that was predicted, for `to_frame`.
+    mcse_mean
+        Monte Carlo error of each `mean`, from the number of draws used.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> draws = {"beta": np.full((1, 9, 1), 2.0), "intercept": np.zeros((1, 9))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1))
+    >>> model = mo.models.Gaussian(scale=1.0)
+    >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+    >>> post.predict({"x": np.array([[0.5], [1.0]])}).to_frame()
+       mean  lower  upper
+    0   1.0    1.0    1.0
+    1   2.0    2.0    2.0
+    """
+
+    mean: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    prob: float
+    draws: int
+    classes: tuple[str, ...] = ()
+    index: pd.Index | None = field(default=None, repr=False)
+    mcse_mean: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Return mean and ends of the interval by name, for each class if there are several."""
+        ends = {"mean": self.mean, "lower": self.lower, "upper": self.upper}
+        if self.mean.ndim == 1:
+            return ends
+        count = self.mean.shape[1]
+        names = self.classes if len(self.classes) == count else tuple(map(str, range(count)))
+        return {
+            f"{end}[{name}]": values[:, k]
+            for k, name in enumerate(names)
+            for end, values in ends.items()
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a data frame with one line per row, indexed like the frame that was predicted."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns(), index=self.index)
+
+
+def predict(
+    evaluate: Evaluation, weights: np.ndarray, rows: AlignedRows, prob: float
+) -> Prediction:
+    """Predict each row's expected outcome from draws with these weights, chunk by chunk."""
+    count, parts = weights.size, []
+    ends = [(1 - prob) / 2, (1 + prob) / 2]
+
+    def summarised(piece: Batch) -> np.ndarray:
+        average, single = evaluate(piece)
+        if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
+            raise SettingError(
+                f"The predictor returned shape {average.shape} for {count} draws and "
+                f"{length_of(piece)} rows; it must return one value per draw and row."
+            )
+        error = np.asarray(weighted_mcse(average[None], weights))
+        parts.append(np.stack([*_mean_and_ends(average, single, weights, ends), error]))
+        return average
+
+    for _ in in_pieces(rows, count, summarised):
+        pass
+    mean, lower, upper, error = np.concatenate(parts, axis=1)
+    _check_finite(mean, weights)
+    return Prediction(mean, lower, upper, prob, count, mcse_mean=error)
+
+
+def in_pieces(
+    rows: AlignedRows, draws: int, evaluate: Callable[[Batch], np.ndarray]
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Visit all rows in order, in pieces whose outcomes (draws, rows, ...) fit in memory."""
+    most = max(1, CHUNK_BYTES // (8 * draws))
+    step = min(most, FIRST_ROWS)
+    for batch in rows.chunks(most):
+        size, start = length_of(batch), 0
+        while start < max(1, size):  # the outcomes of no rows have a shape, too
+            piece = {k: v[start : start + step] for k, v in batch.items()}
+            start += step
+            outcome = evaluate(piece)
+            # outcomes of several classes have more than one number per row
+            step = max(1, most // max(1, int(np.prod(outcome.shape[2:], dtype=int))))
+            yield piece, outcome
+
+
+def _mean_and_ends(
+    average: np.ndarray, single: np.ndarray, weights: np.ndarray, ends: list[float]
+) -> tuple[np.ndarray, ...]:
+    if are_equal(weights):
+        by_row = np.moveaxis(single, 0, -1).copy()  # contiguous: a quarter faster
+        return average.mean(axis=0), *np.quantile(by_row, ends, axis=-1, overwrite_input=True)
+    return weighted_mean(average[None], weights), *weighted_quantile(single[None], weights, ends)
+
+
+def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
+    """Warn if predictions are not finite, because of the draws, their weights or the rows."""
+    bad = ~np.isfinite(mean).all(axis=tuple(range(1, mean.ndim)))
+    if not bad.any():
+        return
+    if not weights.sum() > 0:
+        reason, remedy = (
+            "the weights of the draws used do not add up to more than 0",
+            ("predict with more draws, or sample again with signs that cancel less"),
+        )
+    else:
+        reason, remedy = (
+            f"the first is row {int(np.argmax(bad))}",
+            ("look for draws that are not finite and for rows far from those of the fit"),
+        )
+    warn(
+        ModicumWarning(
+            "not-finite",
+            f"the predictions of {int(bad.sum()):,} of {len(bad):,} rows are not finite ({reason})",
+            remedy,
+            rows=int(bad.sum()),
+        ),
+    )
+
+
+NewGroups: TypeAlias = Literal["one", "average"]
+ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
+
+
+class RowEffects(NamedTuple):
+    """Draws of effects that are not parameters, for the groups of rows to predict."""
+
+    term: int  # index among the model's group terms
+    field: str
+    columns: tuple[int | None, ...]  # of x, that the effects multiply; None for 1
+    values: np.ndarray  # of the group field, sorted
+    draws: np.ndarray  # (draws, groups, effects)
+
+    def of_rows(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the effects add to the predictors (draws, rows), and to which rows."""
+        groups = batch[self.field]
+        at = np.minimum(np.searchsorted(self.values, groups), len(self.values) - 1)
+        total = np.zeros((len(self.draws), len(groups)))
+        for k, j in enumerate(self.columns):
+            z = 1.0 if j is None else np.asarray(batch["x"][:, j], float)
+            total += z * self.draws[:, at, k]
+        has_effect = self.values[at] == groups
+        return np.where(has_effect, total, 0.0), has_effect
+
+
+class OutcomeDraws(NamedTuple):
+    """Parameter draws and the model, from which outcomes are predicted or drawn."""
+
+    draws: dict[str, np.ndarray]  # (draws, *shape)
+    predictor: ModelPredictor
+    effects: tuple[RowEffects, ...] = ()
+    signs: np.ndarray | None = None  # of the draws; None if they are equally weighted
+
+    @property
+    def number(self) -> int:
+        """Number of draws."""
+        return len(next(iter(self.draws.values())))
+
+    def predictors(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Return predictors (draws, rows, q + extras), and the sd of effects they lack.
+
+        These are the effects of new groups, unless they have been drawn.
+        """
+        eta, variances = self.predictor.predictors(self.draws, batch)
+        eta = np.array(eta)  # a copy, since JAX arrays are read-only
+        for effects in self.effects:
+            shift, has_effect = effects.of_rows(batch)
+            eta[..., 0] += shift
+            variances[effects.term][:, has_effect] = 0.0
+        return eta, np.sqrt(variances.sum(axis=0))
+
+    def expected(
+        self, batch: Batch, scores: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return expected outcomes (draws, rows, ...), on average over new groups and in one.
+
+        The effect of the one new group is the draw's normal score times its standard deviation;
+        without scores, averages are returned twice.
+        """
+        if not self.predictor.model.effect_scales:
+            outcome = np.asarray(self.predictor(self.draws, batch), float)
+            return outcome, outcome
+        eta, sd = self.predictors(batch)
+        average = self.predictor.means(eta, sd)
+        if scores is None or not sd.any():
+            return average, average
+        eta[..., 0] += sd * scores[:, None]
+        return average, self.predictor.means(eta, np.zeros_like(sd))
+
+    def outcome(self, batch: Batch) -> tuple[np.ndarray | None, np.ndarray]:
+        """Return expected outcomes (None if there are none) and log-densities of observed ones."""
+        if not self.effects:
+            return self.predictor.outcome(self.draws, batch)
+        eta, sd = self.predictors(batch)
+        if sd.any():
+            raise DataError(
+                "the rows do not name every group, but the density of an outcome depends on the "
+                "effects of its groups; give all of them."
+            )
+        return self.predictor.means(eta, sd), self.predictor.densities(eta, batch)
+
+
+def normal_scores(number: int) -> np.ndarray:
+    """Return standard normal quantiles in random order, with less noise than random draws."""
+    from scipy.special import ndtri  # slow to import
+
+    order = generator(0, Stream.NEW_GROUPS).permutation(number)
+    return np.asarray(ndtri((order + 0.5) / number))
+
+
+def with_groups(new: AlignedRows, model: BaseModel, groups: Groups | None) -> AlignedRows:
+    """Return rows to predict, in which all groups are new if `groups` is "new"."""
+    names = group_names(model)
+    if not names and groups is not None:
+        raise SettingError("this model has no groups: leave out the argument `groups`.")
+    absent = [name for name in names if name not in new.fields]
+    if groups == "known" and absent:
+        raise DataError(
+            f"the rows lack the field '{absent[0]}', so that their groups are unknown; add it, or "
+            f"predict for new groups with {argument('groups', 'new')}."
+        )
+    return all_new(new, names) if groups == "new" else new
+
+
+def all_new(rows: AlignedRows, names: tuple[str, ...]) -> AlignedRows:
+    """Return the rows with all groups of these factors new to the fit."""
+    return replace(rows, first_new={**rows.first_new, **dict.fromkeys(names, -np.inf)})
+
+
+def rows_behind(source: FittedDraws, new: AlignedRows) -> int:
+    """Return how many evaluations of rows each draw costs: of new ones, and for known effects."""
+    model = source.fit().model
+    names = group_names(model)
+    some_new = any(name in new.first_new or name not in new.fields for name in names)
+    evaluations = len(new) * (ROWS_PER_AVERAGE if some_new else 1)
+    if not isinstance(model, IntegratedEffects) or source.rows is None:
+        return evaluations
+    index = model.units(source.rows).index
+    known = np.isin(index.values, new.groups_of(model.group, new=False))
+    return evaluations + STEPS * int(index.size[known].sum())
+
+
+def known_effects(
+    source: FittedDraws, draws: dict[str, np.ndarray], new: AlignedRows
+) -> tuple[RowEffects, ...]:
+    """Draw the integrated effects of the groups that rows share with the rows of the fit."""
+    fit = source.fit()
+    model = fit.model
+    if not isinstance(model, IntegratedEffects):
+        return ()
+    wanted = new.groups_of(model.group, new=False)
+    if not len(wanted):
+        return ()
+    rows = source.rows_of_fit()
+    groups = model.units(rows)
+    unknown = np.setdiff1d(wanted, groups.index.values)
+    if len(unknown):
+        raise DataError(
+            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; leave such "
+            f"rows out, or predict them with {argument('groups', 'new')}."
+        )
+    ids = np.searchsorted(groups.index.values, wanted)
+    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
+    return (RowEffects(0, *model.effect_scales[0], wanted, drawn),)
+
+
+def new_effects(
+    predictor: ModelPredictor,
+    draws: dict[str, np.ndarray],
+    rows: AlignedRows,
+    seed: int,
+) -> tuple[RowEffects, ...]:
+    """Draw the effects of the new groups that rows name, each shared by the rows of its group."""
+    terms = predictor.model.effect_scales
+    found = {name: rows.groups_of(name, new=True) for name, _ in terms}
+    if not any(map(len, found.values())):
+        return ()
+    effects, rng = [], generator(seed, Stream.NEW_GROUPS)
+    for k, factor in enumerate(predictor.effect_factors(draws)):
+        name, columns = terms[k]
+        if len(found[name]):
+            v = rng.standard_normal((len(factor), len(found[name]), len(columns)))
+            drawn = np.einsum("sab,sgb->sga", factor, v)
+            effects.append(RowEffects(k, name, columns, found[name], drawn))
+    return tuple(effects)
+
+
+MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
+
+
+def outcome_draws(
+    source: FittedDraws,
+    rows: AlignedRows,
+    draws: int,
+    seed: int,
+    groups: Groups | None,
+    prior: bool,
+    averaged: bool = False,
+) -> tuple[OutcomeDraws, AlignedRows]:
+    """Return what to draw outcomes from, and the rows, marked where their groups are new.
+
+    The draws are equally weighted, except that signs are kept if outcomes will be `averaged`.
+    """
+    whole_number("draws", draws)
+    fit = source.fit()
+    predictor = ModelPredictor(fit.model)
+    rows = with_groups(rows, fit.model, groups)
+    if prior:
+        shapes = {name: x.shape[2:] for name, x in source.draws.items()}
+        parameters = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
+        return prior_outcome_draws(predictor, parameters, rows, seed)
+    signs = None
+    if averaged and source.weights is not None and (source.weights < 0).any():
+        require_finite(source.draws, "a check")
+        subset, (signs,) = thinned(source, draws)
+        require_positive_sum(signs, "a check")
+    else:
+        subset = equal_draws(source, draws, seed, "drawing outcomes")
+    known = known_effects(source, subset, rows)
+    new = new_effects(predictor, subset, rows, seed)
+    return OutcomeDraws(subset, predictor, (*known, *new), signs), rows
+
+
+def prior_outcome_draws(
+    predictor: ModelPredictor, draws: dict[str, np.ndarray], rows: AlignedRows, seed: int
+) -> tuple[OutcomeDraws, AlignedRows]:
+    """Return what to draw outcomes from with draws of the prior, and the rows.
+
+    Before the data every group is like a new one; explicit effects are among the draws.
+    """
+    if isinstance(predictor.model, IntegratedEffects):
+        rows = all_new(rows, (predictor.model.group,))
+    effects = new_effects(predictor, draws, rows, seed)
+    return OutcomeDraws(draws, predictor, effects), rows
+
+
+def equal_draws(source: Draws, number: int, seed: int, purpose: str) -> dict[str, np.ndarray]:
+    """Return equally weighted draws: evenly spaced, or resampled if their weights differ."""
+    require_finite(source.draws, purpose)
+    total = source.chains * source.num_draws
+    weights = source.weights.reshape(-1) if source.weights is not None else None
+    at = equal_places(weights, total, number, seed, purpose)
+    return {name: x.reshape(total, *x.shape[2:])[at] for name, x in source.draws.items()}
+
+
+def outcomes(
+    source: OutcomeDraws, rows: AlignedRows, seed: int
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Yield batches of rows in order, each with an outcome per draw and row (draws, rows)."""
+    model = source.predictor.model
+    family = model.family if isinstance(model, IntegratedEffects) else model
+    rng = generator(seed, Stream.OUTCOMES)
+    if not isinstance(family, LinearPredictorModel):
+        has_classes = type(model).decide is not BaseModel.decide
+        if model.simulates or not has_classes:
+            return _simulated(source, rows, rng)
+        return in_pieces(rows, source.number, lambda batch: _draw_classes(rng, source, batch))
+    _require_fields(family, rows)
+
+    def draw(batch: Batch) -> np.ndarray:
+        eta, sd = source.predictors(batch)
+        if sd.any():  # of groups that the rows do not name: every row is in another one
+            eta[..., 0] += sd * rng.standard_normal(sd.shape)
+        return family.draw_outcomes(rng, eta, batch)
+
+    return in_pieces(rows, source.number * (1 + len(family.extras)), draw)
+
+
+def _simulated(
+    source: OutcomeDraws, rows: AlignedRows, rng: np.random.Generator
+) -> Iterator[tuple[Batch, np.ndarray]]:
+    """Yield outcomes of a custom model: each draw has a random key, split into one per row."""
+    words = rng.integers(0, 2**32, size=(source.number, 2), dtype=np.uint32)
+    first = 0
+
+    def draw(batch: Batch) -> np.ndarray:
+        nonlocal first
+        drawn = source.predictor.simulated(source.draws, batch, words, first)
+        first += drawn.shape[1]
+        return drawn
+
+    return in_pieces(rows, source.number, draw)
+
+
+def _require_fields(family: LinearPredictorModel, rows: AlignedRows) -> None:
+    """Refuse rows that lack a field outcomes depend on, such as the trials of a binomial."""
+    for name in family.outcome_fields:
+        if name not in ("y", "event") and name not in rows.fields:
+            raise DataError(
+                f"outcomes of {type(family).__name__} depend on the field {name!r}, which these "
+                "rows lack; add it."
+            )
+
+
+def _draw_classes(rng: np.random.Generator, source: OutcomeDraws, batch: Batch) -> np.ndarray:
+    """Draw classes according to their probabilities."""
+    expected = source.predictor(source.draws, batch)
+    uniform = rng.random(expected.shape[:2])
+    if expected.ndim == 2:
+        return 1.0 * (uniform < expected)
+    return 1.0 * (uniform[..., None] > np.cumsum(expected, axis=-1)[..., :-1]).sum(axis=-1)
+
+
+def outcome_array(
+    source: OutcomeDraws, rows: AlignedRows, seed: int, out: str | os.PathLike[str] | None
+) -> np.ndarray:
+    """Return all outcomes (draws, rows, ...), in memory or mapped to a .npy file."""
+    filled, first = None, 0
+    _refuse_many((source.number, len(rows)), out)
+    for _, drawn in outcomes(source, rows, seed):
+        if filled is None:
+            filled = _array((source.number, len(rows), *drawn.shape[2:]), out)
+        filled[:, first : first + drawn.shape[1]] = drawn
+        first += drawn.shape[1]
+    assert filled is not None, "there is at least one row"
+    return filled
+
+
+def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.ndarray:
+    if out is None:
+        _refuse_many(shape, out)
+        return np.empty(shape)
+    with within_disk(out):
+        mapped: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
+        if hasattr(os, "posix_fallocate"):  # a map that finds the disk full ends the process
+            with open(out, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, os.path.getsize(out))
+    return mapped
+
+
+def _refuse_many(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> None:
+    """Refuse arrays that are too large for memory."""
+    number = prod(shape)
+    if out is None and 8 * number > MOST_BYTES:
+        raise SettingError(
+            f"{shape[0]:,} outcomes of {shape[1]:,} rows would take {8 * number / 2**30:,.0f} GB; "
+            "draw fewer, or write them to a file with out='outcomes.npy'."
+        )
+
+
+def density_array(
+    predictor: ModelPredictor, draws: dict[str, np.ndarray], rows: AlignedRows
+) -> np.ndarray:
+    """Return the log-densities of observed outcomes, (draws, rows)."""
+    number = len(next(iter(draws.values())))
+    parts = in_pieces(rows, number, lambda batch: predictor.outcome(draws, batch)[1])
+    return np.concatenate([part for _, part in parts], axis=1)

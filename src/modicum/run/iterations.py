@@ -1,0 +1,611 @@
+"""Iterations: their rows are read ahead, compiled functions take their steps, their records return.
+
+The random numbers and rows of iterations depend on their keys alone, so a call of `ahead` prepares
+them for many iterations at once, and a call of `advance` takes the steps. As functions of their own
+they compile in less time than one function of both, and one is compiled while the other is traced.
+Rows are on the device, or prefetched from memory or a store while chains run.
+
+The number of iterations is an argument, not a shape, and each call gets the flags of its own
+iterations. So warm-up, sampling and the last short chunk run the same compiled code, and so do runs
+that differ only in length. The key of an iteration depends only on its number, so draws do not
+depend on how a run is divided into calls.
+
+Of every `thin` iterations the last is recorded, with the rows touched by all of them. A record is
+overwritten until its window of iterations is complete, so it does not depend on calls either.
+
+A kernel requests as many rows as its step can need, because arrays have a fixed shape. The signed
+method requests nine factors where it needs one on average. The numbers that the steps of a block
+need are known ahead, and together they vary little, so their rows are packed into one array without
+gaps, of which each step takes its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from modicum.kernels.protocols import (
+    Draw,
+    Kernel,
+    RowRequest,
+    RowsRead,
+    SelectiveKernel,
+    Settled,
+    carried_fields,
+)
+from modicum.kernels.slices import entry, locate, set_entry, starts, take
+from modicum.models.model import Batch
+from modicum.progress import logger
+from modicum.random import iteration_keys, typed, words_at_start, words_of_iterations
+from modicum.rows import Rows
+from modicum.runtime import (
+    FASTEST_COMPILE,
+    GPU_GRAPHS,
+    Array,
+    Pytree,
+    aligned,
+    free_memory,
+    in_double_precision,
+    jit,
+)
+
+MOST_PINNED = 2**32  # bytes of pinned memory that the draws of one run may use
+RESERVED = 2**28  # bytes that are reserved at a time
+# Statistics of one dtype as one array, keyed by their names: on the device, and on the host.
+Packed: TypeAlias = dict[tuple[str, ...], jax.Array]
+HostPacked: TypeAlias = dict[tuple[str, ...], np.ndarray]
+Record: TypeAlias = dict[str, np.ndarray]
+
+
+def packed(draw: Draw) -> Packed:
+    """Stack the statistics of each dtype: one array to write per iteration, not a dozen.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from modicum.run.iterations import packed
+    >>> draw = {"position": jnp.zeros(3), "lp": jnp.asarray(-1.0), "energy": jnp.asarray(2.0)}
+    >>> {names: values.shape for names, values in packed(draw).items()}
+    {('position',): (3,), ('energy', 'lp'): (2,)}
+    """
+    groups: dict[np.dtype, list[str]] = {}
+    for name in sorted(draw):
+        if name != "position":
+            groups.setdefault(jnp.asarray(draw[name]).dtype, []).append(name)
+    together = {tuple(names): jnp.stack([draw[n] for n in names]) for names in groups.values()}
+    return {("position",): draw["position"], **together}
+
+
+def unpacked(record: HostPacked) -> Record:
+    """Undo `packed` for records with leading axes for chains and iterations."""
+    apart = {"position": record["position",]}
+    for names, values in record.items():
+        if names != ("position",):
+            apart |= {name: values[..., k] for k, name in enumerate(names)}
+    return apart
+
+
+def joined(parts: Sequence[Record]) -> Record:
+    """Concatenate records of consecutive iterations."""
+    return {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]} if parts else {}
+
+
+def side_by_side(of_groups: Sequence[Sequence[Record]]) -> list[Record]:
+    """Concatenate the records of groups of chains, part by part, along the chains."""
+    return [
+        {name: np.concatenate([record[name] for record in records]) for name in records[0]}
+        for records in zip(*of_groups, strict=True)
+    ]
+
+
+# From an accelerator ----------------------------------------------------------------------
+
+
+@dataclass
+class PinnedPages:
+    """Pinned host memory, into which an accelerator copies its records.
+
+    Plain copies from an accelerator go through small buffers, at a thirtieth of the speed of pinned
+    memory; and copying draws from there to new pages would take several times as long as the
+    iterations. So draws stay where they arrive until the run ends and all are joined. Pinned memory
+    is scarce and slow to allocate: it is reserved while loops are compiled, and once a run has used
+    its share, later draws are copied.
+    """
+
+    left: int = MOST_PINNED  # bytes
+
+    def reserve(self, size: int) -> None:
+        """Make JAX's allocator reserve `size` bytes, or as many as a run may use."""
+        held = []
+        try:
+            for _ in range(-(-min(size, self.left) // RESERVED)):  # pieces are made on the device
+                piece = self.send({("piece",): jnp.zeros(RESERVED, jnp.uint8)})
+                held.append(jax.block_until_ready(piece))
+        except RuntimeError as error:  # no room: memory is then allocated as draws arrive
+            logger.info("pinned memory was not reserved: %s", error)
+
+    def send(self, record: Packed) -> Packed:
+        """Start to copy a record asynchronously, while iterations continue."""
+        device = next(iter(next(iter(record.values())).devices()))
+        pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
+        kind = "pinned_host" if pinned else None
+        return jax.device_put(record, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
+
+    def arrived(self, record: Packed, count: int) -> HostPacked:
+        """Wait for a record that was sent, and return its first `count` slots."""
+        slots, size = record["position",].shape[1], sum(v.nbytes for v in record.values())
+        stay = size <= self.left and 2 * count > slots  # a few slots would block all the memory
+        self.left -= size if stay else 0
+        views = {names: np.asarray(values)[:, :count] for names, values in record.items()}
+        return views if stay else {names: view.copy() for names, view in views.items()}
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=("index", "start"), meta_fields=("requested",)
+)
+@dataclass(frozen=True)
+class Selection:
+    """The rows that a block of iterations reads, in the order of the iterations."""
+
+    index: jax.Array  # of all requested rows, numbered from the first iteration's first to the last
+    start: jax.Array  # where the rows of each iteration begin
+    requested: int  # rows that an iteration requests
+
+    def of(self, requested: Pytree) -> Pytree:
+        """Return the selected rows of arrays with the leading axes (iterations, rows)."""
+        return jax.tree.map(
+            lambda field: field.reshape(-1, *field.shape[2:])[self.index], requested
+        )
+
+    def batch(self, selected: Pytree, iteration: jax.Array | int) -> Pytree:
+        """Return an iteration's rows at the beginning of a batch of the size that it requested."""
+        first = entry(self.start, iteration)
+        return jax.tree.map(lambda field: take(field, first, self.requested), selected)
+
+
+def select(read: RowsRead, most: int) -> Selection:
+    """Select the rows that iterations read, at most `most` of them.
+
+    Parameters
+    ----------
+    read
+        The rows that each iteration reads, with a leading axis for iterations.
+    most
+        A number that they never exceed together.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from modicum.kernels.protocols import RowsRead
+    >>> order = jnp.array([[0, 1, 2], [2, 0, 1]])
+    >>> selection = select(RowsRead(order, jnp.array([2, 1])), 3)
+    >>> requested = jnp.array([[10, 11, 12], [20, 21, 22]])
+    >>> selection.batch(selection.of(requested), 1)[:1]  # the second iteration reads one row
+    Array([22], dtype=int32)
+    """
+    requested = read.order.shape[1]
+    place = jnp.arange(most + requested)  # a batch may reach beyond the last row that is read
+    iteration, number, _ = locate(place, read.number)
+    index = iteration * requested + read.order[iteration, jnp.minimum(number, requested - 1)]
+    return Selection(index, starts(read.number), requested)
+
+
+ChainKernel: TypeAlias = Kernel[Any, Any]
+Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of iterations
+LENGTH = 256  # iterations per call, if memory allows
+
+
+class Extent(NamedTuple):
+    """Sizes of a compiled call: a static argument."""
+
+    length: int  # most iterations
+    thin: int = 1
+
+
+class Progress(NamedTuple):
+    """State of a chain in its run."""
+
+    state: Pytree  # state of the kernel
+    touched: jax.Array  # rows touched since the last recorded iteration
+
+
+class Ahead(NamedTuple):
+    """What is known about the iterations of a call ahead of their steps."""
+
+    chances: Pytree  # their random numbers
+    selection: Selection | None  # the rows that they read; None: all that they request
+    prepared: Pytree  # these rows, prepared
+
+    def of(self, k: jax.Array | int) -> tuple[Pytree, Pytree]:
+        """Return random numbers and rows of the k-th iteration."""
+        if self.selection is None:
+            return entry((self.chances, self.prepared), k)
+        return entry(self.chances, k), self.selection.batch(self.prepared, k)
+
+
+def _read(rows: Batch, request: RowRequest) -> Batch:
+    """Read the requested rows, and add the request's other arrays."""
+    fields = {name: field[request.row_ids] for name, field in rows.items()}
+    return fields | carried_fields(request)
+
+
+def _begin(
+    kernel: ChainKernel,
+    context: Pytree,
+    rows: Batch | None,
+    batch: Batch | None,
+    keys: Array,
+) -> Progress:
+    rows_key, init_key = typed(keys)
+    request = kernel.initial_row_request(rows_key, context)
+    if request is not None and batch is None:
+        assert rows is not None
+        batch = _read(rows, request)
+    prepared = None
+    if batch is not None:
+        prepared = kernel.prepare(jax.lax.optimization_barrier(batch), context)
+    state = kernel.init(init_key, prepared, context)
+    return Progress(_strongly_typed(state), jnp.zeros((), int))
+
+
+def _strongly_typed(results: Pytree) -> Pytree:
+    """Give Python numbers a type, or what takes the results would be compiled a second time."""
+
+    def typed_leaf(leaf: Pytree) -> jax.Array:
+        is_weak = getattr(jax.typeof(leaf), "weak_type", False)
+        return jnp.asarray(leaf, jnp.result_type(leaf)) if is_weak else leaf
+
+    return jax.tree.map(typed_leaf, results)
+
+
+def _ahead(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    keys: tuple[jax.Array, jax.Array],
+) -> Ahead:
+    rows_keys, step_keys = keys
+    chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
+    selection = _selection(kernel, chances, extent.length)
+    prepared = _prepared(kernel, context, rows, batches, rows_keys, selection)
+    return Ahead(*_strongly_typed((chances, selection, prepared)))
+
+
+def _advance(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    flags: Pytree,
+    span: Span,
+    ready: Ahead,
+    progress: Progress,
+) -> tuple[Progress, Packed]:
+    first, count = span
+    length, thin = extent
+
+    # called in two places, and traced once
+    @jax.jit
+    def step(i: jax.Array | int, state: Pytree) -> tuple[Pytree, Draw]:
+        chances, batch = ready.of(i)
+        return kernel.step(chances, state, entry(flags, i), batch, context)
+
+    def body(i: jax.Array, carry: Pytree) -> Pytree:
+        (state, touched), record = carry
+        state, draw = step(i, state)
+        if thin > 1 and "rows_touched" in draw:
+            touched = jnp.where((first + i) % thin == 0, 0, touched) + draw["rows_touched"]
+            draw = draw | {"rows_touched": touched}
+        slot = (first + i) // thin - first // thin if thin > 1 else i
+        return Progress(state, touched), set_entry(record, slot, packed(draw))
+
+    slots = length if thin == 1 else length // thin + 2
+    shapes = jax.eval_shape(lambda state: packed(step(0, state)[1]), progress.state)
+    record = jax.tree.map(lambda s: jnp.zeros((slots, *s.shape), s.dtype), shapes)
+    return jax.lax.fori_loop(0, count, body, (progress, record))
+
+
+def _selection(kernel: ChainKernel, chances: Pytree, length: int) -> Selection | None:
+    """Select the rows that iterations read; None if they read all they request."""
+    if not isinstance(kernel, SelectiveKernel):
+        return None
+    read = jax.vmap(kernel.rows_read)(chances)
+    return None if read is None else select(read, kernel.most_rows(length))
+
+
+def _prepared(
+    kernel: ChainKernel,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    rows_keys: jax.Array,
+    selection: Selection | None,
+) -> Pytree:
+    """Read (unless `batches` has them) and prepare the rows of all iterations at once."""
+    fresh = batches
+    if fresh is None:
+        requests = jax.vmap(lambda key: kernel.row_request(key, context))(rows_keys)
+        if requests is None:
+            return None
+        assert rows is not None
+        fresh = _read(rows, requests if selection is None else selection.of(requests))
+    elif selection is not None:
+        fresh = selection.of(fresh)
+    # The barrier keeps the compiler from fusing this with the reading of rows: draws must not
+    # depend, not even in the last bit, on where the rows are stored.
+    fresh = jax.lax.optimization_barrier(fresh)
+    if selection is not None:
+        return kernel.prepare(fresh, context)
+    return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
+
+
+def _row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
+    """Return the rows that iterations read, with a leading axis for iterations."""
+    return jax.vmap(lambda each: kernel.row_request(typed(each)[0], context))(keys)
+
+
+def _initial_row_request(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
+    return kernel.initial_row_request(typed(keys)[0], context)
+
+
+# One chain, which runs in its own thread; its keys come as words, (iterations, 2 keys, 2 words) ...
+@jit(static=(0, 1))
+def ahead(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    words: Array,
+) -> Ahead:
+    """Prepare the iterations with these keys."""
+    keys = typed(words)
+    return _ahead(kernel, extent, context, rows, batches, (keys[:, 0], keys[:, 1]))
+
+
+begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
+advance = jit(static=(0, 1))(_advance)
+row_requests = jit(static=0)(_row_requests)
+initial_row_request = jit(static=0)(_initial_row_request)
+
+
+# ... and many chains as a leading axis.
+@jit(static=0)
+def begin_together(
+    kernel: ChainKernel,
+    context: Pytree,
+    rows: Batch | None,
+    batch: Batch | None,
+    keys: Array,
+) -> Progress:
+    """`begin` for chains stacked along a leading axis."""
+    return jax.vmap(partial(_begin, kernel, context, rows))(batch, keys)
+
+
+@jit(static=(0, 1))
+def ahead_together(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    rows: Batch | None,
+    batches: Batch | None,
+    first: Array,
+    chain_keys: Array,
+) -> Ahead:
+    """`ahead` for chains stacked along a leading axis, from iteration `first` on.
+
+    Keys are made here: an accelerator would wait for NumPy.
+    """
+    of_chain = partial(_ahead, kernel, extent, context, rows)
+    return jax.vmap(of_chain)(batches, _keys(chain_keys, first, extent.length))
+
+
+def _keys(chain_keys: Array, first: Array, length: int) -> tuple[jax.Array, jax.Array]:
+    """Return two keys per iteration of each chain, (chains, iterations)."""
+    numbers = jnp.asarray(first) + jnp.arange(length)
+    of_chain = jax.vmap(iteration_keys, in_axes=(None, 0))
+    return jax.vmap(of_chain, in_axes=(0, None))(jnp.asarray(chain_keys), numbers)
+
+
+@jit(static=(0, 1), on_gpu=GPU_GRAPHS)
+def advance_together(
+    kernel: ChainKernel,
+    extent: Extent,
+    context: Pytree,
+    flags: Pytree,
+    span: Span,
+    ready: Ahead,
+    progress: Progress,
+) -> tuple[Progress, Packed]:
+    """`advance` for chains stacked along a leading axis."""
+    of_chain = partial(_advance, kernel, extent, context, flags, span)
+    return jax.vmap(of_chain)(ready, progress)
+
+
+@jit(static=(0, 1))
+def advance_settled(
+    settled: Settled,
+    length: int,
+    context: Pytree,
+    rows: Batch | jax.Array | None,
+    span: Span,
+    batches: Batch | None,
+    progress: Progress,
+    chain_keys: Array,
+) -> tuple[Progress, Packed]:
+    """Like `advance_together`, after warm-up: `settled` runs up to `length` iterations at once.
+
+    `rows` may be the table of all rows that `settled` made.
+    """
+    first, count = span
+    rows_keys, step_keys = _keys(chain_keys, first, length)
+    fresh = _fresh(settled, context, rows, batches, rows_keys)
+    state, draws = settled.advance(step_keys, progress.state, fresh, jnp.asarray(count), context)
+    return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
+
+
+def _fresh(
+    settled: Settled,
+    context: Pytree,
+    rows: Batch | jax.Array | None,
+    batches: Batch | None,
+    rows_keys: jax.Array,
+) -> jax.Array:
+    """Read the rows that all iterations of all chains request, in the form `settled` takes."""
+    kernel = settled.plain
+    if batches is None:
+        requests = jax.vmap(jax.vmap(lambda key: kernel.row_request(key, context)))(rows_keys)
+        assert requests is not None
+        assert rows is not None
+        if isinstance(rows, jax.Array):
+            return settled.of_table(rows, requests)
+        batches = _read(rows, requests)
+    prepared = jax.vmap(jax.vmap(lambda batch: kernel.prepare(batch, context)))(batches)
+    return settled.of_prepared(prepared)
+
+
+@jit(static=0)
+def table_of(settled: Settled, context: Pytree, rows: Batch) -> jax.Array:
+    """Return the table of all rows, in the form `settled` takes."""
+    return settled.table(rows, context)
+
+
+@jit(static=0)
+def row_requests_together(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
+    """`row_requests` for chains stacked along a leading axis."""
+    return jax.vmap(partial(_row_requests, kernel, context))(keys)
+
+
+@jit(static=0)
+def initial_row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
+    """`initial_row_request` for chains stacked along a leading axis."""
+    return jax.vmap(partial(_initial_row_request, kernel, context))(keys)
+
+
+SMALL_STORE = 2**28  # bytes up to which the rows of a store are read into memory
+Batches: TypeAlias = dict[str, np.ndarray]
+
+
+class RowPlacement:
+    """Copies rows in a background thread, to be placed on the device.
+
+    Most of the time of a copy goes into touching new memory, which is the work of one core. Rows
+    larger than `limit` bytes are not copied but fetched as needed. By default the limit is half of
+    the free memory for rows in memory, and 256 MiB for a store.
+    """
+
+    def __init__(self, rows: Rows, limit: int | None = None) -> None:
+        self._rows = rows
+        self._copy: Future[Batches] | None = None
+        if limit is None:
+            limit = SMALL_STORE if rows.is_store else free_memory() // 2
+        if rows.nbytes <= limit:
+            thread = ThreadPoolExecutor(1)
+            self._copy = thread.submit(lambda: aligned(dict(rows.slice(0, len(rows)))))
+            thread.shutdown(wait=False)
+
+    def result(self) -> dict[str, jax.Array] | Rows:
+        """Wait for the copy and return the rows on the device, or the rows themselves."""
+        if self._copy is None:
+            return self._rows
+        # not in the thread, which does not have the caller's default device and precision
+        placed: dict[str, jax.Array] = jax.device_put(self._copy.result())
+        return placed
+
+
+def place_rows(rows: Rows, limit: int | None = None) -> dict[str, jax.Array] | Rows:
+    """Put the rows on the device if they fit in `limit` bytes; otherwise return them as is."""
+    return RowPlacement(rows, limit).result()
+
+
+@dataclass
+class Fetcher:
+    """Reads the rows of the next iterations while the chains run the current ones.
+
+    Batches have a leading axis for chains, and a second one for iterations.
+
+    Parameters
+    ----------
+    kernel, context, keys
+        The kernel that requests rows, its context, and one key per chain.
+    rows
+        The rows to read from.
+    capacity
+        Number of iterations to which batches are padded, since compiled loops have one shape.
+    stacked
+        Whether chains are stacked, so that one call returns the requests of all.
+    start_keys
+        The keys with which chains begin, if they differ from `keys`.
+    """
+
+    kernel: ChainKernel
+    context: Pytree
+    keys: np.ndarray
+    rows: Rows
+    capacity: int
+    stacked: bool
+    start_keys: np.ndarray | None = None
+    _ahead: tuple[int, int, Future[Batches]] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = ThreadPoolExecutor(1)
+
+    def at_start(self) -> Batches | None:
+        """Read the rows for `init`, without an axis for iterations; None if it needs none."""
+        keys = words_at_start(self.keys if self.start_keys is None else self.start_keys)
+        if self.stacked:
+            requests = initial_row_requests(self.kernel, self.context, keys)
+            return None if requests is None else self._read(requests)
+        by_chain = [initial_row_request(self.kernel, self.context, key) for key in keys]
+        return None if by_chain[0] is None else self._read(_joined(by_chain))
+
+    def of(self, first: int, count: int) -> Batches:
+        """Return the rows of iterations `first` to `first + count`, prefetched or read now."""
+        if self._ahead is not None and self._ahead[:2] == (first, count):
+            return self._ahead[2].result()
+        return self._fetch(first, count)
+
+    def ask(self, first: int, count: int) -> None:
+        """Start to prefetch the rows of these iterations."""
+        fetch = in_double_precision(self._fetch)
+        self._ahead = (first, count, self._reader.submit(fetch, first, count))
+
+    def close(self) -> None:
+        """Shut the thread down."""
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def _fetch(self, first: int, count: int) -> Batches:
+        keys = words_of_iterations(self.keys, np.arange(first, first + self.capacity))
+        if self.stacked:
+            requests = row_requests_together(self.kernel, self.context, keys)
+        else:
+            of_chain = partial(row_requests, self.kernel, self.context)
+            requests = _joined([of_chain(key) for key in keys])
+        batches = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
+        return {name: lengthened(values, self.capacity, axis=1) for name, values in batches.items()}
+
+    def _read(self, requests: RowRequest | None) -> Batches:
+        """Read the rows of all chains at once, and add the requests' other arrays."""
+        on_host = jax.tree.map(np.asarray, requests)
+        return self.rows.take(on_host.row_ids) | carried_fields(on_host)
+
+
+def _joined(requests: list[RowRequest | None]) -> RowRequest:
+    """Stack the requests of the chains along a leading axis."""
+    return jax.tree.map(lambda *parts: np.stack(parts), *requests)
+
+
+def lengthened(values: np.ndarray, size: int, axis: int = 0) -> np.ndarray:
+    """Pad an array with zeros along an axis up to `size`, if it is shorter."""
+    if values.shape[axis] == size:
+        return values
+    missing = [(0, size - length if k == axis else 0) for k, length in enumerate(values.shape)]
+    return np.pad(values, missing)

@@ -1,0 +1,302 @@
+"""Designs draw rows with the probabilities they report, whatever the weights."""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chi2
+
+import modicum as mo
+from helpers import toy
+from helpers.interrupted import planned
+from modicum import SettingError
+from modicum.kernels.designs import (
+    DESIGNS,
+    Design,
+    Drawn,
+    RowFacts,
+    Uniform,
+    UniformTables,
+    Weighted,
+    draw_on_host,
+    weight_tables,
+)
+from modicum.rows.weight_classes import BLOCK, CLASSES
+
+pytestmark = pytest.mark.usefixtures("x64")
+RNG = np.random.default_rng(1)
+WEIGHTS = {
+    "lognormal": RNG.lognormal(0, 2, 500),
+    "a few zeros": np.where(np.arange(300) % 3 == 0, 0.0, RNG.random(300)),
+    "all zeros": np.zeros(40),
+    "all equal": np.full(70, 3.0),
+    "one row": np.array([2.0]),
+    "two rows": np.array([1.0, 5.0]),
+    "extreme": np.concatenate([np.full(200, 1e-12), [1e9, 3e9, 7e8]]),
+    "float32": RNG.pareto(1.0, 400).astype(np.float32),
+}
+
+
+def by_row(tables, n):
+    """Return the probability of every row, computed from the tables."""
+    probability = np.zeros(n)
+    for start, size, p in zip(tables.start, tables.size, tables.probability, strict=True):
+        probability[tables.order[start : start + size]] = p
+    return probability
+
+
+def draw(design, tables, count, seed=1):
+    tables = jax.tree.map(np.asarray, tables)
+    drawn = _draw(design, jax.random.key(seed), count, tables)
+    return np.asarray(drawn.row_ids), np.asarray(drawn.probability)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def _draw(design, key, count, tables):
+    return design.draw(key, count, tables)
+
+
+def chi_square(rows, probability):
+    """Return Pearson's statistic in standard units; rows that are too rare are pooled."""
+    count = np.bincount(rows, minlength=len(probability))
+    expected = probability * len(rows)
+    rare = expected < 5
+    count = np.append(count[~rare], count[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    count, expected = count[expected > 0], expected[expected > 0]
+    if len(count) < 2:
+        return 0.0, 1.0
+    return ((count - expected) ** 2 / expected).sum(), chi2.isf(1e-5, len(count) - 1)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_rows_come_as_often_as_their_probability_says(name, floor):
+    weights = WEIGHTS[name]
+    tables = weight_tables(weights, floor)
+    probability = by_row(tables, len(weights))
+    assert probability.sum() == pytest.approx(1, abs=1e-12)
+    rows, said = draw(Weighted(), tables, 100_000)
+    np.testing.assert_array_equal(said, probability[rows])
+    found, limit = chi_square(rows, probability)
+    assert found < limit
+
+
+def test_the_same_check_notices_rows_drawn_uniformly():
+    tables = weight_tables(WEIGHTS["lognormal"])
+    found, limit = chi_square(RNG.integers(0, 500, 100_000), by_row(tables, 500))
+    assert found > 10 * limit
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
+    weights, n = WEIGHTS[name].astype(float), len(WEIGHTS[name])
+    floor = 0.1
+    probability = by_row(weight_tables(WEIGHTS[name], floor), n)
+    share = weights / weights.sum() if weights.any() else np.full(n, 1 / n)
+    wanted = (1 - floor) * share + floor / n
+    # a class spans 1/255 of the range of log w, and a row gets the average of its class
+    width = np.ptp(np.log(wanted)) / (CLASSES - 1)
+    np.testing.assert_allclose(np.log(probability), np.log(wanted), atol=width * 1.01 + 1e-9)
+    assert probability.min() >= floor / n * (1 - 1e-9) * np.exp(-width)
+
+
+def test_classes_hold_every_row_once():
+    weights = RNG.lognormal(0, 3, BLOCK // 512 + 77)
+    tables = weight_tables(weights)
+    assert tables.order.dtype == np.uint32
+    np.testing.assert_array_equal(np.sort(tables.order), np.arange(len(weights)))
+    assert tables.size.sum() == len(weights)
+    assert np.all(np.diff(tables.cumulative) >= 0)
+    assert tables.cumulative[-1] == 1  # every uniform number below one falls into a class
+    mass = tables.size * tables.probability
+    np.testing.assert_allclose(np.cumsum(mass), tables.cumulative, rtol=1e-12)
+    # within a class rows keep their order, and classes go by weight
+    of_class = [weights[tables.order[s]] for s in tables.start[tables.size > 0]]
+    assert np.all(np.diff(of_class) > 0)
+
+
+def test_tables_have_one_shape_whatever_the_weights():
+    # so that runs on other rows, as in cross-validation, share a compiled kernel
+    shapes = [
+        {
+            name: np.shape(values)
+            for name, values in weight_tables(w)._asdict().items()
+            if name != "order"
+        }
+        for w in WEIGHTS.values()
+    ]
+    assert all(shape == shapes[0] for shape in shapes)
+
+
+def test_rows_without_weight_are_never_drawn_without_a_floor():
+    weights = WEIGHTS["a few zeros"]
+    rows, _ = draw(Weighted(), weight_tables(weights, floor=0.0), 20_000)
+    assert weights[rows].min() > 0
+    rows, _ = draw(Weighted(), weight_tables(weights, floor=0.2), 20_000)
+    zero = (weights[rows] == 0).mean()  # a third of the rows, with a fifth of the draws
+    assert abs(zero - 0.2 / 3) < 0.01
+
+
+def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
+    weights = RNG.lognormal(0, 2, 1000)
+    whole = weight_tables(weights)
+    monkeypatch.setattr("modicum.rows.weight_classes.BLOCK", 64)
+    pieces = weight_tables(weights)
+    for by_pieces, at_once in zip(pieces, whole, strict=True):
+        np.testing.assert_allclose(by_pieces, at_once, rtol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
+def test_impossible_weights_are_refused(bad):
+    with pytest.raises(SettingError, match="finite numbers from 0"):
+        weight_tables(np.array(bad))
+
+
+def counted(function):
+    """Return a function's result and the number of lines of Python executed."""
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return function(), lines
+    finally:
+        sys.settrace(before)
+
+
+def loop_over_rows():
+    for row in range(1000):
+        abs(row)
+
+
+def test_two_million_rows_take_no_time_and_little_memory():
+    weights = RNG.pareto(1.5, 2_000_000).astype(np.float32)
+    tables, lines = counted(lambda: weight_tables(weights))
+    assert lines < 8 * len(tables.start) * -(-len(weights) // BLOCK)  # classes and blocks, not rows
+    assert counted(loop_over_rows)[1] >= 1000  # a loop would show
+    assert sum(values.nbytes for values in tables) < 4 * len(weights) + 20_000
+    rows, probability = draw(Weighted(), tables, 50_000)
+    assert rows.min() >= 0
+    assert rows.max() < len(weights)
+    # E 1/(n p) = 1 over the draws if probabilities and frequencies agree
+    ratio = 1 / (len(weights) * probability)
+    assert abs(ratio.mean() - 1) < 4.5 * ratio.std() / np.sqrt(len(ratio))
+
+
+def test_uniform_rows():
+    rows, probability = draw(Uniform(), UniformTables(40), 40_000)
+    np.testing.assert_array_equal(probability, 1 / 40)
+    found, limit = chi_square(rows, np.full(40, 1 / 40))
+    assert found < limit
+    assert draw(Uniform(), UniformTables(1), 5)[0].tolist() == [0] * 5
+    many = draw(Uniform(), UniformTables(2**33), 1000)[0]
+    assert many.max() > 2**32  # row numbers beyond 32 bits
+
+
+@pytest.mark.parametrize("design", [Uniform(), Weighted()])
+def test_the_key_decides(design):
+    tables = UniformTables(500) if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
+    once, again = (draw(design, tables, 100)[0] for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])
+
+
+def test_an_accelerator_draws_the_same_rows(monkeypatch):
+    tables = weight_tables(np.random.default_rng(2).exponential(size=5_000))
+    here = _draw(Weighted(), jax.random.key(3), 1_000, tables)
+    monkeypatch.setattr(
+        "modicum.kernels.designs.jax.default_backend", lambda: "gpu"
+    )  # traced again
+    there = _draw(Weighted(), jax.random.key(3), 1_000, tables)
+    np.testing.assert_array_equal(here.row_ids, there.row_ids)
+    np.testing.assert_array_equal(here.probability, there.probability)
+
+
+def test_drawing_on_the_host_is_the_same_design():
+    tables = weight_tables(np.array([1.0, 3.0, 6.0]), floor=0.0)
+    drawn = draw_on_host(np.random.default_rng(1), 100_000, tables)
+    share = np.bincount(drawn.row_ids, minlength=3) / 100_000
+    np.testing.assert_allclose(share, [0.1, 0.3, 0.6], atol=4.5 * np.sqrt(0.25 / 100_000))
+    by_row = dict(zip(drawn.row_ids.tolist(), drawn.probability.tolist(), strict=True))
+    np.testing.assert_allclose([by_row[k] for k in range(3)], [0.1, 0.3, 0.6], rtol=0.02)
+
+
+# The registry --------------------------------------------------------------------------------
+
+FACTS = RowFacts(
+    n=60, count=12, expected=lambda: RNG.random(60), clusters=lambda: np.arange(60) % 4
+)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_every_design_makes_its_own_tables_and_is_unbiased(name):
+    design = DESIGNS[name]()
+    tables = design.tables(FACTS)
+    assert isinstance(tables, design.layout)
+    assert type(tables)(**tables._asdict()) == tables  # as a checkpoint does
+    assert design.description
+    keys = jax.random.split(jax.random.key(1), 400)
+    draws = jax.jit(jax.vmap(lambda key, tables: design.draw(key, 12, tables), in_axes=(0, None)))
+    drawn = draws(keys, tables)
+    values = np.arange(60.0)
+    sums = np.mean(values[np.asarray(drawn.row_ids)] / np.asarray(drawn.probability), axis=1)
+    error = np.std(sums, ddof=1) / np.sqrt(len(sums))
+    assert abs(np.mean(sums) - values.sum()) < 4.5 * error
+    assert abs(np.mean(sums) - values.sum()) + 4.5 * error < 0.5 * values.sum()  # it could fail
+
+
+@dataclass(frozen=True)
+class Alike(Design[UniformTables]):
+    """A user's design, as in CONTRIBUTING: one class, and one line in the registry."""
+
+    description = "all alike"
+    layout = UniformTables
+
+    def tables(self, facts):
+        return UniformTables(facts.n)
+
+    def draw(self, key, count, tables):
+        rows = (jax.random.uniform(key, (count,)) * tables.n).astype(int)
+        return Drawn(rows, jnp.full(count, 1.0) / tables.n)
+
+    def probability_of(self, drawn, tables):
+        return np.full(len(drawn.row_ids), 1 / tables.n)
+
+
+class Lopsided(Alike):
+    """A mistake: it understates a row's probability."""
+
+    def probability_of(self, drawn, tables):
+        return super().probability_of(drawn, tables) / 3
+
+
+def test_a_custom_design_is_a_class_and_a_line(monkeypatch):
+    monkeypatch.setitem(DESIGNS, "alike", Alike)
+    monkeypatch.setitem(DESIGNS, "lopsided", Lopsided)
+    names = ("uniform", "alike", "lopsided")
+    uniform, alike, lopsided = (
+        planned(toy.MODEL, toy.rows(), mo.HMCECS(design=name))[0] for name in names
+    )
+    assert alike.kernel.design == Alike()
+    assert alike.tuning["design"] == {"value": "alike", "why": "all alike"}
+    assert alike.tuning["variance"] == uniform.tuning["variance"]  # as the pilot study found it
+    assert lopsided.tuning["variance"] != uniform.tuning["variance"]
+    plan, _ = planned(toy.MODEL, toy.rows(), mo.SGLD(design="alike", step_size=0.01))
+    assert plan.kernel.design == Alike()
+
+
+def test_methods_refuse_designs_they_cannot_use():
+    with pytest.raises(SettingError, match="'uniform' or 'weighted', not 'stratified'"):
+        mo.HMCECS(design="stratified")
+    with pytest.raises(SettingError, match="design must be one of"):
+        mo.SGLD(design="clustered")
