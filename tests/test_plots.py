@@ -88,7 +88,7 @@ def test_rows_that_matter_come_first_in_the_picture_of_residuals():
     beta = rng.normal(0.1, 0.05, size=(2, 60, 1))
     model = mo.models.Logistic(intercept=False, prior_scale=1.0)
     post = mo.Posterior({"beta": beta}, {}, mo.Ledger(rows=200), rows=rows)
-    post.predictor = mo.models.prediction.ModelPredictor(model)
+    post.predictor = mo.models.over_draws.ModelPredictor(model)
     ax = plots.residual_weights(post, draws=120)
     held = ax.lines[0].get_ydata()
     at, mean = beta.reshape(-1, 1) * x[:, 0], beta.mean() * x[:, 0]
@@ -99,7 +99,7 @@ def test_rows_that_matter_come_first_in_the_picture_of_residuals():
     np.testing.assert_allclose(held, 100 * np.cumsum(sizes) / sizes.sum(), atol=0.1)
     assert held[19] > 99
     quadratic = mo.models.Gaussian(scale=1.0, intercept=False, prior_scale=1.0)
-    post.predictor = mo.models.prediction.ModelPredictor(quadratic)
+    post.predictor = mo.models.over_draws.ModelPredictor(quadratic)
     with pytest.raises(mo.SettingError, match="all residuals are zero"):
         plots.residual_weights(post)
 

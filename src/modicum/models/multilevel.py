@@ -1,7 +1,7 @@
 """The choice between explicit group effects and effects that are integrated out.
 
 Explicit effects (`groups=` of a family) suit crossed factors of up to a few thousand levels, and
-one factor with more (`models.arrow`). The rows that a step needs then grow like d^3 / n with the
+one factor with more (`models.arrowhead`). The rows that a step needs then grow like d^3 / n with the
 number of parameters d: rows of thin groups are far from quadratic in their group's effect. Effects
 of one factor, the one with the most levels, can instead be integrated out (`IntegratedEffects`),
 however many they are; the effects of other factors stay explicit.

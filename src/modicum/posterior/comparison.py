@@ -185,7 +185,7 @@ def compare(
     ...     draws = {"beta": rng.normal(slope, 0.035, size=(2, 500, 1))}
     ...     post = mo.Posterior(draws, {}, mo.Ledger(rows=800), rows=rows)
     ...     model = mo.models.Gaussian(scale=1.0, intercept=False)
-    ...     post.predictor = mo.models.prediction.ModelPredictor(model)
+    ...     post.predictor = mo.models.over_draws.ModelPredictor(model)
     ...     return post
     >>> table = mo.compare({"no effect": fitted(0.0), "an effect": fitted(0.5)})
     >>> list(table.index)

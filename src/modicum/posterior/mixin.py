@@ -182,7 +182,7 @@ class ChecksMixin(FittedDraws):
         >>> draws = {"beta": rng.normal(mean, 500**-0.5, size=(4, 500, 1))}
         >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=500), rows=rows)
         >>> model = mo.models.Gaussian(scale=1.0, intercept=False)
-        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
         >>> left_out = post.loo()
         >>> round(left_out.elpd), round(left_out.p)
         (-669, 1)
@@ -262,7 +262,7 @@ class ChecksMixin(FittedDraws):
         >>> log_density = -0.5 * draws[..., 0] ** 2
         >>> post = mo.Posterior({"beta": draws}, {"lp": log_density}, mo.Ledger(rows=1))
         >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False)
-        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
         >>> post.sensitivity()["prior"].item() > 0.05
         True
         """

@@ -190,7 +190,7 @@ class OutcomesMixin(FittedDraws):
         >>> import numpy as np, modicum as mo
         >>> draws = {"beta": np.full((1, 100, 1), 2.0), "intercept": np.zeros((1, 100))}
         >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=3))
-        >>> post.predictor = mo.models.prediction.ModelPredictor(mo.models.Logistic())
+        >>> post.predictor = mo.models.over_draws.ModelPredictor(mo.models.Logistic())
         >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
         array([0. , 0.5, 1. ])
         """
@@ -257,7 +257,7 @@ class OutcomesMixin(FittedDraws):
         >>> draws = {"beta": np.tile([2.0, -1.0], (1, 100, 1)), "intercept": np.zeros((1, 100))}
         >>> model = mo.models.Gaussian(scale=1.0)
         >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
-        >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+        >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
         >>> post.marginal("dose", slope=True)["mean"].round(3).to_dict()
         {'dose': 2.0}
         """

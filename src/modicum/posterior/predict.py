@@ -75,7 +75,7 @@ class Prediction:
     >>> draws = {"beta": np.full((1, 9, 1), 2.0), "intercept": np.zeros((1, 9))}
     >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1))
     >>> model = mo.models.Gaussian(scale=1.0)
-    >>> post.predictor = mo.models.prediction.ModelPredictor(model)
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
     >>> post.predict({"x": np.array([[0.5], [1.0]])}).to_frame()
        mean  lower  upper
     0   1.0    1.0    1.0
