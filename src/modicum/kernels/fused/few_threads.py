@@ -10,32 +10,18 @@ beyond m are ignored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from modicum.kernels.fused.sizes import (
-    ETA,
-    OUTCOME,
-    SCALE,
-    TAYLOR,
-    TERMS,
-    Memory,
-    Ref,
-    RowResidual,
-    Shape,
-    at_least,
-)
+from modicum.kernels.control_variates import LinearTaylor
+from modicum.kernels.fused.sizes import FIELDS, Memory, Ref, Shape, at_least, gain_of, load
 from modicum.runtime import Pytree
 
 Vector: TypeAlias = tuple[jax.Array, ...]  # a vector of d numbers, piece by piece
-
-
-# Rows and estimates -----------------------------------------------------------------------
 
 
 class Estimated(NamedTuple):
@@ -74,10 +60,14 @@ class RegisterRows(NamedTuple):
     """Rows in registers."""
 
     columns: Vector  # (rows, width) each
-    eta: jax.Array
-    y: jax.Array
-    scale: jax.Array
-    taylor: tuple[jax.Array, ...]
+    fields: tuple[jax.Array, ...]  # a row's other numbers
+
+
+class Subsample(NamedTuple):
+    """Which row of the pool each place holds, and the rows themselves if they fit."""
+
+    row_ids: jax.Array
+    rows: RegisterRows | None
 
 
 def _dot(a: Vector, b: Vector) -> jax.Array:
@@ -89,88 +79,91 @@ def _plus(a: Vector, step: jax.Array | float, b: Vector) -> Vector:
     return tuple(x + step * y for x, y in zip(a, b, strict=True))
 
 
-@dataclass(frozen=True)
-class Program:
-    """Row computations of the program of one chain, in registers and memory."""
+def _weighted_sum(rows: RegisterRows, weight: jax.Array) -> Vector:
+    """Sum the rows times their weights."""
+    return tuple(jnp.sum(x * weight[:, None], axis=0) for x in rows.columns)
 
-    residuals: RowResidual
+
+def _placed(new: jax.Array, old: jax.Array, chosen: jax.Array) -> jax.Array:
+    """Replace the values of the places that are `chosen`, (places, block), by those of a block."""
+    here = jnp.sum(jnp.where(chosen, new[None, :], 0.0), axis=1)
+    return jnp.where(jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0, here, old)
+
+
+@dataclass(frozen=True)
+class FewThreads:
+    """The program of one chain, whose threads compute everything together.
+
+    Parameters
+    ----------
+    residuals, shape, split, interpret
+        The residual of a row, the sizes, whether the integrator is split, and whether the program
+        is interpreted, without threads.
+    memory
+        The memory to read and write.
+    a
+        The gradient of the proxy at the anchor.
+    """
+
+    residuals: LinearTaylor
     shape: Shape
     split: bool
     interpret: bool
-
-    def write(self, memory: Ref, values: jax.Array) -> None:
-        """Write values that other threads of the program will read."""
-        if not self.interpret:
-            plgpu.debug_barrier()
-        memory[jnp.arange(len(values), dtype=jnp.int32)] = values
-        if not self.interpret:
-            plgpu.debug_barrier()
+    memory: Memory
+    a: Vector
 
     # Rows ---------------------------------------------------------------------------------
 
-    def read(self, memory: Ref, row_ids: jax.Array) -> RegisterRows:
-        """Read the given rows of a pool."""
-        columns, start = [], 0
-        for width in self.shape.widths:
-            at = start + jnp.arange(width, dtype=jnp.int32)
-            columns.append(memory[row_ids[:, None], at[None, :]])
-            start += width
+    def write_places(self, row_ids: jax.Array) -> None:
+        """Write the rows of all places, which other threads of the program will read."""
+        if not self.interpret:
+            plgpu.debug_barrier()
+        self.memory.places[jnp.arange(len(row_ids), dtype=jnp.int32)] = row_ids
+        if not self.interpret:
+            plgpu.debug_barrier()
 
-        def extra(k: int) -> jax.Array:
-            return memory[row_ids, jnp.full(row_ids.shape, start + k, jnp.int32)]
-
-        taylor = tuple(extra(TAYLOR + j) for j in range(TERMS))
-        return RegisterRows(tuple(columns), extra(ETA), extra(OUTCOME), extra(SCALE), taylor)
-
-    def replaced(
-        self, rows: RegisterRows, memory: Ref, row_ids: jax.Array, new: jax.Array
+    def read(
+        self,
+        memory: Ref,
+        row_ids: jax.Array,
+        old: RegisterRows | None = None,
+        new: jax.Array | None = None,
     ) -> RegisterRows:
-        """Replace the rows marked `new` by the given rows of the pool."""
+        """Read the given rows of a pool; with `old` rows, only those marked `new`."""
+
+        def entries(at: Ref, kept: jax.Array | None) -> jax.Array:
+            if kept is None or new is None:
+                return load(at)
+            mask = new if kept.ndim == 1 else jnp.broadcast_to(new[:, None], kept.shape)
+            return load(at, mask, kept)
+
         columns, start = [], 0
-        for width, old in zip(self.shape.widths, rows.columns, strict=True):
-            at = memory.at[row_ids[:, None], start + jnp.arange(width, dtype=jnp.int32)[None, :]]
-            mask = jnp.broadcast_to(new[:, None], old.shape)
-            columns.append(plgpu.load(at, mask=mask, other=old))
+        for k, width in enumerate(self.shape.widths):
+            at = start + jnp.arange(width, dtype=jnp.int32)
+            kept = None if old is None else old.columns[k]
+            columns.append(entries(memory.at[row_ids[:, None], at[None, :]], kept))
             start += width
-
-        def extra(k: int, old: jax.Array) -> jax.Array:
+        fields = []
+        for k in range(FIELDS):
             at = memory.at[row_ids, jnp.full(row_ids.shape, start + k, jnp.int32)]
-            return plgpu.load(at, mask=new, other=old)
-
-        eta, y, scale = extra(ETA, rows.eta), extra(OUTCOME, rows.y), extra(SCALE, rows.scale)
-        taylor = tuple(extra(TAYLOR + j, old) for j, old in enumerate(rows.taylor))
-        return RegisterRows(tuple(columns), eta, y, scale, taylor)
+            fields.append(entries(at, None if old is None else old.fields[k]))
+        return RegisterRows(tuple(columns), tuple(fields))
 
     def values(self, rows: RegisterRows, z: Vector) -> Held:
         """Compute D of each row at z, and its slope in the row's predictor."""
         parts = [
             jnp.sum(x * piece[None, :], axis=1) for x, piece in zip(rows.columns, z, strict=True)
         ]
+        eta, y, scale, *taylor = rows.fields
         e = sum(parts[1:], start=parts[0])
-        value, slope = self.residuals.residual(e, rows.eta, rows.y, rows.taylor)
-        return Held(rows.scale * value, rows.scale * slope)
-
-    @staticmethod
-    def weighted_sum(rows: RegisterRows, weight: jax.Array) -> Vector:
-        """Sum the rows times their weights."""
-        return tuple(jnp.sum(x * weight[:, None], axis=0) for x in rows.columns)
+        value, slope = self.residuals.residual(e, eta, y, tuple(taylor))
+        return Held(scale * value, scale * slope)
 
     # Sums over rows -----------------------------------------------------------------------
 
     def log_of(self, estimated: Estimated) -> jax.Array:
         """dhat - sigma-hat^2 / 2 (eqs. 4.2 and 4.3)."""
-        return estimated.mean - 0.5 * self.variance(estimated)
-
-    def variance(self, estimated: Estimated) -> jax.Array:
-        """sigma-hat^2."""
-        m = self.shape.subsample
-        return estimated.squares / (m * (m - self.shape.ddof))
-
-    def slope_of(self, estimated: Estimated) -> Vector:
-        """Gradient of dhat - sigma-hat^2 / 2."""
-        m = self.shape.subsample
-        mean = tuple(x / m for x in estimated.plain)
-        return _plus(mean, -1 / (m * (m - self.shape.ddof)), estimated.moved)
+        return estimated.mean - 0.5 * self.shape.variance(estimated.squares)
 
     def estimate_held(self, rows: RegisterRows, z: Vector) -> tuple[Estimated, Held]:
         """Estimate from a subsample that is in registers; return D of each row too."""
@@ -179,96 +172,76 @@ class Program:
         live = jnp.arange(self.shape.places, dtype=jnp.int32) < m
         mean = jnp.sum(jnp.where(live, here.values, 0.0)) / m
         off = jnp.where(live, here.values - mean, 0.0)
-        plain = self.weighted_sum(rows, jnp.where(live, here.slopes, 0.0))
-        moved = self.weighted_sum(rows, jnp.where(live, off * here.slopes, 0.0))
+        plain = _weighted_sum(rows, jnp.where(live, here.slopes, 0.0))
+        moved = _weighted_sum(rows, jnp.where(live, off * here.slopes, 0.0))
         return Estimated(mean, jnp.sum(off * off), plain, moved), here
 
-    def estimate_by_tiles(self, pool: Ref, places: Ref, z: Vector, about: jax.Array) -> Estimated:
+    def estimate_by_tiles(self, z: Vector, about: jax.Array) -> Estimated:
         """Estimate from a subsample in memory, with sums about `about`, a guess at the mean."""
-        m, size, tiles = self.shape.subsample, self.shape.tile, self.shape.tiles
+        m, size = self.shape.subsample, self.shape.tile
 
         def add(k: jax.Array, carry: Pytree) -> Pytree:
             first, second, plain, moved = carry
             at = k * size + jnp.arange(size, dtype=jnp.int32)
             live = at < m
-            rows = self.read(pool, places[jnp.minimum(at, m - 1)])
+            rows = self.read(self.memory.pool, self.memory.places[jnp.minimum(at, m - 1)])
             here = self.values(rows, z)
             off = jnp.where(live, here.values - about, 0.0)
             slope = jnp.where(live, here.slopes, 0.0)
-            plain = _plus(plain, 1.0, self.weighted_sum(rows, slope))
-            moved = _plus(moved, 1.0, self.weighted_sum(rows, off * slope))
+            plain = _plus(plain, 1.0, _weighted_sum(rows, slope))
+            moved = _plus(moved, 1.0, _weighted_sum(rows, off * slope))
             return first + off, second + off * off, plain, moved
 
-        nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
-        zero = jnp.zeros(size, jnp.float32)
-        start = (zero, zero, nothing, nothing)
-        first, second, plain, moved = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
+        zero, nothing = jnp.zeros(size, jnp.float32), self._nothing()
+        first, second, plain, moved = jax.lax.fori_loop(
+            jnp.int32(0), jnp.int32(self.shape.tiles), add, (zero, zero, nothing, nothing)
+        )
         away = jnp.sum(first) / m
         squares = jnp.maximum(jnp.sum(second) - m * away * away, 0.0)
         return Estimated(about + away, squares, plain, _plus(moved, -away, plain))
 
-    def sum_certain(self, memory: Ref, z: Vector) -> Certain:
+    def sum_certain(self, z: Vector) -> Certain:
         """Sum over the certainty rows."""
         size, tiles = self.shape.certain_tile, self.shape.certain // self.shape.certain_tile
 
         def add(k: jax.Array, carry: Pytree) -> Pytree:
             total, gradient = carry
-            rows = self.read(memory, k * size + jnp.arange(size, dtype=jnp.int32))
+            row_ids = k * size + jnp.arange(size, dtype=jnp.int32)
+            rows = self.read(self.memory.certain, row_ids)
             here = self.values(rows, z)
-            return total + here.values, _plus(gradient, 1.0, self.weighted_sum(rows, here.slopes))
+            return total + here.values, _plus(gradient, 1.0, _weighted_sum(rows, here.slopes))
 
-        nothing = tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
-        start = (jnp.zeros(size, jnp.float32), nothing)
+        start = (jnp.zeros(size, jnp.float32), self._nothing())
         total, gradient = jax.lax.fori_loop(jnp.int32(0), jnp.int32(tiles), add, start)
         return Certain(jnp.sum(total), gradient)
 
-
-# Iterations -------------------------------------------------------------------------------
-
-
-class Subsample(NamedTuple):
-    """Which row of the pool each place holds, and the rows themselves if they fit."""
-
-    row_ids: jax.Array
-    rows: RegisterRows | None
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """The iterations of one chain."""
-
-    program: Program
-    memory: Memory
-    a: Vector
-
-    @property
-    def slices(self) -> list[Any]:  # of Pallas, which has no public type for them
-        """Slices of a vector's pieces in memory."""
-        widths = self.program.shape.widths
-        return [pl.ds(sum(widths[:k]), width) for k, width in enumerate(widths)]
+    def _nothing(self) -> Vector:
+        return tuple(jnp.zeros(w, jnp.float32) for w in self.shape.widths)
 
     # The log-density ----------------------------------------------------------------------
 
     def evaluate(self, z: Vector, subsample: Subsample, about: jax.Array) -> Here:
         """Compute the sums over all rows at z; `about` is a guess at the mean of D."""
-        program, memory, held = self.program, self.memory, None
+        held = None
         if subsample.rows is None:
-            estimated = program.estimate_by_tiles(memory.pool, memory.places, z, about)
+            estimated = self.estimate_by_tiles(z, about)
         else:
-            estimated, held = program.estimate_held(subsample.rows, z)
-        certain = program.sum_certain(memory.certain, z) if program.shape.certain else None
-        return Here(z, estimated, certain, held)
+            estimated, held = self.estimate_held(subsample.rows, z)
+        return Here(z, estimated, self.sum_certain(z) if self.shape.certain else None, held)
 
     def log_density(self, here: Here) -> jax.Array:
         """Return the log-density, up to a constant."""
         quadratic = _dot(here.z, _plus(self.a, -0.5, here.z))
-        log = self.program.log_of(here.estimated) + quadratic
+        log = self.log_of(here.estimated) + quadratic
         return log if here.certain is None else log + here.certain.total
 
     def force(self, here: Here) -> Vector:
         """Return the gradient of the log-density, less its standard normal part if it is split."""
-        gradient = _plus(self.program.slope_of(here.estimated), 1.0, self.a)
-        if not self.program.split:
+        m = self.shape.subsample
+        mean = tuple(x / m for x in here.estimated.plain)
+        slope = _plus(mean, -1 / (m * (m - self.shape.ddof)), here.estimated.moved)
+        gradient = _plus(slope, 1.0, self.a)
+        if not self.split:
             gradient = _plus(gradient, -1.0, here.z)
         return gradient if here.certain is None else _plus(gradient, 1.0, here.certain.gradient)
 
@@ -282,28 +255,27 @@ class _Chain:
         Sums are updated for the rows that enter and leave, so that only these are evaluated. Return
         the updated `Here` and subsample, and the number of blocks accepted.
         """
-        b, K = self.program.shape.block, self.program.shape.refreshes
-        everywhere = jnp.arange(self.program.shape.places, dtype=jnp.int32)
+        b, K = self.shape.block, self.shape.refreshes
+        everywhere = jnp.arange(self.shape.places, dtype=jnp.int32)
         inside = jnp.arange(at_least(b), dtype=jnp.int32)
 
         def propose(k: jax.Array, carry: Pytree) -> Pytree:
             here, subsample, accepted = carry
             first = self.memory.which[t, k] * b
-            fresh = self.program.shape.subsample + (t * K + k) * b
+            fresh = self.shape.subsample + (t * K + k) * b
             chosen = (everywhere[:, None] == (first + inside)[None, :]) & (inside < b)[None, :]
-            came = self.program.read(self.memory.pool, fresh + jnp.minimum(inside, b - 1))
-            new = self.program.values(came, here.z)
+            came = self.read(self.memory.pool, fresh + jnp.minimum(inside, b - 1))
+            new = self.values(came, here.z)
             then = self.swapped(here, came, new, inside < b, self.went(here, subsample, chosen))
             now = here.estimated
-            gain = self.program.log_of(then) - self.program.log_of(now)
-            taken = self.memory.chance[t, k] < gain
+            taken = self.memory.chance[t, k] < self.log_of(then) - self.log_of(now)
             estimated = jax.tree.map(lambda x, y: jnp.where(taken, x, y), then, now)
             within = everywhere - first
             replaced = taken & (within >= 0) & (within < b)
             row_ids = jnp.where(replaced, fresh + within, subsample.row_ids)
             rows, held = subsample.rows, here.held
             if rows is not None and held is not None:
-                rows = self.program.replaced(rows, self.memory.pool, row_ids, replaced)
+                rows = self.read(self.memory.pool, row_ids, rows, replaced)
                 held = Held(
                     *(_placed(x, y, chosen & taken) for x, y in zip(new, held, strict=True))
                 )
@@ -324,10 +296,9 @@ class _Chain:
         if subsample.rows is not None and here.held is not None:
             return subsample.rows, here.held, jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0
         before = jnp.sum(jnp.where(chosen, subsample.row_ids[:, None], 0), axis=0, dtype=jnp.int32)
-        rows = self.program.read(self.memory.pool, before)
-        b = self.program.shape.block
-        live = jnp.arange(at_least(b), dtype=jnp.int32) < b
-        return rows, self.program.values(rows, here.z), live
+        rows = self.read(self.memory.pool, before)
+        b = self.shape.block
+        return rows, self.values(rows, here.z), jnp.arange(at_least(b), dtype=jnp.int32) < b
 
     def swapped(
         self,
@@ -338,7 +309,7 @@ class _Chain:
         went: tuple[RegisterRows, Held, jax.Array],
     ) -> Estimated:
         """Update the estimate: the rows `came` replace the rows `went`."""
-        program, m, now = self.program, self.program.shape.subsample, here.estimated
+        m, now = self.shape.subsample, here.estimated
         gone, old, of_block = went
         off = jnp.where(live, new.values - now.mean, 0.0)
         lost = jnp.where(of_block, old.values - now.mean, 0.0)
@@ -346,10 +317,10 @@ class _Chain:
         squares = now.squares + jnp.sum(off * off) - jnp.sum(lost * lost) - m * shift * shift
         up, down = jnp.where(live, new.slopes, 0.0), jnp.where(of_block, old.slopes, 0.0)
         moved = _plus(now.moved, -shift, now.plain)
-        moved = _plus(moved, 1.0, program.weighted_sum(came, (off - shift) * up))
-        moved = _plus(moved, -1.0, program.weighted_sum(gone, (lost - shift) * down))
-        plain = _plus(now.plain, 1.0, program.weighted_sum(came, up))
-        plain = _plus(plain, -1.0, program.weighted_sum(gone, down))
+        moved = _plus(moved, 1.0, _weighted_sum(came, (off - shift) * up))
+        moved = _plus(moved, -1.0, _weighted_sum(gone, (lost - shift) * down))
+        plain = _plus(now.plain, 1.0, _weighted_sum(came, up))
+        plain = _plus(plain, -1.0, _weighted_sum(gone, down))
         return Estimated(now.mean + shift, squares, plain, moved)
 
     # The trajectory -----------------------------------------------------------------------
@@ -357,14 +328,14 @@ class _Chain:
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
         """Refresh the subsample, follow a trajectory, accept or reject its end, and store it."""
         start, subsample = carry
-        program, memory = self.program, self.memory
+        memory = self.memory
         # read all inputs first, to hide the latency of memory
-        p = tuple(memory.momentum[t, s] for s in self.slices)
+        p = tuple(memory.momentum[t, s] for s in self.shape.slices)
         steps, chance = memory.steps[t], memory.accept[t]
         half, keep, move, turn = (memory.drift[t, k] for k in range(4))
         start, subsample, accepted = self.refresh(t, start, subsample)
         if subsample.rows is None:
-            program.write(memory.places, subsample.row_ids)
+            self.write_places(subsample.row_ids)
         about = start.estimated.mean
 
         def leap(_: jax.Array, carry: tuple[Here, Vector]) -> tuple[Here, Vector]:
@@ -377,41 +348,30 @@ class _Chain:
 
         end, q = jax.lax.fori_loop(jnp.int32(0), steps, leap, (start, p))
         energy = 0.5 * _dot(q, q) - self.log_density(end)
-        gain = (0.5 * _dot(p, p) - self.log_density(start)) - energy
-        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # NaN is never accepted
-        gain = jnp.where(lost, -jnp.inf, gain)
+        gain = gain_of(0.5 * _dot(p, p) - self.log_density(start), energy)
         taken = chance < gain
         there: Here = jax.tree.map(lambda x, y: jnp.where(taken, x, y), end, start)
         now = there.estimated
-        for s, piece in zip(self.slices, there.z, strict=True):
+        for s, piece in zip(self.shape.slices, there.z, strict=True):
             memory.positions[t, s] = piece
-        log = self.log_density(there)
-        stats = (log, accepted, now.mean, program.variance(now), gain, energy)
-        for k, value in enumerate(stats):
-            memory.stats[t, k] = value
+        variance = self.shape.variance(now.squares)
+        memory.record(t, self.log_density(there), accepted, now.mean, variance, gain, energy)
         return there, subsample
 
 
-def _placed(new: jax.Array, old: jax.Array, chosen: jax.Array) -> jax.Array:
-    """Replace the values of the places that are `chosen`, (places, block), by those of a block."""
-    here = jnp.sum(jnp.where(chosen, new[None, :], 0.0), axis=1)
-    return jnp.where(jnp.sum(chosen, axis=1, dtype=jnp.int32) > 0, here, old)
-
-
-def run(program: Program, *refs: Ref) -> None:
+def run(residuals: LinearTaylor, shape: Shape, split: bool, interpret: bool, *refs: Ref) -> None:
     """Run all iterations of one chain; `refs` are those of `Memory`."""
-    memory, shape = Memory(*refs), program.shape
-    chain = _Chain(program, memory, ())
-    chain = replace(chain, a=tuple(memory.slope[s] for s in chain.slices))
+    memory = Memory(*refs)
+    a, z = (tuple(ref[s] for s in shape.slices) for ref in (memory.slope, memory.start))
+    chain = FewThreads(residuals, shape, split, interpret, memory, a)
     everywhere = jnp.arange(shape.places, dtype=jnp.int32)
-    z = tuple(memory.start[s] for s in chain.slices)
     row_ids = jnp.where(everywhere < shape.subsample, everywhere, 0)
-    rows = program.read(memory.pool, row_ids) if shape.tiles == 1 else None
+    rows = chain.read(memory.pool, row_ids) if shape.tiles == 1 else None
     if rows is None:
-        program.write(memory.places, row_ids)
+        chain.write_places(row_ids)
     subsample = Subsample(row_ids, rows)
     here, count = chain.evaluate(z, subsample, jnp.float32(0)), memory.count[0]
     here, subsample = jax.lax.fori_loop(jnp.int32(0), count, chain.iterate, (here, subsample))
-    for s, piece in zip(chain.slices, here.z, strict=True):
+    for s, piece in zip(shape.slices, here.z, strict=True):
         memory.last[s] = piece
-    program.write(memory.places, subsample.row_ids)
+    chain.write_places(subsample.row_ids)

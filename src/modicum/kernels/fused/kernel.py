@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from modicum.kernels.control_variates import LinearRows, LinearTaylor
 from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
     EnergyConservingState,
     certain_rows,
 )
-from modicum.kernels.fused.few_threads import Program, run
-from modicum.kernels.fused.many_threads import PhasedProgram, run_phased
+from modicum.kernels.fused import few_threads, many_threads
 from modicum.kernels.fused.sizes import (
     ETA,
     EXTRAS,
@@ -38,7 +38,6 @@ from modicum.kernels.fused.sizes import (
     TAYLOR,
     TERMS,
     PhasedShape,
-    RowResidual,
     Shape,
     at_least,
     at_most,
@@ -53,37 +52,10 @@ HELD = 5 * 2**12  # largest subsample, in floats, that a program of many threads
 PER_WARP = 5 * 2**10  # floats per warp in a program of many threads
 TILE = 2**11  # floats read at a time if the subsample does not fit
 TOGETHER = 2**16  # rows of a table that are prepared at a time
-
-
-class PredictorRows(Protocol):
-    """Cached rows of a control variate with one linear predictor: a named tuple."""
-
-    @property
-    def rows(self) -> jax.Array:
-        """Whitened rows, (..., d)."""
-        ...
-
-    @property
-    def eta(self) -> jax.Array:
-        """Linear predictor at the anchor."""
-        ...
-
-    @property
-    def y(self) -> jax.Array:
-        """Outcomes."""
-        ...
-
-    @property
-    def taylor(self) -> jax.Array:
-        """Coefficients of the expansion, (..., 7)."""
-        ...
-
-    @property
-    def scale(self) -> jax.Array:
-        """Factor of the residual."""
-        ...
-
-    def _replace(self, **changes: jax.Array) -> PredictorRows: ...
+PROGRAMS: dict[type, Callable[..., None]] = {
+    Shape: few_threads.run,
+    PhasedShape: many_threads.run,
+}
 
 
 class Script(NamedTuple):
@@ -125,7 +97,7 @@ class FusedKernel:
     """
 
     plain: EnergyConservingKernel
-    residuals: RowResidual
+    residuals: LinearTaylor
     ddof: int = 1
     certain: int = 0
     interpret: bool = False
@@ -159,9 +131,9 @@ class FusedKernel:
 
     # Rows ---------------------------------------------------------------------------------
 
-    def of_prepared(self, prepared: PredictorRows) -> jax.Array:
+    def of_prepared(self, prepared: LinearRows) -> jax.Array:
         """Convert the result of `plain.prepare` to the form that programs read."""
-        return _pool_rows(prepared, self.shape(prepared.rows.shape[-1]).width)
+        return _pool_rows(prepared, self.shape(jnp.asarray(prepared.rows).shape[-1]).width)
 
     def table(self, rows: Batch, context: EnergyConservingContext) -> jax.Array:
         """Prepare all rows once, in the form that programs read, (n, floats per row)."""
@@ -253,7 +225,7 @@ class FusedKernel:
         step_size = state.adaptation.step_size
         of_chain = jax.vmap(partial(self.script, context=context), in_axes=(0, None))
         script = jax.vmap(of_chain)(keys, step_size)
-        subsample: PredictorRows = state.subsample
+        subsample: LinearRows = state.subsample
         flat = fresh.reshape(chains, -1, fresh.shape[-1])
         pool = jnp.concatenate([_pool_rows(subsample, shape.width), flat], axis=1)
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
@@ -262,7 +234,7 @@ class FusedKernel:
             certain = _padded(certain, shape.certain_places, axis=0)
         width = shape.width
         inputs: tuple[jax.Array, ...] = (
-            jnp.stack([count.astype(jnp.int32), jnp.int32(0)]),  # `Phases` explains the 0
+            jnp.stack([count.astype(jnp.int32), jnp.int32(0)]),  # `ManyThreads` explains the 0
             pool,
             certain,
             script.which.astype(jnp.int32),
@@ -274,11 +246,11 @@ class FusedKernel:
             _padded(state.z.astype(jnp.float32), width),
             _padded(context.proxy.a.astype(jnp.float32), width),
         )
-        if isinstance(shape, PhasedShape):
+        if shape.scratch:
             own, others = pool[:, : shape.subsample, width:], certain[: shape.certain, width:]
             alike = jnp.broadcast_to(others, (chains, *others.shape))
             fields = own if context.certain is None else jnp.concatenate([own, alike], axis=1)
-            inputs = (*inputs, jnp.swapaxes(_padded(fields, shape.rows, axis=1), 1, 2))
+            inputs = (*inputs, jnp.swapaxes(_padded(fields, shape.row_lines[-1], axis=1), 1, 2))
         return script, inputs
 
     def launch(
@@ -301,10 +273,13 @@ class FusedKernel:
             jax.ShapeDtypeStruct((chains, width), jnp.float32),
             jax.ShapeDtypeStruct((chains, *shape.row_lines), jnp.int32),
         ]
-        if isinstance(shape, PhasedShape):
+        if shape.scratch:
             outputs.append(jax.ShapeDtypeStruct((chains, *shape.scratch), jnp.float32))
+        move = self.plain.move
+        assert isinstance(move, HMCMove)
+        run = PROGRAMS[type(shape)]
         call = pl.pallas_call(
-            self._program(shape),
+            partial(run, self.residuals, shape, move.split, self.interpret),
             out_shape=outputs,
             grid=(chains,),
             in_specs=[whole(x) if k in shared else of_chain(x) for k, x in enumerate(inputs)],
@@ -315,15 +290,6 @@ class FusedKernel:
         )
         made: list[jax.Array] = call(*inputs)
         return made
-
-    def _program(self, shape: Shape | PhasedShape) -> Callable[..., None]:
-        """Return the program of one chain."""
-        move = self.plain.move
-        assert isinstance(move, HMCMove)
-        if isinstance(shape, Shape):
-            return partial(run, Program(self.residuals, shape, move.split, self.interpret))
-        phased = PhasedProgram(self.residuals, shape, move.split, self.interpret)
-        return partial(run_phased, phased)
 
     def _draws(
         self,
@@ -362,16 +328,16 @@ def _padded(values: jax.Array, size: int, axis: int = -1) -> jax.Array:
     return jnp.pad(values, missing)
 
 
-def _pool_rows(cached: PredictorRows, width: int) -> jax.Array:
+def _pool_rows(cached: LinearRows, width: int) -> jax.Array:
     """Lay out cached rows for a pool: each row's columns, then its extras, in float32."""
     extras = jnp.concatenate(
         [jnp.stack([cached.eta, cached.y, cached.scale], axis=-1), cached.taylor], axis=-1
     )
-    columns = _padded(cached.rows.astype(jnp.float32), width)
+    columns = _padded(jnp.asarray(cached.rows, jnp.float32), width)
     return jnp.concatenate([columns, _padded(extras.astype(jnp.float32), EXTRAS)], axis=-1)
 
 
-def _cached_rows(pool: jax.Array, like: PredictorRows, size: int, width: int) -> PredictorRows:
+def _cached_rows(pool: jax.Array, like: LinearRows, size: int, width: int) -> LinearRows:
     """Convert rows of a pool back to cached rows, with the dtype of `like`."""
     extras = pool[..., width:]
     parts = {
@@ -381,4 +347,4 @@ def _cached_rows(pool: jax.Array, like: PredictorRows, size: int, width: int) ->
         "scale": extras[..., SCALE],
         "taylor": extras[..., TAYLOR : TAYLOR + TERMS],
     }
-    return like._replace(**{name: x.astype(like.rows.dtype) for name, x in parts.items()})
+    return like._replace(**{name: x.astype(like.eta.dtype) for name, x in parts.items()})

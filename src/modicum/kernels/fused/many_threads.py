@@ -22,21 +22,18 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
+from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.fused.sizes import (
-    ETA,
     FIELD,
     FIELDS,
-    OUTCOME,
     PART,
     PIECE,
-    SCALE,
-    TAYLOR,
-    TERMS,
     Memory,
     PhasedShape,
     Ref,
-    RowResidual,
     at_least,
+    gain_of,
+    load,
 )
 from modicum.runtime import Pytree
 
@@ -47,7 +44,7 @@ Number: TypeAlias = jax.Array | int
 Body: TypeAlias = Callable[[Columns, Number, Number, Pytree], Pytree]
 
 
-class Residuals(NamedTuple):
+class Known(NamedTuple):
     """D of every row at some z, its slope in the predictor, and the mean over the subsample."""
 
     values: jax.Array
@@ -55,7 +52,7 @@ class Residuals(NamedTuple):
     mean: jax.Array
 
 
-class Sums(NamedTuple):
+class DensitySums(NamedTuple):
     """The sums in the log-density, without the proxy."""
 
     mean: jax.Array  # of D over the subsample
@@ -63,10 +60,25 @@ class Sums(NamedTuple):
     certain: jax.Array | None  # sum over the certainty rows, if there are any
 
 
-def load(at: Ref, mask: jax.Array | None = None, other: Number | float = 0) -> jax.Array:
-    """Load from memory, and return `other` where the mask is false."""
-    read: jax.Array = plgpu.load(at, mask=mask, other=None if mask is None else other)
-    return read
+class Travel(NamedTuple):
+    """State of a trajectory."""
+
+    z: jax.Array
+    p: jax.Array
+    columns: Columns
+    start: DensitySums  # at the start of the trajectory, after the refresh
+    here: Known
+    accepted: jax.Array  # number of blocks
+
+
+class Iteration(NamedTuple):
+    """Constants of an iteration."""
+
+    t: jax.Array  # its number
+    fresh: jax.Array  # where its fresh rows begin in the pool
+    steps: jax.Array
+    a: jax.Array  # gradient of the proxy at the anchor
+    drift: tuple[jax.Array, ...]  # half the step size, and the coefficients of z and p in a step
 
 
 def numbered(ref: Ref, *at: Number) -> Ref:
@@ -82,30 +94,30 @@ def piece_of(ref: Ref, row_ids: jax.Array, j: int) -> Ref:
 
 
 @dataclass(frozen=True)
-class Phases:
-    """The evaluations in the program of one chain.
+class ManyThreads:
+    """The program of one chain.
 
     Parameters
     ----------
-    residuals, shape
-        The residual of a row, and the sizes of the program.
+    residuals, shape, split, interpret
+        The residual of a row, the sizes, whether the integrator is split, and whether the program
+        is interpreted, without threads.
     memory, fields, scratch
         The memory to read and write; `fields` has one line per field (a row's numbers other than
         its columns), for the rows of the subsample and the certainty rows.
     zero
         The number 0, read from memory at the start of each loop. If the compiler knew its value, it
         would keep a hundred constant addresses in registers, which rows need.
-    interpret
-        Whether the program is interpreted, without threads.
     """
 
-    residuals: RowResidual
+    residuals: LinearTaylor
     shape: PhasedShape
+    split: bool
+    interpret: bool
     memory: Memory
     fields: Ref
     scratch: Ref
-    zero: Number
-    interpret: bool
+    zero: Number = 0
 
     # Memory -------------------------------------------------------------------------------
 
@@ -234,21 +246,18 @@ class Phases:
         """Which rows of an evaluation belong to the subsample."""
         return self.inside < self.shape.subsample
 
-    def evaluate(
-        self, z: jax.Array, columns: Columns, fresh: jax.Array, is_start: Number
-    ) -> Residuals:
+    def evaluate(self, z: jax.Array, columns: Columns, fresh: jax.Array, is_start: Number) -> Known:
         """Evaluate all residuals at z, at a start including the rows that begin at `fresh`."""
         shape = self.shape
         self.predict(z, columns, fresh, is_start)
         e = self.get(PREDICTOR, shape.rows, 0, shape.subsample + shape.certain + shape.fresh)
-        fields = [self.get(FIELD + k, shape.rows) for k in range(FIELDS)]
-        taylor = tuple(fields[TAYLOR : TAYLOR + TERMS])
-        value, slope = self.residuals.residual(e, fields[ETA], fields[OUTCOME], taylor)
-        value, slope = fields[SCALE] * value, fields[SCALE] * slope
+        eta, y, scale, *taylor = (self.get(FIELD + k, shape.rows) for k in range(FIELDS))
+        value, slope = self.residuals.residual(e, eta, y, tuple(taylor))
+        value, slope = scale * value, scale * slope
         mean = jnp.sum(jnp.where(self.sampled, value, 0.0)) / shape.subsample
-        return Residuals(value, slope, mean)
+        return Known(value, slope, mean)
 
-    def sums(self, known: Residuals) -> Sums:
+    def sums(self, known: Known) -> DensitySums:
         """Return the sums in the log-density."""
         off = jnp.where(self.sampled, known.values - known.mean, 0.0)
         certain = None
@@ -256,19 +265,14 @@ class Phases:
             end = self.shape.subsample + self.shape.certain
             is_certain = ~self.sampled & (self.inside < end)
             certain = jnp.sum(jnp.where(is_certain, known.values, 0.0))
-        return Sums(known.mean, jnp.sum(off * off), certain)
+        return DensitySums(known.mean, jnp.sum(off * off), certain)
 
-    def variance(self, squares: jax.Array) -> jax.Array:
-        """sigma-hat^2."""
-        m = self.shape.subsample
-        return squares / (m * (m - self.shape.ddof))
-
-    def log_of(self, sums: Sums) -> jax.Array:
+    def log_of(self, sums: DensitySums) -> jax.Array:
         """dhat - sigma-hat^2 / 2 (eqs. 4.2 and 4.3), plus the sum over the certainty rows."""
-        log = sums.mean - 0.5 * self.variance(sums.squares)
+        log = sums.mean - 0.5 * self.shape.variance(sums.squares)
         return log if sums.certain is None else log + sums.certain
 
-    def slope_of(self, known: Residuals, columns: Columns) -> jax.Array:
+    def slope_of(self, known: Known, columns: Columns) -> jax.Array:
         """Gradient of `log_of`."""
         m = self.shape.subsample
         share = (1 - (known.values - known.mean) / (m - self.shape.ddof)) / m
@@ -276,95 +280,55 @@ class Phases:
         self.wait()
         return self.weighted_sum(columns)
 
-
-@dataclass(frozen=True)
-class PhasedProgram:
-    """Static parameters of the program."""
-
-    residuals: RowResidual
-    shape: PhasedShape
-    split: bool
-    interpret: bool
-
-
-class Travel(NamedTuple):
-    """State of a trajectory."""
-
-    z: jax.Array
-    p: jax.Array
-    columns: Columns
-    start: Sums  # at the start of the trajectory, after the refresh
-    here: Residuals
-    accepted: jax.Array  # number of blocks
-
-
-class Iteration(NamedTuple):
-    """Constants of an iteration."""
-
-    t: jax.Array  # its number
-    fresh: jax.Array  # where its fresh rows begin in the pool
-    steps: jax.Array
-    a: jax.Array  # gradient of the proxy at the anchor
-    drift: tuple[jax.Array, ...]  # half the step size, and the coefficients of z and p in a step
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """The iterations of one chain."""
-
-    phases: Phases
-    split: bool
-
-    def with_fresh_zero(self) -> _Chain:
-        """Read `Phases.zero` from memory again, at the start of a loop body."""
-        return replace(self, phases=replace(self.phases, zero=self.phases.memory.count[1]))
+    def with_fresh_zero(self) -> ManyThreads:
+        """Read `zero` from memory again, at the start of a loop body."""
+        return replace(self, zero=self.memory.count[1])
 
     # The refresh --------------------------------------------------------------------------
 
     def refresh(
-        self, now: Iteration, known: Residuals, columns: Columns
-    ) -> tuple[Residuals, Columns, Sums, jax.Array]:
+        self, now: Iteration, known: Known, columns: Columns
+    ) -> tuple[Known, Columns, DensitySums, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
         Return the resulting residuals at z, columns and sums, and the number of blocks accepted.
         """
-        phases = self.phases
-        memory, shape = phases.memory, phases.shape
-        phases.put(VALUE, known.values)
-        phases.put(SLOPE, known.slopes)
-        phases.wait()
-        chosen, sums, accepted = self.choose(now.t, phases.sums(known))
-        to_take = numbered(memory.places, 1 + phases.zero, phases.inside)
+        memory, shape = self.memory, self.shape
+        self.put(VALUE, known.values)
+        self.put(SLOPE, known.slopes)
+        self.wait()
+        chosen, sums, accepted = self.choose(now.t, self.sums(known))
+        to_take = numbered(memory.places, 1 + self.zero, self.inside)
         plgpu.store(to_take, chosen)
-        phases.wait()
+        self.wait()
         chosen = load(to_take)  # written by other threads
         new, at = chosen >= 0, shape.subsample + shape.certain + jnp.maximum(chosen, 0)
-        values = load(phases.line(VALUE, at), new, known.values)
-        slopes = load(phases.line(SLOPE, at), new, known.slopes)
-        phases.copy_fields(lambda k: phases.line(FIELD + k, at), phases.inside, new)
-        holds = numbered(memory.places, phases.zero, phases.inside)
+        values = load(self.line(VALUE, at), new, known.values)
+        slopes = load(self.line(SLOPE, at), new, known.slopes)
+        self.copy_fields(lambda k: self.line(FIELD + k, at), self.inside, new)
+        holds = numbered(memory.places, self.zero, self.inside)
         plgpu.store(holds, now.fresh + chosen, mask=new)
-        chosen = phases.row_ids(1)
+        chosen = self.row_ids(1)
         new, row_ids = (chosen >= 0)[:, None], now.fresh + jnp.maximum(chosen, 0)
         columns = tuple(
             load(piece_of(memory.pool, row_ids, j), jnp.broadcast_to(new, old.shape), old)
             for j, old in enumerate(columns)
         )
-        return Residuals(values, slopes, sums.mean), columns, sums, accepted
+        return Known(values, slopes, sums.mean), columns, sums, accepted
 
-    def choose(self, t: jax.Array, now: Sums) -> tuple[jax.Array, Sums, jax.Array]:
+    def choose(self, t: jax.Array, now: DensitySums) -> tuple[jax.Array, DensitySums, jax.Array]:
         """Return which fresh row each place takes (-1: none), the new sums, and blocks accepted.
 
         A block changes the sums of D and of D squared, both about the old mean.
         """
-        phases, memory = self.phases, self.phases.memory
-        m, b, K = phases.shape.subsample, phases.shape.block, phases.shape.refreshes
+        memory = self.memory
+        m, b, K = self.shape.subsample, self.shape.block, self.shape.refreshes
         k = jnp.arange(at_least(K), dtype=jnp.int32)
         which = load(numbered(memory.which, t, k), k < K, -1)
-        new = self.block_sums(m + phases.shape.certain + k * b, k < K, now.mean)
+        new = self.block_sums(m + self.shape.certain + k * b, k < K, now.mean)
 
         def log_of(first: jax.Array, second: jax.Array) -> jax.Array:
-            return first / m - 0.5 * phases.variance(second - first * first / m)
+            return first / m - 0.5 * self.shape.variance(second - first * first / m)
 
         def propose(turn: jax.Array, carry: Pytree) -> Pytree:
             total, old, taken = carry
@@ -381,7 +345,7 @@ class _Chain:
         start = (jnp.float32(0), now.squares), old, jnp.zeros(len(k), jnp.int32)
         total, _, taken = jax.lax.fori_loop(jnp.int32(0), jnp.int32(K), propose, start)
         first, second = total
-        block, place = (f(phases.inside, jnp.int32(b)) for f in (jax.lax.div, jax.lax.rem))
+        block, place = (f(self.inside, jnp.int32(b)) for f in (jax.lax.div, jax.lax.rem))
         hit = block[:, None] == jnp.where(taken > 0, which, -1)[None, :]
         latest = jnp.max(jnp.where(hit, k[None, :], -1), axis=1)  # the last acceptance wins
         chosen = jnp.where(latest >= 0, latest * b + place, -1)
@@ -393,10 +357,10 @@ class _Chain:
         self, first: jax.Array, live: jax.Array, mean: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Sum D and its squares, both about `mean`, over the blocks that begin at `first`."""
-        b = self.phases.shape.block
+        b = self.shape.block
         inside = jnp.arange(at_least(b), dtype=jnp.int32)
         mask = live[:, None] & (inside < b)[None, :]
-        values = load(self.phases.line(VALUE, first[:, None] + inside[None, :]), mask, 0.0)
+        values = load(self.line(VALUE, first[:, None] + inside[None, :]), mask, 0.0)
         off = jnp.where(mask, values - mean, 0.0)
         return jnp.sum(off, axis=1), jnp.sum(off * off, axis=1)
 
@@ -404,14 +368,13 @@ class _Chain:
 
     def step(self, s: jax.Array, now: Iteration, path: Travel) -> Travel:
         """Evaluate a point of the trajectory, refresh rows if it is the first, and move on."""
-        phases = self.phases
-        known = phases.evaluate(path.z, path.columns, now.fresh, s == 0)
+        known = self.evaluate(path.z, path.columns, now.fresh, s == 0)
         known, columns, start, accepted = jax.lax.cond(
             s == 0,
             lambda: self.refresh(now, known, path.columns),
             lambda: (known, path.columns, path.start, path.accepted),
         )
-        force = phases.slope_of(known, columns) + now.a
+        force = self.slope_of(known, columns) + now.a
         if not self.split:
             force -= path.z
         half, keep, move, turn = now.drift
@@ -425,42 +388,39 @@ class _Chain:
     def iterate(self, t: jax.Array, carry: Pytree) -> Pytree:
         """Refresh the subsample, follow a trajectory, accept or reject its end, and store it."""
         start, quadratic, columns = carry
-        phases, memory = self.phases, self.phases.memory
-        p, a = phases.vector(memory.momentum, t), phases.vector(memory.slope)
+        memory = self.memory
+        p, a = self.vector(memory.momentum, t), self.vector(memory.slope)
         drift = tuple(memory.drift[t, k] for k in range(4))
-        fresh = phases.shape.subsample + t * phases.shape.fresh
+        fresh = self.shape.subsample + t * self.shape.fresh
         now = Iteration(t, fresh, memory.steps[t], a, drift)
         self.copy_fresh_fields(fresh)
-        zero, rows = jnp.float32(0), jnp.zeros(phases.shape.rows, jnp.float32)
-        sums = Sums(zero, zero, zero if phases.shape.certain else None)
-        path = Travel(start, p, columns, sums, Residuals(rows, rows, zero), zero)
+        zero, rows = jnp.float32(0), jnp.zeros(self.shape.rows, jnp.float32)
+        sums = DensitySums(zero, zero, zero if self.shape.certain else None)
+        path = Travel(start, p, columns, sums, Known(rows, rows, zero), zero)
         end = jax.lax.fori_loop(
             jnp.int32(0),
             now.steps + 1,
             lambda s, path: self.with_fresh_zero().step(s, now, path),
             path,
         )
-        here, there = phases.sums(end.here), _quadratic(end.z, a)
-        log, log_there = phases.log_of(end.start) + quadratic, phases.log_of(here) + there
+        here, there = self.sums(end.here), _quadratic(end.z, a)
+        log, log_there = self.log_of(end.start) + quadratic, self.log_of(here) + there
         energy = 0.5 * jnp.sum(end.p * end.p) - log_there
-        gain = (0.5 * jnp.sum(p * p) - log) - energy
-        lost = ~(jnp.abs(energy) < jnp.inf) | (gain != gain)  # NaN is never accepted
-        gain = jnp.where(lost, -jnp.inf, gain)
+        gain = gain_of(0.5 * jnp.sum(p * p) - log, energy)
         taken = memory.accept[t] < gain
         z, quadratic, log, sums = jax.tree.map(
             lambda x, y: jnp.where(taken, x, y),
             (end.z, there, log_there, here),
             (start, quadratic, log, end.start),
         )
-        phases.write_vector(memory.positions, z, t)
-        stats = (log, end.accepted, sums.mean, phases.variance(sums.squares), gain, energy)
-        for k, value in enumerate(stats):
-            memory.stats[t, k] = value
+        self.write_vector(memory.positions, z, t)
+        variance = self.shape.variance(sums.squares)
+        memory.record(t, log, end.accepted, sums.mean, variance, gain, energy)
         return z, quadratic, end.columns
 
     def copy_fresh_fields(self, fresh: jax.Array) -> None:
         """Append the fields of the fresh rows to the fields of all other rows."""
-        shape, pool = self.phases.shape, self.phases.memory.pool
+        shape, pool = self.shape, self.memory.pool
         inside = jnp.arange(at_least(shape.fresh), dtype=jnp.int32)
         row_ids = fresh + jnp.minimum(inside, shape.fresh - 1)
 
@@ -468,17 +428,17 @@ class _Chain:
             return pool.at[row_ids, jnp.full(row_ids.shape, shape.width + k, jnp.int32)]
 
         to = shape.subsample + shape.certain + inside
-        self.phases.copy_fields(field, to, inside < shape.fresh)
+        self.copy_fields(field, to, inside < shape.fresh)
 
     def begin(self) -> Pytree:
         """Return the start of the first iteration: z, the proxy there, and columns."""
-        phases, memory = self.phases, self.phases.memory
-        plgpu.store(numbered(memory.places, 0, phases.inside), phases.inside)
-        phases.copy_fields(lambda k: numbered(phases.fields, k, phases.inside), phases.inside)
-        phases.wait()
-        columns = phases.read(memory.pool, phases.row_ids(0))
-        z = phases.vector(memory.start)
-        return z, _quadratic(z, phases.vector(memory.slope)), columns
+        memory = self.memory
+        plgpu.store(numbered(memory.places, 0, self.inside), self.inside)
+        self.copy_fields(lambda k: numbered(self.fields, k, self.inside), self.inside)
+        self.wait()
+        columns = self.read(memory.pool, self.row_ids(0))
+        z = self.vector(memory.start)
+        return z, _quadratic(z, self.vector(memory.slope)), columns
 
 
 def _quadratic(z: jax.Array, a: jax.Array) -> jax.Array:
@@ -486,18 +446,18 @@ def _quadratic(z: jax.Array, a: jax.Array) -> jax.Array:
     return jnp.sum(z * (a - 0.5 * z))
 
 
-def run_phased(program: PhasedProgram, *refs: Ref) -> None:
+def run(
+    residuals: LinearTaylor, shape: PhasedShape, split: bool, interpret: bool, *refs: Ref
+) -> None:
     """Run all iterations of one chain; `refs` are those of `Memory`, the fields and scratch."""
     *others, scratch = refs
     inputs, (fields, *outputs) = others[:-5], others[-5:]
     memory = Memory(*inputs, *outputs)
-    shape, interpret = program.shape, program.interpret
-    phases = Phases(program.residuals, shape, memory, fields, scratch, 0, interpret)
-    chain = _Chain(phases, program.split)
+    chain = ManyThreads(residuals, shape, split, interpret, memory, fields, scratch)
     z, _, _ = jax.lax.fori_loop(
         jnp.int32(0),
         memory.count[0],
         lambda t, carry: chain.with_fresh_zero().iterate(t, carry),
         chain.begin(),
     )
-    phases.write_vector(memory.last, z)
+    chain.write_vector(memory.last, z)

@@ -5,9 +5,13 @@ Array sizes in a program are powers of two.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
 
 Ref: TypeAlias = Any  # a reference to memory; JAX has no public name for it
 EXTRAS = 16  # room for a row's numbers after its columns: eta, y, scale and seven coefficients
@@ -19,16 +23,6 @@ PER_WARP = 2**11  # floats per warp in a program of few threads
 PIECE = 32  # columns of a piece, of which a thread reads four at a time
 FIELD = 5  # first line of the fields in the scratch memory
 PART = FIELD + FIELDS  # first line of the partial sums of a gradient
-
-
-class RowResidual(Protocol):
-    """The residual, after the control variate, of rows with one linear predictor."""
-
-    def residual(
-        self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Return the residual at eta + e and its slope in e, elementwise."""
-        ...
 
 
 class Memory(NamedTuple):
@@ -49,6 +43,24 @@ class Memory(NamedTuple):
     stats: Ref
     last: Ref  # z
     places: Ref  # which row of the pool each place of the subsample holds
+
+    def record(self, t: jax.Array, *stats: jax.Array) -> None:
+        """Store the statistics of iteration t."""
+        for k, value in enumerate(stats):
+            self.stats[t, k] = value
+
+
+def load(at: Ref, mask: jax.Array | None = None, other: jax.Array | float = 0) -> jax.Array:
+    """Load from memory, and return `other` where the mask is false."""
+    read: jax.Array = plgpu.load(at, mask=mask, other=None if mask is None else other)
+    return read
+
+
+def gain_of(before: jax.Array, after: jax.Array) -> jax.Array:
+    """Return the energy lost along a trajectory; -inf for NaN, which is never accepted."""
+    gain = before - after
+    lost = ~(jnp.abs(after) < jnp.inf) | (gain != gain)
+    return jnp.where(lost, -jnp.inf, gain)
 
 
 # Sizes ------------------------------------------------------------------------------------
@@ -79,13 +91,24 @@ def pieces(size: int) -> tuple[int, ...]:
     return first, max(16, at_least(size - first))
 
 
-class Shape(NamedTuple):
-    """Sizes of a program that holds a small subsample, or reads a large one tile by tile."""
+@dataclass(frozen=True)
+class AnyShape:
+    """Sizes of a program."""
 
     subsample: int  # m
     block: int  # rows of a block
     refreshes: int
     ddof: int
+
+    def variance(self, squares: jax.Array) -> jax.Array:
+        """sigma-hat^2, from the sum of squares of D about its mean."""
+        return squares / (self.subsample * (self.subsample - self.ddof))
+
+
+@dataclass(frozen=True)
+class Shape(AnyShape):
+    """Sizes of a program that holds a small subsample, or reads a large one tile by tile."""
+
     widths: tuple[int, ...]  # widths of the pieces of columns
     certain: int  # certainty rows, padded to whole tiles
     tile: int  # rows of the subsample that are read at a time
@@ -97,9 +120,19 @@ class Shape(NamedTuple):
         return sum(self.widths)
 
     @property
+    def slices(self) -> list[Any]:  # of Pallas, which has no public type for them
+        """Slices of a vector's pieces in memory."""
+        return [pl.ds(sum(self.widths[:k]), width) for k, width in enumerate(self.widths)]
+
+    @property
     def certain_places(self) -> int:
         """Certainty rows in memory."""
         return self.certain
+
+    @property
+    def scratch(self) -> tuple[int, ...]:
+        """Shape of the scratch memory: there is none."""
+        return ()
 
     @property
     def row_lines(self) -> tuple[int, ...]:
@@ -119,17 +152,14 @@ class Shape(NamedTuple):
     @property
     def warps(self) -> int:
         """Warps of a program."""
-        held = self.tile * sum(self.widths)
+        held = self.tile * self.width
         return min(8, at_least(-(-held // PER_WARP)))
 
 
-class PhasedShape(NamedTuple):
+@dataclass(frozen=True)
+class PhasedShape(AnyShape):
     """Sizes of a program that assigns its threads anew in each phase."""
 
-    subsample: int  # m
-    block: int  # rows of a block
-    refreshes: int
-    ddof: int
     pieces: int  # number of pieces of columns
     certain: int  # number of certainty rows
     warps: int
@@ -180,6 +210,6 @@ class PhasedShape(NamedTuple):
         return 2, self.rows
 
     @property
-    def scratch(self) -> tuple[int, int]:
+    def scratch(self) -> tuple[int, ...]:
         """Shape of the scratch memory: number of lines, and length of a line."""
         return PART + self.group, max(self.rows, self.vector)
