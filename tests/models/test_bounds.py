@@ -236,7 +236,7 @@ def test_the_sum_of_all_bounds_collapses(problem, tuned, x64):
 
 def test_a_sum_that_forgets_something_is_caught(x64):
     def spoil(context):
-        return context._replace(slope=0.999 * context.slope)
+        return context._replace(rows=context.rows._replace(slope=0.999 * context.rows.slope))
 
     assert collapsed_error(*PROBLEMS["logistic"], False, spoil=spoil) > 1e-3
 

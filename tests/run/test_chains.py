@@ -12,6 +12,7 @@ import pytest
 import modicum as mo
 from helpers.targets import gaussian_rows
 from modicum.kernels.designs import Drawn
+from modicum.kernels.protocols import Kernel
 from modicum.random import chain_keys
 from modicum.run import Chains, capacity_for, run
 from modicum.run import iterations as compiled
@@ -21,7 +22,7 @@ ROWS, BATCH, LENGTH = 97, 6, 25
 
 
 @dataclass(frozen=True)
-class Accumulate:
+class Accumulate(Kernel):
     """Adds up what it reads: its state depends on every row it was given, in order."""
 
     at_start: bool = True

@@ -33,6 +33,7 @@ from modicum.kernels.moves import at_point, longest_step
 from modicum.kernels.protocols import (
     EMPTY,
     Draw,
+    Kernel,
     LogDensity,
     LogPosterior,
     Move,
@@ -43,11 +44,11 @@ from modicum.kernels.protocols import (
 from modicum.kernels.slices import entry, take
 from modicum.kernels.whitening import (
     Curves,
-    coordinates_to_record,
+    Warped,
     displacement,
     is_straight,
     straighten,
-    unwhiten,
+    to_record,
 )
 from modicum.models.arrowhead import ArrowFactor
 from modicum.models.model import Batch
@@ -83,8 +84,19 @@ class ModeStarts(NamedTuple):
     spread: jax.Array | None  # (modes, d, d): factor of the scatter about a mode; None: no scatter
 
 
+def exact_log_density(log_posterior: LogPosterior, whitening: Warped, data: Pytree) -> LogDensity:
+    """Return the log-density of a chain's coordinates, of which all rows are read."""
+
+    def density(z: jax.Array) -> jax.Array:
+        s, growth = straighten(z, whitening)
+        log = log_posterior(whitening.point + displacement(s, whitening), data)
+        return log if is_straight(whitening) else log + growth
+
+    return density
+
+
 @dataclass(frozen=True)
-class FullDataKernel:
+class FullDataKernel(Kernel[FullDataState, FullDataContext]):
     """A Hamiltonian move on a log-posterior that reads every row.
 
     Parameters
@@ -110,26 +122,8 @@ class FullDataKernel:
     first_step: float | None = None
     dense: bool = False
 
-    def initial_row_request(self, key: jax.Array, context: FullDataContext) -> None:
-        """Request nothing: all rows are in the context."""
-
-    def row_request(self, key: jax.Array, context: FullDataContext) -> None:
-        """Request nothing: all rows are in the context."""
-
-    def prepare(self, batch: Batch, context: FullDataContext) -> None:
-        """Return nothing: no rows are requested."""
-        del batch, context
-
     def _log_density(self, context: FullDataContext) -> LogDensity:
-        if is_straight(context):
-            return lambda z: self.log_posterior(unwhiten(z, context), context.data)
-
-        def density(z: jax.Array) -> jax.Array:
-            s, growth = straighten(z, context)
-            t = context.point + displacement(s, context)
-            return self.log_posterior(t, context.data) + growth
-
-        return density
+        return exact_log_density(self.log_posterior, context, context.data)
 
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
         """Start at a draw about the anchor, or about the mode assigned to this chain."""
@@ -144,11 +138,6 @@ class FullDataKernel:
             z = starts.centre[mode] + away
         point = at_point(z, self._log_density(context))
         return FullDataState(point, start_adaptation(size, self.first_step, dense=self.dense))
-
-    def chances(self, key: jax.Array, context: FullDataContext) -> jax.Array:
-        """Return the key: a step draws its own random numbers."""
-        del context
-        return key
 
     def step(
         self,
@@ -166,10 +155,10 @@ class FullDataKernel:
             key, state.point, self._log_density(context), learned.step_size, learned.inverse_mass
         )
         adaptation = adapt(learned, flags, point.position, info.acceptance_rate, self.target_accept)
-        at, growth = straighten(point.position, context)
+        position, lp = to_record(point.position, point.logdensity, context)
         draw = {
-            "position": coordinates_to_record(at, context),
-            "lp": point.logdensity if is_straight(context) else point.logdensity - growth,
+            "position": position,
+            "lp": lp,
             "step_size": learned.step_size,
             "rows_touched": info.n_steps * context.n,
             **info._asdict(),
@@ -222,7 +211,7 @@ class DelayedAcceptanceState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DelayedAcceptanceKernel:
+class DelayedAcceptanceKernel(Kernel[DelayedAcceptanceState, DelayedAcceptanceContext]):
     """A surrogate transition kernel whose proposals come from an energy-conserving kernel.
 
     Parameters
@@ -252,10 +241,7 @@ class DelayedAcceptanceKernel:
         return self.surrogate.prepare(batch, context.surrogate)
 
     def _exact_log_density(self, z: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
-        s, growth = straighten(z, context.surrogate.proxy)
-        proxy = context.surrogate.proxy
-        exact = self.log_posterior(proxy.point + displacement(s, proxy), context.data)
-        return exact if is_straight(proxy) else exact + growth
+        return exact_log_density(self.log_posterior, context.surrogate.proxy, context.data)(z)
 
     def init(
         self, key: jax.Array, batch: Pytree, context: DelayedAcceptanceContext
@@ -265,11 +251,6 @@ class DelayedAcceptanceKernel:
         exact = self._exact_log_density(state.z, context)
         present = state.owners != EMPTY
         return DelayedAcceptanceState(state.z, exact, state.subsample, present, state.adaptation)
-
-    def chances(self, key: jax.Array, context: DelayedAcceptanceContext) -> jax.Array:
-        """Return the key: a step draws its own random numbers."""
-        del context
-        return key
 
     def _replace(self, subsample: Pytree, fresh: Pytree, blocks: jax.Array) -> Pytree:
         """Put fresh rows in place of the given blocks, each of which is one part.
@@ -319,13 +300,14 @@ class DelayedAcceptanceKernel:
         adaptation = adapt(
             learned, flags, z, rates, kernel.target_accept, longest_step(kernel.move)
         )
-        at, growth = straighten(z, context.surrogate.proxy)
+        at, _ = straighten(z, context.surrogate.proxy)
         values = kernel.control_variate.values(subsample, at, context.surrogate.proxy)
         described = (values, state.present, context.surrogate.estimator)
         estimate = kernel.estimator.combine(*described)
+        position, lp = to_record(z, exact, context.surrogate.proxy)
         draw = {
-            "position": coordinates_to_record(at, context.surrogate.proxy),
-            "lp": exact if is_straight(context.surrogate.proxy) else exact - growth,
+            "position": position,
+            "lp": lp,
             "step_size": learned.step_size,
             "acceptance_rate_exact": jnp.minimum(1.0, jnp.exp(jnp.minimum(log_ratio, 0.0))),
             "rows_touched": context.n

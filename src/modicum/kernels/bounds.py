@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 from modicum.errors import SettingError
-from modicum.kernels.protocols import BoundSums
 from modicum.kernels.whitening import Whitening, unwhiten
 from modicum.models import LinearPredictorModel, Target
 from modicum.models.families import Logistic, Softmax, StudentT
@@ -106,6 +105,24 @@ class Bound(ABC, Generic[Family]):
 # Rows and their bounds --------------------------------------------------------------------
 
 
+class Collapsed(NamedTuple):
+    """The bounds of all rows, summed: a quadratic in the coefficients about the anchor."""
+
+    constant: Array
+    weight: Array  # the sum of the rows' frequency weights
+    value: Array  # value of the quadratic at t*; its derivatives there follow
+    slope: Array
+    curvature: Array
+
+
+class BoundSums(NamedTuple):
+    """The anchor, and the bounds of all rows in whitened coordinates about it."""
+
+    point: jax.Array  # t*
+    factor: jax.Array  # L
+    rows: Collapsed
+
+
 class CachedRows(NamedTuple):
     """Cached rows, one entry per row."""
 
@@ -169,20 +186,11 @@ class BoundedRows:
     def log_base(self, z: jax.Array, sums: BoundSums) -> jax.Array:
         """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
         t = unwhiten(z, sums)
-        quadratic = sums.value + z @ (sums.slope + 0.5 * (sums.curvature @ z))
+        constant, weight, value, slope, curvature = map(jnp.asarray, sums.rows)
+        quadratic = value + z @ (slope + 0.5 * (curvature @ z))
         extras = t[self.target.size - len(self.model.extras) :]
-        total = self.bound.collapse(sums.constant, sums.weight, quadratic, extras)
+        total = self.bound.collapse(constant, weight, quadratic, extras)
         return total + self.target.log_prior(t)
-
-
-class Collapsed(NamedTuple):
-    """The bounds of all rows, summed: a quadratic in the coefficients about the anchor."""
-
-    constant: Array
-    weight: Array  # the sum of the rows' frequency weights
-    value: Array
-    slope: Array
-    curvature: Array
 
 
 def collapse(sums: Sums, bounded: BoundedRows, anchor: Anchor) -> Collapsed:
@@ -220,15 +228,10 @@ def whitened_sums(anchor: Anchor, collapsed: Collapsed) -> BoundSums:
     """Return the anchor and collapsed sums in whitened coordinates, as `BoundedRows` reads them."""
     L = anchor.dense_factor[: len(collapsed.slope)]  # coefficients come first in the flat vector
     curvature = L.T @ collapsed.curvature @ L
-    return BoundSums(
-        point=to_device(anchor.point),
-        factor=to_device(anchor.dense_factor),
-        constant=to_device(collapsed.constant),
-        weight=to_device(collapsed.weight),
-        value=to_device(collapsed.value),
-        slope=to_device(L.T @ collapsed.slope),
-        curvature=to_device((curvature + curvature.T) / 2),
+    whitened = collapsed._replace(
+        slope=L.T @ collapsed.slope, curvature=(curvature + curvature.T) / 2
     )
+    return BoundSums(*to_device((anchor.point, anchor.dense_factor, whitened)))
 
 
 # The bounds of families -------------------------------------------------------------------

@@ -29,6 +29,7 @@ from modicum.kernels.protocols import (
     ControlVariate,
     Draw,
     Estimator,
+    Kernel,
     Move,
     Proxy,
     RowDesign,
@@ -36,7 +37,7 @@ from modicum.kernels.protocols import (
     RowsRead,
 )
 from modicum.kernels.slices import entry, locate, starts, take
-from modicum.kernels.whitening import coordinates_to_record, is_straight, straighten
+from modicum.kernels.whitening import is_straight, straighten, to_record
 from modicum.models.model import Batch
 from modicum.random import log_uniform, normal, symmetric_uniforms, unrelated_key
 from modicum.runtime import Pytree
@@ -75,7 +76,7 @@ class RefreshChances(NamedTuple):
     counts: jax.Array  # number of parts of each fresh block
 
 
-class StepChances(NamedTuple):
+class IterationChances(NamedTuple):
     """The random numbers of one iteration."""
 
     refresh: RefreshChances
@@ -90,7 +91,7 @@ class Refreshed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EnergyConservingKernel:
+class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingContext]):
     """HMC-ECS with any control variate, estimator, design and move.
 
     Parameters
@@ -189,7 +190,7 @@ class EnergyConservingKernel:
         adaptation = start_adaptation(size, self.first_step, adapt_mass=False)
         return EnergyConservingState(z, subsample, owners, values, log, adaptation)
 
-    def chances(self, key: jax.Array, context: EnergyConservingContext) -> StepChances:
+    def chances(self, key: jax.Array, context: EnergyConservingContext) -> IterationChances:
         """Draw the random numbers of an iteration."""
         point, count = context.proxy.point, 2 * self.refreshes
         is_hmc = is_plain_hmc(self.move)
@@ -202,9 +203,9 @@ class EnergyConservingKernel:
             self.estimator.counts(key, self.refreshes),
         )
         move = path_chances(uniform[count:]) if is_hmc else unrelated_key(key, 1)
-        return StepChances(refresh, move)
+        return IterationChances(refresh, move)
 
-    def rows_read(self, chances: StepChances) -> RowsRead | None:
+    def rows_read(self, chances: IterationChances) -> RowsRead | None:
         """Return the rows of the parts that fresh blocks have, of those requested for them."""
         most, size = self.estimator.parts, self.part
         if most == 1:
@@ -221,7 +222,7 @@ class EnergyConservingKernel:
 
     def step(
         self,
-        chances: StepChances,
+        chances: IterationChances,
         state: EnergyConservingState,
         flags: AdaptationFlags,
         batch: Pytree,
@@ -239,15 +240,12 @@ class EnergyConservingKernel:
         adaptation = adapt(
             learned, flags, point.position, rate, self.target_accept, longest_step(self.move)
         )
-        at, growth = straighten(point.position, context.proxy)
-        logdensity = point.logdensity
-        if not is_straight(context.proxy):
-            logdensity -= growth
+        position, lp = to_record(point.position, point.logdensity, context.proxy)
         inputs = self._inputs(values, present, context)
         estimate = self.estimator.combine(*inputs)
         draw = {
-            "position": coordinates_to_record(at, context.proxy),
-            "lp": logdensity + context.constant,
+            "position": position,
+            "lp": lp + context.constant,
             "step_size": learned.step_size,
             "acceptance_rate_u": refreshed.acceptance_rate,
             "rows_touched": refreshed.rows

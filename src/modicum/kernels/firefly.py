@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
+from modicum.kernels.bounds import BoundedRows, BoundSums
 from modicum.kernels.moves import at_point
-from modicum.kernels.protocols import BoundSums, Draw, LogDensity, Move, RowBounds
+from modicum.kernels.protocols import Draw, Kernel, LogDensity, Move
 from modicum.models.model import Batch
 from modicum.runtime import Pytree
 
@@ -72,7 +73,7 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FlyKernel:
+class FlyKernel(Kernel[FlyState, FlyContext]):
     """FlyMC with any lower bounds and any move.
 
     Parameters
@@ -96,7 +97,7 @@ class FlyKernel:
         Initial step size; by default derived from the number of parameters.
     """
 
-    bounded: RowBounds[Pytree]
+    bounded: BoundedRows
     move: Move
     capacity: int
     proposals: int
@@ -142,11 +143,6 @@ class FlyKernel:
             return self.bounded.log_base(z, context.bound) + jnp.sum(jnp.where(lit, log_r, 0.0))
 
         return density
-
-    def chances(self, key: jax.Array, context: FlyContext) -> jax.Array:
-        """Return the key: a step draws its own random numbers."""
-        del context
-        return key
 
     def step(
         self,

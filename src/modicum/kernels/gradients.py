@@ -204,22 +204,7 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SnapshotEstimator(BaseGradientEstimator):
-    """An estimator whose memory is a snapshot, renewed by passes over all rows."""
-
-    @abstractmethod
-    def period(self, rows: int, batch: int) -> int:
-        """Number of steps from one snapshot to the next."""
-
-    @abstractmethod
-    def snapshot(
-        self, sums: Sums, z: jax.Array | np.ndarray, context: StochasticGradientContext
-    ) -> Snapshot:
-        """Take snapshots at the positions of all chains, (chain, d), by one pass."""
-
-
-@dataclass(frozen=True)
-class SVRG(SnapshotEstimator):
+class SVRG(BaseGradientEstimator):
     """G_I(z) - G_I(snapshot) + G(snapshot), with G_I a batch's gradient and G the full gradient.
 
     Parameters

@@ -1,20 +1,20 @@
 """Protocols of kernels and of the parts that kernels are composed of.
 
-A kernel is one Markov transition, as pure functions of arrays. Moves, estimators, control variates,
-gradient estimators and bounded rows are protocols defined here, next to the kernels that use them;
-their implementations need not know about kernels. A kernel's constant inputs form its context, a
-named tuple of arrays.
+A kernel is one Markov transition, as pure functions of arrays. Moves, estimators and control
+variates are protocols; their implementations need not know about kernels. A kernel's constant
+inputs form its context, a named tuple of arrays.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
-from modicum.kernels.whitening import Curves, Whitening
+from modicum.kernels.whitening import Curves
 from modicum.models.arrowhead import ArrowFactor, ArrowMatrix
 from modicum.models.model import Batch
 from modicum.passes.anchor import Warp
@@ -25,10 +25,9 @@ LogDensity: TypeAlias = Callable[[jax.Array], jax.Array]
 LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # takes t and all rows
 
 State = TypeVar("State")
-Context = TypeVar("Context", contravariant=True)
+Context = TypeVar("Context")
 Cached = TypeVar("Cached")
 Tables = TypeVar("Tables")
-Memory = TypeVar("Memory")
 
 
 # Kernels ----------------------------------------------------------------------------------
@@ -49,7 +48,7 @@ class RowRequest(Protocol):
 
 
 class RowDesign(Protocol):
-    """Draws rows at random; `modicum.kernels.designs.Design` implements it."""
+    """Draws rows at random, as a `Design` does."""
 
     def draw(self, key: jax.Array, count: int, tables: Pytree) -> RowRequest:
         """Draw `count` rows, or sampling units, with the probabilities in the design's tables."""
@@ -61,32 +60,29 @@ def carried_fields(request: RowRequest) -> dict[str, Pytree]:
     return {name: values for name, values in request._asdict().items() if name != "row_ids"}
 
 
-class Kernel(Protocol[State, Context]):
+class Kernel(ABC, Generic[State, Context]):
     """One Markov chain, as pure functions of arrays.
 
     Kernels are hashable by value (frozen dataclasses): they are static arguments of the compiled
     runner, while `context` is a traced one. The rows that a step reads and its random numbers
-    depend on its keys only, so the runner can fetch and draw them ahead of time.
+    depend on its keys only, so the runner can fetch and draw them ahead of time. Unless a kernel
+    says otherwise, it requests no rows and a step draws its own random numbers.
     """
 
     def initial_row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
         """Return the rows that `init` reads, or None if it reads none."""
-        ...
+        return None
+
+    def row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
+        """Return the rows that the step with this key reads, or None if it reads none."""
+        return None
 
     def prepare(self, batch: Batch, context: Context) -> Pytree:
         """Compute everything about the rows just read that does not depend on the state.
 
         The runner calls this for many iterations at once.
         """
-        ...
-
-    def init(self, key: jax.Array, batch: Pytree, context: Context) -> State:
-        """Return the first state; `batch` is the result of `prepare`."""
-        ...
-
-    def row_request(self, key: jax.Array, context: Context) -> RowRequest | None:
-        """Return the rows that the step with this key reads, or None if it reads none."""
-        ...
+        return None
 
     def chances(self, key: jax.Array, context: Context) -> Pytree:
         """Draw the random numbers of a step, or return the key for a step that draws its own.
@@ -94,32 +90,31 @@ class Kernel(Protocol[State, Context]):
         The runner calls this for many iterations at once, which is faster than drawing the numbers
         of each in its step.
         """
-        ...
-
-    def step(
-        self, chances: Pytree, state: State, flags: Pytree, batch: Pytree, context: Context
-    ) -> tuple[State, Draw]:
-        """Return the next state and the draw to record; `flags` belong to this iteration."""
-        ...
-
-
-@runtime_checkable
-class SelectiveKernel(Protocol):
-    """A kernel that may read only some of the rows that its steps request.
-
-    The number that it reads is random, and the runner reads and prepares no others.
-    """
+        return key
 
     def rows_read(self, chances: Pytree) -> RowsRead | None:
         """Return which of the requested rows the step with these random numbers reads.
 
-        None: all of them.
+        None: all of them. If their number is random, the runner reads and prepares no others.
         """
-        ...
+        return None
 
     def most_rows(self, iterations: int) -> int:
-        """Return a number of rows that so many steps practically never exceed together."""
-        ...
+        """Return a number of rows that so many steps practically never exceed together.
+
+        Needed by a kernel with `rows_read`.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def init(self, key: jax.Array, batch: Pytree, context: Context) -> State:
+        """Return the first state; `batch` is the result of `prepare`."""
+
+    @abstractmethod
+    def step(
+        self, chances: Pytree, state: State, flags: Pytree, batch: Pytree, context: Context
+    ) -> tuple[State, Draw]:
+        """Return the next state and the draw to record; `flags` belong to this iteration."""
 
 
 class RowsRead(NamedTuple):
@@ -369,61 +364,3 @@ class StochasticGradientContext(NamedTuple):
     n: jax.Array  # number of rows
     design: Pytree  # the design's tables
     estimator: Pytree  # what the gradient estimator knows about the data
-
-
-class GradientEstimator(Protocol[Memory]):
-    """Estimates the gradient of U = -log posterior, in chain coordinates, by batch. Hashable."""
-
-    @property
-    def evaluations(self) -> int:
-        """Gradient evaluations per row of a batch in one estimate."""
-        ...
-
-    def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
-        """Compute everything about a batch (with its `probability`) that needs no state."""
-        ...
-
-    def certain_rows(self, context: StochasticGradientContext) -> int:
-        """Number of certainty rows, which every step reads."""
-        ...
-
-    def start(self, z: jax.Array, context: StochasticGradientContext) -> Memory:
-        """Return a chain's initial memory, before its first renewal; () for none."""
-        ...
-
-    def gradient(
-        self, z: jax.Array, batch: Pytree, memory: Memory, context: StochasticGradientContext
-    ) -> jax.Array:
-        """Estimate the gradient of U at z from one prepared batch."""
-        ...
-
-
-# Rows seen through lower bounds -----------------------------------------------------------
-
-
-class BoundSums(NamedTuple):
-    """The lower bounds of all rows, summed about the anchor in whitened coordinates."""
-
-    point: jax.Array  # t*
-    factor: jax.Array  # L
-    constant: jax.Array
-    weight: jax.Array  # the sum of the rows' frequency weights
-    value: jax.Array  # value of the quadratic at t*; its derivatives there follow
-    slope: jax.Array
-    curvature: jax.Array
-
-
-class RowBounds(Protocol[Cached]):
-    """The terms of FlyMC: lower bounds for dark rows, likelihood ratios for bright rows."""
-
-    def cache(self, batch: Batch, point: jax.Array) -> Cached:
-        """Cache what later evaluations about t* need from fresh rows."""
-        ...
-
-    def log_ratio(self, cached: Cached, z: jax.Array, sums: Whitening) -> jax.Array:
-        """log r_k = log((L_k - B_k) / B_k) of each row at whitened coordinates z."""
-        ...
-
-    def log_base(self, z: jax.Array, sums: BoundSums) -> jax.Array:
-        """sum_k log B_k over all rows plus the log-prior, at whitened coordinates z."""
-        ...

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 
 from modicum.errors import SettingError, whole_number
 from modicum.kernels.designs import Design, Drawn
+from modicum.kernels.gradients import BaseGradientEstimator
 from modicum.kernels.integrators import Integrator, IntegratorState, NoiseMatch
-from modicum.kernels.protocols import Draw, GradientEstimator, StochasticGradientContext
+from modicum.kernels.protocols import Draw, Kernel, StochasticGradientContext
 from modicum.kernels.whitening import scaled
 from modicum.models.model import Batch
 from modicum.runtime import Array, Pytree
@@ -177,7 +178,7 @@ class StochasticGradientState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StochasticGradientKernel:
+class StochasticGradientKernel(Kernel[StochasticGradientState, StochasticGradientContext]):
     """A stochastic-gradient kernel with any integrator, gradient estimator, selector and design.
 
     Parameters
@@ -197,7 +198,7 @@ class StochasticGradientKernel:
     """
 
     integrator: Integrator
-    estimator: GradientEstimator[Pytree]
+    estimator: BaseGradientEstimator
     selector: Selector
     design: Design[Pytree]
     batch: int
@@ -213,9 +214,6 @@ class StochasticGradientKernel:
     def cost(self) -> int:
         """Row gradients evaluated per step, not counting snapshots."""
         return self.batches * self.batch * int(self.estimator.evaluations)
-
-    def initial_row_request(self, key: jax.Array, context: StochasticGradientContext) -> None:
-        """Request nothing: a chain starts without rows."""
 
     def row_request(self, key: jax.Array, context: StochasticGradientContext) -> Drawn:
         """Request all candidate batches, each drawn with its own key."""

@@ -155,7 +155,11 @@ def displacement(s: jax.Array, whitening: Whitening) -> jax.Array:
     return s if isinstance(whitening.factor, ArrowFactor) else scaled(whitening.factor, s)
 
 
-def coordinates_to_record(s: jax.Array, whitening: Whitening) -> jax.Array:
-    """Whitened coordinates to record, from the s that `straighten` returns."""
+def to_record(
+    z: jax.Array, logdensity: jax.Array, whitening: Warped
+) -> tuple[jax.Array, jax.Array]:
+    """Return the whitened coordinates to record, and the log-density without the Jacobian."""
+    s, growth = straighten(z, whitening)
     factor = whitening.factor
-    return jnp.asarray(factor.whitened(s)) if isinstance(factor, ArrowFactor) else s
+    position = jnp.asarray(factor.whitened(s)) if isinstance(factor, ArrowFactor) else s
+    return position, logdensity if is_straight(whitening) else logdensity - growth

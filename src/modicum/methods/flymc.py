@@ -18,10 +18,17 @@ import numpy as np
 from modicum.diagnostics import ess
 from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.kernels.adaptation import schedule, typical_step_size
-from modicum.kernels.bounds import BoundedRows, Collapsed, bound_of, collapse, whitened_sums
+from modicum.kernels.bounds import (
+    BoundedRows,
+    BoundSums,
+    Collapsed,
+    bound_of,
+    collapse,
+    whitened_sums,
+)
 from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
 from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
-from modicum.kernels.protocols import BoundSums, Move
+from modicum.kernels.protocols import Move
 from modicum.methods.method import Method, Outcome, Plan, Task, Tuning, check_memory_limit
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor

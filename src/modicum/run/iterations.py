@@ -36,7 +36,6 @@ from modicum.kernels.protocols import (
     Kernel,
     RowRequest,
     RowsRead,
-    SelectiveKernel,
     Settled,
     carried_fields,
 )
@@ -315,8 +314,6 @@ def _advance(
 
 def _selection(kernel: ChainKernel, chances: Pytree, length: int) -> Selection | None:
     """Select the rows that iterations read; None if they read all they request."""
-    if not isinstance(kernel, SelectiveKernel):
-        return None
     read = jax.vmap(kernel.rows_read)(chances)
     return None if read is None else select(read, kernel.most_rows(length))
 

@@ -29,8 +29,8 @@ from modicum.errors import (
 from modicum.kernels.designs import DESIGNS, CertaintyRows, Uniform
 from modicum.kernels.gradients import (
     ESTIMATORS,
+    SVRG,
     BaseGradientEstimator,
-    SnapshotEstimator,
     Taylor,
 )
 from modicum.kernels.integrators import INTEGRATORS, Integrator
@@ -342,7 +342,7 @@ class StochasticGradientFamily(Method):
         parts = self.parts()
         cost = StochasticGradientKernel(*parts, Uniform(), self.batch).cost
         budget = passes * rows
-        if not isinstance(parts.estimator, SnapshotEstimator):
+        if not isinstance(parts.estimator, SVRG):
             return int(budget / cost + 1e-9)
         period = parts.estimator.period(rows, self.batch)
         cycle = rows + period * cost
@@ -469,7 +469,7 @@ class StochasticGradientFamily(Method):
         self, task: Task, kernel: StochasticGradientKernel, context: StochasticGradientContext
     ) -> PeriodicHook | None:
         estimator = kernel.estimator
-        if not isinstance(estimator, SnapshotEstimator):
+        if not isinstance(estimator, SVRG):
             return None
         # No progress bar, since the run has one, and not the run's ledger, since each chain counts
         # its snapshots among the rows it touched.

@@ -15,7 +15,7 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, is_number
 from modicum.kernels.designs import Drawn
-from modicum.kernels.gradients import BaseGradientEstimator, Snapshot, SnapshotEstimator
+from modicum.kernels.gradients import SVRG, BaseGradientEstimator, Snapshot
 from modicum.kernels.integrators import Integrator
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.stochastic_gradient import Plain, StochasticGradientKernel
@@ -252,7 +252,7 @@ def _noise_ratio(task: Task, plan: Plan, position: np.ndarray, h: float) -> floa
     kernel, estimator = _parts(plan)
     points = position[:NOISE_CHAINS, -1]
     # A snapshot is half a period old on average; the last but one draw represents it.
-    back = min(position.shape[1], 2) if isinstance(estimator, SnapshotEstimator) else 1
+    back = min(position.shape[1], 2) if isinstance(estimator, SVRG) else 1
     noise = gradient_noise(
         kernel,
         plan.context,
