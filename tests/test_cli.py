@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import sys
 
 import numpy as np
 import pandas as pd
@@ -95,21 +94,6 @@ def test_fit_agrees_with_python(csv, table, tmp_path):
     )
     saved = mo.Posterior.load(tmp_path / "run" / "posterior")
     np.testing.assert_array_equal(saved["beta"], post["beta"])
-
-
-def test_the_default_method_is_that_of_sample(csv, tmp_path, monkeypatch):
-    asked = {}
-
-    def sample(model, rows, **settings):
-        asked.update(settings)
-        raise mo.SettingError("enough seen.")
-
-    monkeypatch.setattr(sys.modules["modicum.sample"], "sample", sample)
-    assert "enough seen" in refused("fit", csv, *USUAL, "--out", tmp_path / "run")
-    assert asked["method"] == mo.Auto()
-    assert inspect.signature(mo.sample).parameters["method"].default == "auto"
-    refused("fit", csv, *USUAL, "--out", tmp_path / "run", "--method", "hmc-ecs")
-    assert asked["method"] == mo.HMCECS()
 
 
 def test_quiet_prints_nothing(csv, tmp_path):
@@ -322,6 +306,7 @@ def test_every_family_and_its_settings_are_in_the_help():
     options = {option.name: option for option in fit.params}
     assert all(name in options["family"].help for name in mo.models.FAMILIES)
     assert {"quantile", "link", "classes", "groups", "family_set", "scale", "df"} < options.keys()
+    assert options["method"].default == inspect.signature(mo.sample).parameters["method"].default
 
 
 @pytest.mark.parametrize(

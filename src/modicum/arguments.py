@@ -1,18 +1,36 @@
-"""Helpful errors for arguments that are named as in other packages.
+"""Arguments at the door: the names that users give, and the values of settings.
 
 Users who come from PyMC, NumPyro, Stan, brms, bambi, statsmodels or scikit-learn type the argument
 names they know. Python answers such a call with a bare `TypeError`; the tables here say what the
-argument is called in Modicum, or what to use instead.
+argument is called in Modicum, or what to use instead. The values of settings, which are fields of
+frozen dataclasses, are checked once, from their annotations.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import fields
+from functools import cache, partial, wraps
+from numbers import Number
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from modicum.errors import UnknownArgumentError, suggestion
+import numpy as np
+
+from modicum.errors import SettingError, UnknownArgumentError, is_number, is_whole, suggestion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -145,3 +163,104 @@ def _answer(name: str, known: Collection[str]) -> str:
             return f": {INSTEAD[own]}"
     listed = ", ".join(argument for argument in known if argument != "self")
     return suggestion(name, known) or f"; it has {listed}"
+
+
+# Values ------------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """What a setting must be, in words and as a test; it is part of its annotation."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def at_least(least: int) -> Rule:
+    """Accept whole numbers of at least `least`."""
+    return Rule(f"a whole number of at least {least}", lambda v: is_whole(v) and v >= least)
+
+
+def number(words: str, holds: Callable[[float], bool]) -> Rule:
+    """Accept finite numbers for which `holds`."""
+    return Rule(words, lambda v: is_number(v) and holds(v))
+
+
+def one_of(registry: Collection[str]) -> Rule:
+    """Accept the names of a registry, which others may extend."""
+    return Rule(f"one of {', '.join(registry)}", lambda v: isinstance(v, str) and v in registry)
+
+
+Count: TypeAlias = Annotated[int, at_least(1)]
+Positive: TypeAlias = Annotated[float, number("a positive number", lambda v: v > 0)]
+Share: TypeAlias = Annotated[float, number("a number between 0 and 1", lambda v: 0 < v < 1)]
+Bytes: TypeAlias = Annotated[int, number("a number of bytes", lambda v: v >= 0)]
+
+PLAIN: dict[Any, list[Rule]] = {
+    int: [Rule("a whole number", is_whole)],
+    float: [Rule("a number", is_number)],
+    bool: [
+        Rule("True", lambda v: isinstance(v, bool | np.bool_) and bool(v)),
+        Rule("False", lambda v: isinstance(v, bool | np.bool_) and not v),
+    ],
+    NoneType: [Rule("None", lambda v: v is None)],
+}
+
+
+def check_settings(settings: Any) -> None:  # a dataclass, for which Python has no name
+    """Raise unless every field of a dataclass is what its annotation says.
+
+    Numbers, booleans, None, `Literal` and `Rule` are checked. A field whose annotation has anything
+    else is left to its class.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Stage:
+    ...     steps: Count | Literal["auto"] = "auto"
+    ...     __post_init__ = check_settings
+    >>> try:
+    ...     Stage(steps=0)
+    ... except SettingError as fault:
+    ...     print(fault)
+    steps must be a whole number of at least 1 or 'auto', not 0.
+    """
+    for name, rules in _rules(settings.__class__).items():
+        value = getattr(settings, name)
+        if not any(rule.holds(value) for rule in rules):
+            *others, last = (rule.words for rule in rules)
+            words = f"{', '.join(others)} or {last}" if others else last
+            raise SettingError(f"{name} must be {words}, not {value!r}.")
+
+
+@cache
+def _rules(kind: type[Any]) -> dict[str, list[Rule]]:
+    """Return the rules of each field that is checked, one of which its value must fulfil."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # annotations of a user's class may name something local
+        return {}
+    found = {field.name: list(_alternatives(hints[field.name])) for field in fields(kind)}
+    return {
+        name: [rule for rule in rules if rule is not None]
+        for name, rules in found.items()
+        if None not in rules
+    }
+
+
+def _alternatives(hint: Any) -> Iterator[Rule | None]:  # a type, in any form that Python has
+    """Yield a rule for every alternative of a type, or None if there is none for it."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        for part in parts:
+            yield from _alternatives(part)
+    elif kind is Annotated:
+        yield next((part for part in parts if isinstance(part, Rule)), None)
+    elif kind is Literal:
+        yield from (Rule(repr(part), partial(_equal, part)) for part in parts)
+    else:
+        yield from PLAIN.get(hint, [None])
+
+
+def _equal(known: object, value: object) -> bool:
+    return isinstance(value, str | Number) and value == known  # arrays are not compared

@@ -30,6 +30,7 @@ __all__ = [
     "fault_text",
     "first_line",
     "is_number",
+    "is_whole",
     "suggestion",
     "too_few",
     "warn",
@@ -169,10 +170,14 @@ def is_number(value: object) -> bool:
     return real and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
+def is_whole(value: object) -> bool:
+    """Whether `value` is a whole number; a bool is not."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def whole_number(name: str, value: object, least: int = 1) -> int:
     """Return `value` as an int; raise unless it is a whole number of at least `least`."""
-    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_whole or int(value) < least:  # type: ignore[call-overload]
+    if not is_whole(value) or int(value) < least:  # type: ignore[call-overload]
         raise SettingError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return int(value)  # type: ignore[call-overload]
 

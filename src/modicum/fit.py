@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from modicum.arguments import names_checked
 from modicum.digest import Digest
-from modicum.errors import ModicumWarning, SettingError, argument, suggestion, warn
-from modicum.methods import Method
+from modicum.errors import ModicumWarning, SettingError, argument, suggestion
+from modicum.methods import Method, resolve
+from modicum.methods.method import Tuning
 from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel, Ordinal
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior
 from modicum.models.terms import INTERCEPT
 from modicum.passes import EngineChoice
-from modicum.posterior import Posterior, Warnings
+from modicum.posterior import Posterior
 from modicum.progress import Progressbar
+from modicum.results import Origin
 from modicum.rows import Rows
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableFiles, TableRows, read_formula
 from modicum.run import ChainCount, Parallel
-from modicum.sample import check_run, sample
+from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,7 +162,21 @@ def fit(
     >>> len(post.predict(pd.DataFrame({"ward": ["c"], "dose": [0.5]})))
     1
     """
-    check_run(method, draws, tune, chains, random_seed, superchains, passes, thin)
+    settings = RunSettings(
+        method=resolve(method),
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        superchains=superchains,
+        passes=passes,
+        thin=thin,
+        random_seed=random_seed,
+        progressbar=progressbar,
+        checkpoint=checkpoint,
+        parallel=parallel,
+        starts=starts,
+        engine=engine,
+    )
     if isinstance(family, str):
         family_named(family)
     if isinstance(data, Digest):
@@ -175,41 +191,22 @@ def fit(
         no_effect = [name for name, is_given in settled.items() if is_given]
         has_groups = _check_digest(formula, data, no_effect, groups)
         table_rows = TableRows(data.pool.rows, 0)
-        formula_model = model_for(
-            table_rows.rows, family, priors, "explicit" if has_groups else groups
-        )
-    else:
-        table_rows = read_formula(
-            formula,
-            data,
-            offset=offset,
-            weight=weights,
-            missing=missing,
-            store=store,
-            dtype=dtype,
-            text_encoding=encoding,
-            progressbar=progressbar,
-        )
-        formula_model = model_for(table_rows.rows, family, priors, groups)
-    post = sample(
-        formula_model.model,
-        data if isinstance(data, Digest) else table_rows.rows,
-        method=method,
-        draws=draws,
-        tune=tune,
-        chains=chains,
-        superchains=superchains,
-        passes=passes,
-        thin=thin,
-        random_seed=random_seed,
+        held = model_for(table_rows.rows, family, priors, "explicit" if has_groups else groups)
+        return draw(held.model, data, settings, origin_of(table_rows, held, None))
+    table_rows = read_formula(
+        formula,
+        data,
+        offset=offset,
+        weight=weights,
+        missing=missing,
+        store=store,
+        dtype=dtype,
+        text_encoding=encoding,
         progressbar=progressbar,
-        checkpoint=checkpoint,
-        parallel=parallel,
-        starts=starts,
-        engine=engine,
     )
-    table = None if isinstance(data, Digest) else TableFiles.of(data, encoding)
-    return replace(with_formula(post, table_rows, formula_model), table=table)
+    held = model_for(table_rows.rows, family, priors, groups)
+    origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
+    return draw(held.model, table_rows.rows, settings, origin)
 
 
 def _check_digest(formula: str, data: Digest, settled: Sequence[str], groups: object) -> bool:
@@ -249,7 +246,7 @@ class FormulaModel(NamedTuple):
     """The model of a formula, and how its group effects are treated."""
 
     model: BaseModel
-    tuning: dict[str, dict[str, str]]
+    tuning: Tuning
 
 
 def model_for(
@@ -397,30 +394,26 @@ def _with_field(model: LinearPredictorModel, outcome: str, field: str) -> str:
     return f"'{outcome} | {field}(COLUMN) ~ ...'" + (f", where {meaning}" if meaning else "")
 
 
-def with_formula(post: Posterior, table_rows: TableRows, formula_model: FormulaModel) -> Posterior:
-    """Add the formula, outcome levels and dropped rows to a posterior."""
+def origin_of(table_rows: TableRows, formula_model: FormulaModel, table: object) -> Origin:
+    """Return what a posterior records of a fit: formula, outcome levels, dropped rows, table."""
     assert table_rows.rows.schema.origin is not None
     encoding = FormulaEncoding.from_dict(table_rows.rows.schema.origin)
-    outcome = encoding.outcome
+    outcome, dropped = encoding.outcome, table_rows.dropped
     settings: dict[str, object] = {"formula": encoding.formula}
     if outcome is not None and outcome.levels:
         settings["outcome_levels"] = {str(level): i for i, level in enumerate(outcome.levels)}
-    doubts = list(post.warnings)
-    if table_rows.dropped:
-        settings["dropped_rows"] = table_rows.dropped
-        total = table_rows.dropped + len(table_rows.rows)
-        dropped = ModicumWarning(
-            "rows-dropped",
-            f"{table_rows.dropped:,} of {total:,} rows were dropped because a value was missing, "
-            "and the rows that were fitted may differ from them",
-            f"fill in the values, or refuse such rows with {argument('missing', 'refuse')}",
-            dropped=table_rows.dropped,
-            rows=total,
-        )
-        doubts.append(warn(dropped))
-    return replace(
-        post,
-        warnings=Warnings(doubts),
-        settings=post.settings | settings,
-        tuning=formula_model.tuning | post.tuning,
-    )
+    doubts = []
+    if dropped:
+        settings["dropped_rows"] = dropped
+        total = dropped + len(table_rows.rows)
+        doubts = [
+            ModicumWarning(
+                "rows-dropped",
+                f"{dropped:,} of {total:,} rows were dropped because a value was missing, and the "
+                "rows that were fitted may differ from them",
+                f"fill in the values, or refuse such rows with {argument('missing', 'refuse')}",
+                dropped=dropped,
+                rows=total,
+            )
+        ]
+    return Origin(settings, formula_model.tuning, doubts, table)

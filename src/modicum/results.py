@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from modicum.digest import Digest
 from modicum.errors import ModicumWarning, warn
 from modicum.methods import Method
-from modicum.methods.method import Coordinates, Plan, Task
+from modicum.methods.method import Coordinates, Plan, Task, Tuning
 from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import Target
 from modicum.models.arrowhead import ArrowFactor, Factor
@@ -22,16 +24,35 @@ from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import History, Layout
 
 
+class Origin(NamedTuple):
+    """What a fit knows of its formula and table, and its posterior records."""
+
+    settings: Mapping[str, object]
+    tuning: Tuning
+    doubts: Sequence[ModicumWarning]
+    table: object
+
+
+WITHOUT_TABLE = Origin({}, {}, (), None)
+
+
+class Finished(NamedTuple):
+    """A finished run: how it sampled, what came out, and its duration."""
+
+    method: Method
+    plan: Plan
+    history: History
+    layout: Layout
+    thin: int
+    seconds: float
+
+
 def posterior_of(
     task: Task,
     rows: Rows | Digest,
-    method: Method,
-    plan: Plan,
-    history: History,
+    run: Finished,
     doubts: list[ModicumWarning],
-    seconds: float,
-    thin: int,
-    layout: Layout,
+    origin: Origin,
 ) -> Posterior:
     """Assemble the posterior of a finished run, and issue the warnings that follow from it.
 
@@ -39,15 +60,16 @@ def posterior_of(
     ----------
     task, rows
         What was sampled: as the method saw it, and as the user passed it.
-    method, plan, history
+    run
         How it was sampled, and what came out.
     doubts
         Warnings already issued before the chains ran.
-    seconds, thin, layout
-        Duration of the whole run, its thinning interval, and the layout of its chains.
+    origin
+        What a fit adds.
     """
+    plan, history = run.plan, run.history
     _count_rows(task, plan, history)
-    outcome = method.finish(task, plan, history)
+    outcome = run.method.finish(task, plan, history)
     draws = _named_draws(task.target, plan.anchor.point, plan.anchor.factor, history.position)
     labels = task.target.model.labels(task.rows)
     apart = any(doubt.code == "modes-apart" for doubt in outcome.warnings)
@@ -58,7 +80,7 @@ def posterior_of(
         labels,
         outcome.target_accept,
         apart,
-        layout.superchains,
+        run.layout.superchains,
         mixing=not outcome.independent,
     )
     last = [
@@ -67,9 +89,10 @@ def posterior_of(
         *convergence,
     ]
     doubts += [warn(doubt) for doubt in [*history.notes, *last]]
-    method.withdraw_claims(plan, doubts)
+    run.method.withdraw_claims(plan, doubts)
     record = plan.anchor.record
     mode = {} if record is None else {"mode": _mode_text(record, rows)}
+    doubts += [warn(doubt) for doubt in origin.doubts]
     return Posterior(
         draws=draws,
         stats=history.stats,
@@ -77,11 +100,12 @@ def posterior_of(
         labels=labels,
         weights=outcome.weights,
         warnings=Warnings(doubts),
-        tuning=mode | plan.tuning | _priors_text(task),
-        settings=_settings(task, len(rows), method, history, seconds, thin, layout),
+        tuning=origin.tuning | mode | plan.tuning | _priors_text(task),
+        settings=_settings(task, len(rows), run) | dict(origin.settings),
         predictor=ModelPredictor(task.target.model),
         fit_rows=rows.fit_rows if isinstance(rows, Digest) else FitRows.of(rows, keep=True),
         rows=rows if isinstance(rows, Rows) else None,
+        table=origin.table,
     )
 
 
@@ -94,34 +118,26 @@ def _count_rows(task: Task, plan: Plan, history: History) -> None:
             task.ledger.add(purpose, _rows_touched(stats), "gradient")
 
 
-def _settings(
-    task: Task,
-    n: int,
-    method: Method,
-    history: History,
-    seconds: float,
-    thin: int,
-    layout: Layout,
-) -> dict[str, str | int | float]:
+def _settings(task: Task, n: int, run: Finished) -> dict[str, object]:
     """Return the settings that the posterior records about its run."""
-    settings: dict[str, str | int | float] = {
-        "method": method.name,
-        "settings": repr(method),
+    settings: dict[str, object] = {
+        "method": run.method.name,
+        "settings": repr(run.method),
         "model": task.target.identity,
         "rows": n,
         "tune": task.tune,
-        "thin": thin,
-        "warmup_rows": _rows_touched(history.warmup) // task.chains,  # per chain
+        "thin": run.thin,
+        "warmup_rows": _rows_touched(run.history.warmup) // task.chains,  # per chain
         "seed": task.seed,
-        "complete": history.complete,
-        "seconds": round(seconds, 3),
-        "sampling_seconds": round(history.seconds["sampling"], 6),
+        "complete": run.history.complete,
+        "seconds": round(run.seconds, 3),
+        "sampling_seconds": round(run.history.seconds["sampling"], 6),
         "modicum": version("modicum"),
         "jax": jax.__version__,
         "backend": jax.default_backend(),
     }
-    if layout.superchains is not None:
-        settings["superchains"] = layout.superchains
+    if run.layout.superchains is not None:
+        settings["superchains"] = run.layout.superchains
     return settings
 
 

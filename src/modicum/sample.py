@@ -6,39 +6,39 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
-from modicum.arguments import names_checked
+from modicum.arguments import Count, Positive, Rule, at_least, check_settings, names_checked
 from modicum.digest import Digest
 from modicum.errors import (
     ModicumWarning,
     SettingError,
-    is_number,
+    is_whole,
     warn,
     whole_number,
 )
 from modicum.ledger import Ledger
-from modicum.methods import DEFAULT, METHODS, Auto, Method, resolve
+from modicum.methods import METHODS, Auto, Method, resolve
 from modicum.methods.method import Plan, Task
 from modicum.methods.whole_groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT, Params
 from modicum.passes import EngineChoice, Starts, Sums, engine_for
-from modicum.passes.engine import Engine
 from modicum.posterior import Posterior
 from modicum.posterior.draws import scalar_names, tidy_labels
 from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
-from modicum.results import posterior_of
+from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.json_entries import Json
 from modicum.rows.rows import doubtful_weights
 from modicum.run import (
     LENGTH,
@@ -51,7 +51,6 @@ from modicum.run import (
     Parallel,
     auto_layout,
     capacity_for,
-    check_layout,
     default_parallel,
     run,
     stoppable,
@@ -62,10 +61,109 @@ from modicum.runtime import free_memory, in_double_precision, refuse_forked
 
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short
 CAPTURED = 64 * 2**20  # bytes of captured arrays beyond which compilation is slow
+LARGEST_SEED = 2**63 - 1
+
+Seed: TypeAlias = Annotated[
+    int,
+    Rule(
+        f"a whole number from 0 to {LARGEST_SEED}",
+        lambda v: is_whole(v) and 0 <= v <= LARGEST_SEED,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The settings of a run, which every door passes on; `sample` describes them.
+
+    Settings that are wrong for any rows are refused when the record is made, before a large table
+    is read.
+    """
+
+    method: Method
+    draws: Count | None = None
+    tune: Annotated[int, at_least(0)] | None = None
+    chains: Count | Literal["auto"] = 4
+    superchains: Annotated[int, at_least(2)] | None = None
+    passes: Positive | None = None
+    thin: Count = 1
+    random_seed: Seed | None = None
+    progressbar: Progressbar = True
+    checkpoint: str | os.PathLike[str] | None = None
+    parallel: Parallel | None = None
+    starts: int | Sequence[Params] | None = None
+    engine: EngineChoice | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.passes is not None and self.draws is not None:
+            raise SettingError("give either draws or passes: each sets the length of the chains.")
+        if not isinstance(self.checkpoint, str | os.PathLike | None):
+            raise SettingError(
+                f"checkpoint must be the path of a folder, not {type(self.checkpoint).__name__}."
+            )
+        if self.superchains is None:
+            return
+        if not self.method.of_few_rows:
+            raise SettingError(
+                f"{self.method.name} may start chains at several modes, and its chains cannot "
+                "share starts; leave `superchains` out."
+            )
+        if self.chains == "auto" or self.chains % self.superchains:
+            number = 'chains="auto"' if self.chains == "auto" else f"{self.chains} chains"
+            raise SettingError(
+                f"{number} cannot be divided into {self.superchains} superchains of equal size; "
+                f"set chains to a multiple of {self.superchains}."
+            )
+
+    def sampler(self, rows: Rows | Digest) -> Method:
+        """Return the method for these rows; "auto" runs chains if settings of chains are given."""
+        method = self.method
+        of_chains = (self.tune, self.parallel, self.superchains) != (None, None, None)
+        if isinstance(method, Auto) and (of_chains or self.thin != 1):
+            method = Auto(laplace=False)
+        if isinstance(rows, Digest):
+            _check_digest(method, self.starts)
+        return method
+
+    def lengths(self, method: Method, n: int) -> tuple[int, int]:
+        """Return warm-up and draws per chain on `n` rows, both counted in recorded iterations."""
+        tune, passes = self.tune, self.passes
+        if tune is None:
+            tune = 1000 if passes is None and method.has_warmup else 0
+        before = ceil(tune / self.thin)
+        if passes is None:
+            return before, 1000 if self.draws is None else int(self.draws)
+        number = method.iterations(passes, n) // int(self.thin) - before
+        if number < 1:
+            raise SettingError(
+                f"{passes:g} passes over {n:,} rows are too few for a single draw after "
+                f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
+            )
+        return before, number
+
+    def layout(self, method: Method, draws: int, size: int) -> Layout:
+        """Return the layout of the chains; a resumed "auto" run keeps the one it began with."""
+        if self.chains != "auto":
+            return Layout(int(self.chains), self.superchains)
+        saved = self.saved_identity()
+        if "chains" in saved:
+            return Layout(int(saved["chains"]), saved.get("superchains"))
+        return auto_layout(draws, size) if method.of_few_rows else Layout(FEW)
+
+    def seed(self) -> int:
+        """Return the seed: as given, else that of the checkpoint to resume, else a fresh one."""
+        if self.random_seed is not None:
+            return int(self.random_seed)
+        saved = self.saved_identity().get("seed")
+        return saved if isinstance(saved, int) and 0 <= saved <= LARGEST_SEED else fresh_seed()
+
+    def saved_identity(self) -> dict[str, Json]:
+        """Return what the checkpoint says of its run; empty if there is none."""
+        return {} if self.checkpoint is None else Checkpoint.saved_identity(self.checkpoint)
 
 
 @names_checked
-@in_double_precision
 def sample(
     model: BaseModel,
     rows: Rows | Digest,
@@ -157,34 +255,60 @@ def sample(
     >>> list(post.summary().index)
     ['beta[dose]', 'beta[age]', 'intercept']
     """
+    settings = RunSettings(
+        method=resolve(method),
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        superchains=superchains,
+        passes=passes,
+        thin=thin,
+        random_seed=random_seed,
+        progressbar=progressbar,
+        checkpoint=checkpoint,
+        parallel=parallel,
+        starts=starts,
+        engine=engine,
+    )
+    return draw(model, rows, settings)
+
+
+@in_double_precision
+def draw(
+    model: BaseModel, rows: Rows | Digest, settings: RunSettings, origin: Origin = WITHOUT_TABLE
+) -> Posterior:
+    """Draw from the posterior as the settings say; a fit adds the `origin` of its rows."""
     refuse_forked()
-    _check_arguments(model, rows, parallel)
-    if checkpoint is not None and not isinstance(checkpoint, str | os.PathLike):
-        raise SettingError(
-            f"checkpoint must be the path of a folder, not {type(checkpoint).__name__}."
-        )
-    needs_chains = (tune, parallel, superchains) != (None, None, None) or thin != 1
-    sampler = _method_for(method, needs_chains, rows, starts)
-    _check_chains(sampler, chains, superchains)
-    tune, draws = _lengths(sampler, rows, draws, tune, passes, thin)
+    check_model_and_rows(model, rows.pool.rows if isinstance(rows, Digest) else rows)
+    method, thin, progressbar = settings.sampler(rows), int(settings.thin), settings.progressbar
+    tune, draws = settings.lengths(method, len(rows))
     started = time.monotonic()
-    seed = _seed(random_seed, checkpoint)
-    problem = _problem(model, rows, starts, engine_for(engine, progressbar))
-    layout = _layout(sampler, chains, superchains, draws, problem.target.size, checkpoint)
+    seed = settings.seed()
+    problem = _problem(model, rows, settings)
+    target, start, starts, units, sums = problem
+    layout = settings.layout(method, draws, target.size)
     folder = None
-    if checkpoint is not None:
-        _check_tracer(problem.target, checkpoint)
-        run_length = (draws, tune * thin, layout, thin)
-        folder = Checkpoint(checkpoint, _identity(problem, rows, sampler, *run_length, seed))
+    if settings.checkpoint is not None:
+        _check_tracer(target, settings)
+        identity = _identity(problem, rows, method, draws, tune * thin, layout, thin, seed)
+        folder = Checkpoint(settings.checkpoint, identity)
     with folder or nullcontext(), stoppable(), within_limits():
-        length = (draws * thin, tune * thin, layout.chains)
-        task = _task(problem, length, seed, folder, FEW if chains == "auto" else None)
+        task = Task(
+            *(target, start, units, sums, _flat_names(target, units)),
+            draws=draws * thin,
+            tune=tune * thin,
+            chains=layout.chains,
+            seed=seed,
+            checkpoint=folder,
+            starts=starts,
+            few_chains=FEW if settings.chains == "auto" else None,
+        )
         with phase("mode", None, progressbar):
             task = with_fixed_nodes(task)
-            sampler, plan = sampler.decide(task)
+            method, plan = method.decide(task)
         if "method" in plan.tuning:
             say(str(plan.tuning["method"]), progressbar)
-        if not sampler.of_few_rows:  # "auto" may have chosen it
+        if not method.of_few_rows:  # "auto" may have chosen it
             task = task.of_few_chains()
             layout = Layout(task.chains)
         notes = [*_captured(task.target), *plan.notes]
@@ -194,15 +318,15 @@ def sample(
             notes += doubtful_weights(rows)
         doubts = [warn(note) for note in notes]
         if plan.history is None:
-            ready = _chains(plan, task, layout, parallel, thin)
+            ready = _chains(plan, task, layout, settings.parallel, thin)
             history = run(ready, tune, draws, progressbar, folder, plan.hook, partial=True)
             if plan.settled is not None and ready.settled is None:
                 plan.tuning["path"] = {"value": "plain", "why": ready.obstacle}
         else:  # the method drew independent draws; no chains are needed
             task, history = replace(task, tune=0), plan.history.every(thin)
         with phase("checks", None, progressbar):
-            seconds = time.monotonic() - started
-            return posterior_of(task, rows, sampler, plan, history, doubts, seconds, thin, layout)
+            finished = Finished(method, plan, history, layout, thin, time.monotonic() - started)
+            return posterior_of(task, rows, finished, doubts, origin)
 
 
 # The problem and its checks ---------------------------------------------------------------
@@ -218,12 +342,8 @@ class _Problem(NamedTuple):
     sums: Sums
 
 
-def _problem(
-    model: BaseModel,
-    rows: Rows | Digest,
-    starts: int | Sequence[Params] | None,
-    engine: Engine,
-) -> _Problem:
+def _problem(model: BaseModel, rows: Rows | Digest, settings: RunSettings) -> _Problem:
+    engine = engine_for(settings.engine, settings.progressbar)
     if isinstance(rows, Digest):
         target, start, units, rest = rows.ready(model)
         ledger = Ledger(rows=len(rows))
@@ -232,44 +352,8 @@ def _problem(
     ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
     target, start = Target.of(model, units, ledger)
     model.check_variation(rows)
-    where = _starts(target, units, starts)
+    where = _starts(target, units, settings.starts)
     return _Problem(target, start, where, units, Sums(target, units, engine, ledger, None))
-
-
-def _task(
-    problem: _Problem,
-    length: tuple[int, int, int],
-    seed: int,
-    folder: Checkpoint | None,
-    few_chains: int | None,
-) -> Task:
-    """Return the task that a method plans for; `length` is draws, warm-up and chains."""
-    target, start, starts, units, sums = problem
-    names = _flat_names(target, units)
-    return Task(
-        target, start, units, sums, names, *length, seed, folder, starts, few_chains=few_chains
-    )
-
-
-def _method_for(
-    method: str | Method | None, needs_chains: bool, rows: Rows | Digest, starts: object
-) -> Method:
-    """Resolve the method; "auto" runs chains if settings were given that only chains have."""
-    sampler = resolve(DEFAULT if method is None else method)
-    if isinstance(sampler, Auto) and needs_chains:
-        sampler = Auto(laplace=False)
-    if isinstance(rows, Digest):
-        _check_digest(sampler, starts)
-    return sampler
-
-
-def _check_chains(method: Method, chains: ChainCount, superchains: int | None) -> None:
-    check_layout(chains, superchains)
-    if superchains is not None and not method.of_few_rows:
-        raise SettingError(
-            f"{method.name} may start chains at several modes, and its chains cannot share starts; "
-            "leave `superchains` out."
-        )
 
 
 def _check_digest(method: Method, starts: object) -> None:
@@ -299,12 +383,6 @@ def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWar
     return digest.doubts(point, factor, error)
 
 
-def _check_arguments(model: object, rows: object, parallel: object) -> None:
-    check_model_and_rows(model, rows.pool.rows if isinstance(rows, Digest) else rows)
-    if parallel not in (None, "threads", "stacked"):
-        raise SettingError(f"parallel must be 'threads' or 'stacked', not {parallel!r}.")
-
-
 def check_model_and_rows(model: object, rows: object) -> None:
     """Raise unless `model` is a model and `rows` are unchanged `mo.Rows`; say what to pass."""
     if not isinstance(model, BaseModel):
@@ -325,73 +403,6 @@ def check_model_and_rows(model: object, rows: object) -> None:
             "store with mo.Rows.open(folder)."
         )
     rows.require_unchanged()
-
-
-def _lengths(
-    method: Method,
-    rows: Rows | Digest,
-    draws: int | None,
-    tune: int | None,
-    passes: float | None,
-    thin: int,
-) -> tuple[int, int]:
-    """Return warm-up and draws per chain, both counted in recorded iterations."""
-    _check_lengths(draws, tune, passes, thin)
-    if tune is None:
-        tune = 1000 if passes is None and method.has_warmup else 0
-    before = ceil(tune / thin)
-    if passes is None:
-        return before, 1000 if draws is None else int(draws)
-    number = method.iterations(passes, len(rows)) // int(thin) - before
-    if number < 1:
-        raise SettingError(
-            f"{passes:g} passes over {len(rows):,} rows are too few for a single draw after "
-            f"{tune} iterations of warm-up; give more passes, or a smaller batch, tune or thin."
-        )
-    return before, number
-
-
-def _check_lengths(draws: int | None, tune: int | None, passes: float | None, thin: int) -> None:
-    if passes is not None and draws is not None:
-        raise SettingError("give either draws or passes: each sets the length of the chains.")
-    for name, value, least in (("draws", draws, 1), ("tune", tune, 0), ("thin", thin, 1)):
-        if value is not None:
-            whole_number(name, value, least)
-    if passes is not None and (not is_number(passes) or not passes > 0):
-        raise SettingError(f"passes must be a positive number, not {passes!r}.")
-
-
-def check_run(
-    method: str | Method | None,
-    draws: int | None,
-    tune: int | None,
-    chains: ChainCount,
-    random_seed: int | None,
-    superchains: int | None = None,
-    passes: float | None = None,
-    thin: int = 1,
-) -> None:
-    """Raise on settings that are invalid for any rows, before a large table is read."""
-    _check_chains(resolve(DEFAULT if method is None else method), chains, superchains)
-    _check_lengths(draws, tune, passes, thin)
-    _seed(random_seed, None)
-
-
-def _layout(
-    method: Method,
-    chains: ChainCount,
-    superchains: int | None,
-    draws: int,
-    size: int,
-    checkpoint: str | os.PathLike[str] | None,
-) -> Layout:
-    """Return the layout of the chains; a resumed "auto" run keeps the one it began with."""
-    if chains != "auto":
-        return Layout(int(chains), superchains)
-    saved = {} if checkpoint is None else Checkpoint.saved_identity(checkpoint)
-    if "chains" in saved:
-        return Layout(int(saved["chains"]), saved.get("superchains"))
-    return auto_layout(draws, size) if method.of_few_rows else Layout(FEW)
 
 
 def _kind(value: object) -> str:
@@ -433,19 +444,6 @@ def _captured(target: Target) -> list[ModicumWarning]:
     ]
 
 
-def _seed(random_seed: int | None, checkpoint: str | os.PathLike[str] | None) -> int:
-    """Return the seed: as given, else that of the checkpoint to resume, else a fresh one."""
-    if random_seed is not None:
-        is_whole = isinstance(random_seed, int | np.integer) and not isinstance(random_seed, bool)
-        if not is_whole or not 0 <= random_seed < 2**63:
-            raise SettingError(
-                f"random_seed must be a whole number from 0 to {2**63 - 1}, not {random_seed!r}."
-            )
-        return int(random_seed)
-    saved = None if checkpoint is None else Checkpoint.saved_identity(checkpoint).get("seed")
-    return saved if isinstance(saved, int) and 0 <= saved < 2**63 else fresh_seed()
-
-
 def _identity(
     problem: _Problem,
     rows: Rows | Digest,
@@ -478,12 +476,12 @@ def _identity(
     return identity
 
 
-def _check_tracer(target: Target, checkpoint: str | os.PathLike[str]) -> None:
+def _check_tracer(target: Target, settings: RunSettings) -> None:
     """Refuse a checkpoint whose model was traced by another version of JAX."""
-    saved = Checkpoint.saved_identity(checkpoint).get("jax", jax.__version__)
+    saved = settings.saved_identity().get("jax", jax.__version__)
     if target.trace is not None and saved != jax.__version__:
         raise SettingError(
-            f"the checkpoint in '{checkpoint}' was made with JAX {saved} and this is JAX "
+            f"the checkpoint in '{settings.checkpoint}' was made with JAX {saved} and this is JAX "
             f"{jax.__version__}; the model's functions are compared by their JAX traces, which "
             "differ between versions: resume with that version, or delete the folder to start anew."
         )

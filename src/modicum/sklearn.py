@@ -23,7 +23,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumWarning, NoNoiseError, SettingError, warn
 from modicum.fit import family_named
-from modicum.methods import Method
+from modicum.methods import Method, resolve
 from modicum.models import (
     Gaussian,
     LinearPredictorModel,
@@ -43,7 +43,7 @@ from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
 from modicum.run import ChainCount
-from modicum.sample import sample
+from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,16 +137,15 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         seed = self.random_state
         if seed is not None and not isinstance(seed, int | np.integer):
             seed = int(check_random_state(seed).randint(2**31 - 1))
-        return sample(
-            replace(family, **changes),
-            rows,
-            method=self.method,
+        settings = RunSettings(
+            method=resolve(self.method),
             draws=self.draws,
             tune=self.tune,
             chains=self.chains,
             random_seed=seed,
             progressbar=self.progressbar,
         )
+        return draw(replace(family, **changes), rows, settings)
 
     def _expected(self, X: Features) -> np.ndarray:
         """Return the posterior mean of the expected outcomes."""
@@ -213,7 +212,41 @@ def _dense(X: Features) -> np.ndarray:
 # Regression -------------------------------------------------------------------------------
 
 
-class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
+class _Regression(RegressorMixin, _Estimator):  # type: ignore[misc]
+    """Base of the estimators whose outcome is a number."""
+
+    def _family(self) -> LinearPredictorModel:
+        raise NotImplementedError
+
+    def fit(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Draw from the posterior given outcomes `y`; rows count `sample_weight` times."""
+        family = self._family()
+        X, y = self._validated(X, y)
+        rows = self._rows(X, y.astype(float), sample_weight)
+        try:
+            self.posterior_ = self._sample(family, rows)
+        except NoNoiseError:
+            self.posterior_ = self._sample(_without_noise(family, rows), rows)
+        self.coef_ = np.asarray(self.posterior_.mean("beta"))
+        has = "intercept" in self.posterior_.draws
+        self.intercept_ = float(self.posterior_.mean("intercept")) if has else 0.0
+        return self
+
+    def predict(
+        self, X: Features, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Return the posterior mean of the expected outcome, and with `return_std` the sd.
+
+        The latter is the standard deviation of a new outcome, including noise, as in
+        scikit-learn's `BayesianRidge`.
+        """
+        if not return_std:
+            return self._expected(X)
+        rows = self._rows_like(X)
+        return _predictive_moments(self.posterior_, rows)
+
+
+class Regressor(_Regression):
     """Regression with any family whose outcome is a number.
 
     Parameters
@@ -296,33 +329,6 @@ class Regressor(RegressorMixin, _Estimator):  # type: ignore[misc]
             )
         return family
 
-    def fit(self, X: Features, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Draw from the posterior given outcomes `y`; rows count `sample_weight` times."""
-        family = self._family()
-        X, y = self._validated(X, y)
-        rows = self._rows(X, y.astype(float), sample_weight)
-        try:
-            self.posterior_ = self._sample(family, rows)
-        except NoNoiseError:
-            self.posterior_ = self._sample(_without_noise(family, rows), rows)
-        self.coef_ = np.asarray(self.posterior_.mean("beta"))
-        has = "intercept" in self.posterior_.draws
-        self.intercept_ = float(self.posterior_.mean("intercept")) if has else 0.0
-        return self
-
-    def predict(
-        self, X: Features, return_std: bool = False
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Return the posterior mean of the expected outcome, and with `return_std` the sd.
-
-        The latter is the standard deviation of a new outcome, including noise, as in
-        scikit-learn's `BayesianRidge`.
-        """
-        if not return_std:
-            return self._expected(X)
-        rows = self._rows_like(X)
-        return _predictive_moments(self.posterior_, rows)
-
 
 def _without_noise(family: LinearPredictorModel, rows: Rows) -> LinearPredictorModel:
     """Return the family with a small fixed scale, for outcomes that the columns fit exactly."""
@@ -357,7 +363,7 @@ def _predictive_moments(post: Posterior, rows: Features) -> tuple[np.ndarray, np
     return np.concatenate(expected), np.sqrt(np.concatenate(variances))
 
 
-class LinearRegression(Regressor):
+class LinearRegression(_Regression):
     """Linear regression with normal noise.
 
     Takes the parameters of `Regressor` except `family`.
@@ -375,38 +381,11 @@ class LinearRegression(Regressor):
     array([0.5])
     """
 
-    @names_checked
-    def __init__(
-        self,
-        *,
-        prior_scale: float | tuple[float, ...] | None = None,
-        fit_intercept: bool = True,
-        priors: Mapping[str, Prior] | None = None,
-        method: str | Method | None = "auto",
-        draws: int = 1000,
-        tune: int | None = None,
-        chains: ChainCount = 4,
-        random_state: int | np.random.RandomState | None = None,
-        progressbar: bool = False,
-    ) -> None:
-        _Estimator.__init__(
-            self,
-            prior_scale=prior_scale,
-            fit_intercept=fit_intercept,
-            priors=priors,
-            method=method,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            random_state=random_state,
-            progressbar=progressbar,
-        )
-
     def _family(self) -> LinearPredictorModel:
         return Gaussian()
 
 
-class PoissonRegressor(LinearRegression):
+class PoissonRegressor(_Regression):
     """Poisson regression with log link.
 
     As in scikit-learn, outcomes may be rates (counts divided by exposures) with the exposures as

@@ -10,7 +10,6 @@ import errno
 import os
 import sys
 import warnings
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -53,13 +52,13 @@ from modicum.cli.output import (
     write_predictions,
 )
 from modicum.files import place_name
-from modicum.fit import model_for, with_formula
+from modicum.fit import model_for, origin_of
 from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.models.families.links import LINKS
 from modicum.rows.reading import TableFiles
 from modicum.run import Checkpoint
-from modicum.sample import check_run
+from modicum.sample import RunSettings
 from modicum_command import after_a_stop, stop_line, watch
 
 DATA = "Parquet, CSV or Feather: a file, folder or glob"
@@ -308,43 +307,40 @@ def fit(
         }
         model = build_model(family, family_options, family_set or ())
         hold_effects = parse_groups(groups, formula)
-        sampler, chain_number = build_method(method, set_ or ()), chain_count(chains)
-        check_run(sampler, draws, tune, chain_number, seed)
-        settings = {
-            "method": sampler,
-            "engine": build_engine(engine, address),
-            "draws": draws,
-            "tune": tune,
-            "chains": chain_number,
-            "random_seed": seed,
-        }
+        settings = RunSettings(
+            method=build_method(method, set_ or ()),
+            draws=draws,
+            tune=tune,
+            chains=chain_count(chains),
+            random_seed=seed,
+            progressbar=not quiet,
+            checkpoint=checkpoint or out / "checkpoint",
+            engine=build_engine(engine, address),
+        )
         columns = ColumnChoice.of(outcome, predictors, offset, weight, categorical, dtype)
         require_path(data)
-        say, folder = console(quiet), checkpoint or out / "checkpoint"
+        say = console(quiet)
         with result_folder(out, overwrite, report) as about_to_write:
             after_a_stop("run the same command again to continue.")
             if formula is None:
                 rows = read_rows(data, columns, out, say, overwrite, encoding)
                 say.print(escape(describe_rows(rows, data)), highlight=False)
-                post = sample_rows(model, rows, settings, folder, say)
+                post = sample_rows(model, rows, settings, say)
             else:
                 table_rows = read_formula_rows(
                     data, formula, columns, missing, out, say, overwrite, encoding
                 )
                 say.print(escape(describe_rows(table_rows.rows, data)), highlight=False)
-                formula_model = model_for(table_rows.rows, model, groups=hold_effects)
-                post = sample_rows(formula_model.model, table_rows.rows, settings, folder, say)
-                post = replace(
-                    with_formula(post, table_rows, formula_model),
-                    table=TableFiles.of(data, encoding),
-                )
+                held = model_for(table_rows.rows, model, groups=hold_effects)
+                origin = origin_of(table_rows, held, TableFiles.of(data, encoding))
+                post = sample_rows(held.model, table_rows.rows, settings, say, origin)
             about_to_write()
             table = write_results(post, out, prob)
             if report:
                 post.report(out / REPORT, prob=prob)
             after_a_stop(f"the results are in {out}.")
             if checkpoint is None:  # the next fit may have other settings
-                Checkpoint.delete(folder)
+                Checkpoint.delete(out / "checkpoint")
         show(post, table, out, say, report)
 
 

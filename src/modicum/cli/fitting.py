@@ -23,6 +23,8 @@ from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.multilevel import HoldEffects
+from modicum.results import WITHOUT_TABLE, Origin
+from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -408,19 +410,18 @@ def ingest_table(
 def sample_rows(
     model: BaseModel,
     rows: Rows,
-    settings: Values,
-    checkpoint: Path,
+    settings: RunSettings,
     say: Console,
+    origin: Origin = WITHOUT_TABLE,
 ) -> Posterior:
     """Sample, continuing from the checkpoint if there is one."""
-    from modicum.sample import sample
-
-    if (checkpoint / "run.json").is_file():
-        say.print(f"Continuing from the checkpoint in {escape(str(checkpoint))}.", highlight=False)
+    folder = Path(settings.checkpoint or "")
+    if (folder / "run.json").is_file():
+        say.print(f"Continuing from the checkpoint in {escape(str(folder))}.", highlight=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModicumWarning)  # printed at the end
-        post = sample(model, rows, checkpoint=checkpoint, progressbar=not say.quiet, **settings)
-    if not post.settings["complete"]:  # stopped by Ctrl-C, which `sample` has handled
+        post = draw(model, rows, settings, origin)
+    if not post.settings["complete"]:  # stopped by Ctrl-C, which `draw` has handled
         raise KeyboardInterrupt
     return post
 

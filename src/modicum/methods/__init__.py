@@ -55,8 +55,10 @@ def list_methods() -> str:
     return "\n".join(f"{name:<{width}}{cls.summary}" for name, cls in METHODS.items())
 
 
-def resolve(method: str | Method | type[Method]) -> Method:
-    """Return the method object for a name, or the object itself."""
+def resolve(method: str | Method | type[Method] | None) -> Method:
+    """Return the method object for a name, or the object itself; the default for None."""
+    if method is None:
+        return METHODS[DEFAULT]()
     if isinstance(method, Method):
         return method
     if isinstance(method, type) and issubclass(method, Method):

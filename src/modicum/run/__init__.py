@@ -7,7 +7,6 @@ from modicum.run.chains import (
     Layout,
     Parallel,
     auto_layout,
-    check_layout,
     default_parallel,
 )
 from modicum.run.checkpoint import Checkpoint
@@ -29,7 +28,6 @@ __all__ = [
     "RowPlacement",
     "auto_layout",
     "capacity_for",
-    "check_layout",
     "default_parallel",
     "place_rows",
     "run",

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from modicum.errors import DataError, SettingError, whole_number
+from modicum.errors import DataError
 from modicum.kernels.protocols import Settled
 from modicum.models.model import Batch
 from modicum.progress import logger
@@ -74,24 +74,6 @@ class Layout(NamedTuple):
             return keys
         size = self.chains // self.superchains
         return np.repeat(keys[::size], size, axis=0)
-
-
-def check_layout(chains: object, superchains: object) -> None:
-    """Refuse invalid numbers of chains or superchains."""
-    if isinstance(chains, str):
-        if chains != "auto":
-            raise SettingError(f'chains must be a whole number or "auto", not {chains!r}.')
-    else:
-        whole_number("chains", chains)
-    if superchains is None:
-        return
-    groups = whole_number("superchains", superchains, 2)
-    if isinstance(chains, str) or int(chains) % groups:  # type: ignore[call-overload]
-        number = 'chains="auto"' if isinstance(chains, str) else f"{chains} chains"
-        raise SettingError(
-            f"{number} cannot be divided into {groups} superchains of equal size; set chains to a "
-            f"multiple of {groups}."
-        )
 
 
 def auto_layout(draws: int, size: int) -> Layout:
