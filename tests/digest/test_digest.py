@@ -16,7 +16,6 @@ from helpers.targets import disagreements, exact_draws, flat_draws, sums_of
 from modicum.digest.pool import Pool, RowCounts, choose, expansion
 from modicum.kernels.designs import weight_tables
 from modicum.methods.without_mode import FullLogPosterior
-from modicum.passes.curvature import whitening_factor
 from modicum.rows.reading import read_formula
 
 N, SIZE = 2500, 600
@@ -235,9 +234,9 @@ def test_removed_rows_are_gone(arrays, digest):
     assert wrong(less, rows_of(x[left], y[left])) < 0.05
     kept = replace(less, pool=digest.pool)
     assert wrong(kept, rows_of(x[left], y[left])) > 2 * wrong(less, rows_of(x[left], y[left]))
-    found = RowCounts.of(less.pool.rows).counted(rows_of(x[gone], y[gone]))
+    found = RowCounts(less.pool.rows).counted(rows_of(x[gone], y[gone]))
     assert found.sum() == 0  # none of the removed rows is left
-    assert RowCounts.of(digest.pool.rows).counted(rows_of(x[gone], y[gone])).sum() > 0
+    assert RowCounts(digest.pool.rows).counted(rows_of(x[gone], y[gone])).sum() > 0
 
 
 @pytest.mark.slow
@@ -273,10 +272,10 @@ def test_removing_some_of_equal_rows_leaves_the_others_share():
     equal = np.flatnonzero((x == x[0]).all(1) & (y == y[0]))
     less = made.remove(rows_of(x[equal[:5]], y[equal[:5]]))
     assert len(less.pool) == len(made.pool)
-    same = RowCounts.of(made.pool.rows).counted(rows_of(x[:1], y[:1])) > 0
+    same = RowCounts(made.pool.rows).counted(rows_of(x[:1], y[:1])) > 0
     np.testing.assert_allclose(less.pool.share[same], 1 - 5 / len(equal))
     assert np.all(less.pool.share[~same] == 1)
-    everyone = RowCounts.of(made.pool.rows).counted(rows_of(x, y))
+    everyone = RowCounts(made.pool.rows).counted(rows_of(x, y))
     np.testing.assert_array_equal(made.pool.count, everyone)
     with pytest.raises(mo.DataError, match="are equal, but the digest holds"):
         less.remove(rows_of(x[np.r_[equal, equal[:5]]], y[np.r_[equal, equal[:5]]]))
@@ -292,9 +291,8 @@ def test_a_mode_that_leaves_the_anchor_is_warned_of(arrays, digest):
     with warnings.catch_warnings():
         warnings.simplefilter("error", mo.ModicumWarning)
         digest.remove(rows_of(x[:50], y[:50]))
-    at, _ = moved._curvature
-    factor, _ = whitening_factor(at.precision)
-    codes = [d.code for d in moved.doubts(at.point + at.newton_step(), factor, moved.error)]
+    _, mode, factor = moved._normal
+    codes = [d.code for d in moved.doubts(mode, factor, moved.error)]
     assert "anchor-left" in codes
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from importlib.metadata import version
@@ -26,7 +26,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.digest.digest_file import Contents, load, save
+from modicum.digest.digest_file import (
+    KIND,
+    PARTS,
+    STRATA,
+    SUMS,
+    checked_arrays,
+    checked_rows,
+    checked_units,
+)
 from modicum.digest.pool import Pool, expansion, keep, proxy_at, removed_sums
 from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_number
 from modicum.kernels.control_variates import control_variate
@@ -50,7 +58,7 @@ from modicum.passes import (
 )
 from modicum.passes.curvature import Curvature, expanded_prior, flat_prior, whitening_factor
 from modicum.passes.hyperparameters import settle
-from modicum.posterior import FitRows, Posterior
+from modicum.posterior import FitRows, Posterior, archive
 from modicum.posterior.fit_rows import rows_of_fit
 from modicum.progress import Progressbar, phase
 from modicum.random import fresh_seed
@@ -58,6 +66,7 @@ from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
 from modicum.rows.formula import FormulaEncoding
+from modicum.rows.json_entries import Json, integer, mapping, text
 from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
 from modicum.runtime import Array, Pytree, in_double_precision, jit, refuse_forked
@@ -308,9 +317,7 @@ class Digest:
         from the strata of the pool at draws from the normal approximation. To first order it is a
         bound: most means move by much less.
         """
-        at, target = self._curvature
-        factor, _ = whitening_factor(at.dense_precision)
-        return self.error_at(target, at.point + at.newton_step(), factor)
+        return self.error_at(*self._normal)
 
     @cached_property
     def distance(self) -> float:
@@ -319,18 +326,20 @@ class Digest:
         The mode is that of one Newton step. The distance is zero when the digest is made, and grows
         as rows are added and removed, and as digests with other anchors are added.
         """
-        at, target = self._curvature
-        likelihood_size = target.likelihood.size
-        factor, _ = whitening_factor(at.dense_precision)
-        mode = (at.point + at.newton_step())[:likelihood_size]
-        sd = np.sqrt(np.sum(factor**2, axis=1))[:likelihood_size]
-        return float(np.max(np.abs(mode - self.anchors) / sd))
+        _, mode, factor = self._normal
+        return self._distance(mode, factor)
+
+    def _distance(self, point: np.ndarray, factor: np.ndarray) -> float:
+        size = len(self.total.point)
+        sd = np.sqrt(np.sum(factor**2, axis=1))[:size]
+        return float(np.max(np.abs(point[:size] - self.anchors) / sd))
 
     @cached_property
-    def _curvature(self) -> tuple[Curvature, Target]:
-        """The posterior to second order about the sums' point, under the priors of `self.model`."""
+    def _normal(self) -> tuple[Target, np.ndarray, np.ndarray]:
+        """The target under the priors of `self.model`, the mode, and the factor L there."""
         target, start = self._target(self._model())
-        return self._expand(target, start), target
+        at = self._expand(target, start)
+        return target, at.point + at.newton_step(), whitening_factor(at.dense_precision)[0]
 
     def _model(self) -> BaseModel:
         if self.model is None:
@@ -379,9 +388,7 @@ class Digest:
 
     def doubts(self, point: np.ndarray, factor: np.ndarray, error: float) -> list[ModicumWarning]:
         """Return warnings about a posterior around `point` with covariance L L' and this error."""
-        likelihood_size = len(self.total.point)
-        sd = np.sqrt(np.sum(factor**2, axis=1))[:likelihood_size]
-        distance = float(np.max(np.abs(point[:likelihood_size] - self.anchors) / sd))
+        distance = self._distance(point, factor)
         notes = [note for note in self.notes if note.code == "separation"]
         if distance > FAR:
             notes.append(anchor_left(distance))
@@ -401,13 +408,16 @@ class Digest:
             rest = rest - expansion(Sums(target, rows, engine, Ledger(rows=len(rows))), anchor)
         return Ready(target, start, self.pool.weighted(), rest)
 
-    def _target(self, model: BaseModel) -> tuple[Target, np.ndarray]:
-        """Return the target of a model with the units of all rows, and the anchor in its layout."""
-        rows = self.pool.rows
-        require_digestible(model, rows)
-        complete_model = with_known_data(model, rows, self.units, self.classes)
-        target, start = Target.of(complete_model, self.pool.weighted())
-        refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
+    def _target(self, model: BaseModel, rows: Rows | None = None) -> tuple[Target, np.ndarray]:
+        """Return the target of a model with the units of all rows, and the anchor in its layout.
+
+        Its rows are `rows`, or those of the pool.
+        """
+        known = self.pool.rows if rows is None else rows
+        require_digestible(model, known)
+        complete_model = with_known_data(model, known, self.units, self.classes)
+        target, start = Target.of(complete_model, self.pool.weighted() if rows is None else rows)
+        refuse_other_likelihood(model, identity_of(target, known), self.likelihood)
         start[: len(self.total.point)] = self.total.point
         return target, start
 
@@ -459,10 +469,7 @@ class Digest:
     def shard(self, model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:
         """Return a digest of other rows at this digest's anchor, to be added to it."""
         self._require_schema(rows.schema, rows._description)
-        complete_model = with_known_data(model, rows, self.units, self.classes)
-        target, start = Target.of(complete_model, rows)
-        refuse_other_likelihood(model, identity_of(target, rows), self.likelihood)
-        start[: len(self.total.point)] = self.total.point
+        target, start = self._target(model, rows)
         ledger = Ledger(rows=len(rows))
         sums = Sums(target, rows, engine, ledger)
         new = expansion(sums, self.total.point)
@@ -512,9 +519,8 @@ class Digest:
             notes=(),
             fit_rows=_merged_rows(self.fit_rows, FitRows.of(removed_rows)),
         )
-        at, _ = remaining._curvature
-        mode = (at.point + at.newton_step())[: len(self.total.point)]
-        error = removed.error(mode, whitening_factor(at.dense_precision)[0])
+        _, mode, factor = remaining._normal
+        error = removed.error(mode[: len(self.total.point)], factor)
         if error > CRUDE:
             warn(parts_mixed_up(error))
         return remaining.guarded()
@@ -578,33 +584,24 @@ class Digest:
 
         The file holds raw rows of the data: protect it as you protect the data.
         """
-        pool = self.pool
-        arrays = {
-            "point": self.total.point,
-            "C": np.asarray(self.total.C),
-            "A": self.total.A,
-            "B": self.total.B,
-            "anchors": self.anchors,
-            "share": pool.share,
-            "count": pool.count,
-            "stratum": pool.stratum,
-            "size": pool.size,
-            "drawn": pool.drawn,
-            "part": pool.part,
+        pool, rows = self.pool, self.pool.rows
+        sums = {name: np.asarray(getattr(self.total, name)) for name in SUMS}
+        parts = {
+            "arrays": sums | {"anchors": self.anchors} | {k: getattr(pool, k) for k in STRATA},
+            "fields": {k: np.ascontiguousarray(v) for k, v in rows.slice(0, len(rows)).items()},
+            "units": None if self.units is None else asdict(self.units),
+            "model": None if self.model is None else ModelPredictor(self.model).to_dict(),
         }
-        contents = Contents(
-            model=None if self.model is None else ModelPredictor(self.model).to_dict(),
-            likelihood=self.likelihood,
-            number=self.number,
-            arrays=arrays,
-            rows=pool.rows,
-            fit_rows=self.fit_rows,
-            units=self.units,
-            classes=self.classes,
-            notes=self.notes,
-            ledger=self.ledger,
-        )
-        save(contents, path)
+        plain = {
+            "description": rows._description.to_json(),
+            "likelihood": self.likelihood,
+            "rows": self.number,
+            "fit": self.fit_rows.to_dict(),
+            "classes": self.classes,
+            "notes": [note.to_dict() for note in self.notes],
+            "ledger": self.ledger.to_dict(),
+        }
+        archive.write(path, KIND, parts, plain)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: BaseModel | None = None) -> Digest:
@@ -617,35 +614,39 @@ class Digest:
         model
             The model, if it is user-defined: a file keeps only Modicum's models.
         """
-        contents = load(path)
-        arrays = contents.arrays
-        spec = contents.model
+        digest, spec = archive.read(path, KIND, PARTS, cls._of_file)
         if spec is not None:
             if model is not None:
                 raise SettingError("the file contains the model of this digest: leave `model` out.")
             predictor = rebuild(spec)
-            model = None if predictor is None else predictor.model
-        digest = cls(
-            model=None,
-            likelihood=contents.likelihood,
-            number=contents.number,
-            total=Quadratic(arrays["point"], float(arrays["C"]), arrays["A"], arrays["B"]),
-            anchors=arrays["anchors"],
-            pool=Pool(
-                contents.rows,
-                *(arrays[k] for k in ("share", "count", "stratum", "size", "drawn", "part")),
-            ),
-            fit_rows=contents.fit_rows,
-            units=contents.units,
-            classes=contents.classes,
-            notes=contents.notes,
-            ledger=contents.ledger,
-        )
-        if model is None:
-            return digest
-        if spec is None:
+            return digest if predictor is None else replace(digest, model=predictor.model)
+        if model is not None:
             digest._target(model)  # refuses a model with another likelihood
         return replace(digest, model=model)
+
+    @classmethod
+    def _of_file(
+        cls, parts: dict[str, Json], page: dict[str, Json]
+    ) -> tuple[Digest, dict[str, Json] | None]:
+        """Return the digest without its model, after checks, and the description of the model."""
+        rows = checked_rows(Description.from_json(page["description"]), mapping(parts["fields"]))
+        arrays = checked_arrays(mapping(parts["arrays"]), len(rows))
+        units, classes, model = parts["units"], page["classes"], parts["model"]
+        columns = len(rows._description.columns)
+        digest = cls(
+            model=None,
+            likelihood=text(page["likelihood"]),
+            number=integer(page["rows"], 1),
+            total=Quadratic(arrays["point"], float(arrays["C"]), arrays["A"], arrays["B"]),
+            anchors=arrays["anchors"],
+            pool=Pool(rows, *(arrays[name] for name in STRATA)),
+            fit_rows=FitRows.from_dict(page["fit"]),
+            units=None if units is None else checked_units(mapping(units), columns),
+            classes=None if classes is None else integer(classes, 2),
+            notes=tuple(ModicumWarning.from_dict(note) for note in page["notes"]),
+            ledger=Ledger.from_dict(page["ledger"]),
+        )
+        return digest, None if model is None else mapping(model)
 
 
 def _meaning(schema: RowsSchema) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A digest on disk: one zip file of plain arrays and a JSON page, without pickles.
+"""The file of a digest: a zip file of plain arrays and a JSON page, and what is checked in it.
 
 It holds raw rows of the data. Files are not trusted: one whose shapes, ranges or types are not
 those of a digest is refused.
@@ -6,90 +6,23 @@ those of a digest is refused.
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass
-
 import numpy as np
 
-from modicum.errors import ModicumWarning
-from modicum.ledger import Ledger
 from modicum.models.priors.units import MomentSums
-from modicum.posterior import FitRows, archive
+from modicum.posterior import archive
 from modicum.rows import Rows
 from modicum.rows.description import Description
-from modicum.rows.json_entries import Json, integer, mapping, text
+from modicum.rows.json_entries import Json
 from modicum.rows.memory import MemoryBackend
 
 KIND = archive.Format("modicum digest", 1, "digest.json", "a digest")
 PARTS = ("arrays", "fields", "units", "model")
+SUMS = ("point", "C", "A", "B")  # arrays of a `Quadratic`
+STRATA = ("share", "count", "stratum", "size", "drawn", "part")  # and of a `Pool`
 WHOLE = ("stratum", "part")  # arrays of integers
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of a digest's file; see `modicum.digest.Digest`."""
-
-    model: dict[str, Json] | None
-    likelihood: str
-    number: int
-    arrays: dict[str, np.ndarray]
-    rows: Rows
-    fit_rows: FitRows
-    units: MomentSums | None
-    classes: int | None
-    notes: tuple[ModicumWarning, ...]
-    ledger: Ledger
-
-
-def save(contents: Contents, path: str | os.PathLike[str]) -> None:
-    """Write a digest to `path` atomically, so that a crash leaves no partial file."""
-    rows = contents.rows
-    parts = {
-        "arrays": contents.arrays,
-        "fields": {k: np.ascontiguousarray(v) for k, v in rows.slice(0, len(rows)).items()},
-        "units": None if contents.units is None else asdict(contents.units),
-        "model": contents.model,
-    }
-    plain = {
-        "description": rows._description.to_json(),
-        "likelihood": contents.likelihood,
-        "rows": contents.number,
-        "fit": contents.fit_rows.to_dict(),
-        "classes": contents.classes,
-        "notes": [note.to_dict() for note in contents.notes],
-        "ledger": contents.ledger.to_dict(),
-    }
-    archive.write(path, KIND, parts, plain)
-
-
-def load(path: str | os.PathLike[str]) -> Contents:
-    """Read a file written by `save`."""
-    return archive.read(path, KIND, PARTS, _contents)
-
-
-def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
-    arrays = mapping(parts["arrays"])
-    number = integer(page["rows"], 1)
-    rows = _rows(Description.from_json(page["description"]), mapping(parts["fields"]))
-    checked = _arrays(arrays, len(rows))
-    model, classes, units = parts["model"], page["classes"], parts["units"]
-    if model is not None:
-        mapping(model)
-    return Contents(
-        model=model,
-        likelihood=text(page["likelihood"]),
-        number=number,
-        arrays=checked,
-        rows=rows,
-        fit_rows=FitRows.from_dict(page["fit"]),
-        units=None if units is None else _units(mapping(units), len(rows._description.columns)),
-        classes=None if classes is None else integer(classes, 2),
-        notes=tuple(ModicumWarning.from_dict(note) for note in page["notes"]),
-        ledger=Ledger.from_dict(page["ledger"]),
-    )
-
-
-def _rows(description: Description, fields: dict[str, object]) -> Rows:
+def checked_rows(description: Description, fields: dict[str, object]) -> Rows:
     """Return the rows of the pool, after checking the arrays against the description."""
     columns: dict[str, np.ndarray] = {}
     for f in description.fields:
@@ -107,7 +40,7 @@ def _rows(description: Description, fields: dict[str, object]) -> Rows:
     return Rows._at(description, MemoryBackend(description, columns))
 
 
-def _arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
+def checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
     """Return the arrays of the pool and sums, after checking that they are consistent."""
     loaded: dict[str, np.ndarray] = {}
     for name, values in arrays.items():
@@ -142,7 +75,8 @@ def _arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:
     return loaded
 
 
-def _units(saved: dict[str, Json], columns: int) -> MomentSums:
+def checked_units(saved: dict[str, Json], columns: int) -> MomentSums:
+    """Return the units of priors, after checking them against the number of columns."""
     # Files of earlier versions do not tell indicators from other columns: all have an sd as unit.
     units = MomentSums(**({"low": saved["mean"], "high": saved["mean"]} | saved))
     numbers = (units.weight, units.counts, units.log_exposure)

@@ -88,22 +88,21 @@ class Pool:
         if "weight" not in fields:
             description = replace(description, fields=(*description.fields, Field("weight")))
         fields["weight"] = weight.astype(description.dtype)
-        if part is not None:
-            in_part = self.part[self.stratum] == part
-            fields = {name: values[in_part] for name, values in fields.items()}
-        description = replace(description, n=len(fields["weight"]))
-        return Rows._at(description, MemoryBackend(description, fields))
+        rows = _in_memory(description, fields)
+        if part is None:
+            return rows
+        return rows.subset(np.flatnonzero(self.part[self.stratum] == part))
 
     def joined(self, other: Pool, parts: np.ndarray) -> Pool:
         """Join two pools of different rows; `parts` maps the parts of the other to new numbers."""
         own, theirs = (p.rows.slice(0, len(p)) for p in (self, other))
         fields = {name: np.concatenate([own[name], theirs[name]]) for name in own}
-        counts = RowCounts.of(self.rows), RowCounts.of(other.rows)
+        counts = RowCounts(self.rows), RowCounts(other.rows)
         # Rows equal to one in the other pool are counted in both data sets together.
         in_other = counts[1].largest(other.count, counts[0])
         in_this = counts[0].largest(self.count, counts[1])
         return Pool(
-            _rows_like(self.rows, fields),
+            _in_memory(self.rows._description, fields),
             np.concatenate([self.share, other.share]),
             np.concatenate([self.count + in_other, other.count + in_this]),
             np.concatenate([self.stratum, other.stratum + len(self.size)]),
@@ -114,7 +113,7 @@ class Pool:
 
     def without(self, rows: Rows) -> Pool:
         """Return the pool after `rows` are removed from the data."""
-        counts = RowCounts.of(self.rows)
+        counts = RowCounts(self.rows)
         removed = counts.counted(rows)
         if np.any(removed > self.count):
             row = int(np.argmax(removed > self.count))
@@ -126,12 +125,11 @@ class Pool:
         with np.errstate(invalid="ignore"):
             share = self.share * (self.count - removed) / self.count
         remaining = share > 0
-        fields = {k: v[remaining] for k, v in self.rows.slice(0, len(self)).items()}
         if not remaining.any():
             raise DataError("all rows of the digest would be removed: nothing is left to fit.")
         return replace(
             self,
-            rows=_rows_like(self.rows, fields),
+            rows=self.rows.subset(np.flatnonzero(remaining)),
             share=share[remaining],
             count=(self.count - removed)[remaining],
             stratum=self.stratum[remaining],
@@ -157,7 +155,7 @@ class Pool:
         m_c / n_c, so the number found is stochastically no smaller than a binomial variable with
         the smallest of these probabilities.
         """
-        present = int(np.sum(RowCounts.of(rows).counted(self.rows) > 0))
+        present = int(np.sum(RowCounts(rows).counted(self.rows) > 0))
         share = float(np.min(self.drawn / self.size))
         return float(bdtr(present, len(rows), share)), present
 
@@ -180,18 +178,17 @@ class Pool:
 class RowCounts:
     """Counts how often the rows of a pool occur among other rows, by a hash of their values."""
 
-    def __init__(self, description: Description, sorted_hashes: np.ndarray, place: np.ndarray):
-        self.description = description
-        self.sorted, self.place = sorted_hashes, place
-
-    @classmethod
-    def of(cls, rows: Rows) -> RowCounts:
-        """Prepare to count rows that are equal to one of `rows`."""
-        description = rows._description
-        distinct, place = np.unique(
-            hashes(description, rows.slice(0, len(rows))), return_inverse=True
+    def __init__(self, rows: Rows) -> None:
+        self.description = rows._description
+        hashed = hashes(self.description, rows.slice(0, len(rows)))
+        self.sorted, self.first, self.place = np.unique(
+            hashed, return_index=True, return_inverse=True
         )
-        return cls(description, distinct, place)
+
+    def find(self, hashed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where each hash would be among the pool's distinct ones, and whether it is."""
+        at = np.minimum(np.searchsorted(self.sorted, hashed), len(self.sorted) - 1)
+        return at, self.sorted[at] == hashed
 
     def counted(self, rows: Rows) -> np.ndarray:
         """Return how many of `rows` are equal to each row of the pool."""
@@ -207,17 +204,15 @@ class RowCounts:
         hashed = hashes(self.description, batch)
         if present is not None:
             hashed = hashed[np.asarray(present, bool)]
-        at = np.minimum(np.searchsorted(self.sorted, hashed), len(self.sorted) - 1)
-        equal = self.sorted[at] == hashed
+        at, equal = self.find(hashed)
         return np.bincount(at[equal], minlength=len(self.sorted)).astype(np.float64)
 
     def largest(self, count: np.ndarray, sought: RowCounts) -> np.ndarray:
         """Return, for each row of `sought`, the largest `count` of an equal row here, or 0."""
         of_value = np.zeros(len(self.sorted))
         np.maximum.at(of_value, self.place, count)
-        at = np.minimum(np.searchsorted(self.sorted, sought.sorted), len(self.sorted) - 1)
-        of_sought = np.where(self.sorted[at] == sought.sorted, of_value[at], 0.0)
-        return np.asarray(of_sought[sought.place])
+        at, equal = self.find(sought.sorted)
+        return np.asarray(np.where(equal, of_value[at], 0.0)[sought.place])
 
 
 def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -284,8 +279,8 @@ def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(np.clip(np.rint(low * mass), least, most))
 
 
-def _rows_like(rows: Rows, fields: dict[str, np.ndarray]) -> Rows:
-    description = replace(rows._description, n=len(next(iter(fields.values()))))
+def _in_memory(description: Description, fields: dict[str, np.ndarray]) -> Rows:
+    description = replace(description, n=len(next(iter(fields.values()))))
     return Rows._at(description, MemoryBackend(description, fields))
 
 
@@ -345,7 +340,7 @@ def keep(
 
 def _counts(sums: Sums, pool: Rows) -> np.ndarray:
     """Return how many of all rows are equal to each row of the pool, itself included."""
-    sought = RowCounts.of(pool)
+    sought = RowCounts(pool)
     sums.ledger.add("digest", len(sums.rows), "density", passes=1)
     (counts,) = sums.engine.map_reduce(_count_in_batch, sought, sums.rows, "count")
     return np.asarray(counts)[sought.place]
@@ -432,14 +427,12 @@ def _anchors_known(rows: Rows, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     The second array has, for each anchor, the number of removed rows outside the pool that those in
     the pool represent.
     """
-    pool_hashes = hashes(pool.rows._description, pool.rows.slice(0, len(pool)))
-    distinct, first = np.unique(pool_hashes, return_index=True)
-    part, others = pool.part[pool.stratum][first], np.maximum(pool.multiplier[first] - 1, 0.0)
+    counts = RowCounts(pool.rows)
+    part = pool.part[pool.stratum][counts.first]
+    others = np.maximum(pool.multiplier[counts.first] - 1, 0.0)
     parts, stands_for = [], np.zeros(int(pool.part.max()) + 1)
     for chunk in rows.chunks(1 << 16):
-        hashed = hashes(pool.rows._description, chunk)
-        at = np.minimum(np.searchsorted(distinct, hashed), len(distinct) - 1)
-        is_in_pool = distinct[at] == hashed
+        at, is_in_pool = counts.find(hashes(counts.description, chunk))
         parts.append(np.where(is_in_pool, part[at], -1))
         np.add.at(stands_for, part[at[is_in_pool]], others[at[is_in_pool]])
     return np.concatenate(parts), stands_for
