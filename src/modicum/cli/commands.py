@@ -36,7 +36,6 @@ from modicum.cli.fitting import (
 )
 from modicum.cli.output import (
     LINES,
-    NEW_LEVELS,
     console,
     cost_line,
     debugging,
@@ -401,7 +400,8 @@ def predict(
         int | None, typer.Option(help="Posterior draws to use; default: all, fewer for many rows.")
     ] = None,
     newlevels: Annotated[
-        str, typer.Option(help=f"Levels that the fit did not have: {' or '.join(NEW_LEVELS)}.")
+        str,
+        typer.Option(help="Levels that the fit did not have: refuse or reference."),
     ] = "refuse",
     groups: Annotated[
         str | None,

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from rich.console import Console
 from rich.markup import escape
 
+from modicum.cli.output import word
 from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Lock, place_name, refuse_uri, whole_file
@@ -23,17 +24,17 @@ from modicum.fit import family_named
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
 from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.multilevel import HoldEffects
+from modicum.posterior import Posterior
 from modicum.results import WITHOUT_TABLE, Origin
+from modicum.rows import Rows, ingest
+from modicum.rows.ingestion import files_at, is_store
+from modicum.rows.json_entries import Json
+from modicum.rows.reading import Missing, TableRows, read_formula
+from modicum.run import ChainCount
 from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from modicum.posterior import Posterior
-    from modicum.rows import Rows
-    from modicum.rows.json_entries import Json
-    from modicum.rows.reading import TableRows
-    from modicum.run import ChainCount
 
 RESULTS = ("posterior", "summary.csv")
 REPORT = "report.html"
@@ -146,10 +147,8 @@ def named_values(option: str, settings: Sequence[str], takes: Sequence[str], of:
 
 def build_engine(name: str, address: str | None) -> EngineChoice:
     """Return the named engine."""
-    if name.lower() == "ray":
+    if word("--engine", name.lower(), Literal["local", "ray"]) == "ray":
         return Ray(address=address)
-    if name.lower() != "local":
-        raise SettingError(f"--engine must be local or ray, not {name}.")
     if address is not None:
         raise SettingError("--address is the address of a Ray cluster: add --engine ray.")
     return Local()
@@ -183,9 +182,7 @@ def parse_groups(groups: str | None, formula: str | None) -> HoldEffects | None:
             "--groups needs a formula with group terms, such as 'late ~ hour + (1 | carrier)': "
             "give one, or leave --groups out."
         )
-    if groups not in ("explicit", "integrate"):
-        raise SettingError(f"--groups must be explicit or integrate, not {groups}.")
-    return "explicit" if groups == "explicit" else "integrate"
+    return word("--groups", groups, HoldEffects)
 
 
 @contextmanager
@@ -258,9 +255,6 @@ def read_rows(
 
     A store in OUT/rows that `fit` did not make is replaced only with `overwrite`.
     """
-    from modicum.rows import Rows
-    from modicum.rows.ingestion import files_at, is_store
-
     require_path(data)
     if is_store(data):
         rows = Rows.open(data)
@@ -293,16 +287,12 @@ def read_formula_rows(
     encoding: str,
 ) -> TableRows:
     """Read files by a formula into OUT/rows, unless they are there already."""
-    from modicum.rows.ingestion import files_at
-    from modicum.rows.reading import TableRows, read_formula
-
     if choice.outcome or choice.predictors or choice.categorical:
         raise SettingError(
             "the formula names the outcome and the predictors: leave out --outcome, --predictors "
             "and --categorical (write C(name) for numbers that are levels)."
         )
-    if missing not in ("refuse", "drop"):
-        raise SettingError(f"--missing must be refuse or drop, not {missing}.")
+    how = word("--missing", missing, Missing)
     origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
     origin |= {"formula": formula, "missing": missing}
 
@@ -312,7 +302,7 @@ def read_formula_rows(
             data,
             offset=choice.offset,
             weight=choice.weight,
-            missing="drop" if missing == "drop" else "refuse",
+            missing=how,
             store=store,
             overwrite=True,
             dtype=choice.dtype,
@@ -334,8 +324,6 @@ def stored_rows(
 
     They are made again only if their origin (files, columns, formula) has changed.
     """
-    from modicum.rows import Rows
-
     store, note = out / "rows", out / "rows-source.json"
     origin = json.loads(json.dumps(origin))
     entry = _note(note)
@@ -390,17 +378,10 @@ def ingest_table(
     encoding: str = "utf-8",
 ) -> Rows:
     """Read files into a row store."""
-    from modicum.rows import ingest as ingest_rows
-
-    return ingest_rows(
+    return ingest(
         source,
         store,
-        outcome=choice.outcome,
-        predictors=choice.predictors,
-        offset=choice.offset,
-        weight=choice.weight,
-        categorical=choice.categorical,
-        dtype=choice.dtype,
+        **asdict(choice),
         progressbar=not say.quiet,
         overwrite=overwrite,
         encoding=encoding,

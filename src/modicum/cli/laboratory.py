@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from modicum.cli.commands import Quiet, app
 from modicum.cli.output import console, count, errors, one_sentence
+from modicum.errors import ModicumError, ModicumWarning, SettingError
 from modicum_command import unwatch
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ def reproduce(
     replaces its earlier results.
     """
     with one_sentence():
-        from modicum.errors import SettingError
-
         experiments = _experiments(paper, experiment, scale)
         if list_:
             _list_experiments(experiments, console(quiet=False))
@@ -83,7 +82,6 @@ def reproduce(
 
 def _experiments(paper: str | None, name: str | None, scale: str) -> list[Experiment]:
     """Return the requested experiments; refuse an unknown paper, experiment or scale."""
-    from modicum.errors import SettingError
     from modicum_lab.papers.experiments import PAPERS, Scale, experiments_of
 
     if scale not in get_args(Scale):
@@ -117,7 +115,6 @@ def _reproduce_all(
 
 
 def _reproduce(experiment: Experiment, scale: Scale, out: Path, seed: int, say: Console) -> bool:
-    from modicum.errors import ModicumError, ModicumWarning
     from modicum_lab.papers.report import write_failure, write_result
 
     started = time.monotonic()
@@ -173,10 +170,23 @@ def bench(
         if list_:
             _list_bench(console(quiet=False))
             return
+        from modicum_lab.bench.limits import limits_of, limits_table
+        from modicum_lab.bench.report import write_report
+        from modicum_lab.bench.suite import plan, run_suite
+
         place, page = (_docs_folder() / "benchmarks", "last") if docs else (out, "bench")
-        chosen = problem or [], peer or []
+        if seconds is not None and not seconds > 0:
+            raise SettingError(f"seconds must be a positive number, not {seconds:g}.")
+        if repeats is not None and repeats < 1:
+            raise SettingError(f"repeats must be at least 1, not {repeats}.")
         unwatch()  # on Ctrl-C the suite writes what it has measured so far
-        _bench(place, quick, *chosen, seconds, repeats, huge, page, console(quiet))
+        say = console(quiet)
+        todo = plan(quick, problem or [], peer or [], seconds, repeats, huge)
+        results = run_suite(todo, lambda text: say.print(text, markup=False, highlight=False))
+        written = write_report(results, place, page)
+        limits = limits_table(limits_of(results.measured)).markdown()
+        say.print(limits, markup=False, highlight=False)
+        say.print(f"The report is {escape(str(written))}.", highlight=False)
 
 
 def _list_bench(say: Console) -> None:
@@ -194,38 +204,8 @@ def _list_bench(say: Console) -> None:
         say.print(f"  {name:<{wide}}  {escape(peer.title + absent)}", highlight=False)
 
 
-def _bench(
-    out: Path,
-    quick: bool,
-    problems: list[str],
-    peers: list[str],
-    seconds: float | None,
-    repeats: int | None,
-    huge: bool,
-    page: str,
-    say: Console,
-) -> None:
-    """Run the suite and write its files; `page` is the name of the Markdown and JSON files."""
-    from modicum.errors import SettingError
-    from modicum_lab.bench.limits import limits_of, limits_table
-    from modicum_lab.bench.report import write_report
-    from modicum_lab.bench.suite import plan, run_suite
-
-    if seconds is not None and not seconds > 0:
-        raise SettingError(f"seconds must be a positive number, not {seconds:g}.")
-    if repeats is not None and repeats < 1:
-        raise SettingError(f"repeats must be at least 1, not {repeats}.")
-    todo = plan(quick, problems, peers, seconds, repeats, huge)
-    results = run_suite(todo, lambda text: say.print(text, markup=False, highlight=False))
-    written = write_report(results, out, page)
-    say.print(limits_table(limits_of(results.measured)).markdown(), markup=False, highlight=False)
-    say.print(f"The report is {escape(str(written))}.", highlight=False)
-
-
 def _docs_folder() -> Path:
     """Return the folder docs of the current folder, which must be a checkout of Modicum."""
-    from modicum.errors import SettingError
-
     folder = Path("docs")
     if not folder.is_dir():
         raise SettingError("--docs needs a checkout of Modicum: there is no folder docs here.")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 from rich.console import Console
@@ -22,7 +22,7 @@ from modicum.posterior import Posterior
 from modicum.posterior.fit_rows import Groups
 from modicum.posterior.predict import NewGroups
 from modicum.rows import Rows
-from modicum.rows.formula import NewLevels
+from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.reading import TableFiles
 from modicum.run import within_limits
 from modicum_command import stop_line
@@ -45,21 +45,13 @@ def describe_rows(rows: Rows, source: str) -> str:
     if classes:
         numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
         text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
-    groups = group_fields(rows)
+    origin = rows.schema.origin  # grouping factors are pooled, and have no reference
+    groups = [] if origin is None else FormulaEncoding.from_dict(origin).groupings
+    pooled = {group.field for group in groups}
     for name, levels in rows.levels.items():
-        kind = "groups" if name in groups else f"levels, compared with {levels[0]}"
+        kind = "groups" if name in pooled else f"levels, compared with {levels[0]}"
         text += f"\n  {name}: {len(levels):,} {kind}"
     return text
-
-
-def group_fields(rows: Rows) -> set[str]:
-    """Return the grouping factors, whose level effects are pooled and have no reference."""
-    from modicum.rows.formula import FormulaEncoding
-
-    origin = rows.schema.origin
-    return (
-        set() if origin is None else {g.field for g in FormulaEncoding.from_dict(origin).groupings}
-    )
 
 
 def done_line(post: Posterior) -> str:
@@ -143,6 +135,14 @@ def errors() -> Console:
     return Console(stderr=True, soft_wrap=True)
 
 
+def word(option: str, given: str, kind: Any) -> Any:  # `kind` is a Literal, which has no type
+    """Return the word that was given with an option; refuse any that is not in `kind`."""
+    words = get_args(kind)
+    if given not in words:
+        raise SettingError(f"{option} must be {' or '.join(words)}, not {given}.")
+    return given
+
+
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """Print errors that a user can fix as one red sentence on standard error."""
@@ -187,9 +187,6 @@ def debugging(switch: bool | None = None) -> bool:
     return _debug
 
 
-NEW_LEVELS = ("refuse", "reference")
-GROUPS = ("known", "new", "any")
-NEW_GROUPS = ("one", "average")
 FILE_TYPES = (".parquet", ".csv", ".feather")
 
 
@@ -255,24 +252,18 @@ def write_predictions(
     if out.is_dir() or (out.exists() and not overwrite):
         raise SettingError(f"{out} already exists: add --overwrite, or name another file.")
     require_writable(out)
-    if newlevels not in NEW_LEVELS:
-        raise SettingError(f"--newlevels must be {' or '.join(NEW_LEVELS)}, not {newlevels}.")
     if post.fit_rows is None or post.fit_rows.encoding is None:
         raise SettingError(
             "this posterior is not from a fit with a formula, so files cannot be encoded for it: "
             "fit again as modicum fit DATA 'y ~ ...', or predict rows in Python."
         )
-    if groups not in (None, *GROUPS):
-        raise SettingError(f"--groups must be {' or '.join(GROUPS)}, not {groups}.")
-    if newgroups not in (None, *NEW_GROUPS):
-        raise SettingError(f"--newgroups must be {' or '.join(NEW_GROUPS)}, not {newgroups}.")
     predicted = post.predict(
         TableFiles((data,), encoding),
         draws=draws,
         prob=prob,
-        newlevels=cast("NewLevels", newlevels),
-        groups=cast("Groups | None", groups),
-        newgroups=cast("NewGroups | None", newgroups),
+        newlevels=word("--newlevels", newlevels, NewLevels),
+        groups=None if groups is None else word("--groups", groups, Groups),
+        newgroups=None if newgroups is None else word("--newgroups", newgroups, NewGroups),
     )
     import pyarrow as pa
 
