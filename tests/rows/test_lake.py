@@ -17,8 +17,8 @@ import pytest
 import modicum as mo
 from helpers.scripts import Script
 from modicum.rows import Rows, ingest
-from modicum.rows.lake import LakeSource, Listing
 from modicum.rows.reading import read_formula
+from modicum.rows.tables import FileSource, open_table
 
 N = 3000
 QUIET = {"outcome": "y", "progressbar": False}
@@ -158,7 +158,7 @@ def test_booleans_and_numbers_in_one_column_are_refused(kind, formula, tmp_path)
     booleans, numbers = [False, True], [0, 1]
     for outcomes, where in (((booleans, numbers), (0, 1)), ((numbers, booleans), (1, 0))):
         sentence = r"'y' holds booleans in .*{}(\..*)? and numbers in .*{}(\..*)?, ".format(*where)
-        with pytest.raises(mo.DataError, match="same types" if kind == "hive" else sentence):
+        with pytest.raises(mo.DataError, match=sentence):
             read(*outcomes)
     assert len(read(booleans, booleans).rows) == 4
     assert len(read(numbers, numbers).rows) == len(read(numbers, [1.0, 0.0]).rows) == 4
@@ -189,7 +189,7 @@ def test_a_column_in_folder_and_file_agrees_or_is_refused(
         for name, part in (("c=0", table[:0]), (f"c={folder}", table)):
             (tmp_path / name).mkdir(exist_ok=True)
             pq.write_table(part, tmp_path / name / "part.parquet")
-        return LakeSource(Listing.of([tmp_path]))
+        return open_table(tmp_path)
 
     read = pa.Table.from_batches(lake(same).batches(["c", "y"]))
     assert read["c"].to_pylist() == pa.array(same).to_pylist()
@@ -244,14 +244,14 @@ def test_a_killed_ingest_resumes_where_it_was(frame, tmp_path, monkeypatch):
         assert child.wait() == -signal.SIGKILL, child.stderr.read()
     assert not (tmp_path / "s").exists()
     read = []
-    original = mo.rows.sources.FileSource._file_batches
+    original = FileSource._scan
 
-    def watched(self, path, file, columns):
-        if "a" in columns:  # not only the levels of g
-            read.append(path.name)
-        return original(self, path, file, columns)
+    def watched(self, fragment, schema):
+        if "a" in schema.names:  # not only the levels of g
+            read.append(os.path.basename(fragment.path))
+        return original(self, fragment, schema)
 
-    monkeypatch.setattr(mo.rows.sources.FileSource, "_file_batches", watched)
+    monkeypatch.setattr(FileSource, "_scan", watched)
     rows = ingest(folder, tmp_path / "s", shard_rows=200, **QUIET)
     same(rows, frame, ("a", "k", "g", "year"))
     assert read == ["3.parquet", "4.parquet", "5.parquet"]  # 8 shards of 200 rows were complete
@@ -288,11 +288,11 @@ def test_what_changed_since_is_read_anew(frame, tmp_path, monkeypatch):
 
 
 def test_a_lake_reads_from_any_row(frame, hive):
-    source = LakeSource(Listing.of([hive]))
+    source = open_table(hive)
     assert source.rows == N
     whole = pa.Table.from_batches(source.batches(["a", "year"]))
     for first in (1, 700, 1999, N - 1):
-        rest = pa.Table.from_batches(source.batches_from(["a", "year"], first))
+        rest = pa.Table.from_batches(source.batches(["a", "year"], first))
         assert rest.equals(whole.slice(first).combine_chunks()) or rest.to_pylist() == (
             whole.slice(first).to_pylist()
         )

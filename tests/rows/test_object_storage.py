@@ -18,8 +18,7 @@ import pytest
 
 import modicum as mo
 from helpers.targets import quick, same_draws
-from modicum.rows import ingest, lake, object_storage
-from modicum.rows.ingestion import files_at
+from modicum.rows import ingest, lake, object_storage, tables
 from modicum.rows.reading import read_formula
 
 pytest.importorskip("moto", reason="the S3 server of these tests is moto's")
@@ -190,7 +189,7 @@ def test_csv_files_in_a_bucket_and_what_tells_that_they_changed(server, table, t
     def write(part):
         with system.open_output_stream(path) as stream:
             stream.write(part.to_csv(index=False).encode())
-        return files_at(uri(server, "texts"))
+        return lake.Listing.of([uri(server, "texts")]).identity
 
     columns = {"predictors": ["a", "g"], "categorical": ["g"], "progressbar": False}
     first = write(table[:1000])
@@ -201,7 +200,7 @@ def test_csv_files_in_a_bucket_and_what_tells_that_they_changed(server, table, t
             table[:1000], "y", ["a", "g"], categorical=["g"], dtype="float32"
         ).fingerprint()
     )
-    assert files_at(uri(server, "texts")) == first
+    assert lake.Listing.of([uri(server, "texts")]).identity == first
     assert write(table[:900]) != first
 
 
@@ -215,7 +214,7 @@ def test_a_reset_connection_is_read_on(server, table, tmp_path):
 def test_an_unreachable_server_is_a_clear_error_and_the_next_call_resumes(
     server, table, tmp_path, monkeypatch
 ):
-    scanned, asked = lake.LakeSource._scan, []
+    scanned, asked = tables.FileSource._scan, []
 
     def away(self, fragment, columns):
         asked.append((fragment.path, len(columns)))
@@ -223,12 +222,12 @@ def test_an_unreachable_server_is_a_clear_error_and_the_next_call_resumes(
             raise OSError("AWS Error NETWORK_CONNECTION: curlCode: 7, Couldn't connect to server")
         return scanned(self, fragment, columns)
 
-    monkeypatch.setattr(lake.LakeSource, "_scan", away)
+    monkeypatch.setattr(tables.FileSource, "_scan", away)
     with pytest.raises(mo.DataError, match=r"month=3/0.parquet cannot be read .*NETWORK"):
         ingest(uri(server), tmp_path / "s", shard_rows=300, **CHOICE)
     assert sum("month=3" in path for path, many in asked if many > 1) == lake.ATTEMPTS
     assert list(tmp_path.glob(".s.ingest-*"))
-    monkeypatch.setattr(lake.LakeSource, "_scan", lambda *a: asked.append(a[1]) or scanned(*a))
+    monkeypatch.setattr(tables.FileSource, "_scan", lambda *a: asked.append(a[1]) or scanned(*a))
     asked.clear()
     rows = ingest(uri(server), tmp_path / "s", shard_rows=300, **CHOICE)
     assert rows.fingerprint() == expected(table).fingerprint()
@@ -245,7 +244,7 @@ def test_a_missing_key_and_a_missing_bucket_are_clear_errors(server, tmp_path):
 
 
 def test_a_key_that_vanishes_while_it_is_read_is_a_clear_error(server, tmp_path, monkeypatch):
-    source = lake.LakeSource(lake.Listing.of([uri(server)]))
+    source = tables.open_table(uri(server))
     monkeypatch.setattr(source, "_scan", _gone)
     with pytest.raises(mo.DataError, match="check that it exists"):
         list(source.batches(["a"]))

@@ -27,7 +27,8 @@ from modicum.models.multilevel import HoldEffects
 from modicum.posterior import Posterior
 from modicum.results import WITHOUT_TABLE, Origin
 from modicum.rows import Rows, ingest
-from modicum.rows.ingestion import files_at, is_store
+from modicum.rows.ingestion import is_store
+from modicum.rows.lake import Listing
 from modicum.rows.json_entries import Json
 from modicum.rows.reading import Missing, TableRows, read_formula
 from modicum.run import ChainCount
@@ -268,7 +269,7 @@ def read_rows(
         raise SettingError(
             "name the column of the outcome with --outcome NAME, or give a formula after the data."
         )
-    origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
+    origin = {"files": Listing.of([data]).identity, **asdict(choice), "encoding": encoding}
 
     def make(store: Path) -> tuple[Rows, int]:
         return ingest_table(data, store, choice, say, overwrite=True, encoding=encoding), 0
@@ -293,7 +294,7 @@ def read_formula_rows(
             "and --categorical (write C(name) for numbers that are levels)."
         )
     how = word("--missing", missing, Missing)
-    origin = {"files": files_at(data), **asdict(choice), "encoding": encoding}
+    origin = {"files": Listing.of([data]).identity, **asdict(choice), "encoding": encoding}
     origin |= {"formula": formula, "missing": missing}
 
     def make(store: Path) -> tuple[Rows, int]:

@@ -22,7 +22,7 @@ from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.reading import encode_table, is_tabular, reread, source_of, table_numbers
-from modicum.rows.sources import Source, absent
+from modicum.rows.sources import Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,7 +152,7 @@ def table_sample(
     source = source_of(table, encoding)
     for name in columns:
         if name not in source.names:
-            raise DataError(absent(source, name))
+            raise DataError(source.absent(name))
     sample = reread(lambda: _sample(source, columns, most, seed, drop))
     if sample is None or not len(sample.row_ids):
         raise DataError("there are no (complete) rows in the data: at least one is needed.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.rows.dialect import Dialect
 from modicum.rows.sources import (
+    Source,
     refuse_booleans_and_numbers,
     refuse_repeated,
     require_columns,
@@ -27,7 +28,7 @@ class TypesWidened(Exception):  # noqa: N818 - a signal between reader and inges
     """A column needs a wider type than its first rows suggested: read again from the start."""
 
 
-class CsvSource:
+class CsvSource(Source):
     """CSV files read one after the other; row numbers count data rows from 0.
 
     Categorical columns are read as text, so that levels stay as they are written: "01234" and
@@ -73,8 +74,7 @@ class CsvSource:
         texts = dict.fromkeys(categorical, pa.string())
         self._types: dict[PurePath, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
         self._schema = self._first_rows(paths[0])
-        self.names: tuple[str, ...] = tuple(self._schema.names)
-        self.rows: int | None = None
+        self.names = tuple(self._schema.names)
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns, as inferred from the rows read so far.
@@ -101,12 +101,11 @@ class CsvSource:
         inferred = dict(zip(schema.names, schema.types, strict=True))
         return inferred | {n: t for n, t in self._types[path].items() if n in inferred}
 
-    def has_order(self, column: str) -> bool:
-        """Return False: text has no order."""
-        del column
-        return False
+    def with_text(self, columns: Sequence[str]) -> CsvSource:
+        """Return the same files with these columns as text."""
+        return CsvSource(self._paths, columns, self._encoding, self._levels, self._system)
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns, in order."""
         import pyarrow as pa
 

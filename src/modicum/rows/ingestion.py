@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError, whole_number
-from modicum.files import is_uri, place_name, refuse_uri
+from modicum.errors import SettingError, whole_number
+from modicum.files import place_name
 from modicum.progress import Progressbar, phase
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.coding import Level
-from modicum.rows.csv import CsvSource, TypesWidened
+from modicum.rows.csv import TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import RunningFingerprint
-from modicum.rows.lake import LakeSource, Listing, is_remote, local_path
+from modicum.rows.lake import is_remote, local_path
 from modicum.rows.object_storage import Bucket, holds_store
 from modicum.rows.rows import Rows
 from modicum.rows.sorting import sorted_blocks
-from modicum.rows.sources import (
-    DatasetSource,
-    FileSource,
-    LazySource,
-    Source,
-    SpooledSource,
-    TableSource,
-    Unread,
-    frame_of_columns,
-    is_dataset,
-    is_table,
-    library,
-    refuse_twice,
-)
+from modicum.rows.sources import Source, Unread
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
 from modicum.rows.table_encoding import ColumnChoice, read_source
+from modicum.rows.tables import open_table
 from modicum.rows.writing import (
     Directory,
     Journal,
@@ -50,18 +37,6 @@ from modicum.rows.writing import (
     staged,
     writable_store,
 )
-
-KINDS = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
-ONCE_OPENED = (LakeSource, LazySource, SpooledSource)  # sources that are expensive to open twice
-COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 
 
 def ingest(
@@ -157,22 +132,8 @@ def ingest(
 
 def identity_of(source: object, *settings: object) -> str | None:
     """Return a hash of files and settings; None for data that may change without notice."""
-    if isinstance(source, LakeSource):
-        files: object = source.identity
-    elif isinstance(source, FileSource) and not isinstance(source, SpooledSource):
-        files = _states(source.paths)
-    else:
-        return None
-    return hashlib.sha256(repr((files, settings)).encode()).hexdigest()
-
-
-def files_at(place: str) -> list[list[str | int]]:
-    """Name, size and modification time of each file at a path or URI, to detect changes."""
-    return Listing.of([place]).identity if is_uri(place) else _states(_files(Path(place)))
-
-
-def _states(files: Sequence[Path]) -> list[list[str | int]]:
-    return [[os.path.realpath(f), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    files = getattr(source, "identity", None)
+    return None if files is None else hashlib.sha256(repr((files, settings)).encode()).hexdigest()
 
 
 class PackedBlocks(NamedTuple):
@@ -321,7 +282,7 @@ def _recognise(
     if is_store(source):
         return Rows.open(source)
     names = choice.categorical if isinstance(choice.categorical, Iterable) else ()
-    return table_source(source, encoding, [name for name in names if isinstance(name, str)])
+    return open_table(source, encoding, [name for name in names if isinstance(name, str)])
 
 
 def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
@@ -331,114 +292,3 @@ def is_store(source: object) -> TypeGuard[str | os.PathLike[str]]:
     if is_remote(source):
         return holds_store(source)
     return (local_path(source) / DESCRIPTION).is_file()
-
-
-def table_source(
-    source: object, encoding: str, as_text: Sequence[str] = (), levels: bool = False
-) -> Source:
-    """Return a table in memory, a dataset, or files as a `Source`.
-
-    Parameters
-    ----------
-    source
-        The table, or its path.
-    encoding
-        Encoding of CSV files.
-    as_text
-        Columns of CSV files to read as text.
-    levels
-        Whether a column of a CSV file that contains anything but numbers is read as text instead
-        of refused.
-    """
-    if isinstance(source, ONCE_OPENED):
-        return source
-    if type(source).__name__ == "LazyFrame" and library(source) == "polars":
-        return LazySource(source)
-    if is_table(source):
-        return TableSource(source)
-    if isinstance(source, Mapping):
-        return TableSource(frame_of_columns(source))
-    if is_dataset(source):
-        return DatasetSource(source)
-    if isinstance(source, list | tuple) and source and all(map(_is_place, source)):
-        if any(map(is_uri, source)):
-            return _lake_source(source, encoding, as_text, levels)
-        files = [file for place in source for file in _files(Path(place))]
-        refuse_twice([os.path.realpath(file) for file in files])
-    elif isinstance(source, Iterator | list | tuple) or _is_reader(source):
-        return SpooledSource(source)  # type: ignore[arg-type]
-    elif not _is_place(source):
-        raise SettingError(
-            f"a {type(source).__name__} cannot be read as a table: pass a path, a data frame, a "
-            "pyarrow table or dataset, a list or an iterator of them, a mapping of arrays, or Rows."
-        )
-    elif is_uri(source) or _holds_columns(Path(source)):
-        return _lake_source([source], encoding, as_text, levels)
-    else:
-        files = _files(Path(source))
-    kinds = {_kind(file) for file in files}
-    if len(kinds) > 1:
-        raise SettingError(
-            f"{source} holds several kinds of files: name one kind, as in '*.parquet'."
-        )
-    kind = kinds.pop()
-    if kind == "csv":
-        return CsvSource(files, as_text, encoding, levels)
-    return FileSource(files, parquet=kind == "parquet")
-
-
-def _lake_source(
-    places: Sequence[str | os.PathLike[str]], encoding: str, as_text: Sequence[str], levels: bool
-) -> LakeSource | CsvSource:
-    """Return files of one file system as a table; those of CSV without columns in folder names."""
-    listing = Listing.of(places)
-    paths = [PurePosixPath(path) for path in listing.paths]
-    if "=" not in "".join(listing.paths) and all(_kind(path) == "csv" for path in paths):
-        return CsvSource(paths, as_text, encoding, levels, listing.system)
-    return LakeSource(listing)
-
-
-def _is_place(value: object) -> TypeGuard[str | os.PathLike[str]]:
-    return isinstance(value, str | os.PathLike)
-
-
-def _is_reader(value: object) -> bool:
-    """Whether `value` is a pyarrow RecordBatchReader."""
-    return library(value) == "pyarrow" and hasattr(value, "read_next_batch")
-
-
-def _holds_columns(path: Path) -> bool:
-    """Whether a folder has subfolders whose names are columns, such as year=2024."""
-    if not path.is_dir():
-        return False
-    return any("=" in p.name and p.is_dir() and p.name[0] not in "._" for p in path.rglob("*"))
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        files = sorted(
-            file
-            for file in path.rglob("*")
-            if file.is_file() and not any(p[0] in "._" for p in file.relative_to(path).parts)
-        )
-    else:
-        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-        files = [file for file in files if file.is_file()]
-    if not files:
-        refuse_uri(path, "a Path drops one of its slashes: pass it as text")
-        raise DataError(f"there is no file at {path}: check the path.")
-    return files
-
-
-def _kind(file: PurePath) -> str:
-    suffixes = [s.lower() for s in file.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    kind = KINDS.get(suffixes[-1] if suffixes else "")
-    if kind is None:
-        raise SettingError(
-            f"{file} is not of a known file type: its name must end in one of {', '.join(KINDS)}."
-        )
-    return kind

@@ -30,24 +30,23 @@ from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.ingestion import (
-    ONCE_OPENED,
     PackedBlocks,
     identity_of,
     is_store,
     refuse_taken,
-    table_source,
     write_store,
 )
-from modicum.rows.lake import LakeSource, cache_folder
+from modicum.rows.lake import cache_folder
 from modicum.rows.rows import Rows
-from modicum.rows.sources import BATCH_ROWS, Source, Unread, is_columns, is_dataset, is_table
+from modicum.rows.sources import BATCH_ROWS, Source, Unread, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
+from modicum.rows.tables import is_dataset, open_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class RowsSource:
+class RowsSource(Source):
     """The columns of rows by name: numbers of x, factors, and every other scalar field.
 
     The outcome has its original name, or "y" if it had none. A factor that was coded as columns of
@@ -57,7 +56,7 @@ class RowsSource:
     def __init__(self, rows: Rows) -> None:
         rows.require_unchanged()
         self._rows = rows
-        self.rows: int | None = len(rows)
+        self.rows = len(rows)
         coding = rows.coding
         dense = range(len(rows.columns)) if coding is None else coding.dense
         columns = {rows.columns[place]: j for j, place in enumerate(dense)}
@@ -84,8 +83,7 @@ class RowsSource:
         """Whether the column is a factor, whose levels are already in order."""
         return column in self._factors
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Record batches of the columns, in order."""
+    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for chunk in self._rows.chunks(BATCH_ROWS):
             yield self._batch(chunk, columns)
 
@@ -203,14 +201,12 @@ def read_formula(
     if store is not None:
         refuse_taken(store, overwrite)
     first = _source(data, text_encoding, ())
-    if isinstance(first, ONCE_OPENED):
-        data = first
     roles = first.roles if isinstance(first, RowsSource) else []
     taken = [name for name in (offset, weight, *roles) if name is not None]
     parsed = _with_offset(parse(formula, first.names, taken), offset)
     _refuse_ignored(roles, parsed, weight)
-    source = _source(data, text_encoding, _level_columns(parsed))
-    if store is None and isinstance(source, LakeSource) and source.remote:
+    source = first.with_text(_level_columns(parsed))
+    if store is None and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))
         return _cached_rows(source, settings, progressbar, lambda folder: read_formula(
             formula, source, offset=offset, weight=weight, missing=missing, store=folder,
@@ -243,7 +239,7 @@ def _require_text(formula: object, data: object, **columns: object) -> None:
 
 
 def _cached_rows(
-    source: LakeSource,
+    source: Source,
     settings: tuple[object, ...],
     progressbar: Progressbar,
     make: Callable[[Path], TableRows],
@@ -411,7 +407,7 @@ def _source(data: object, text_encoding: str, as_text: Sequence[str]) -> Source:
         data = Rows.open(data)
     if isinstance(data, Rows):
         return RowsSource(data)
-    return table_source(data, text_encoding, as_text, levels=True)
+    return open_table(data, text_encoding, as_text, levels=True)
 
 
 CHUNK = 1 << 20  # rows read at a time

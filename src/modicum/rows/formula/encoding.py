@@ -35,7 +35,7 @@ from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
 from modicum.rows.formula.transforms import State
 from modicum.rows.json_entries import integer, mapping, sequence, text
 from modicum.rows.memory import MemoryBackend, fill
-from modicum.rows.sources import Source, absent
+from modicum.rows.sources import Source
 from modicum.rows.table_encoding import floating
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
@@ -238,7 +238,7 @@ class FormulaEncoding:
         """Refuse a table that lacks a column, or has text where the fit had numbers."""
         for name in needed:
             if name not in source.names:
-                raise DataError(absent(source, name))
+                raise DataError(source.absent(name))
         for name, kind in zip(needed, source.types(needed), strict=True):
             before, now = self.kinds.get(name), kind_of(kind)
             if before == "number" and now == "levels":

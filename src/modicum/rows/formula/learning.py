@@ -29,7 +29,7 @@ from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import State, learned_state
 from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
-from modicum.rows.sources import Source, absent
+from modicum.rows.sources import Source
 
 
 class Learned(NamedTuple):
@@ -138,7 +138,7 @@ def _kinds(source: Source, needed: Sequence[str]) -> dict[str, str]:
     """Return the kind of every column; refuse absent columns and unsupported types."""
     for name in needed:
         if name not in source.names:
-            raise SettingError(absent(source, name))
+            raise SettingError(source.absent(name))
     kinds = {n: kind_of(k) for n, k in zip(needed, source.types(needed), strict=True)}
     for name, kind in kinds.items():
         if kind == "null":
