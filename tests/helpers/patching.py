@@ -59,6 +59,7 @@ PLAIN = (
     "modicum.passes.sums.chunk_rows",
     "modicum.passes.mode",  # the search: it calls compiled sums, and none of them calls it
     "modicum.passes.hyperparameters.FEW",
+    "modicum.passes.cluster",
     "modicum.passes.ray_engine",
     "modicum.passes.sums.FEW_VALUES",
     "modicum.run.iterations.advance",

@@ -111,52 +111,8 @@ ChunkSum: TypeAlias = Callable[[A, dict[str, np.ndarray], np.ndarray], Pytree]
 """A function of arguments, a chunk of rows and a mask of real rows; returns a pytree of arrays."""
 
 
-class Engine(Protocol):
-    """Sums functions of chunks over all rows."""
-
-    def map_reduce(
-        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
-    ) -> Pytree:
-        """Return the float64 sum of `chunk_sum(arguments, batch, present)` over all chunks.
-
-        Every batch has the same shape; `present` is 1 for real rows and 0 for the padding of the
-        last chunk. The result does not depend on how the work is distributed.
-        """
-        ...
-
-    def map_rows(
-        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
-    ) -> np.ndarray:
-        """Return `chunk_map(arguments, batch, present)` of all chunks, concatenated, in float32.
-
-        `chunk_map` returns one number, or an array of them, per row.
-        """
-        ...
-
-    def keeps(self, rows: Rows) -> bool:
-        """Whether `keep_rows` leaves numbers of these rows where the rows are."""
-        ...
-
-    def keep_rows(
-        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = ...
-    ) -> np.ndarray | KeptNumbers:
-        """Compute the numbers of `map_rows`, one per row, and keep them where the rows are.
-
-        Numbers on this machine are returned as an array.
-        """
-        ...
-
-    def feed(self, rows: Rows) -> Rows:
-        """Return the same rows, for chains that prefetch some of them."""
-        ...
-
-    def hosts(self, kind: type, most: int) -> Hosts | None:
-        """Return up to `most` actors of class `kind` to run chains; None: run them locally."""
-        ...
-
-
 class Hosts(Protocol):
-    """Remote actors whose calls are repeated if an actor dies (`modicum.engines`)."""
+    """Remote actors whose calls are repeated if an actor dies (`passes.worker`)."""
 
     accelerators: bool  # whether each has an accelerator
 
@@ -177,50 +133,79 @@ class Hosts(Protocol):
         ...
 
 
-class LocalEngine:
-    """Sum chunks on a few threads of this machine, which alternate between its accelerators.
+class Engine(ABC):
+    """Sums functions of chunks over all rows.
 
-    Results are added in the order of the chunks whatever the number of threads, so the sum is the
-    same to the last bit, and only a few chunks are in memory at a time.
+    Results of chunks are added in their order, so sums are the same to the last bit however the
+    work is distributed, and only a few of them are in memory at a time.
     """
 
-    def __init__(self, threads: int | None = None, progressbar: Progressbar = True) -> None:
-        self.threads = threads or os.cpu_count() or 1
-        self.progressbar = progressbar
+    @abstractmethod
+    def parts(
+        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
+    ) -> Iterator[Pytree]:
+        """Yield `function(arguments, batch, present)` of all chunks in order, as NumPy arrays.
+
+        Every batch has the same shape; `present` is 1 for real rows and 0 for the padding of the
+        last chunk.
+        """
 
     def map_reduce(
         self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> Pytree:
-        """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
-        return added(self._parts(chunk_sum, arguments, rows, description, np.float64))
+        """Return the float64 sum of `chunk_sum(arguments, batch, present)` over all chunks."""
+        total: Pytree = None
+        for part in self.parts(chunk_sum, arguments, rows, description, "float64"):
+            total = part if total is None else jax.tree.map(np.add, total, part)
+        return total
 
     def map_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray:
-        """Return float32 numbers per row (see `Engine`)."""
-        return joined(self._parts(chunk_map, arguments, rows, description, np.float32), rows)
+        """Return `chunk_map(arguments, batch, present)` of all chunks, concatenated, in float32.
+
+        `chunk_map` returns one number, or an array of them, per row.
+        """
+        out = np.empty(0, np.float32)
+        parts = self.parts(chunk_map, arguments, rows, description, "float32")
+        for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
+            if not len(out):
+                out = np.empty((len(rows), *part.shape[1:]), np.float32)
+            out[start:stop] = part[: stop - start]  # without the padding
+        return out
 
     def keeps(self, rows: Rows) -> bool:
-        """Return False: rows are on this machine."""
+        """Whether `keep_rows` leaves numbers of these rows where the rows are."""
         del rows
         return False
 
     def keep_rows(
         self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
     ) -> np.ndarray | KeptNumbers:
-        """Return the result of `map_rows`, since rows are on this machine."""
+        """Compute the numbers of `map_rows`, one per row, and keep them where the rows are.
+
+        Numbers on this machine are returned as an array.
+        """
         return self.map_rows(chunk_map, arguments, rows, description)
 
     def feed(self, rows: Rows) -> Rows:
-        """Return the rows themselves."""
+        """Return the same rows, for chains that prefetch some of them."""
         return rows
 
     def hosts(self, kind: type, most: int) -> Hosts | None:
-        """Return None: chains run in this process."""
+        """Return up to `most` actors of class `kind` to run chains; None: run them locally."""
         del kind, most
         return None
 
-    def _parts(
+
+class LocalEngine(Engine):
+    """Sum chunks on a few threads of this machine, which alternate between its accelerators."""
+
+    def __init__(self, threads: int | None = None, progressbar: Progressbar = True) -> None:
+        self.threads = threads or os.cpu_count() or 1
+        self.progressbar = progressbar
+
+    def parts(
         self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
     ) -> Iterator[Pytree]:
         """Yield the results of all chunks in order."""
@@ -232,24 +217,6 @@ class LocalEngine:
             for (start, stop), part in zip(bounds, parts, strict=True):
                 yield part
                 advance(stop - start)
-
-
-def added(parts: Iterable[Pytree]) -> Pytree:
-    """Sum the results of chunks, in order."""
-    total: Pytree = None
-    for part in parts:
-        total = part if total is None else jax.tree.map(np.add, total, part)
-    return total
-
-
-def joined(parts: Iterable[np.ndarray], rows: Rows) -> np.ndarray:
-    """Concatenate the results of chunks, without those of padding."""
-    out = np.empty(0, np.float32)
-    for (start, stop), part in zip(chunk_bounds(rows), parts, strict=True):
-        if not len(out):
-            out = np.empty((len(rows), *part.shape[1:]), np.float32)
-        out[start:stop] = part[: stop - start]
-    return out
 
 
 def chunk_results(

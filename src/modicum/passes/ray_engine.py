@@ -1,150 +1,93 @@
-"""Passes by the workers of a Ray cluster, which may run chains too.
+"""Passes by the workers of a Ray cluster, and numbers per row that stay with the workers.
 
 Chunks depend on the rows alone, and a task is a few consecutive chunks. Tasks are dealt to workers
 round-robin, so that a worker always reads the same chunks, and the driver adds their results in the
 order of the chunks. With any number of workers on processors of one kind, the sums equal those of a
-single machine to the last bit.
+single machine to the last bit. Every worker gives the same answer, so a task whose worker is silent
+or dead goes to the next, and the first answer counts.
 
-Every worker gives the same answer, so a task whose worker is silent or dead goes to the next, and
-the first answer counts. A worker that dies is replaced, and its tasks are repeated. Actors that run
-chains are called with everything they need, so that Ray can repeat a call on a replacement.
+A weighted design (`modicum.kernels.designs.Weighted`) draws places in the order of all rows sorted
+by class, from its key alone. Each shard of a million rows is sorted by the worker that passes over
+it. The driver keeps the number of rows of each class in every shard, 256 numbers, from which it
+finds the shard of a place and the place within that shard's order; the worker turns the latter into
+a row. Sorting is stable and shards keep the order of their rows, so that places denote the same
+rows as when one machine sorts them all, and sums of weights are added in the same order: draws are
+the same to the last bit. A worker that replaces another recomputes the numbers of a shard when it
+is first asked for them.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import ceil
-from types import ModuleType
-from typing import Literal
+from typing import NamedTuple
 from uuid import uuid4
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from modicum.errors import ModicumError, ResourceError, SettingError, first_line, whole_number
-from modicum.passes.engine import A, ChunkSum, EngineChoice, added, chunk_bounds, joined
-from modicum.passes.sharded_weights import (
-    NumbersAtWorkers,
-    Share,
-    in_shape,
-    rows_from,
-)
+from modicum.errors import ModicumError
+from modicum.passes.engine import A, ChunkSum, Engine, chunk_bounds
 from modicum.passes.worker import (
-    NO_MEMORY,
-    RESTARTS,
     SILENCE,
     Actor,
     Answer,
+    NumberRecipe,
     Parcel,
+    RayHosts,
     Reference,
-    Worker,
-    could_not_finish,
     fault_of,
     packed,
     ray_library,
     silence_of,
-    unpacked,
 )
-from modicum.progress import PATIENCE, Progressbar, phase, say
+from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows, weight_classes
 from modicum.rows.grouped_rows import GroupedRows
-from modicum.rows.weight_classes import ArrayOrder, KeptNumbers, OrderedBackend, ordered
+from modicum.rows.weight_classes import (
+    CLASSES,
+    ArrayOrder,
+    Classes,
+    Extent,
+    KeptNumbers,
+    OrderedBackend,
+    ordered,
+)
 from modicum.runtime import Pytree
-
-
-class RayHosts:
-    """Actors of one class.
-
-    Attributes
-    ----------
-    accelerators
-        Whether each actor has one of the cluster's accelerators.
-    """
-
-    def __init__(self, actors: list[object], accelerators: bool) -> None:
-        self._actors, self.accelerators = actors, accelerators
-
-    def __len__(self) -> int:
-        return len(self._actors)
-
-    def share(self, settings: object, rows: object) -> list[Reference]:
-        """Put what all hosts read into the cluster's memory, for `fetched` to get.
-
-        Rows are pickled by Ray itself, since they may hold its handles.
-        """
-        ray = ray_library()
-        return [ray.put(packed(settings)), ray.put(rows)]
-
-    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Answer]:
-        """Call `method` of the first hosts, one tuple of arguments each; return their answers."""
-        ray = ray_library()
-        pairs = zip(self._actors, arguments, strict=False)
-        references = [getattr(actor, method).remote(*own) for actor, own in pairs]
-        _, missing = ray.wait(references, num_returns=len(references), timeout=SILENCE)
-        if missing:
-            raise silence_of(len(self._actors))
-        try:
-            return list(ray.get(references))
-        except ray.exceptions.RayError as error:
-            raise fault_of(error) from None
-
-    def close(self) -> None:
-        """Release the hosts."""
-        ray = ray_library()
-        if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor)
-
-
-def started_hosts(kind: type, most: int) -> RayHosts:
-    """Start up to `most` actors of class `kind`: one per accelerator, or per core without any."""
-    ray = ray_library()
-    resources = ray.cluster_resources()
-    accelerators = int(resources.get("GPU", 0))
-    number = max(1, min(most, accelerators or int(resources.get("CPU", 1))))
-    while most % number:  # every host gets the same number of chains
-        number -= 1
-    # Workers may have reserved all cores, but have little to do while chains run.
-    remote = ray.remote(kind).options(
-        num_cpus=0,
-        num_gpus=int(accelerators > 0),
-        max_restarts=RESTARTS,
-        max_task_retries=-1,
-        scheduling_strategy="SPREAD",
-    )
-    return RayHosts([remote.remote() for _ in range(number)], accelerators > 0)
-
-
-def fetched(shared: list[Reference]) -> tuple[Answer, Answer]:
-    """Return the settings and rows that `RayHosts.share` put into the cluster's memory."""
-    ray = ray_library()
-    settings, rows = ray.get(list(shared))
-    return unpacked(settings), rows
-
 
 TOGETHER = 16  # most chunks per task
 PATIENT = 30.0  # seconds after which a worker is asked whether it is alive
 REPLY = 20.0  # seconds it has to reply before its task goes to another worker
 PULSE = "pulse"  # a thread of each worker that replies while other threads compute
+# Certainty rows lie at the end of the order; this many places there are looked up at once.
+TAIL = 20_000
 
 
 @dataclass
 class Call:
     """A request to a worker, repeated to others if that one is silent."""
 
-    ask: Callable[[Actor], Reference]
+    method: str
+    arguments: tuple[object, ...]
     worker: int
     answers: list[Reference] = field(default_factory=list)
 
 
-class RayEngine:
+class Share(NamedTuple):
+    """Part of a pass: the worker to ask, the request, and how many rows are done after it."""
+
+    worker: int
+    method: str
+    arguments: tuple[object, ...]
+    done: int
+
+
+class RayEngine(Engine):
     """Add up chunks by the workers of a cluster, in the order of the chunks."""
 
     def __init__(
@@ -157,17 +100,19 @@ class RayEngine:
     def __reduce__(self) -> tuple[type[RayEngine], tuple[list[Actor], bool]]:
         return RayEngine, (self._actors, False)
 
-    def map_reduce(
-        self, chunk_sum: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
-    ) -> Pytree:
-        """Return the sum of `chunk_sum` over all chunks, in float64 (see `Engine`)."""
-        return added(self._parts(chunk_sum, arguments, rows, description, "float64"))
-
-    def map_rows(
-        self, chunk_map: ChunkSum[A], arguments: A, rows: Rows, description: str = "pass"
-    ) -> np.ndarray:
-        """Return float32 numbers per row (see `Engine`)."""
-        return joined(self._parts(chunk_map, arguments, rows, description, "float32"), rows)
+    def parts(
+        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: DTypeLike
+    ) -> Iterator[Pytree]:
+        """Yield the results of all chunks in order."""
+        bounds, source = chunk_bounds(rows), self.source(rows)
+        work = self.parcel((function, arguments))
+        tasks = (
+            Share(turn, "results", (work, source, numbers, dtype), bounds[numbers[-1]][1])
+            for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors)))
+        )
+        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
+        for answer in self.sweep(tasks, len(rows), description, unit):
+            yield from answer
 
     def keeps(self, rows: Rows) -> bool:
         """Whether workers keep per-row numbers: for stores of more than one shard."""
@@ -179,7 +124,9 @@ class RayEngine:
         """Have workers compute and keep a number per row (see `Engine`)."""
         if not self.keeps(rows):
             return self.map_rows(chunk_map, arguments, rows, description)
-        return NumbersAtWorkers(self, self.parcel((chunk_map, arguments)), rows, description)
+        return NumbersAtWorkers(
+            Shards(self, self.parcel((chunk_map, arguments)), rows), description
+        )
 
     def feed(self, rows: Rows) -> Rows:
         """Return rows that fetch from the workers; rows in memory are returned unchanged."""
@@ -193,15 +140,15 @@ class RayEngine:
             return rows
         return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
 
+    def hosts(self, kind: type, most: int) -> RayHosts | None:
+        """Start up to `most` actors that run chains; None if chains run in this process."""
+        return RayHosts.started(kind, most) if self._chain_tasks else None
+
     def take(self, rows: Rows, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows at `row_ids` (any shape), each from the worker whose chunk holds it."""
-        flat, source = row_ids.ravel(), self.source(rows)
-
-        def ask(actor: Actor, places: np.ndarray) -> Reference:
-            return actor.take.remote(source, flat[places])
-
-        batch = rows_from(self.each_from(self.owners(rows, flat), ask), len(flat), rows)
-        return in_shape(batch, row_ids.shape)
+        flat = row_ids.ravel()
+        parts = self.each_from(self.owners(rows, flat), "take", (self.source(rows),), (flat,))
+        return _assembled(parts, row_ids.shape, rows)
 
     def owners(self, rows: Rows, row_ids: np.ndarray) -> np.ndarray:
         """Return the numbers of the workers that pass over these rows."""
@@ -210,37 +157,22 @@ class RayEngine:
         return (np.searchsorted(starts, row_ids, side="right") - 1) % workers
 
     def each_from(
-        self, owner: np.ndarray, ask: Callable[[Actor, np.ndarray], Reference]
+        self,
+        owner: np.ndarray,
+        method: str,
+        same: tuple[object, ...],
+        by_place: tuple[np.ndarray, ...],
     ) -> Iterator[tuple[np.ndarray, Answer]]:
-        """Ask each worker once about its places in `owner`; yield the places and its answer."""
+        """Ask each worker once about its places in `owner`; yield the places and its answer.
+
+        Arguments are the `same` for all, followed by the entries of `by_place` at these places.
+        """
         calls = []
         for number in np.unique(owner):
             places = np.flatnonzero(owner == number)
-
-            def ask_about(actor: Actor, places: np.ndarray = places) -> Reference:
-                return ask(actor, places)
-
-            calls.append((places, self._ask(int(number), ask_about)))
+            own = (array[places] for array in by_place)
+            calls.append((places, self._ask(int(number), method, (*same, *own))))
         return ((places, self._answer(call)) for places, call in calls)
-
-    def _parts(
-        self, function: ChunkSum[A], arguments: A, rows: Rows, description: str, dtype: str
-    ) -> Iterator[Answer]:
-        """Yield the results of all chunks in order."""
-        bounds, source = chunk_bounds(rows), self.source(rows)
-        work = self.parcel((function, arguments))
-
-        def tasks() -> Iterator[Share]:
-            for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors))):
-
-                def ask(actor: Actor, numbers: list[int] = numbers) -> Reference:
-                    return actor.results.remote(work, source, numbers, dtype)
-
-                yield Share(turn, ask, bounds[numbers[-1]][1])
-
-        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
-        for answer in self.sweep(tasks(), len(rows), description, unit):
-            yield from answer
 
     def sweep(
         self, shares: Iterable[Share], total: int, description: str, unit: str = "rows"
@@ -258,8 +190,8 @@ class RayEngine:
                 progress.update(done, f"{workers} · {_short(rate)} {progress.unit}/s")
                 return answer
 
-            for share in shares:
-                waiting.append((self._ask(share.worker, share.ask), share.done))
+            for worker, method, arguments, done in shares:
+                waiting.append((self._ask(worker, method, arguments), done))
                 if len(waiting) >= 2 * len(self._actors):
                     yield next_answer()
             while waiting:
@@ -269,15 +201,28 @@ class RayEngine:
         """Put `content` into the cluster's memory, for all workers."""
         return Parcel(_number(), [ray_library().put(packed(content))])
 
-    def hosts(self, kind: type, most: int) -> RayHosts | None:
-        """Start up to `most` actors that run chains; None if chains run in this process."""
-        return started_hosts(kind, most) if self._chain_tasks else None
+    def source(self, rows: Rows) -> Parcel:
+        """Return where workers find the rows: a store's folder, or the cluster's memory."""
+        if rows not in self._rows:
+            folder = getattr(rows._backend, "folder", None)
+            if type(rows) is Rows and folder is not None:
+                # the same number for every engine that opens this store
+                number = _number(f"{folder} {rows.fingerprint()}")
+                self._rows[rows] = Parcel(number, str(folder))
+            else:
+                self._rows[rows] = self.parcel(rows)
+        return self._rows[rows]
 
-    def _ask(self, turn: int, ask: Callable[[Actor], Reference]) -> Call:
+    def _ask(self, turn: int, method: str, arguments: tuple[object, ...]) -> Call:
         """Ask the worker whose turn it is, or the next that is not silent."""
         worker = self._next_worker(turn)
-        worker = turn % len(self._actors) if worker is None else worker
-        return Call(ask, worker, [ask(self._actors[worker])])
+        call = Call(method, arguments, turn % len(self._actors) if worker is None else worker)
+        return self._send(call)
+
+    def _send(self, call: Call) -> Call:
+        request = getattr(self._actors[call.worker], call.method)
+        call.answers.append(request.remote(*call.arguments))
+        return call
 
     def _next_worker(self, turn: int) -> int | None:
         """Return the first worker from this turn on that is not silent; None if all are."""
@@ -306,7 +251,7 @@ class RayEngine:
             other = self._next_worker(call.worker)
             if other is not None:
                 call.worker = other
-                call.answers.append(call.ask(self._actors[other]))
+                self._send(call)
             elif fault is not None and not call.answers:
                 raise fault
             elif time.monotonic() - heard > SILENCE:
@@ -317,22 +262,6 @@ class RayEngine:
         pulse = self._actors[worker].ready.options(concurrency_group=PULSE).remote()
         answered, _ = ray_library().wait([pulse], timeout=REPLY)
         return bool(answered)
-
-    def source(self, rows: Rows) -> Parcel:
-        """Return where workers find the rows: a store's folder, or the cluster's memory."""
-        if rows not in self._rows:
-            folder = getattr(rows._backend, "folder", None)
-            plain = type(rows) is Rows and folder is not None
-            if plain:  # the same number for every engine that opens this store
-                number = _number(f"{folder} {rows.fingerprint()}")
-                self._rows[rows] = Parcel(number, str(folder))
-            else:
-                self._rows[rows] = self.parcel(rows)
-        return self._rows[rows]
-
-
-def _is_plain_store(rows: Rows) -> bool:
-    return type(rows) is Rows and rows.is_store
 
 
 class FedRows:
@@ -361,6 +290,158 @@ class FedRows:
         return self._rows.chunks(size)
 
 
+# Numbers that stay with the workers ---------------------------------------------------------
+
+
+class Shards:
+    """Rows cut into shards, along the boundaries of the blocks of `rows.weight_classes`.
+
+    Parameters
+    ----------
+    engine, rows
+        The workers and their rows.
+    work
+        Function and arguments of a pass that gives one number per row.
+    """
+
+    def __init__(self, engine: RayEngine, work: Parcel, rows: Rows) -> None:
+        self.engine, self.rows = engine, rows
+        self.recipe = NumberRecipe(work, engine.source(rows), weight_classes.BLOCK)
+        self.starts = np.arange(0, len(rows), self.recipe.shard)
+        self.stops = np.minimum(self.starts + self.recipe.shard, len(rows))
+        self.owners = engine.owners(rows, (self.starts + self.stops) // 2)
+
+    def sweep(self, description: str, method: str, *classes: Classes) -> Iterator[Answer]:
+        """Ask the owner of each shard about its range of rows; yield the answers in order."""
+        ranges = zip(self.owners.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True)
+        shares = (
+            Share(owner, method, (self.recipe, *classes, start, stop), stop)
+            for owner, start, stop in ranges
+        )
+        return self.engine.sweep(shares, len(self.rows), description)
+
+
+class NumbersAtWorkers:
+    """A number per row, computed and kept by the workers on first use (see `KeptNumbers`)."""
+
+    def __init__(self, shards: Shards, description: str) -> None:
+        self._shards, self._description = shards, description
+        self._extent: Extent | None = None
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    def extent(self) -> Extent:
+        """Return what the classes depend on, over all rows; the pass is made once."""
+        if self._extent is None:
+            parts: list[Extent] = list(self._shards.sweep(self._description, "extent"))
+            pairs = zip(self._shards.starts, parts, strict=True)
+            bad = next((int(start) + part.bad for start, part in pairs if part.bad >= 0), -1)
+            self._extent = Extent(
+                np.concatenate([part.sums for part in parts]),
+                float(np.min([part.smallest for part in parts])),
+                float(np.max([part.largest for part in parts])),
+                bad,
+            )
+        return self._extent
+
+    def sort(self, classes: Classes) -> tuple[np.ndarray, np.ndarray, OrderAtWorkers]:
+        """Return the weight and size of each class, and the rows sorted by class."""
+        mass, sizes = np.zeros(CLASSES), []
+        for part, size in self._shards.sweep(self._description, "sort", classes):
+            mass += part
+            sizes.append(size)
+        counts = np.stack(sizes)
+        return mass, counts.sum(axis=0), OrderAtWorkers(self._shards, classes, counts)
+
+
+class OrderAtWorkers:
+    """Row numbers sorted by class; each worker holds those of its shards (see `KeptOrder`).
+
+    Parameters
+    ----------
+    counts
+        Rows of each class in each shard, (shards, classes).
+    """
+
+    def __init__(self, shards: Shards, classes: Classes, counts: np.ndarray) -> None:
+        self._shards, self._classes = shards, classes
+        # The order is made of pieces, class by class and shard by shard within a class: where
+        # each piece begins and ends, and where it begins in the order of its own shard.
+        self._ends = np.cumsum(counts.T.ravel())
+        self._begins = self._ends - counts.T.ravel()
+        self._within = (np.cumsum(counts, axis=1) - counts).T.ravel()
+        self._tail = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._shards.rows)
+
+    def __getitem__(self, places: slice | np.ndarray) -> np.ndarray:
+        """Return the row numbers (int64) at these places."""
+        n = len(self)
+        if isinstance(places, slice):
+            first, stop, step = places.indices(n)
+            if stop == n and step == 1 and n - first <= TAIL:  # asked for repeatedly, so cached
+                if len(self._tail) < n - first:
+                    self._tail = self._row_ids(np.arange(max(0, n - TAIL), n))
+                return self._tail[len(self._tail) - (n - first) :]
+            places = np.arange(first, stop, step)
+        flat = self._row_ids(np.asarray(places).ravel())
+        return flat.reshape(np.shape(places))
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        """Return the whole order, gathered from all workers: one number per row."""
+        del copy
+        every = np.empty(len(self), np.uint32 if len(self) < 2**32 else np.int64)
+        orders = self._shards.sweep("design", "order", self._classes)
+        number = len(self._shards.starts)
+        for shard, (start, order) in enumerate(zip(self._shards.starts, orders, strict=True)):
+            pieces = slice(shard, None, number)
+            for at, end, within in zip(
+                self._begins[pieces], self._ends[pieces], self._within[pieces], strict=True
+            ):
+                every[at:end] = order[within : within + end - at] + start
+        return every if dtype is None else every.astype(dtype)
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the rows at these places (any shape), each from the worker that sorted it."""
+        parts = self._ask("take_sorted", places.ravel())
+        return _assembled(parts, places.shape, self._shards.rows)
+
+    def _row_ids(self, places: np.ndarray) -> np.ndarray:
+        row_ids = np.empty(len(places), np.int64)
+        for at, part in self._ask("sorted_row_ids", places):
+            row_ids[at] = part
+        return row_ids
+
+    def _ask(self, method: str, places: np.ndarray) -> Iterator[tuple[np.ndarray, Answer]]:
+        """Ask each worker once about the places in its shards."""
+        shards = self._shards
+        piece = np.searchsorted(self._ends, places, side="right")
+        shard = piece % len(shards.starts)
+        within = (places - self._begins[piece] + self._within[piece]).astype(np.uint32)
+        same, by_place = (shards.recipe, self._classes), (shards.starts[shard], within)
+        return shards.engine.each_from(shards.owners[shard], method, same, by_place)
+
+
+def _assembled(
+    parts: Iterable[tuple[np.ndarray, dict[str, np.ndarray]]], shape: tuple[int, ...], rows: Rows
+) -> dict[str, np.ndarray]:
+    """Put the rows that several workers sent in their places, with the leading axes `shape`."""
+    out = {
+        name: np.empty((int(np.prod(shape)), *own), rows.dtypes[name])
+        for name, own in rows.fields.items()
+    }
+    for places, part in parts:
+        for name, values in part.items():
+            out[name][places] = values
+    return {name: part.reshape(*shape, *part.shape[1:]) for name, part in out.items()}
+
+
+def _is_plain_store(rows: Rows) -> bool:
+    return type(rows) is Rows and rows.is_store
+
+
 def _number(name: str | None = None) -> int:
     """Return a key under which workers remember something, unique among all drivers."""
     data = uuid4().bytes if name is None else name.encode()
@@ -381,202 +462,3 @@ def _short(rate: float) -> str:
         if rate >= size:
             return f"{rate / size:.1f}{unit}"
     return f"{rate:.0f}"
-
-
-REACHED = 5.0  # seconds within which an address must answer
-START, LOOK = 120.0, 2.0  # seconds for workers to start, and between looks at the cluster's room
-
-
-@dataclass(eq=False)
-class Ray(EngineChoice):
-    """Passes by the workers of a Ray cluster; chains run in this process or on the cluster.
-
-    Needs the extra ``modicum[ray]``. The workers read the rows of a store themselves, under the
-    same path on every node or from object storage, and send the chains the rows of their next
-    iterations; rows in memory are sent to the cluster once. The same seed gives the same draws as
-    `Local`, bit for bit, with any number of workers on processors of one kind.
-
-    Parameters
-    ----------
-    address
-        Address of a running cluster: "auto", "10.0.0.1:6379", "ray://10.0.0.1:10001". None: the
-        cluster this process is connected to, or else a new one on this machine.
-    workers
-        Number of workers; None: as many as the cluster has cores for.
-    cpus
-        Cores, and threads, of each worker.
-    object_store
-        Bytes of shared memory for a new cluster on this machine; None: Ray's default.
-    chains
-        Where chains run: "driver" (in this process), or "tasks" of the cluster, one for each of
-        its accelerators, or for its processors if it has none.
-
-    Examples
-    --------
-    >>> import modicum as mo
-    >>> mo.engines.Ray(address="auto", workers=8)
-    Ray(address='auto', workers=8, cpus=1, object_store=None, chains='driver')
-    """
-
-    address: str | None = None
-    workers: int | None = None
-    cpus: int = 1
-    object_store: int | None = None
-    chains: Literal["driver", "tasks"] = "driver"
-    _actors: list[Actor] = field(default_factory=list, repr=False, init=False)
-    _started: bool = field(default=False, repr=False, init=False)
-
-    def __post_init__(self) -> None:
-        if self.address is not None and not (isinstance(self.address, str) and self.address):
-            raise SettingError(
-                f"address must name a Ray cluster, such as 'auto', not {self.address!r}."
-            )
-        for name, value in (("workers", self.workers), ("object_store", self.object_store)):
-            if value is not None:
-                whole_number(name, value)
-        whole_number("cpus", self.cpus)
-        if self.chains not in ("driver", "tasks"):
-            raise SettingError(f'chains must be "driver" or "tasks", not {self.chains!r}.')
-
-    def connect(self, progressbar: Progressbar) -> RayEngine:
-        """Return the engine of a run; the first run starts the workers."""
-        ray = ray_library()
-        if not self._actors or not ray.is_initialized():
-            self._start(ray, progressbar)
-        return RayEngine(self._actors, progressbar, self.chains == "tasks")
-
-    def close(self) -> None:
-        """Stop the workers, and Ray too if it was started for them."""
-        ray = ray_library()
-        if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor)
-            if self._started:
-                ray.shutdown()
-        self._actors, self._started = [], False
-
-    def _start(self, ray: ModuleType, progressbar: Progressbar) -> None:
-        """Start the workers; those that a lost or crowded cluster has no room for are left out."""
-        if not ray.is_initialized():
-            self._initialise(ray)
-        room = self._room(ray)
-        workers = room if self.workers is None else self.workers
-        remote = ray.remote(concurrency_groups={PULSE: 1})(Worker).options(
-            num_cpus=self.cpus, max_restarts=RESTARTS, max_task_retries=-1
-        )
-        self._actors = [remote.remote(self.cpus) for _ in range(workers)]
-        started, faults = self._started_of(ray, room)
-        if not started:
-            self.close()
-            raise _no_worker(ray, faults, self.cpus)
-        for actor in self._actors:
-            if actor not in started:
-                ray.kill(actor)
-        self._actors = started
-        if len(started) < workers:
-            reason = f" ({first_line(faults[0])})" if faults else ""
-            say(
-                f"only {len(started)} of {workers} workers of {self.cpus} cores could be started "
-                f"on the Ray cluster{reason}; they do all the work",
-                progressbar,
-            )
-
-    def _started_of(self, ray: ModuleType, room: int) -> tuple[list[Actor], list[Exception]]:
-        """Wait for the workers; return those that answer, and why others failed.
-
-        If the cluster has less room than the `room` it had, a node was lost, and workers that the
-        other nodes have no room for are not waited for.
-        """
-        waiting = {actor.ready.remote(): actor for actor in self._actors}
-        started: list[Actor] = []
-        faults: list[Exception] = []
-        until = time.monotonic() + START
-        while waiting and time.monotonic() < until:
-            answered, _ = ray.wait([*waiting], num_returns=len(waiting), timeout=LOOK)
-            for answer in answered:
-                actor = waiting.pop(answer)
-                try:
-                    ray.get(answer)
-                    started.append(actor)
-                except ray.exceptions.RayError as error:
-                    faults.append(error)
-            if started and len(started) >= self._room(ray) < room:
-                break
-        return started, faults
-
-    def _room(self, ray: ModuleType) -> int:
-        """Return the number of workers that all cores of the cluster make, at least 1."""
-        return max(1, int(ray.cluster_resources().get("CPU", 1.0) // self.cpus))
-
-    def _initialise(self, ray: ModuleType) -> None:
-        with warnings.catch_warnings():
-            # JAX warns of every fork, but Ray's children exec another program at once.
-            warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
-            self._connect(ray)
-        self._started = True
-
-    def _connect(self, ray: ModuleType) -> None:
-        quiet = {"logging_level": "error", "log_to_driver": False}
-        if self.address is None:
-            cores = max(os.cpu_count() or 1, (self.workers or 0) * self.cpus)
-            sized = {} if self.object_store is None else {"object_store_memory": self.object_store}
-            # By default Ray starts its workers at niceness 15, where they get only idle time.
-            os.environ.setdefault("RAY_worker_niceness", str(_niceness()))
-            try:
-                ray.init(num_cpus=cores, include_dashboard=False, **sized, **quiet)
-            except Exception as error:  # Ray raises many kinds, depending on what is missing
-                raise ResourceError(
-                    f"Ray could not be started on this machine ({first_line(error)}): free "
-                    "some memory and cores, or use mo.engines.Local()."
-                ) from None
-            return
-        _require_answer(self.address)
-        try:
-            ray.init(address=self.address, **quiet)
-        except Exception as error:  # Ray raises many kinds, depending on what does not answer
-            raise _no_cluster(self.address, str(error)) from None
-
-
-def _niceness() -> int:
-    """Return the niceness of this process; 0 if the system has no such concept."""
-    return os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
-
-
-def _require_answer(address: str) -> None:
-    """Refuse an address where nothing listens: Ray would retry for minutes."""
-    if address in ("auto", "local"):
-        return
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not host or not port.isdigit():
-        raise SettingError(
-            f"{address!r} is not the address of a Ray cluster: give 'auto', 'host:port' or "
-            "'ray://host:port'."
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
-    except (OSError, OverflowError) as error:
-        raise _no_cluster(address, str(error)) from None
-
-
-def _no_cluster(address: str, reason: str) -> SettingError:
-    return SettingError(
-        f"cannot connect to a Ray cluster at {address!r} ({first_line(reason)}): check the "
-        "address, or start one with 'ray start --head'."
-    )
-
-
-def _no_worker(ray: ModuleType, faults: list[Exception], cpus: int) -> ModicumError:
-    """Return an error that says why no worker has started."""
-    if not faults:
-        return ResourceError(
-            f"no worker of {cpus} cores could be started on the Ray cluster: wait until it has "
-            "room, or ask for workers with fewer cores (cpus)."
-        )
-    if isinstance(faults[0], ray.exceptions.OutOfMemoryError):
-        return could_not_finish(NO_MEMORY)
-    lines = [line for line in str(faults[0]).splitlines() if "Error:" in line]
-    return SettingError(
-        "workers cannot be started on the Ray cluster "
-        f"({first_line(lines[-1] if lines else str(faults[0]))}): every node needs the same "
-        "versions of Python, Modicum and the packages that your model imports."
-    )

@@ -1,4 +1,4 @@
-"""A worker of a Ray cluster, what is sent to it, and what its failures mean.
+"""Actors of a Ray cluster: what is sent to them, and what their failures mean.
 
 A worker opens the rows and computes the results of some of their chunks. Work is pickled: Modicum's
 functions by name, others by value. A compiled function holds locks and cannot be pickled. It need
@@ -11,9 +11,10 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -80,6 +81,7 @@ def could_not_finish(cause: str) -> ResourceError:
 
 Reference: TypeAlias = object  # a ray.ObjectRef to an answer, or to an object in the cluster
 Answer: TypeAlias = Any  # what a worker returns, which depends on the request
+Actor: TypeAlias = Any  # a handle of a `Worker`, or of another actor; Ray has no types
 
 
 class Parcel(NamedTuple):
@@ -87,31 +89,6 @@ class Parcel(NamedTuple):
 
     number: int
     content: str | list[Reference]  # the folder of a store, or a list with one packed object
-
-
-class RemoteMethod(Protocol):
-    """A method of an actor, called remotely."""
-
-    def remote(self, *arguments: object) -> Reference:
-        """Start the call, and return a reference to its answer."""
-        ...
-
-    def options(self, *, concurrency_group: str) -> RemoteMethod:
-        """Return the method as run by another thread of the actor."""
-        ...
-
-
-class Actor(Protocol):
-    """A `Worker` somewhere in the cluster."""
-
-    ready: RemoteMethod
-    results: RemoteMethod
-    take: RemoteMethod
-    extent: RemoteMethod
-    sort: RemoteMethod
-    order: RemoteMethod
-    sorted_row_ids: RemoteMethod
-    take_sorted: RemoteMethod
 
 
 class NumberRecipe(NamedTuple):
@@ -293,3 +270,76 @@ def _rows_at(source: str | list[Reference]) -> Rows:
             f"a worker on {where} cannot open the rows ({str(fault).rstrip('.')}): the store must "
             "lie under the same path on every node, on a shared disk or as a copy."
         ) from None
+
+
+class RayHosts:
+    """Actors that run whole calls for the driver, such as chunks of chains (see `Hosts`).
+
+    A call carries everything it needs, so that Ray can repeat it on the replacement of an actor
+    that died.
+
+    Attributes
+    ----------
+    accelerators
+        Whether each actor has one of the cluster's accelerators.
+    """
+
+    def __init__(self, actors: list[Actor], accelerators: bool) -> None:
+        self._actors, self.accelerators = actors, accelerators
+
+    @classmethod
+    def started(cls, kind: type, most: int) -> RayHosts:
+        """Start up to `most` actors of class `kind`: one per accelerator, or core without any."""
+        ray = ray_library()
+        resources = ray.cluster_resources()
+        accelerators = int(resources.get("GPU", 0))
+        number = max(1, min(most, accelerators or int(resources.get("CPU", 1))))
+        while most % number:  # every host gets the same number of chains
+            number -= 1
+        # Workers may have reserved all cores, but have little to do while chains run.
+        remote = ray.remote(kind).options(
+            num_cpus=0,
+            num_gpus=int(accelerators > 0),
+            max_restarts=RESTARTS,
+            max_task_retries=-1,
+            scheduling_strategy="SPREAD",
+        )
+        return cls([remote.remote() for _ in range(number)], accelerators > 0)
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def share(self, settings: object, rows: object) -> list[Reference]:
+        """Put what all hosts read into the cluster's memory, for `fetched` to get.
+
+        Rows are pickled by Ray itself, since they may hold its handles.
+        """
+        ray = ray_library()
+        return [ray.put(packed(settings)), ray.put(rows)]
+
+    def calls(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Answer]:
+        """Call `method` of the first hosts, one tuple of arguments each; return their answers."""
+        ray = ray_library()
+        pairs = zip(self._actors, arguments, strict=False)
+        references = [getattr(actor, method).remote(*own) for actor, own in pairs]
+        _, missing = ray.wait(references, num_returns=len(references), timeout=SILENCE)
+        if missing:
+            raise silence_of(len(self._actors))
+        try:
+            return list(ray.get(references))
+        except ray.exceptions.RayError as error:
+            raise fault_of(error) from None
+
+    def close(self) -> None:
+        """Release the hosts."""
+        ray = ray_library()
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
+
+
+def fetched(shared: list[Reference]) -> tuple[Answer, Answer]:
+    """Return the settings and rows that `RayHosts.share` put into the cluster's memory."""
+    ray = ray_library()
+    settings, rows = ray.get(list(shared))
+    return unpacked(settings), rows

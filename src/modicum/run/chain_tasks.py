@@ -19,7 +19,7 @@ import numpy as np
 
 from modicum.models.model import Batch
 from modicum.passes import Hosts
-from modicum.passes.ray_engine import fetched
+from modicum.passes.worker import fetched
 from modicum.rows import Rows
 from modicum.run.chains import Chains, refuse_other_state
 from modicum.run.iterations import Progress, Record, side_by_side

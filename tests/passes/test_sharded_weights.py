@@ -14,8 +14,7 @@ from modicum.kernels.designs import Weighted, certainty_rows, weight_tables
 from modicum.methods.drawn_rows import sample_on_host
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
-from modicum.passes.ray_engine import RayEngine
-from modicum.passes.sharded_weights import NumbersAtWorkers
+from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine, Shards
 from modicum.passes.worker import Worker
 from modicum.rows import weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, extent_of, sorted_by_class
@@ -24,14 +23,14 @@ N = 100_003
 SHARD = 16_384  # rows per shard: seven, the last shorter, none a multiple of a chunk
 
 
-class WorkersHere:
-    """Three workers that answer at once and can lose what they keep."""
+class EngineHere(RayEngine):
+    """Three workers in this process, which answer at once and can lose what they keep."""
 
     def __init__(self, rows, work):
-        self.workers = [Worker(1) for _ in range(3)]
+        self.workers, self.asked = [Worker(1) for _ in range(3)], []
         for worker in self.workers:
             worker._rows[0], worker._work = rows, (1, work)
-        self.asked = []
+        super().__init__([_Handle(self, number) for number in range(3)], progressbar=False)
 
     def source(self, rows):
         return (0, None)
@@ -39,28 +38,27 @@ class WorkersHere:
     def owners(self, rows, row_ids):
         return np.asarray(row_ids) // 20_000 % 3
 
-    def _ask(self, number, ask):
-        def remote(name):
-            def call(*arguments):
-                self.asked.append((number, name))
-                return getattr(self.workers[number], name)(*arguments)
+    def numbers(self, rows):
+        return NumbersAtWorkers(Shards(self, (1, None), rows), "design")
 
-            return SimpleNamespace(remote=call)
-
-        names = ("extent", "sort", "order", "sorted_row_ids", "take_sorted")
-        return ask(SimpleNamespace(**{name: remote(name) for name in names}))
-
-    def each_from(self, owner, ask):
-        for number in np.unique(owner):
-            mine = np.flatnonzero(owner == number)
-            yield mine, self._ask(int(number), lambda actor, mine=mine: ask(actor, mine))
-
-    def sweep(self, shares, total, description):
-        return (self._ask(share.worker, share.ask) for share in shares)
+    def _answer(self, call):
+        return call.answers[0]
 
     def forget(self):
         for worker in self.workers:
             worker._kept.clear()
+
+
+class _Handle:
+    def __init__(self, engine, number):
+        self._engine, self._number = engine, number
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self._engine.asked.append((self._number, name))
+            return getattr(self._engine.workers[self._number], name)(*arguments)
+
+        return SimpleNamespace(remote=call)
 
 
 def sizes(arguments, batch, present):
@@ -78,9 +76,9 @@ def rows(tmp_path_factory):
 @pytest.fixture
 def there(rows, monkeypatch):
     monkeypatch.setattr(weight_classes, "BLOCK", SHARD)
-    workers = WorkersHere(rows, (sizes, 2.0))
+    workers = EngineHere(rows, (sizes, 2.0))
     assert chunk_rows(rows) % SHARD
-    return workers, weight_tables(NumbersAtWorkers(workers, (1, None), rows, "design"))
+    return workers, weight_tables(workers.numbers(rows))
 
 
 @pytest.fixture
@@ -155,8 +153,7 @@ def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
         return np.where(batch["x"][:, 0] == arguments, np.nan, 1.0)
 
     at = rows.slice(70_001, 70_002)["x"][0, 0]
-    workers = WorkersHere(rows, (broken, at))
-    assert NumbersAtWorkers(workers, (1, None), rows, "design").extent().bad == 70_001
+    assert EngineHere(rows, (broken, at)).numbers(rows).extent().bad == 70_001
     whole = LocalEngine(1, progressbar=False).map_rows(broken, at, rows)
     assert extent_of(whole).bad == 70_001
     assert extent_of(np.ones(10, np.float32)).bad == -1

@@ -13,6 +13,7 @@ import pytest
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.passes import LocalEngine
+from modicum.passes.worker import RayHosts
 from modicum.rows import weight_classes
 from modicum.run import ChainHost, chain_tasks
 
@@ -123,14 +124,14 @@ def test_a_killed_task_resumes_from_its_last_chunk(engine, store, where, request
     if where == "store":
         request.getfixturevalue("fetched")
     killed, pids = [], []
-    calls = mo.engines.ray_engine.RayHosts.calls
+    calls = RayHosts.calls
 
     def watched(self, method, arguments):
         if method == "advance" and not pids:
             pids.extend(ray.get([actor.process.remote() for actor in self._actors]))
         return calls(self, method, arguments)
 
-    monkeypatch.setattr(mo.engines.ray_engine.RayHosts, "calls", watched)
+    monkeypatch.setattr(RayHosts, "calls", watched)
 
     def kill_one(event):
         if event.phase == "sampling" and event.done and not killed:

@@ -1,5 +1,6 @@
 """Engines without a cluster: settings, errors, and sums that do not depend on the engine."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +10,7 @@ import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.cli.fitting import build_engine
 from modicum.engines import engine_for
-from modicum.passes import LocalEngine, ray_engine
-from modicum.passes.engine import added, joined
+from modicum.passes import Engine, LocalEngine, cluster
 from modicum.passes.ray_engine import _tasks
 
 MODEL = mo.models.Logistic()
@@ -23,11 +23,23 @@ def test_threads_do_not_change_a_draw():
     assert same_draws(one, quick(MODEL, rows))
 
 
+@dataclass
+class Answers(Engine):
+    """An engine that yields given results of chunks."""
+
+    given: list
+
+    def parts(self, *_):
+        return iter(self.given)
+
+
 def test_parts_are_added_in_order_and_joined_without_padding():
     rows = mo.Rows(y=np.arange(5.0))
-    assert added([(np.array(1e16),), (np.array(1.0),), (np.array(-1e16),)])[0] == 0.0
-    assert added([(np.array(1e16),), (np.array(-1e16),), (np.array(1.0),)])[0] == 1.0
-    np.testing.assert_array_equal(joined([np.arange(8.0)], rows), np.arange(5.0))
+    for numbers, total in ((1e16, 1.0, -1e16), 0.0), ((1e16, -1e16, 1.0), 1.0):
+        assert Answers([(np.array(x),) for x in numbers]).map_reduce(None, None, rows)[0] == total
+    np.testing.assert_array_equal(
+        Answers([np.arange(8.0)]).map_rows(None, None, rows), np.arange(5)
+    )
 
 
 @pytest.mark.parametrize(("chunks", "workers"), [(1, 3), (7, 2), (100, 3), (1000, 3), (3, 30)])
@@ -78,8 +90,8 @@ class FakeRay:
 
 def connected(ray, monkeypatch, **settings):
     """Return the numbers of the workers that an engine goes on with, and what it said."""
-    monkeypatch.setattr(ray_engine, "ray_library", lambda: ray)
-    monkeypatch.setattr(ray_engine, "START", 0.1)
+    monkeypatch.setattr(cluster, "ray_library", lambda: ray)
+    monkeypatch.setattr(cluster, "START", 0.1)
     engine, said = mo.engines.Ray(**settings), []
     engine.connect(said.append)
     return sorted(actor.number for actor in engine._actors), [event.phase for event in said]
