@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from modicum.errors import DataError, SettingError
+from modicum.rows.description import describe
 from modicum.rows.formula import FormulaEncoding, GroupTerm, learn, parse
 from modicum.rows.sources import TableSource
 
@@ -114,7 +115,7 @@ def test_numbers_are_dense_and_levels_stay_codes(frame: pd.DataFrame) -> None:
 
 def test_splines_keep_the_columns_that_are_not_zero(frame: pd.DataFrame) -> None:
     encoding = learn(parse("y ~ bs(x, df=12) + a"), TableSource(frame)).encoding
-    assert encoding.describe(1, np.dtype(float)).schema.fields == {
+    assert describe(encoding, 1, np.dtype(float)).schema.fields == {
         "x": (4,), "bs(x, df=12) (piece)": (), "a": (), "y": (),
     }  # fmt: skip
     coding = encoding.layout.coding
@@ -122,7 +123,7 @@ def test_splines_keep_the_columns_that_are_not_zero(frame: pd.DataFrame) -> None
     assert coding.size == 14
     few = learn(parse("y ~ bs(x, df=7)"), TableSource(frame)).encoding  # too few columns to pay off
     assert few.layout.coding.terms == ()
-    assert dict(encoding.describe(1, np.dtype(float)).levels) == {"a": ("p", "q", "r")}
+    assert dict(describe(encoding, 1, np.dtype(float)).levels) == {"a": ("p", "q", "r")}
     damaged = encoding.to_dict()
     damaged["factors"][0]["local"] = 2  # negative control: a row has more values than that
     with pytest.raises(DataError, match="damaged"):

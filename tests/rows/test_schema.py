@@ -26,7 +26,6 @@ EXPECTED = RowsSchema(
     fields={"x": (1,), "carrier": (), "hour": (), "y": ()},
     outcome="late",
     levels={"carrier": ("DL", "AA", "UA"), "hour": ("5", "6")},
-    reference={"carrier": "DL", "hour": "5"},
     coding=Coding((0,), (CodedTerm("carrier", 1, 2), CodedTerm("hour", 3, 1))),
 )
 DENSE = replace(EXPECTED, fields={"x": (4,), "y": ()}, coding=None)

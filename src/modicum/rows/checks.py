@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
-from modicum.rows.description import STORED_TYPES, Array, DType
+from modicum.rows.coding import STORED_TYPES, Array, DType
 from modicum.rows.dialect import SEPARATORS
 
 # Numbers checked at a time: about a megabyte, so that a check runs from cache.
@@ -87,14 +87,16 @@ class MissingValueError(DataError):
     ----------
     column, row
         Where it is missing.
+    value
+        What is there instead: null or NaN.
     remedy
-        What the user can do; by default, correct the table.
+        What the user can do.
     """
 
-    def __init__(self, column: str, row: int, remedy: str | None = None) -> None:
+    def __init__(self, column: str, row: int, value: str, remedy: str | None = None) -> None:
         self.column, self.row = column, row
         sentence = f"column {column!r} holds a missing value in row {row}: {remedy}."
-        super().__init__(missing(column, row) if remedy is None else sentence)
+        super().__init__(missing(column, row, value) if remedy is None else sentence)
 
 
 class NewLevelError(DataError):

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from modicum.rows.json_entries import integer, mapping, sequence, text
+from modicum.rows.json_entries import Json, plain, restored
 
+Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
 Level: TypeAlias = str | int | float | bool
+# Types a data set may have; bytes are for images, which networks read directly.
+STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 
 
 def level_key(level: object) -> str:
@@ -218,31 +223,17 @@ class Coding:
                 return term.field, int(np.argmax(codes >= term.levels))
         return None
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Json:
         """Return the coding as plain JSON values."""
-        return {"dense": list(self.dense), "terms": [asdict(term) for term in self.terms]}
+        return plain(self)
 
     @classmethod
     def from_dict(cls, saved: object) -> Coding:
         """Undo `to_dict`; raise KeyError, TypeError or ValueError for anything else."""
-        entries = mapping(saved)
-        terms = []
-        for term in map(mapping, sequence(entries["terms"])):
-            reference, scale = term["reference"], term["scale"]
-            if not isinstance(reference, bool):
-                raise TypeError("reference is neither true nor false")
-            coded = CodedTerm(
-                text(term["field"]),
-                integer(term["first"], 0),
-                integer(term["width"], 0),
-                reference,
-                None if scale is None else integer(scale, 0),
-            )
-            terms.append(coded)
-        dense = tuple(integer(place, 0) for place in sequence(entries["dense"]))
-        if len(set(dense)) < len(dense):
+        coding: Coding = restored(cls, saved)
+        if len(set(coding.dense)) < len(coding.dense):
             raise ValueError("two columns of x have the same place")
-        return cls(dense, tuple(terms))
+        return coding
 
 
 def treatment(numbers: int, levels: Mapping[str, int]) -> Coding:

@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeAlias, TypedDict
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from modicum.errors import DataError
-from modicum.rows.coding import CODE_TYPES, Coding, Level, level_names
-from modicum.rows.json_entries import integer, mapping, sequence, short, text, text_or_none
+from modicum.errors import DataError, ModicumError
+from modicum.rows.coding import (
+    CODE_TYPES,
+    STORED_TYPES,
+    Coding,
+    Level,
+    code_type,
+    level_names,
+)
+from modicum.rows.coding import (
+    Array as Array,  # which those who describe rows hold
+)
+from modicum.rows.coding import (
+    DType as DType,
+)
+from modicum.rows.formula.encoding import FormulaEncoding
+from modicum.rows.json_entries import (
+    Json,
+    integer,
+    mapping,
+    plain,
+    restored,
+    sequence,
+    short,
+    text,
+)
 
-Array: TypeAlias = npt.NDArray[Any]
-DType: TypeAlias = np.dtype[Any]
-# Types a data set may have; bytes are for images, which networks read directly.
-STORED_TYPES = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8}
 # The kind of numbers a field was given as, by NumPy's dtype.kind.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
 MOST_AXES = 32  # of a field; NumPy arrays have at most 64, the first of which counts the rows
@@ -61,16 +79,14 @@ class RowsSchema:
         All levels of each categorical column, the reference first, the others in the order of
         their columns in ``x``. Levels that are numbers are written as in column names: 6 is "6",
         as in ``hour[6]``.
-    reference : mapping of str to str
-        The reference level of each categorical column; it has no column in the model matrix.
     coding : Coding or None
         What the codes of rows mean; None for rows of numbers only.
     terms : mapping of str to tuple of str
         The columns of each term of the formula that made the rows.
     parts : mapping of str to str
         The columns of the user's table that became ``offset`` and ``weight``.
-    origin : mapping or None
-        The encoding of the formula that made the rows, as plain JSON values.
+    encoding : FormulaEncoding or None
+        The formula that made the rows, with the levels, knots and means learned for it.
     kinds : mapping of str to str
         Fields that were given as integers ("integer") or booleans ("boolean"); user-defined models
         receive them as such. Schemas that differ only in `kinds` are equal.
@@ -91,57 +107,55 @@ class RowsSchema:
     fields: Mapping[str, tuple[int, ...]]
     outcome: str | None = None
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    reference: Mapping[str, str] = field(default_factory=dict)
     coding: Coding | None = None
     terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
-    origin: Mapping[str, object] | None = None
+    encoding: FormulaEncoding | None = None
     kinds: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    def to_dict(self) -> dict[str, object]:
+    @property
+    def reference(self) -> dict[str, str]:
+        """The reference level of each categorical column; it has no column in the matrix."""
+        return {name: levels[0] for name, levels in self.levels.items()}
+
+    @property
+    def origin(self) -> dict[str, Json] | None:
+        """The encoding as plain JSON values."""
+        return None if self.encoding is None else self.encoding.to_dict()
+
+    def to_dict(self) -> dict[str, Json]:
         """Return the schema as plain JSON values."""
-        coding = {} if self.coding is None else {"coding": self.coding.to_dict()}
-        kinds = {"kinds": dict(self.kinds)} if self.kinds else {}
-        return (
-            coding
-            | kinds
-            | _origin_entries(self)
-            | {
-                "columns": list(self.columns),
-                "fields": {name: list(shape) for name, shape in self.fields.items()},
-                "outcome": self.outcome,
-                "levels": {name: list(levels) for name, levels in self.levels.items()},
-                "reference": dict(self.reference),
-            }
-        )
+        names = ("columns", "fields", "outcome", "levels", "reference")
+        return _optional_entries(self) | {name: plain(getattr(self, name)) for name in names}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, object]) -> RowsSchema:
+    def from_dict(cls, saved: Mapping[str, Json]) -> RowsSchema:
         """Undo `to_dict`; raise `DataError` for anything else."""
         try:
-            saved = mapping(saved)
+            entries = mapping(saved)
             schema = cls(
-                columns=tuple(map(text, sequence(saved["columns"]))),
-                fields={name: _shape(value) for name, value in mapping(saved["fields"]).items()},
-                outcome=text_or_none(saved["outcome"]),
-                levels={
-                    name: tuple(map(text, sequence(value)))
-                    for name, value in mapping(saved["levels"]).items()
-                },
-                reference={
-                    name: text(value) for name, value in mapping(saved["reference"]).items()
-                },
-                coding=_coding(saved),
-                kinds=_kinds(saved),
-                **_origin(saved),
+                **{name: restored(kind, entries[name]) for name, kind in _ENTRIES.items()},
+                **_options(entries),
+                kinds=_kinds(entries),
             )
-            if any(schema.reference[name] not in levels for name, levels in schema.levels.items()):
-                raise ValueError("a reference is not among the levels")
-        except (KeyError, TypeError, ValueError):
+            _check_axes(schema.fields.values())
+            if schema.reference != mapping(entries["reference"]):
+                raise ValueError("a reference is not the first of the levels")
+        except ModicumError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError):
             raise DataError(
                 "the saved schema of the rows is damaged: read the rows again to make a new one."
             ) from None
         return schema
+
+
+_ENTRIES = {
+    "columns": tuple[str, ...],
+    "fields": Mapping[str, tuple[int, ...]],
+    "outcome": str | None,
+    "levels": Mapping[str, tuple[str, ...]],
+}
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,7 @@ class Description:
         The levels of each categorical column, the reference level first.
     coding : Coding or None
         What the codes mean; None for rows of numbers only.
-    terms, parts, origin
+    terms, parts, encoding
         As in `RowsSchema`.
     """
 
@@ -181,7 +195,7 @@ class Description:
     coding: Coding | None = None
     terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
-    origin: Mapping[str, object] | None = None
+    encoding: FormulaEncoding | None = None
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -225,17 +239,15 @@ class Description:
     @property
     def schema(self) -> RowsSchema:
         """The layout that another data set must have for its rows to be comparable with these."""
-        levels = {name: level_names(values) for name, values in self.levels.items()}
         return RowsSchema(
             columns=self.columns,
             fields={f.name: f.shape for f in self.fields},
             outcome=self.outcome,
-            levels=levels,
-            reference={name: values[0] for name, values in levels.items()},
+            levels={name: level_names(values) for name, values in self.levels.items()},
             coding=self.coding,
             terms=self.terms,
             parts=self.parts,
-            origin=self.origin,
+            encoding=self.encoding,
             kinds=self.kinds,
         )
 
@@ -295,30 +307,23 @@ class Description:
             block[:, first:last] = parts[name].reshape(k, last - first)
         return block
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Json]:
         """Return the description as plain JSON values."""
-        return (
-            {
-                "rows": self.n,
-                "dtype": self.dtype.name,
-                "fields": [
-                    {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
-                    | ({} if f.dtype is None else {"dtype": f.dtype.name})
-                    for f in self.fields
-                ],
-                "columns": list(self.columns),
-                "outcome": self.outcome,
-                "levels": {
-                    k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()
-                },
-            }
-            | ({} if self.coding is None else {"coding": self.coding.to_dict()})
-            | ({"kinds": self.kinds} if self.kinds else {})
-            | _origin_entries(self)
-        )
+        return {
+            "rows": self.n,
+            "dtype": self.dtype.name,
+            "fields": [
+                {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
+                | ({} if f.dtype is None else {"dtype": f.dtype.name})
+                for f in self.fields
+            ],
+            "columns": list(self.columns),
+            "outcome": self.outcome,
+            "levels": {k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()},
+        } | _optional_entries(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Description:
+    def from_json(cls, data: Mapping[str, Json]) -> Description:
         """Undo `to_json`; raise KeyError, TypeError or ValueError, naming the entry, otherwise.
 
         Descriptions without levels (in older stores) have no categorical columns.
@@ -326,29 +331,23 @@ class Description:
         kind = text(data["dtype"])
         if kind not in STORED_TYPES:
             raise ValueError(f"rows have type {kind!r}")
-        fields = [mapping(f) for f in sequence(data["fields"])]
-        kinds = _kinds(data)
+        fields, kinds = [mapping(f) for f in sequence(data["fields"])], _kinds(data)
+        names = [text(f["name"]) for f in fields]
+        shapes = [restored(tuple[int, ...], f["shape"]) for f in fields]
+        _check_axes(shapes)
+        codes = [_code_type(f.get("dtype")) for f in fields]
         description = cls(
             n=integer(data["rows"], 1),
             dtype=np.dtype(STORED_TYPES[kind]),
-            fields=tuple(
-                Field(
-                    text(f["name"]),
-                    _shape(f["shape"]),
-                    _code_type(f.get("dtype")),
-                    kinds.get(text(f["name"])),
-                )
-                for f in fields
-            ),
-            columns=tuple(map(text, sequence(data["columns"]))),
-            outcome=text_or_none(data["outcome"]),
+            fields=tuple(map(Field, names, shapes, codes, map(kinds.get, names))),
+            columns=restored(tuple[str, ...], data["columns"]),
+            outcome=restored(str | None, data["outcome"]),
             levels={k: _levels(k, v) for k, v in mapping(data.get("levels", {})).items()},
-            coding=_coding(data),
-            **_origin(data),
+            **_options(data),
         )
         if not fields or len(description.spans) != len(fields):
             raise ValueError("the fields do not have distinct names")
-        if any(tuple(sequence(f["span"])) != description.spans[text(f["name"])] for f in fields):
+        if [tuple(sequence(f["span"])) for f in fields] != list(description.spans.values()):
             raise ValueError("spans disagree with shapes")
         description.check_columns()
         return description
@@ -371,36 +370,63 @@ class Description:
             raise ValueError("the coding names codes that are not a field")
 
 
-class _Origin(TypedDict):
-    """What `RowsSchema` and `Description` keep about the table that rows were made from."""
-
-    terms: Mapping[str, tuple[str, ...]]
-    parts: Mapping[str, str]
-    origin: Mapping[str, object] | None
-
-
-def _origin_entries(origin: RowsSchema | Description) -> dict[str, object]:
-    entries: dict[str, object] = {}
-    if origin.terms:
-        entries["terms"] = {name: list(columns) for name, columns in origin.terms.items()}
-    if origin.parts:
-        entries["parts"] = dict(origin.parts)
-    if origin.origin is not None:
-        entries["origin"] = dict(origin.origin)
-    return entries
-
-
-def _origin(saved: Mapping[str, object]) -> _Origin:
-    terms, origin = mapping(saved.get("terms", {})), saved.get("origin")
-    return {
-        "terms": {name: tuple(map(text, sequence(of))) for name, of in terms.items()},
-        "parts": {part: text(name) for part, name in mapping(saved.get("parts", {})).items()},
-        "origin": None if origin is None else mapping(origin),
+def describe(
+    encoding: FormulaEncoding,
+    n: int,
+    dtype: DType,
+    outcome: bool = True,
+    extra: Collection[str] | None = None,
+) -> Description:
+    """Describe `n` rows that a formula makes, with these further fields (None: all)."""
+    layout = encoding.layout
+    further = [name for name in encoding.fields if extra is None or name in extra]
+    groupings = {g.field: g.levels for g in encoding.groupings if extra is None or g.field in extra}
+    # Without numbers and codes, an x of zero columns carries the number of rows.
+    has_x = layout.numbers or not layout.codes
+    fields = [Field("x", (len(layout.numbers),))] if has_x else []
+    fields += [Field(codes.field, (), code_type(codes.levels)) for codes in layout.codes]
+    fields += [Field("y")] if outcome and encoding.outcome is not None else []
+    fields += map(Field, further)
+    coded = {f.name for f in fields}
+    fields += [Field(k, (), code_type(len(v))) for k, v in groupings.items() if k not in coded]
+    levels = {
+        codes.field: encoding.factors[codes.parts[0][0]].levels
+        for codes in layout.codes
+        if len(codes.parts) == 1 and not codes.window
     }
+    return Description(
+        n=n,
+        dtype=dtype,
+        fields=tuple(fields),
+        columns=layout.columns,
+        outcome=None if encoding.outcome is None else encoding.outcome.expression,
+        levels=levels | groupings,
+        coding=layout.coding if layout.codes else None,
+        terms={
+            name: tuple(layout.columns[place] for place in places)
+            for name, places in layout.terms.items()
+        },
+        encoding=encoding,
+    )
 
 
-def _coding(saved: Mapping[str, object]) -> Coding | None:
-    return Coding.from_dict(saved["coding"]) if saved.get("coding") is not None else None
+# To JSON and back. Readers raise KeyError, TypeError or ValueError for invalid entries.
+
+
+def _optional_entries(about: RowsSchema | Description) -> dict[str, Json]:
+    options = {"coding": about.coding, "kinds": about.kinds, "terms": about.terms}
+    entries = {k: plain(v) for k, v in (options | {"parts": about.parts}).items() if v}
+    return entries if about.encoding is None else entries | {"origin": about.encoding.to_dict()}
+
+
+def _options(saved: Mapping[str, Json]) -> dict[str, Any]:
+    coding, origin = saved.get("coding"), saved.get("origin")
+    return {
+        "coding": None if coding is None else Coding.from_dict(coding),
+        "terms": restored(Mapping[str, tuple[str, ...]], saved.get("terms", {})),
+        "parts": restored(Mapping[str, str], saved.get("parts", {})),
+        "encoding": None if origin is None else FormulaEncoding.from_dict(origin),
+    }
 
 
 def _code_type(value: object) -> DType | None:
@@ -411,31 +437,26 @@ def _code_type(value: object) -> DType | None:
     return np.dtype(CODE_TYPES[text(value)])
 
 
-def _kinds(saved: Mapping[str, object]) -> dict[str, str]:
-    kinds = {name: text(kind) for name, kind in mapping(saved.get("kinds", {})).items()}
+def _kinds(saved: Mapping[str, Json]) -> dict[str, str]:
+    kinds: dict[str, str] = restored(Mapping[str, str], saved.get("kinds", {}))
     for kind in kinds.values():
         if kind not in KINDS.values():
             raise ValueError(f"a field is of kind {short(kind)}")
     return kinds
 
 
-def _shape(value: object) -> tuple[int, ...]:
-    shape = tuple(integer(length, 0) for length in sequence(value))
-    if len(shape) > MOST_AXES:
-        raise ValueError(f"a field has {len(shape)} axes")
-    return shape
+def _check_axes(shapes: Iterable[tuple[int, ...]]) -> None:
+    for shape in shapes:
+        if len(shape) > MOST_AXES:
+            raise ValueError(f"a field has {len(shape)} axes")
 
 
 def _levels(name: str, value: object) -> tuple[Level, ...]:
     entry = mapping(value)
-    levels: list[Level] = []
-    for level in sequence(entry["levels"]):
-        if not isinstance(level, str | int | float) or level != level:
-            raise TypeError(f"{short(level)} is not a level")
-        levels.append(level)
+    levels: tuple[Level, ...] = restored(tuple[Level, ...], entry["levels"])
     if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
         raise ValueError(f"the levels of column {name!r} are not valid")
-    return tuple(levels)
+    return levels
 
 
 def field_labels(f: Field, columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,49 +20,90 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
-from modicum.rows.coding import Level, code_type, treatment
-from modicum.rows.description import KINDS, Array, Description, DType, Field
-from modicum.rows.levels import MOST_LEVELS, distinct, ordered, reference_first
+from modicum.rows.coding import Array, DType, Level, code_type, treatment
+from modicum.rows.description import KINDS, Description, Field
+from modicum.rows.levels import (
+    MOST_LEVELS,
+    distinct,
+    joined,
+    numbers,
+    ordered,
+    reference_first,
+)
 from modicum.rows.memory import MemoryBackend, allocate
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
-from modicum.rows.table_encoding import ColumnChoice, Encoder, Roles, floating, resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Fields of one number per row; but an offset may hold one per class, and user-defined models may
 # have a y of any shape.
 SCALARS = ("y", "offset", "weight")
 
 
-class ArrayField:
-    """A field given as an array, or as anything NumPy can convert to one."""
+class NumberField:
+    """A field of numbers: one array of any shape, or the columns of a data frame or a series."""
 
-    columns: tuple[str, ...] = ()
-    title: str | None = None
+    def __init__(self, name: str, value: Any) -> None:  # of a library that may not be installed
+        self.title: str | None = None  # the name of a series
+        self.columns: tuple[str, ...] = ()  # of a frame or a series
+        self.shape: tuple[int, ...] = ()
+        if is_series(value):
+            import pyarrow as pa
 
-    def __init__(self, name: str, value: object) -> None:
-        self._array = array = _as_array(name, value)
-        self.n, self.shape = array.shape[0], array.shape[1:]
-        self.floating = [array.dtype] if array.dtype.kind == "f" else []
-        self.kind = KINDS.get(array.dtype.kind)
+            self.title = str(value.name) if getattr(value, "name", None) else None
+            column = value if library(value) == "pyarrow" else arrow_column(value, name)
+            self._arrays = _column_arrays(pa.table({name: column}), name in SCALARS)
+            self.columns = (name,)
+        elif is_table(value):
+            source = TableSource(value)
+            self._arrays = _column_arrays(source.table(source.names), False)
+            self.columns, self.shape = source.names, (len(source.names),)
+        else:
+            self._arrays = [_as_array(name, value)]
+            self.shape = self._arrays[0].shape[1:]
+        if 0 in self.shape:
+            shape = (len(value), *self.shape)
+            raise DataError(f"field {name!r} has shape {shape}: it has no columns.")
+        self.n = len(self._arrays[0])
+        dtypes = [array.dtype for array in self._arrays]
+        self.floating = [dtype for dtype in dtypes if dtype.kind == "f"]
+        kinds = {KINDS.get(dtype.kind) for dtype in dtypes}
+        self.kind = kinds.pop() if len(kinds) == 1 else None
 
     def squeeze(self) -> None:
         """Drop a trailing axis of one."""
-        self._array = self._array[:, 0]
+        if self.columns:
+            self.title = self.title or self.columns[0]
+        else:
+            self._arrays = [self._arrays[0][:, 0]]
         self.shape = ()
 
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
         """Rows from `start` up to `stop`; a view if type and layout already fit."""
-        original = self._array[start:stop]
-        require_exact(original, dtype, lambda at: labels[at % len(labels)], start)
+        parts, labels = [array[start:stop] for array in self._arrays], self.columns or labels
+        several = len(parts) > 1
+        for j, part in enumerate(parts):
+            own = labels[j : j + 1] if several else labels
+            require_exact(part, dtype, lambda at, own=own: own[at % len(own)], start)  # type: ignore[misc]
         with np.errstate(over="ignore"):
-            array: Array = np.ascontiguousarray(original, dtype=dtype)
-        flat = array.reshape(len(array), len(labels))
-        require_finite(flat, labels, start, lambda row, col: original[row].reshape(-1)[col])
-        return array
+            array: Array = np.ascontiguousarray(parts[0], dtype=dtype)
+            if several:
+                array = np.empty((len(parts[0]), len(parts)), dtype)
+                for j, part in enumerate(parts):
+                    array[:, j] = part
+
+        def original(row: int, column: int) -> float:
+            return float(parts[column][row] if several else parts[0][row].reshape(-1)[column])
+
+        require_finite(array.reshape(len(array), len(labels)), labels, start, original)
+        return array.reshape(len(array), *self.shape)
 
     def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
-        """All rows, without a copy if type and layout already fit."""
-        fits = self._array.dtype == dtype and self._array.flags.c_contiguous
-        array = self._array if fits else allocate(self._array.shape, dtype)
+        """All rows; of an array without a copy, if type and layout already fit."""
+        whole = self._arrays[0]
+        fits = not self.columns and whole.dtype == dtype and whole.flags.c_contiguous
+        array = whole if fits else allocate((self.n, *self.shape), dtype)
         step = block_rows(len(labels))
         for start in range(0, self.n, step):
             part = self.part(start, start + step, dtype, labels)
@@ -71,58 +112,14 @@ class ArrayField:
         return array
 
 
-class FrameField:
-    """A field given as a data frame, or as a series (one number per row)."""
-
-    def __init__(self, name: str, value: Any) -> None:  # of a library that may not be installed
-        series = is_series(value)
-        if series:
-            import pyarrow as pa
-
-            self.title = str(value.name) if getattr(value, "name", None) else None
-            column = value if library(value) == "pyarrow" else arrow_column(value, name)
-            value = pa.table({name: column})
-        else:
-            self.title = None
-        source = TableSource(value)
-        # A scalar is encoded like an outcome, which cannot be categorical; others like predictors.
-        scalar = series and name in SCALARS
-        roles = Roles(name, ()) if scalar else resolve(source.names, ColumnChoice(outcome=None))
-        self._roles, self._table = roles, source.table(roles.needed)
-        self.floating = floating(self._table.schema.types)
-        self.kind = _kind_of(self._table.schema.types)
-        self.n, self.columns = self._table.num_rows, source.names
-        self.shape: tuple[int, ...] = () if series else (len(source.names),)
-
-    def squeeze(self) -> None:
-        """Drop a trailing axis of one."""
-        self.title = self.title or self.columns[0]
-        self.shape = ()
-
-    def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
-        """Rows from `start` up to `stop`."""
-        piece = self._table.slice(start, stop - start)
-        encoder = Encoder(self._roles, {}, dtype, from_table=False)
-        (array,) = encoder.encode(piece, start).values()
-        return array.reshape(-1, *self.shape)
-
-    def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
-        """All rows."""
-        array = allocate((self.n, *self.shape), dtype)
-        step = block_rows(len(labels))
-        for start in range(0, self.n, step):
-            array[start : start + step] = self.part(start, start + step, dtype, labels)
-        return array
-
-
-def _kind_of(types: Sequence[Any]) -> str | None:  # pyarrow has no types
-    """Return "integer" or "boolean" if all columns are of that kind, by their Arrow types."""
-    import pyarrow.types as kinds
-
-    for kind, holds in (("integer", kinds.is_integer), ("boolean", kinds.is_boolean)):
-        if all(holds(column_type) for column_type in types):
-            return kind
-    return None
+def _column_arrays(table: pa.Table, scalar: bool) -> list[Array]:
+    """Return the columns of a table, which must be numbers."""
+    table_remedy = "use Rows.from_table with categorical=[{!r}], or convert it to numbers"
+    remedy = "convert it to numbers (such as 0 and 1) first" if scalar else table_remedy
+    return [
+        numbers(joined(table.column(name)), name, 0, remedy.format(name))
+        for name in table.column_names
+    ]
 
 
 class CodesField:
@@ -217,7 +214,7 @@ def _renumber(name: str, values: Sequence[Level], codes: Array, levels: tuple[Le
     return places.astype(code_type(len(levels)))
 
 
-RawField: TypeAlias = ArrayField | FrameField | CodesField
+RawField: TypeAlias = NumberField | CodesField
 
 
 class FieldSet:
@@ -378,8 +375,7 @@ def _field(name: str, value: object) -> RawField:
         raise SettingError(
             f"field {name!r} is a path: use Rows.open for a store, modicum.rows.ingest for files."
         )
-    framed = is_table(value) or is_series(value)
-    field: ArrayField | FrameField = FrameField(name, value) if framed else ArrayField(name, value)
+    field = NumberField(name, value)
     if name in SCALARS and field.shape == (1,):
         field.squeeze()  # (n, 1) would broadcast against (n,) to (n, n)
     # A softmax regression has an offset per class.
@@ -426,8 +422,6 @@ def _as_array(name: str, value: object) -> Array:
         )
     if array.dtype.kind not in "fiub":
         raise DataError(_not_numbers_message(name, array))
-    if 0 in array.shape[1:]:
-        raise DataError(f"field {name!r} has shape {array.shape}: it has no columns.")
     return array
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.description import Array
+from modicum.rows.coding import Array
 from modicum.rows.rows import Rows
 
 SWEEP = 1 << 20  # rows whose groups are read at a time

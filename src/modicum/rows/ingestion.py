@@ -27,7 +27,7 @@ from modicum.rows.rows import Rows
 from modicum.rows.sorting import sorted_blocks
 from modicum.rows.sources import Source, Unread
 from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
-from modicum.rows.table_encoding import ColumnChoice, read_source
+from modicum.rows.table_encoding import ColumnChoice, learn_columns
 from modicum.rows.tables import open_table
 from modicum.rows.writing import (
     Directory,
@@ -249,11 +249,12 @@ def _pack_source(
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         description = replace(source._description, dtype=kind)
         return PackedBlocks(description, _repack_rows(source, description), len(source))
-    rest = Unread(source)
-    encoder, blocks = read_source(source, choice, dtype, rest)
-    description = encoder.describe(source.rows or 0)
+    encoding, kind = learn_columns(source, choice, dtype)
+    description, rest = encoding.describe(source.rows or 0, kind), Unread(source)
     rest.first = count_written(description)
-    return PackedBlocks(description, blocks, source.rows)
+    return PackedBlocks(
+        description, map(description.pack, encoding.encode(rest, kind)), source.rows
+    )
 
 
 def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:

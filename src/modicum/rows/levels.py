@@ -1,17 +1,16 @@
-"""The levels of categorical columns: collecting them, their order, and their codes."""
+"""Columns of a table as numbers or as levels, and the order of levels."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.checks import missing, names_like
-from modicum.rows.coding import Level, level_key, level_places
-from modicum.rows.description import Array
+from modicum.rows.checks import missing, names_like, reads_as_number
+from modicum.rows.coding import Array, DType, Level, level_key
 from modicum.rows.sources import Source
 
 if TYPE_CHECKING:
@@ -33,24 +32,58 @@ MARKED = rf"[{MINUS}]?[{SIGNS}]?[{MINUS}]?\s?{DIGITS}\s?[{SIGNS}]?"
 NUMBER = r"[+-]?([0-9]+([.][0-9]*)?|[.][0-9]+)([eE][+-]?[0-9]+)?"
 
 
-def collect_levels(
-    batches: Iterable[pa.RecordBatch], references: Mapping[str, Level | None]
-) -> dict[str, tuple[Level, ...]]:
-    """Return the levels that occur in each column, the reference first, the others sorted."""
-    # Dictionaries without values serve as ordered sets.
-    occurring: dict[str, dict[Level, None]] = {name: {} for name in references}
-    start = 0
-    for batch in batches:
-        for name, levels in occurring.items():
-            values, codes = distinct(batch.column(name), name, start)
-            levels.update(dict.fromkeys(values[code] for code in np.unique(codes)))
-            if len(levels) > MOST_LEVELS:
-                raise DataError(
-                    f"categorical column {name!r} has more than {MOST_LEVELS} levels by row "
-                    f"{start + batch.num_rows - 1}: group them, or leave the column out."
-                )
-        start += batch.num_rows
-    return {name: ordered(name, levels, references[name]) for name, levels in occurring.items()}
+def kind_of(kind: pa.DataType) -> str:
+    """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""
+    from pyarrow import types as kinds
+
+    if kinds.is_boolean(kind):
+        return "boolean"
+    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
+        return "number"
+    text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+    return "levels" if text or kinds.is_dictionary(kind) else str(kind)
+
+
+def floating(types: Iterable[pa.DataType]) -> list[DType]:
+    """Return the floating types among the columns' types (a decimal counts as float64)."""
+    from pyarrow import types as kinds
+
+    return [
+        np.dtype(kind.to_pandas_dtype() if kinds.is_floating(kind) else np.float64)
+        for kind in types
+        if kinds.is_floating(kind) or kinds.is_decimal(kind)
+    ]
+
+
+def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return a column of a batch or of a table as one array."""
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
+    """Return an Arrow column as a NumPy array of integers, booleans or floats; refuse others."""
+    import pyarrow as pa
+
+    kind = kind_of(array.type)
+    if kind == "levels" and len(array):
+        values = array.to_pylist()
+        there = [i for i, value in enumerate(values) if value is not None]
+        row = next((i for i in there if not reads_as_number(values[i])), (there or [0])[0])
+        said = "text" if isinstance(values[row], str) else "categories"
+        raise DataError(
+            f"column {name!r} holds {said} ({values[row]!r} in row {start + row}): {text_remedy}."
+        )
+    if array.null_count:
+        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+        raise DataError(missing(name, start + row))
+    if kind not in ("number", "boolean"):
+        raise DataError(
+            f"column {name!r} holds values of type {kind}: convert it to a number first, or leave "
+            "it out."
+        )
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def ordered(
@@ -124,44 +157,6 @@ def distinct(array: pa.Array, name: str, start: int = 0) -> tuple[list[Level], A
                 "convert it to text or to whole numbers first."
             )
     return values, codes
-
-
-def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column of a batch or of a table as one array."""
-    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
-
-
-def level_codes(array: pa.Array, name: str, levels: tuple[Level, ...], start: int) -> Array:
-    """Return the index in `levels` of each row of `array`, whose first row is `start`."""
-    values, codes = distinct(array, name, start)
-    place = {level: i for i, level in enumerate(levels)}
-    places: Array = np.array([place.get(value, -1) for value in values] or [-1])[codes]
-    if len(places) and places.min() < 0:
-        row = int(np.argmax(places < 0))
-        raise DataError(
-            f"categorical column {name!r} holds {values[codes[row]]!r} in row {start + row}, which "
-            "it did not hold on the first reading: the source has changed, so read it again."
-        )
-    return places
-
-
-def levels_like(source: Source, name: str, levels: Sequence[str]) -> tuple[Level, ...]:
-    """Return known levels in their order, each as this table writes it: 6 or "6"."""
-    as_written: dict[str, Level] = {}
-    start = 0
-    for batch in source.batches([name]):
-        values, codes = distinct(batch.column(name), name, start)
-        places = level_places(levels, values)
-        for code in np.unique(codes):
-            if places[code] < 0:
-                raise DataError(
-                    f"column {name!r} holds {values[code]!r} in row "
-                    f"{start + int(np.argmax(codes == code))}, which the rows of the fit did not; "
-                    "leave such rows out, or fit again with rows that have them."
-                )
-            as_written[levels[places[code]]] = values[code]
-        start += batch.num_rows
-    return tuple(as_written.get(level, level) for level in levels)
 
 
 def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy: str) -> None:

@@ -22,9 +22,8 @@ from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError
 from modicum.rows.coding import Level, level_names
 from modicum.rows.csv import TypesWidened
-from modicum.rows.description import Array, Description
+from modicum.rows.description import Array, Description, describe
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
-from modicum.rows.formula.encoding import encoded, in_memory, rows_type
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
@@ -37,6 +36,7 @@ from modicum.rows.ingestion import (
     write_store,
 )
 from modicum.rows.lake import cache_folder
+from modicum.rows.memory import encoded, in_memory, rows_type
 from modicum.rows.rows import Rows
 from modicum.rows.sources import BATCH_ROWS, Source, Unread, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
@@ -219,7 +219,7 @@ def read_formula(
         )
     except MissingValueError as fault:
         remedy = f"fill it in, or drop such rows with {argument('missing', 'drop')}"
-        raise MissingValueError(fault.column, fault.row, remedy) from None
+        raise MissingValueError(fault.column, fault.row, "", remedy) from None
 
 
 def _require_text(formula: object, data: object, **columns: object) -> None:
@@ -273,7 +273,7 @@ def encode_table(
     """Make rows from any table that `read_formula` takes, by an encoding learned from another.
 
     Groups that the encoding does not know are refused, or with `new_groups` follow those it knows.
-    The other arguments are those of `modicum.rows.formula.encoding.encoded`.
+    The other arguments are those of `modicum.rows.memory.encoded`.
     """
     source = source_of(table, encoding)
     known = reread(lambda: encoding.with_levels_of(source)) if new_groups else encoding
@@ -320,7 +320,7 @@ def _read(
     encoding = learned.encoding
     n = learned.rows if learned.rows is not None else source.rows
     kind = rows_type(encoding.needed(), source, dtype)
-    description = encoding.describe(n or 1, kind)
+    description = describe(encoding, n or 1, kind)
     rest = Unread(source)
     chunks = encoding.chunks(rest, kind, drop=drop)
     if store is not None:
@@ -435,10 +435,9 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     >>> table_numbers(made.rows, table).tolist()
     [0, 2]
     """
-    origin = rows.schema.origin
-    if origin is None:
+    encoding = rows.schema.encoding
+    if encoding is None:
         return None
-    encoding = FormulaEncoding.from_dict(origin)
     field = largest_factor(encoding, rows.schema.levels)
     own = None if field is None else whole_field(rows, field)
     is_sorted = own is not None and bool(np.all(own[1:] >= own[:-1]))

@@ -18,11 +18,10 @@ from modicum.rows.coding import Coding, Level
 from modicum.rows.description import Array, Description, DType, RowsSchema
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import fingerprint
-from modicum.rows.formula.encoding import FormulaEncoding, encoded
 from modicum.rows.lake import is_remote, local_path
-from modicum.rows.memory import MemoryBackend, fill
+from modicum.rows.memory import MemoryBackend, encoded, fill
 from modicum.rows.sources import TableSource, is_table
-from modicum.rows.table_encoding import ColumnChoice, read_table, read_table_like
+from modicum.rows.table_encoding import ColumnChoice, encoding_like, learn_columns
 
 
 class Backend(Protocol):
@@ -181,8 +180,15 @@ class Rows:
                     "like= already determines the columns: leave the other column arguments out."
                 )
             return _encode_like(table, like, dtype)
-        description, blocks = read_table(table, choice, dtype)
-        return cls._at(description, fill(description, map(description.split, blocks)))
+        if not is_table(table):
+            raise SettingError(
+                f"from_table takes a pandas, polars or pyarrow table, not {type(table).__name__}: "
+                "for arrays use Rows(x=..., y=...), for files modicum.rows.ingest."
+            )
+        source = TableSource(table)
+        encoding, kind = learn_columns(source, choice, dtype)
+        description = encoding.describe(source.rows or 0, kind)
+        return cls._at(description, fill(description, encoding.encode(source, kind)))
 
     @classmethod
     def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
@@ -208,12 +214,18 @@ class Rows:
         >>> Rows.from_table_like(new, rows.schema, outcome=False).slice(0, 1)["carrier"]
         array([2], dtype=uint8)
         """
-        if schema.origin is not None:
-            encoding = FormulaEncoding.from_dict(schema.origin)
-            backend = encoded(encoding, TableSource(table), outcome=outcome)
+        source = TableSource(table)
+        if schema.encoding is not None:
+            backend = encoded(schema.encoding, source, outcome=outcome)
             return cls._at(backend.description, backend)
-        description, blocks = read_table_like(table, schema, outcome)
-        return cls._at(description, fill(description, map(description.split, blocks)))
+        encoding, kind = encoding_like(source, schema, outcome)
+        # Use the names of the other rows, however this table writes its levels.
+        description = replace(
+            encoding.describe(source.rows or 0, kind),
+            columns=schema.columns,
+            levels=dict(schema.levels),
+        )
+        return cls._at(description, fill(description, encoding.encode(source, kind)))
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
@@ -456,9 +468,8 @@ class Rows:
     @property
     def outcome_levels(self) -> tuple[Level, ...]:
         """Levels of a formula's outcome, held in y as codes 0, 1, ...; empty for numbers."""
-        origin = self._description.origin
-        outcome = None if origin is None else FormulaEncoding.from_dict(origin).outcome
-        return () if outcome is None else outcome.levels
+        encoding = self._description.encoding
+        return () if encoding is None or encoding.outcome is None else encoding.outcome.levels
 
     @property
     def schema(self) -> RowsSchema:
@@ -519,10 +530,10 @@ def _encode_like(table: object, like: object, dtype: object) -> Rows:
     if dtype is not None or not is_table(table):
         raise SettingError("with like=, pass a data frame or an Arrow table, and leave dtype out.")
     names = TableSource(table).names
-    needed = [schema.outcome]
-    if schema.origin is not None:
-        encoding = FormulaEncoding.from_dict(schema.origin)
-        needed = [name for name in encoding.needed() if name not in encoding.needed(outcome=False)]
+    needed: Sequence[str | None] = [schema.outcome]
+    if schema.encoding is not None:
+        others = schema.encoding.needed(outcome=False)
+        needed = [name for name in schema.encoding.needed() if name not in others]
     return Rows.from_table_like(table, schema, all(name in names for name in needed))
 
 

@@ -7,17 +7,17 @@ applied by Modicum's own interpreter, so that a malicious file can do no harm.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from modicum.errors import DataError, ModicumError, ResourceError, SettingError, argument
-from modicum.rows.checks import WeightCheck, as_dtype
-from modicum.rows.coding import Level, code_type
-from modicum.rows.description import Array, Description, DType, Field
+from modicum.errors import DataError, ModicumError
+from modicum.rows.checks import WeightCheck
+from modicum.rows.coding import Array, DType, Level
 from modicum.rows.formula.evaluation import (
     BatchColumns,
     Evaluated,
@@ -26,17 +26,18 @@ from modicum.rows.formula.evaluation import (
     check_weights,
     complete_rows,
     counted,
-    kind_of,
 )
-from modicum.rows.formula.expressions import CONTRASTS, Contrast, Expression
+from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.parsing import GroupTerm
 from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
 from modicum.rows.formula.transforms import State
-from modicum.rows.json_entries import integer, mapping, sequence, text
-from modicum.rows.memory import MemoryBackend, fill
+from modicum.rows.json_entries import Json, mapping, plain, restored, sequence
+from modicum.rows.levels import kind_of
 from modicum.rows.sources import Source
-from modicum.rows.table_encoding import floating
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
 
@@ -151,44 +152,6 @@ class FormulaEncoding:
         extended = [replace(g, levels=(*g.levels, *new[g.field].values())) for g in self.groupings]
         return replace(self, groupings=tuple(extended))
 
-    def describe(
-        self, n: int, dtype: DType, outcome: bool = True, extra: Collection[str] | None = None
-    ) -> Description:
-        """Describe `n` rows of this encoding, with these further fields (None: all)."""
-        layout = self.layout
-        # Without numbers and codes, an x of zero columns carries the number of rows.
-        has_x = layout.numbers or not layout.codes
-        fields = [Field("x", (len(layout.numbers),))] if has_x else []
-        for codes in layout.codes:
-            fields.append(Field(codes.field, (), code_type(codes.levels)))
-        if outcome and self.outcome is not None:
-            fields.append(Field("y"))
-        fields += [Field(name) for name in self.fields if _is_requested(name, extra)]
-        coded = {f.name for f in fields}
-        for group in self.groupings:
-            if group.field not in coded and _is_requested(group.field, extra):
-                fields.append(Field(group.field, (), code_type(len(group.levels))))
-        levels = {
-            codes.field: self.factors[codes.parts[0][0]].levels
-            for codes in layout.codes
-            if len(codes.parts) == 1 and not codes.window
-        }
-        levels |= {g.field: g.levels for g in self.groupings if _is_requested(g.field, extra)}
-        return Description(
-            n=n,
-            dtype=dtype,
-            fields=tuple(fields),
-            columns=layout.columns,
-            outcome=None if self.outcome is None else self.outcome.expression,
-            levels=levels,
-            coding=layout.coding if layout.codes else None,
-            terms={
-                name: tuple(layout.columns[place] for place in places)
-                for name, places in layout.terms.items()
-            },
-            origin=self.to_dict(),
-        )
-
     def chunks(
         self,
         source: Source,
@@ -197,7 +160,7 @@ class FormulaEncoding:
         outcome: bool = True,
         fields: Collection[str] | None = None,
         drop: bool = False,
-        newlevels: NewLevels = "refuse",
+        newlevels: NewLevels | None = "refuse",
     ) -> Iterator[dict[str, Array]]:
         """Encode all rows of a source, one batch at a time.
 
@@ -214,25 +177,34 @@ class FormulaEncoding:
         drop
             Whether rows with missing values are dropped instead of refused.
         newlevels
-            What to do with a level that the encoding does not know.
+            What to do with a level that the encoding does not know; None refuses it too, and
+            does not suggest "reference".
         """
         needed = self.needed(outcome, fields)
         self._check_columns(source, needed)
         extra = [name for name in self.fields if _is_requested(name, fields)]
         groups = [g for g in self.groupings if _is_requested(g.field, fields)]
-        check = WeightCheck(self.fields["weight"][0]) if "weight" in extra else None
-        any_rows = False
-        chunks = complete_rows(source.batches(needed), needed, drop) if needed else counted(source)
+        weight = Expression(self.fields["weight"][0]).label if "weight" in extra else None
+        check = None if weight is None else WeightCheck(weight)
+        first = getattr(source, "first", 0)  # of a reading that continues an earlier one
+        any_rows = first > 0
+        batches = self.batches(source, needed)
+        chunks = complete_rows(batches, needed, drop, first) if needed else counted(source)
         for columns, _ in chunks:
             if len(columns) == 0:
                 continue
             any_rows = True
             encoded = self._encode(columns, dtype, outcome, extra, check, newlevels)
             yield encoded | {group.field: group.codes(columns) for group in groups}
-        if not any_rows and outcome:  # there may be nothing to predict
-            raise DataError("there are no (complete) rows in the data: at least one is needed.")
+        if not any_rows and outcome and self.outcome is not None:  # there may be none to predict
+            rows = "complete rows" if drop else "rows"
+            raise DataError(f"there are no {rows} in the data: at least one is needed.")
         if check:
             check.finish()
+
+    def batches(self, source: Source, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns of a source."""
+        return source.batches(columns)
 
     def _check_columns(self, source: Source, needed: Sequence[str]) -> None:
         """Refuse a table that lacks a column, or has text where the fit had numbers."""
@@ -254,7 +226,7 @@ class FormulaEncoding:
         outcome: bool,
         extra: Sequence[str],
         weight: WeightCheck | None,
-        newlevels: NewLevels,
+        newlevels: NewLevels | None,
     ) -> dict[str, Array]:
         layout, evaluated = (
             self.layout,
@@ -272,64 +244,34 @@ class FormulaEncoding:
         if outcome and self.outcome is not None:
             expression = Expression(self.outcome.expression)
             y = evaluated.outcome(expression, self.outcome.levels)
-            rows["y"] = as_type([y], dtype, [self.outcome.expression], columns)[:, 0]
+            rows["y"] = as_type([y], dtype, [expression.label], columns)[:, 0]
         for name in extra:
-            texts = self.fields[name]
-            parts = [evaluated.number(Expression(text)) for text in texts]
+            summands = [Expression(text) for text in self.fields[name]]
+            parts = [evaluated.number(summand) for summand in summands]
             total = parts[0] if len(parts) == 1 else np.sum(parts, axis=0)
-            rows[name] = as_type([total], dtype, [" + ".join(texts)], columns)[:, 0]
+            label = " + ".join(summand.label for summand in summands)
+            rows[name] = as_type([total], dtype, [label], columns)[:, 0]
             if name == "weight" and weight is not None:
                 check_weights(weight, rows[name], columns)
         return rows
 
-    def to_dict(self) -> dict[str, object]:
+    def __eq__(self, other: object) -> bool:  # states hold arrays, which compare by element
+        return isinstance(other, FormulaEncoding) and self.to_dict() == other.to_dict()
+
+    def to_dict(self) -> dict[str, Json]:
         """Return the encoding as plain JSON values."""
-        outcome = self.outcome
-        return {
-            "formula": self.formula,
-            "factors": [_factor_entry(factor) for factor in self.factors],
-            "terms": [
-                {"name": t.name, "parts": [[list(s) for s in part] for part in t.parts]}
-                for t in self.terms
-            ],
-            "intercept": self.intercept,
-            "outcome": None
-            if outcome is None
-            else {
-                "expression": outcome.expression,
-                "levels": list(outcome.levels),
-                "alphabetical": outcome.alphabetical,
-            },
-            "fields": {name: list(texts) for name, texts in self.fields.items()},
-            "groups": [
-                {"group": list(g.group), "effects": list(g.effects), "correlated": g.correlated}
-                for g in self.groups
-            ],
-            "groupings": [
-                {"columns": list(g.columns), "levels": list(g.levels)} for g in self.groupings
-            ],
-            "states": {call: _plain(state) for call, state in self.states.items()},
-            "kinds": dict(self.kinds),
-            "drops": self.drops,
-        }
+        entries = {f.name: getattr(self, f.name) for f in dataclass_fields(self)}
+        states = {call: _plain(state) for call, state in self.states.items()}
+        return {name: plain(entry) for name, entry in (entries | {"states": states}).items()}
 
     @classmethod
     def from_dict(cls, saved: object) -> FormulaEncoding:
         """Undo `to_dict`; raise `DataError` for anything else, and for forbidden expressions."""
         try:
             page = mapping(saved)
-            encoding = cls(
-                formula=text(page["formula"]),
-                factors=tuple(_factor(entry) for entry in sequence(page["factors"])),
-                terms=tuple(_term(entry) for entry in sequence(page["terms"])),
-                intercept=_truth(page["intercept"]),
-                outcome=None if page["outcome"] is None else _outcome(page["outcome"]),
-                fields={k: _texts(v) for k, v in mapping(page["fields"]).items()},
-                groups=tuple(_group(entry) for entry in sequence(page["groups"])),
-                groupings=tuple(_grouping(entry) for entry in sequence(page["groupings"])),
-                states={k: _state(v) for k, v in mapping(page["states"]).items()},
-                kinds={k: text(v) for k, v in mapping(page["kinds"]).items()},
-                drops=_truth(page["drops"]),
+            states = {k: _state(v) for k, v in mapping(page["states"]).items()}
+            encoding: FormulaEncoding = replace(
+                restored(cls, {k: v for k, v in page.items() if k != "states"}), states=states
             )
             encoding.needed()  # parses, and thereby checks, every expression
             encoding.layout  # noqa: B018 - checks that terms and factors agree
@@ -346,88 +288,6 @@ def _is_requested(name: str, fields: Collection[str] | None) -> bool:
 
 
 # To JSON and back. Readers raise KeyError, TypeError or ValueError for invalid entries.
-
-
-def _factor_entry(factor: Factor) -> dict[str, object]:
-    contrast = factor.contrast
-    return {
-        "expression": factor.expression,
-        "label": factor.label,
-        "columns": list(factor.columns),
-        "levels": list(factor.levels),
-        "contrast": None
-        if contrast is None
-        else {"name": contrast.name, "options": dict(contrast.options)},
-        "spans": factor.spans,
-        "local": factor.local,
-    }
-
-
-def _factor(saved: object) -> Factor:
-    entry = mapping(saved)
-    contrast = None
-    if entry["contrast"] is not None:
-        entries = mapping(entry["contrast"])
-        name, options = text(entries["name"]), mapping(entries["options"])
-        if name not in CONTRASTS or not set(options) <= {"reverse", "scale", "backward"}:
-            raise ValueError(f"the contrasts {name[:40]!r} are unknown")
-        contrast = Contrast(name, tuple((k, _truth(v)) for k, v in options.items()))
-    factor = Factor(
-        text(entry["expression"]),
-        text(entry["label"]),
-        _texts(entry["columns"]),
-        _levels(entry["levels"]),
-        contrast,
-        _truth(entry["spans"]),
-        integer(entry["local"], 0),
-    )
-    if factor.local > len(factor.columns):
-        raise ValueError("a factor has fewer columns than a row uses")
-    return factor
-
-
-def _term(saved: object) -> Term:
-    entry = mapping(saved)
-    parts = []
-    for part in map(sequence, sequence(entry["parts"])):
-        pairs = [sequence(pair) for pair in part]
-        parts.append(tuple((integer(number, 0), _truth(reduced)) for number, reduced in pairs))
-    return Term(text(entry["name"]), tuple(parts))
-
-
-def _outcome(saved: object) -> Outcome:
-    entry = mapping(saved)
-    alphabetical = _truth(entry.get("alphabetical", False))
-    return Outcome(text(entry["expression"]), _levels(entry["levels"]), alphabetical)
-
-
-def _group(saved: object) -> GroupTerm:
-    entry = mapping(saved)
-    return GroupTerm(_texts(entry["group"]), _texts(entry["effects"]), _truth(entry["correlated"]))
-
-
-def _grouping(saved: object) -> Grouping:
-    entry = mapping(saved)
-    return Grouping(_texts(entry["columns"]), _levels(entry["levels"]))
-
-
-def _texts(saved: object) -> tuple[str, ...]:
-    return tuple(map(text, sequence(saved)))
-
-
-def _truth(saved: object) -> bool:
-    if not isinstance(saved, bool):
-        raise TypeError("a value is neither true nor false")
-    return saved
-
-
-def _levels(saved: object) -> tuple[Level, ...]:
-    levels = []
-    for level in sequence(saved):
-        if not isinstance(level, str | int | float) or level != level:
-            raise TypeError("a level is neither text nor a number")
-        levels.append(level)
-    return tuple(levels)
 
 
 def _plain(value: object) -> object:
@@ -464,83 +324,3 @@ def _state_value(value: object) -> object:
     if isinstance(value, int | float) and math.isfinite(value):
         return value
     raise TypeError("the state of a transform holds something that is not a number")
-
-
-MOST_OF_MEMORY = 0.8  # share of the machine's memory that rows may take; sampling needs some too
-
-
-def encoded(
-    encoding: FormulaEncoding,
-    source: Source,
-    *,
-    outcome: bool,
-    dtype: object = None,
-    drop: bool = False,
-    newlevels: NewLevels = "refuse",
-) -> MemoryBackend:
-    """Encode a table with the levels, knots and means learned from another.
-
-    Parameters
-    ----------
-    encoding
-        The learned encoding.
-    source
-        The table; its columns may be in any order, and there may be others.
-    outcome
-        Whether the rows get an outcome, and weights if the table has them; otherwise the table need
-        not have those columns.
-    dtype
-        Type of the numbers.
-    drop
-        Whether rows with missing values are dropped instead of refused.
-    newlevels
-        Whether a level that the encoding does not know is refused or replaced by the reference.
-    """
-    if newlevels not in ("refuse", "reference"):
-        raise SettingError(f"newlevels must be 'refuse' or 'reference', not {newlevels!r}.")
-    fields = encoding.fields_of(source.names, outcome)
-    kind = rows_type(encoding.needed(outcome, fields), source, dtype)
-    description = encoding.describe(1, kind, outcome, fields)
-    chunks = encoding.chunks(
-        source, kind, outcome=outcome, fields=fields, drop=drop, newlevels=newlevels
-    )
-    return in_memory(description, chunks, None if drop else source.rows)
-
-
-def rows_type(needed: Sequence[str], source: Source, dtype: object) -> DType:
-    """Return the type of the numbers: `dtype`, or by default that of the floating columns."""
-    names = [name for name in needed if name in source.names]
-    kind = as_dtype(dtype, floating(source.types(names)))
-    if kind.kind != "f":
-        raise SettingError("the rows of a formula are float32 or float64: leave dtype out.")
-    return kind
-
-
-def in_memory(
-    description: Description, chunks: Iterable[dict[str, Array]], n: int | None
-) -> MemoryBackend:
-    """Collect chunks in arrays; this takes memory for two copies only if `n` is unknown."""
-    if n is None:
-        parts = list(chunks)
-        if not parts:
-            return fill(replace(description, n=0), ())
-        arrays = {
-            f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in description.fields
-        }
-        description = replace(description, n=len(next(iter(arrays.values()))))
-        return MemoryBackend(description, arrays)
-    _require_memory(n * description.row_bytes)
-    return fill(replace(description, n=n), chunks)
-
-
-def _require_memory(size: int) -> None:
-    """Refuse rows that do not fit in memory."""
-    try:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not POSIX: the allocation itself may fail
-        return
-    if size > MOST_OF_MEMORY * free:
-        raise ResourceError(
-            f"the rows take {size / 1e9:.3g} GB, and this machine has {free / 1e9:.3g} GB of "
-            f"memory: pass {argument('store', 'FOLDER')} to keep them on disk."
-        )

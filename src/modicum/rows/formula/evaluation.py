@@ -15,30 +15,16 @@ from modicum.rows.checks import (
     require_exact,
     require_finite,
 )
-from modicum.rows.coding import Level, code_type, level_places
-from modicum.rows.description import Array, DType
+from modicum.rows.coding import Array, DType, Level, code_type, level_places
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
 from modicum.rows.formula.structure import Codes, Factor, Numbers
 from modicum.rows.formula.transforms import State
-from modicum.rows.levels import distinct, joined
+from modicum.rows.levels import distinct, joined, kind_of, numbers
 from modicum.rows.sources import BATCH_ROWS, Source
-from modicum.rows.table_encoding import numbers
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def kind_of(kind: pa.DataType) -> str:
-    """Return the kind of a column: "number", "levels", "boolean", or its Arrow type."""
-    from pyarrow import types as kinds
-
-    if kinds.is_boolean(kind):
-        return "boolean"
-    if kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind):
-        return "number"
-    text = kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
-    return "levels" if text or kinds.is_dictionary(kind) else str(kind)
 
 
 class BatchColumns:
@@ -127,7 +113,7 @@ class HeldColumns:
 
 
 def complete_rows(
-    batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool
+    batches: Iterable[pa.RecordBatch], columns: Sequence[str], drop: bool, first: int = 0
 ) -> Iterator[tuple[BatchColumns, int]]:
     """Yield each batch without its incomplete rows, and the number of incomplete rows.
 
@@ -139,17 +125,22 @@ def complete_rows(
         Columns to check for missing values, null or NaN.
     drop
         Whether to drop incomplete rows; otherwise an error names column and row of the first.
+    first
+        Row number of the first row.
     """
     import pyarrow as pa
 
-    start = 0
+    start = first
     for batch in batches:
         row_ids = np.arange(start, start + batch.num_rows)
         absent = np.zeros(batch.num_rows, dtype=bool)
         for name in columns:
-            holes = _holes(joined(batch.column(name)))
+            array = joined(batch.column(name))
+            holes = _holes(array)
             if holes is not None and not drop:
-                raise MissingValueError(name, start + int(np.argmax(holes)))
+                is_null = array.null_count > 0 or kind_of(array.type) == "levels"
+                value = "a missing value" if is_null else "NaN"
+                raise MissingValueError(name, start + int(np.argmax(holes)), value)
             if holes is not None:
                 absent |= holes
         start += batch.num_rows
@@ -206,7 +197,7 @@ class Evaluated:
         states: Mapping[str, State],
         columns: BatchColumns,
         dtype: DType,
-        newlevels: NewLevels,
+        newlevels: NewLevels | None,
     ) -> None:
         self._factors, self._columns, self._dtype = factors, columns, dtype
         self._states, self._newlevels = dict(states), newlevels
@@ -328,7 +319,7 @@ class Evaluated:
             at = int(np.argmax(places < 0))
             level = array.values[array.codes[at]]
             error = self._unknown_level(inner, label, levels, level, at, lenient)
-            if not (isinstance(error, NewLevelError) and lenient) or self._newlevels == "refuse":
+            if not (isinstance(error, NewLevelError) and lenient) or self._newlevels != "reference":
                 raise error
             places = np.maximum(places, 0)
         return places
@@ -344,14 +335,14 @@ class Evaluated:
     ) -> DataError:
         """Return the error for a level that is new, or for a column that is coded differently."""
         texts = all(isinstance(v, str) for v in levels)
-        if texts != isinstance(level, str) and inner.bare is not None:
+        if self._newlevels and texts != isinstance(level, str) and inner.bare is not None:
             kinds = ("text", "numbers") if texts else ("numbers or booleans", "text")
             return DataError(
                 f"column {inner.bare!r} held {kinds[0]} in the fit and holds {kinds[1]} here "
                 f"({level!r} in row {self._columns.row(at)}): convert it."
             )
         remedy = "leave such rows out, or fit again with rows that have them"
-        if lenient:
+        if lenient and self._newlevels:
             setting = argument("newlevels", "reference")
             remedy += f", or predict them as the reference level with {setting}"
         return NewLevelError(

@@ -12,16 +12,15 @@ import ast
 import keyword
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from modicum.errors import SettingError, suggestion
-from modicum.rows.coding import Level
-from modicum.rows.description import Array
+from modicum.rows.coding import Array, Level
 from modicum.rows.formula.transforms import LEARNERS
 
 LONGEST = 10_000  # characters per expression
@@ -72,6 +71,7 @@ CONTRASTS = {
     "diff": "DiffContrasts",
     "poly": "PolyContrasts",
 }
+OPTIONS = {"helmert": {"reverse", "scale"}, "diff": {"backward"}}
 PATSY = {"Treatment": "treatment", "Sum": "sum", "Helmert": "helmert", "Diff": "diff"}
 
 BINARY: dict[type[ast.operator], Callable[..., Any]] = {
@@ -102,13 +102,17 @@ class Contrast:
     """How levels become numeric columns instead of codes: formulaic's contrasts by name."""
 
     name: str
-    options: tuple[tuple[str, Level], ...] = ()
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.name not in CONTRASTS or not set(self.options) <= OPTIONS.get(self.name, set()):
+            raise ValueError(f"the contrasts {self.name[:40]!r} are unknown")
 
     def matrix(self, levels: tuple[Level, ...]) -> tuple[Array, tuple[str, ...]]:
         """Return the contrast matrix, one row per level, and the names of its columns."""
         from formulaic.transforms import contrasts
 
-        contrast = getattr(contrasts, CONTRASTS[self.name])(**dict(self.options))
+        contrast = getattr(contrasts, CONTRASTS[self.name])(**self.options)
         matrix = np.asarray(
             contrast.get_coding_matrix(list(levels), reduced_rank=True), dtype=float
         )
@@ -151,6 +155,8 @@ call functions by name only, as in log(x): compute such a column first.
     @classmethod
     def column(cls, name: str) -> Expression:
         """Return the expression that consists of one column."""
+        if "`" in name or not name:
+            return cls("Q(" + repr(name).replace("`", "\\x60") + ")")
         plain = name.isidentifier() and not keyword.iskeyword(name)
         same = unicodedata.is_normalized("NFKC", name)  # Python normalizes names
         return cls(name if plain and same else f"`{name}`")
@@ -390,11 +396,11 @@ call functions by name only, as in log(x): compute such a column first.
             if options:
                 raise SettingError(f"{self.text}: contr.treatment takes a reference level only.")
             return None, reference
-        allowed = {"helmert": {"reverse", "scale"}, "diff": {"backward"}}.get(name, set())
+        allowed = OPTIONS.get(name, set())
         if not set(options) <= allowed:
             takes = ", ".join(sorted(allowed)) or "no options"
             raise SettingError(f"{self.text}: contr.{name} takes {takes}.")
-        return Contrast(name, tuple(options.items())), None
+        return Contrast(name, {option: bool(value) for option, value in options.items()}), None
 
 
 def function_of(call: ast.Call) -> str | None:

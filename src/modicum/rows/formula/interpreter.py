@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.coding import Level, level_places
-from modicum.rows.description import Array
+from modicum.rows.coding import Array, Level, level_places
 from modicum.rows.formula.expressions import (
     BINARY,
     COMPARISONS,

@@ -10,16 +10,14 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import WeightCheck, reads_as_number
-from modicum.rows.coding import Level, level_key
+from modicum.rows.coding import Array, Level, level_key
 from modicum.rows.csv import CsvSource
-from modicum.rows.description import Array
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import (
     BatchColumns,
     HeldColumns,
     check_weights,
     complete_rows,
-    kind_of,
     level_array,
 )
 from modicum.rows.formula.expressions import Expression
@@ -28,7 +26,7 @@ from modicum.rows.formula.interpreter import ColumnArray, LevelArray, evaluate
 from modicum.rows.formula.parsing import Formula
 from modicum.rows.formula.structure import Factor, reduced_parts
 from modicum.rows.formula.transforms import State, learned_state
-from modicum.rows.levels import MOST_LEVELS, ordered, reference_first, refuse_stray_text
+from modicum.rows.levels import MOST_LEVELS, kind_of, ordered, reference_first, refuse_stray_text
 from modicum.rows.sources import Source
 
 

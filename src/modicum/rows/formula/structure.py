@@ -60,6 +60,10 @@ class Factor:
     spans: bool = False
     local: int = 0
 
+    def __post_init__(self) -> None:
+        if self.local > len(self.columns):
+            raise ValueError("a factor has fewer columns than a row uses")
+
     def coded(self, reduced: bool) -> bool:
         """Whether the factor is held as a code."""
         return bool(self.levels) and not (reduced and self.contrast)
@@ -219,7 +223,7 @@ def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ..
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise DataError(
-            f"two columns of the model would be named {twice[0]!r}: rename a column of the table."
+            f"two columns of x would be named {twice[0]!r}: rename a column of the table."
         )
     scales = [n for b, _ in coded for n in b.scales if n is not None and n not in dense]
     numbers = [*dense, *dict.fromkeys(scales)]

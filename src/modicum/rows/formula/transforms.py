@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from modicum.rows.description import Array
+from modicum.rows.coding import Array
 
 State: TypeAlias = dict[str | int, object]
 """The learned state of a transform: numbers, and lists and mappings of numbers."""
