@@ -217,12 +217,11 @@ def _check_digest(formula: str, data: Digest, settled: Sequence[str], groups: ob
     bool
         Whether the formula has group terms.
     """
-    origin = data.schema.origin
-    if origin is None:
+    encoding = data.schema.encoding
+    if encoding is None:
         raise SettingError(
             "the digest was not made from a formula; sample it with mo.sample(model, digest)."
         )
-    encoding = FormulaEncoding.from_dict(origin)
     if "".join(str(formula).split()) != "".join(encoding.formula.split()):
         raise SettingError(
             f"the digest was made for the formula {encoding.formula!r}, and another formula needs "
@@ -264,8 +263,8 @@ def model_for(
     family, priors, groups
         As in `fit`.
     """
-    assert rows.schema.origin is not None, "rows were not read with a formula"
-    encoding = FormulaEncoding.from_dict(rows.schema.origin)
+    encoding = rows.schema.encoding
+    assert encoding is not None, "rows were not read with a formula"
     if encoding.outcome is None:
         raise SettingError(f"the formula {encoding.formula!r} has no outcome before ~: name one.")
     if not encoding.layout.columns and not encoding.groups and not encoding.intercept:
@@ -396,8 +395,8 @@ def _with_field(model: LinearPredictorModel, outcome: str, field: str) -> str:
 
 def origin_of(table_rows: TableRows, formula_model: FormulaModel, table: object) -> Origin:
     """Return what a posterior records of a fit: formula, outcome levels, dropped rows, table."""
-    assert table_rows.rows.schema.origin is not None
-    encoding = FormulaEncoding.from_dict(table_rows.rows.schema.origin)
+    encoding = table_rows.rows.schema.encoding
+    assert encoding is not None
     outcome, dropped = encoding.outcome, table_rows.dropped
     settings: dict[str, object] = {"formula": encoding.formula}
     if outcome is not None and outcome.levels:

@@ -127,9 +127,9 @@ def test_reports_show_effects_whether_or_not_the_rows_are_there(post, table, tmp
 
 def test_levels_that_are_numbers_stay_numbers(post):
     levels = range(25)
-    groupings = [{"columns": ["ward"], "levels": list(levels)}]
-    origin = post.fit_rows.schema.origin | {"groupings": groupings}
-    schema = replace(post.fit_rows.schema, origin=origin)
+    schema = post.fit_rows.schema
+    groupings = (replace(schema.encoding.groupings[0], levels=tuple(levels)),)
+    schema = replace(schema, encoding=replace(schema.encoding, groupings=groupings))
     texts = {name: (tuple(map(str, levels)),) for name in ("1|ward", "dose|ward")}
     numbered = replace(
         post, labels=post.labels | texts, fit_rows=replace(post.fit_rows, schema=schema), rows=None

@@ -22,7 +22,7 @@ from modicum.posterior import Posterior
 from modicum.posterior.fit_rows import Groups
 from modicum.posterior.predict import NewGroups
 from modicum.rows import Rows
-from modicum.rows.formula import FormulaEncoding, NewLevels
+from modicum.rows.formula import NewLevels
 from modicum.rows.reading import TableFiles
 from modicum.run import within_limits
 from modicum_command import stop_line
@@ -45,9 +45,8 @@ def describe_rows(rows: Rows, source: str) -> str:
     if classes:
         numbered = ", ".join(f"{i} is {level}" for i, level in enumerate(classes[:5]))
         text += f"\n  {rows.outcome}: {numbered}{', ...' if len(classes) > 5 else ''}"
-    origin = rows.schema.origin  # grouping factors are pooled, and have no reference
-    groups = [] if origin is None else FormulaEncoding.from_dict(origin).groupings
-    pooled = {group.field for group in groups}
+    encoding = rows.schema.encoding  # grouping factors are pooled, and have no reference
+    pooled = set() if encoding is None else {group.field for group in encoding.groupings}
     for name, levels in rows.levels.items():
         kind = "groups" if name in pooled else f"levels, compared with {levels[0]}"
         text += f"\n  {name}: {len(levels):,} {kind}"

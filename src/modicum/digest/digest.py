@@ -65,7 +65,6 @@ from modicum.random import fresh_seed
 from modicum.rows import Rows, RowsSchema
 from modicum.rows.checks import NewLevelError
 from modicum.rows.description import Description
-from modicum.rows.formula import FormulaEncoding
 from modicum.rows.json_entries import Json, integer, mapping, text
 from modicum.rows.reading import encode_table, is_tabular
 from modicum.rows.sources import is_table
@@ -533,8 +532,8 @@ class Digest:
 
     def rows_like(self, rows: object) -> Rows:
         """Return rows with the digest's columns, levels and type, from rows or a table."""
-        if self.schema.origin is not None and is_tabular(rows):
-            encoding = FormulaEncoding.from_dict(self.schema.origin)
+        encoding = self.schema.encoding
+        if encoding is not None and is_tabular(rows):
             try:
                 return encode_table(encoding, rows, outcome=True)
             except NewLevelError as fault:
@@ -563,7 +562,7 @@ class Digest:
                 "the rows have other fields, columns or levels than the rows of the digest: make "
                 "them from a table with mo.Rows.from_table(table, like=digest)."
             )
-        if None not in (ours.origin, schema.origin) and _meaning(ours) != _meaning(schema):
+        if ours.encoding and schema.encoding and _meaning(ours) != _meaning(schema):
             raise DataError(
                 "the formula has learned other means, knots or levels from the table of these rows "
                 "than from that of the digest, so that columns of the same name hold different "

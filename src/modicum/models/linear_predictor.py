@@ -352,7 +352,7 @@ class LinearPredictorModel(CoefficientPriors):
         q = self.predictors(rows)
         if "offset" in rows.fields and rows.fields["offset"] != ((q,) if q > 1 else ()):
             numbers = f"{q} numbers (one per class but the reference)" if q > 1 else "one number"
-            by_formula = q > 1 and rows.schema.origin is not None
+            by_formula = q > 1 and rows.schema.encoding is not None
             remedy = ", which a formula cannot give: leave the offset out" if by_formula else ""
             raise DataError(f"the field 'offset' must hold {numbers} per row{remedy}.")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -61,11 +60,10 @@ class FitRows:
         """Hash of the rows."""
         return self.hashed if isinstance(self.hashed, str) else self.hashed.fingerprint()
 
-    @cached_property
+    @property
     def encoding(self) -> FormulaEncoding | None:
         """How a formula made the rows from a table; None if they were made otherwise."""
-        origin = self.schema.origin
-        return None if origin is None else FormulaEncoding.from_dict(origin)
+        return self.schema.encoding
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values, for a file."""
@@ -82,9 +80,7 @@ class FitRows:
         fingerprint, dtype = saved["fingerprint"], saved["dtype"]
         if not isinstance(fingerprint, str) or dtype not in ("float32", "float64", "uint8"):
             raise DataError("the saved description of the rows is damaged.")
-        fit_rows = cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
-        fit_rows.encoding  # noqa: B018 - refuse forbidden formulas now
-        return fit_rows
+        return cls(RowsSchema.from_dict(saved["schema"]), fingerprint, dtype)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,6 @@ from modicum.posterior.weighted import (
 )
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
-from modicum.rows.formula import FormulaEncoding
 from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import in_double_precision
 
@@ -165,9 +164,9 @@ def _levels_of_fit(fit: Fit, rows: Rows | None, group: str) -> Sequence[Level]:
     """
     if rows is not None:
         return rows.levels.get(group, ())
-    if fit.rows is None or fit.rows.schema.origin is None:
+    if fit.rows is None or fit.rows.schema.encoding is None:
         return ()
-    groupings = FormulaEncoding.from_dict(fit.rows.schema.origin).groupings
+    groupings = fit.rows.schema.encoding.groupings
     return next((grouping.levels for grouping in groupings if grouping.field == group), ())
 
 
