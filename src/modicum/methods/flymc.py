@@ -6,10 +6,10 @@ then moves the parameters and switches the lights in turn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from modicum.kernels.bounds import (
 from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
 from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
 from modicum.kernels.protocols import Move
-from modicum.methods.method import Method, Outcome, Plan, Task, Tuning, check_memory_limit
+from modicum.methods.method import Method, Outcome, Plan, Task, Tuning, account, check_memory_limit
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
@@ -42,40 +42,17 @@ FEWEST_TRIED = 32  # fewest rows that an update tries: fewer would save nothing
 MARGIN = 8  # extra room for a count, in its standard deviations
 
 
-class Lit(Protocol):
-    """The settings of FlyMC that a study depends on."""
+class Lights(NamedTuple):
+    """What two passes tell about the rows; a checkpoint keeps it."""
 
-    @property
-    def tuned(self) -> bool:
-        """Whether bounds are tight at the mode."""
-        ...
-
-    @property
-    def update(self) -> str:
-        """How lights are updated."""
-        ...
-
-    @property
-    def rate(self) -> float | None:
-        """Probability with which an update tries a row, if set by hand."""
-        ...
-
-    @property
-    def capacity(self) -> int | None:
-        """Room for bright rows, if set by hand."""
-        ...
-
-
-class _PassResults(NamedTuple):
-    """The results of two passes, which a checkpoint saves."""
-
-    collapsed: Collapsed
-    start: Candidates
+    collapsed: Collapsed  # the sum of all bounds
+    start: Candidates  # rows that may be bright when chains start
     bright: float  # expected number of bright rows
-    most: float
+    most: float  # expected number far out in the posterior
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> _PassResults:
+    def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Lights:
+        """Restore from the arrays of a checkpoint."""
         return cls(
             Collapsed(*(arrays[name] for name in Collapsed._fields)),
             Candidates(*(to_device(arrays[name]) for name in Candidates._fields)),
@@ -84,114 +61,28 @@ class _PassResults(NamedTuple):
         )
 
 
-@dataclass
-class FlyStudy:
-    """The bounds of one run and the brightness of its rows."""
-
-    method: Lit
-    task: Task
-    anchor: Anchor
-    steps: int  # expected gradients of a move
-    bounded: BoundedRows = field(init=False)
-    context: FlyContext = field(init=False)
-
-    def __post_init__(self) -> None:
-        target = self.task.target
-        self.bounded = BoundedRows(target, bound_of(target.model), self.method.tuned)
-        pass_results = self.task.remember("bound", self._collapse, _PassResults.from_arrays)
-        self.n = len(self.task.rows)
-        self.bright, self.most = pass_results.bright, pass_results.most
-        candidates = int(np.sum(np.asarray(pass_results.start.number) < self.n))
-        self.task.ledger.add("start", self.task.chains * candidates, "density")
-        self.context = FlyContext(
-            bound=whitened_sums(self.anchor, pass_results.collapsed),
-            n=jnp.asarray(self.n),
-            rate=jnp.asarray(self.rate),
-            start=pass_results.start,
-        )
-
-    def _collapse(self) -> dict[str, np.ndarray]:
-        """Make two passes: for the sum of all bounds, and for how bright each row may get."""
-        task = self.task
-        collapsed = collapse(task.sums, self.bounded, self.anchor)
-        bound = whitened_sums(self.anchor, collapsed)
-        rng = generator(task.seed, Stream.BRIGHTNESS)
-        pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
-        # Tuned rows get brighter away from the mode, so look farther out than chains usually go.
-        far = rng.standard_normal((FAR_DRAWS, task.target.size))
-        far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
-        task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
-        brightest = task.sums.engine.map_rows(
-            partial(_brightest, self.bounded), (bound, far), task.rows, "bright"
-        )
-        start = _candidates(brightest, rng)
-        expected = self._expected(start, bound, pilot)
-        most = np.sum(brightest, dtype=np.float64)
-        sums = {name: np.asarray(values) for name, values in collapsed._asdict().items()}
-        return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
-
-    def _expected(self, start: dict[str, np.ndarray], bound: BoundSums, pilot: np.ndarray) -> float:
-        """Estimate the number of bright rows from candidates, kept with known probabilities."""
-        batch = self.task.rows.take(start["row_ids"])
-        bright = np.asarray(_mean_brightness(self.bounded, bound, batch, pilot))
-        is_row = start["number"] < len(self.task.rows)
-        self.task.ledger.add("bright", int(is_row.sum()) * len(pilot), "density")
-        return float(np.sum(np.where(is_row, bright / start["chance"], 0.0)))
-
-    @property
-    def share(self) -> float:
-        """Expected share of bright rows."""
-        return self.bright / self.n
-
-    @property
-    def rate(self) -> float:
-        """Probability with which an update tries a row."""
-        if self.method.rate is not None:
-            return float(self.method.rate)
-        if self.method.update == "explicit":
-            return 0.1  # Maclaurin and Adams 2014, section 3.2
-        # A larger rate mixes the lights faster but tries more rows: a compromise.
-        return min(0.5, max(self.share * (self.steps + 1), FEWEST_TRIED / self.n))
-
-    @property
-    def proposals(self) -> int:
-        """Room for the rows an update tries."""
-        return min(self.n, _with_margin(self.n * self.rate))
-
-    @property
-    def capacity(self) -> int:
-        """Room for bright rows."""
-        by_hand = self.method.capacity
-        return min(self.n, _with_margin(self.most)) if by_hand is None else int(by_hand)
-
-    @property
-    def floats_per_iteration(self) -> int:
-        """Floats that an iteration holds for the rows it tries."""
-        fields = sum(int(np.prod(shape)) for shape in self.task.rows.fields.values())
-        return self.proposals * (2 * fields + self.task.target.size + 4)
-
-    def explain(self) -> Tuning:
-        """Describe every setting with its reason."""
-        by_hand, method = "set by hand", self.method
-        rate = "tries as many rows as a move evaluates, and at least 32"
-        if method.update == "explicit":
-            rate = "as in the paper"
-        return {
-            "bright": f"{self.bright:.3g} of {self.n:,} rows expected ({self.share:.2%})",
-            "bound": {
-                "value": "tuned" if method.tuned else "untuned",
-                "why": "each row's bound is tight at the mode"
-                if method.tuned
-                else "the same bound for all rows, as set by hand",
-            },
-            "rate": {"value": self.rate, "why": rate if method.rate is None else by_hand},
-            "capacity": {
-                "value": self.capacity,
-                "why": "room for the rows that are bright far out in the posterior, and more"
-                if method.capacity is None
-                else by_hand,
-            },
-        }
+def _find_lights(task: Task, bounded: BoundedRows, anchor: Anchor) -> dict[str, np.ndarray]:
+    """Make two passes: for the sum of all bounds, and for how bright each row may get."""
+    collapsed = collapse(task.sums, bounded, anchor)
+    bound = whitened_sums(anchor, collapsed)
+    rng = generator(task.seed, Stream.BRIGHTNESS)
+    pilot = rng.standard_normal((PILOT_DRAWS, task.target.size))
+    # Tuned rows get brighter away from the mode, so look farther out than chains usually go.
+    far = rng.standard_normal((FAR_DRAWS, task.target.size))
+    far *= (sqrt(task.target.size) + FAR) / np.linalg.norm(far, axis=1, keepdims=True)
+    task.ledger.add("bright", len(task.rows) * len(far), "density", passes=1)
+    brightest = task.sums.engine.map_rows(
+        partial(_brightest, bounded), (bound, far), task.rows, "bright"
+    )
+    start = _candidates(brightest, rng)
+    # Candidates were kept with known probabilities, and so tell how many rows are bright.
+    batch, is_row = task.rows.take(start["row_ids"]), start["number"] < len(task.rows)
+    bright = np.asarray(_mean_brightness(bounded, bound, batch, pilot))
+    task.ledger.add("bright", int(is_row.sum()) * len(pilot), "density")
+    expected = np.sum(np.where(is_row, bright / start["chance"], 0.0))
+    most = np.sum(brightest, dtype=np.float64)
+    sums = {name: np.asarray(values) for name, values in collapsed._asdict().items()}
+    return sums | start | {"bright": np.asarray(expected), "most": np.asarray(most)}
 
 
 def _with_margin(expected: float) -> int:
@@ -239,27 +130,6 @@ def _mean_brightness(
     bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Array
 ) -> jax.Array:
     return jnp.mean(_brightness(bounded, bound, batch, pilot), axis=0)
-
-
-def look_ahead(study: FlyStudy) -> list[ModicumWarning]:
-    """Warn if so many rows are bright that FlyMC saves little."""
-    ours = study.n * study.rate + study.bright * (study.steps + 2)
-    theirs = study.n * study.steps
-    if ours <= theirs / 2:
-        return []
-    remedy = "use method='hmc-ecs', or method='nuts' on all rows"
-    if not study.method.tuned:
-        remedy = "use tuned=True, or method='nuts' on all rows"
-    return [
-        ModicumWarning(
-            "bright-many",
-            f"FlyMC saves little here: {study.share:.0%} of the rows are expected to be bright, "
-            f"and an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
-            "all rows",
-            remedy,
-            share=study.share,
-        )
-    ]
 
 
 def look_back(capacity: int, history: History) -> list[ModicumWarning]:
@@ -371,36 +241,90 @@ class FlyMC(Method):
                 f"{DENSE_LIMIT:,}; use method='nuts' on all rows."
             )
         anchor = task.anchor_at_mode()
-        study = FlyStudy(self, task, anchor, _expected_steps(self, task.target.size))
-        kernel = FlyKernel(
-            study.bounded,
-            _move(self),
-            study.capacity,
-            study.proposals,
-            self.update,
-            self.accept,
-            first_step=_first_step(self, task.target.size),
+        bounded = BoundedRows(task.target, bound_of(task.target.model), self.tuned)
+        lights = task.remember(
+            "bound", lambda: _find_lights(task, bounded, anchor), Lights.from_arrays
         )
+        n, steps = len(task.rows), _expected_steps(self, task.target.size)
+        rate = self._rate(lights.bright, n, steps)
+        tried = min(n, _with_margin(n * rate))
+        capacity = min(n, _with_margin(lights.most)) if self.capacity is None else self.capacity
+        candidates = int(np.sum(np.asarray(lights.start.number) < n))
+        task.ledger.add("start", task.chains * candidates, "density")
         return Plan(
-            kernel=kernel,
-            context=study.context,
+            kernel=FlyKernel(
+                bounded,
+                _move(self),
+                capacity,
+                tried,
+                self.update,
+                self.accept,
+                first_step=_first_step(self, task.target.size),
+            ),
+            context=FlyContext(
+                bound=whitened_sums(anchor, lights.collapsed),
+                n=jnp.asarray(n),
+                rate=jnp.asarray(rate),
+                start=lights.start,
+            ),
             flags=schedule(task.tune, task.draws, False, adapt_step=self.step_size is None),
             anchor=anchor,
             rows=place_rows(task.rows, self.memory_limit),
-            floats_per_iteration=study.floats_per_iteration,
-            tuning=study.explain(),
-            notes=[*anchor.notes, *look_ahead(study)],
+            floats_per_iteration=tried * (2 * task.floats_per_row + task.target.size + 4),
+            tuning=self._explain(lights, n, rate, capacity),
+            notes=[*anchor.notes, *self._look_ahead(lights, n, rate, steps)],
         )
+
+    def _rate(self, bright: float, n: int, steps: int) -> float:
+        """Return the probability with which an update tries a row."""
+        if self.rate is not None:
+            return float(self.rate)
+        if self.update == "explicit":
+            return 0.1  # Maclaurin and Adams 2014, section 3.2
+        # A larger rate mixes the lights faster but tries more rows: a compromise.
+        return min(0.5, max(bright / n * (steps + 1), FEWEST_TRIED / n))
+
+    def _explain(self, lights: Lights, n: int, rate: float, capacity: int) -> Tuning:
+        """Describe every setting with its reason."""
+        bound = "each row's bound is tight at the mode"
+        tries = "tries as many rows as a move evaluates, and at least 32"
+        if self.update == "explicit":
+            tries = "as in the paper"
+        room = "room for the rows that are bright far out in the posterior, and more"
+        return {
+            "bright": f"{lights.bright:.3g} of {n:,} rows expected ({lights.bright / n:.2%})",
+            "bound": {
+                "value": "tuned" if self.tuned else "untuned",
+                "why": bound if self.tuned else "the same bound for all rows, as set by hand",
+            },
+            "rate": {"value": rate, "why": tries if self.rate is None else "set by hand"},
+            "capacity": {
+                "value": capacity,
+                "why": room if self.capacity is None else "set by hand",
+            },
+        }
+
+    def _look_ahead(self, lights: Lights, n: int, rate: float, steps: int) -> list[ModicumWarning]:
+        """Warn if so many rows are bright that FlyMC saves little."""
+        ours, theirs = n * rate + lights.bright * (steps + 2), n * steps
+        if ours <= theirs / 2:
+            return []
+        first = "method='hmc-ecs'" if self.tuned else "tuned=True"
+        share = lights.bright / n
+        return [
+            ModicumWarning(
+                "bright-many",
+                f"FlyMC saves little here: {share:.0%} of the rows are expected to be bright, and "
+                f"an iteration to evaluate {ours:,.0f} rows, against {theirs:,.0f} for a method on "
+                "all rows",
+                f"use {first}, or method='nuts' on all rows",
+                share=share,
+            )
+        ]
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Record what moves on all rows would have cost, and check the run."""
-        steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
-        task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * len(task.rows)
-        why = f"dual averaging for an acceptance rate of {self.accept}"
-        plan.tuning["step_size"] = {
-            "value": float(np.mean(history.stats["step_size"])),
-            "why": why if self.step_size is None else "set by hand",
-        }
+        account(task, plan, history, self.step_size, self.accept)
         assert isinstance(plan.kernel, FlyKernel)
         return Outcome(warnings=look_back(plan.kernel.capacity, history), target_accept=self.accept)
 

@@ -23,6 +23,7 @@ from modicum.kernels.moves import HMCMove, NUTSMove, import_ahead
 from modicum.kernels.protocols import Move
 from modicum.methods.cost import slow_run
 from modicum.methods.method import (
+    Coordinates,
     Method,
     Outcome,
     Parameters,
@@ -47,7 +48,7 @@ from modicum.passes.anchor import Warp
 from modicum.passes.sums import Resident
 from modicum.random import chain_keys, words_at_start
 from modicum.run import History
-from modicum.runtime import in_double_precision, to_device
+from modicum.runtime import Pytree, in_double_precision, to_device
 
 # The usual acceptance rate; one with shorter steps for group effects about which the data carry at
 # most CLEAR times as much information as their prior, which nearly avoids divergences for half as
@@ -136,72 +137,30 @@ class _FullData(Method):
         weakest = min(np.median(ratio[term == k]) for k in np.unique(term))
         return ACCEPT if weakest > CLEAR else CAREFUL
 
-    def _dense(self, task: Task) -> bool:
-        """Whether warm-up learns a dense mass matrix if no mode whitens the parameters."""
-        return task.target.size <= DENSE_METRIC if self.metric is None else self.metric == "dense"
-
     def _at_mean(self, task: Task, mean: AtMean, reason: str) -> Plan:
         """Whiten by the covariance of short chains on a subset; warm-up learns the remainder."""
-        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
-        kernel = FullDataKernel(
-            log_posterior, self.move(), self._accept(None), dense=self._dense(task)
-        )
-        context = FullDataContext(
-            point=to_device(mean.anchor.point),
-            factor=to_device(mean.anchor.factor),
-            n=to_device(np.asarray(len(task.rows))),
-            data=chunks,
-        )
-        tuning: Tuning = {
-            "rows held": "in memory" if isinstance(log_posterior.source, Resident) else "on disk",
-            "mode": f"not used, since {reason}: chains start about {mean.text}",
-            "metric": "dense" if kernel.dense else "diagonal",
-        }
-        evaluations = len(task.rows) * self.gradients(task.target.size)
-        return Plan(
-            kernel,
-            context,
-            schedule(task.tune, task.draws, adapt_mass=True),
-            mean.anchor,
-            start_rows=len(task.rows),
-            tuning=tuning,
-            notes=self._slow(task, mean.anchor.point, evaluations),
-        )
+        flags = schedule(task.tune, task.draws, adapt_mass=True)
+        tuning: Tuning = {"mode": f"not used, since {reason}: chains start about {mean.text}"}
+        return self._composed(task, mean.anchor, flags, tuning, [], self._learned_metric(task))
 
     def _dispersed(self, task: Task, reason: str) -> Plan:
         """Start from dispersed points, in the parameters themselves, and learn all scales."""
-        d = task.target.size
         begin = disperse(task)
-        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
-        kernel = FullDataKernel(
-            log_posterior,
-            self.move(),
-            self._accept(None),
+        return self._composed(
+            task,
+            Parameters(task.start, begin.scale),
+            schedule(task.tune, task.draws, adapt_mass=True, whitened=False),
+            {"mode": f"not used, since {reason}: chains start from dispersed points"},
+            self._no_mode_warnings(task),
+            self._learned_metric(task),
             first_step=begin.step_size,
-            dense=self._dense(task),
-        )
-        context = FullDataContext(
-            point=to_device(task.start),
-            factor=to_device(begin.scale),
-            n=to_device(np.asarray(len(task.rows))),
-            data=chunks,
+            longer=WIDER,
             starts=dispersed_starts(begin, task.start, chain_keys(task.seed, task.chains)),
         )
-        tuning: Tuning = {
-            "rows held": "in memory" if isinstance(log_posterior.source, Resident) else "on disk",
-            "mode": f"not used, since {reason}: chains start from dispersed points",
-            "metric": "dense" if kernel.dense else "diagonal",
-        }
-        evaluations = len(task.rows) * WIDER * self.gradients(d)
-        return Plan(
-            kernel,
-            context,
-            schedule(task.tune, task.draws, adapt_mass=True, whitened=False),
-            Parameters(task.start, begin.scale),
-            start_rows=len(task.rows),
-            tuning=tuning,
-            notes=[*self._no_mode_warnings(task), *self._slow(task, task.start, evaluations)],
-        )
+
+    def _learned_metric(self, task: Task) -> str:
+        """Return the mass matrix that warm-up learns if no mode whitens the parameters."""
+        return self.metric or ("dense" if task.target.size <= DENSE_METRIC else "diagonal")
 
     def _no_mode_warnings(self, task: Task) -> list[ModicumWarning]:
         """Warn that a family's mode was not found; a user's model need not have one."""
@@ -218,40 +177,75 @@ class _FullData(Method):
         ]
 
     def _at_mode(self, task: Task, anchor: Anchor) -> Plan:
-        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
-        source = log_posterior.source
-        warp = anchor.warp(task.target)
-        kernel = FullDataKernel(
-            log_posterior,
-            self.move(),
-            self._accept(warp),
-            first_step=self.step_size,
-            dense=self.metric == "dense",
-        )
-        spread = anchor.modes is not None and len(anchor.modes) > 1
-        # A step size set by the user refers to whitened coordinates without curves.
-        curves = curves_on_all_rows(task, anchor) if self.step_size is None and not warp else None
-        context = FullDataContext(
-            point=to_device(anchor.point),
-            factor=to_device(anchor.factor),
-            n=to_device(np.asarray(len(task.rows))),
-            data=chunks,
-            starts=_starts(anchor, task) if spread else None,
-            warp=warp,
-            curves=None if curves is None else to_device(curves),
-        )
+        """Whiten at the mode, along curves where the posterior is skewed."""
         tuned = self.step_size is None
+        warp = anchor.warp(task.target)
+        # A step size set by the user refers to whitened coordinates without curves.
+        curves = curves_on_all_rows(task, anchor) if tuned and not warp else None
         flags = schedule(task.tune, task.draws, adapt_mass=tuned, adapt_step=tuned)
-        tuning: Tuning = {"rows held": "in memory" if isinstance(source, Resident) else "on disk"}
-        tuning |= explain_curves(curves)
-        evaluations = len(task.rows) * self.gradients(task.target.size)
-        notes = [*anchor.notes, *self._slow(task, anchor.point, evaluations)]
-        if anchor.modes is not None and spread:
+        tuning, notes, starts = explain_curves(curves), anchor.notes, None
+        if anchor.modes is not None and len(anchor.modes) > 1:
+            starts = _starts(anchor, task)
             notes = [note for note in notes if note.code != "other-modes"]
             notes += anchor.modes.unvisited_warnings(task.chains, task.names)
             tuning["modes"] = anchor.modes.text(task.chains)
-        start = len(task.rows)
-        return Plan(kernel, context, flags, anchor, start_rows=start, tuning=tuning, notes=notes)
+        return self._composed(
+            task,
+            anchor,
+            flags,
+            tuning,
+            notes,
+            first_step=self.step_size,
+            starts=starts,
+            warp=warp,
+            curves=None if curves is None else to_device(curves),
+        )
+
+    def _composed(
+        self,
+        task: Task,
+        where: Coordinates,
+        flags: Pytree,
+        tuning: Tuning,
+        notes: list[ModicumWarning],
+        metric: str | None = None,
+        *,
+        first_step: float | None = None,
+        longer: int = 1,
+        **places: Pytree,
+    ) -> Plan:
+        """Load the rows and compose the kernel.
+
+        A `metric` is reported if it is given. Trajectories are `longer` than those of a whitened
+        posterior; `places` say where chains start and how coordinates are bent.
+        """
+        log_posterior, chunks = FullLogPosterior.of(task, self.memory_limit)
+        n = len(task.rows)
+        held = "in memory" if isinstance(log_posterior.source, Resident) else "on disk"
+        evaluations = n * longer * self.gradients(task.target.size)
+        work = f"{self.name.upper()} on all {n:,} rows"
+        slow = slow_run(task, where.point, evaluations, work, "use fewer draws, or fewer rows")
+        return Plan(
+            FullDataKernel(
+                log_posterior,
+                self.move(),
+                self._accept(places.get("warp")),
+                first_step=first_step,
+                dense=(metric or self.metric) == "dense",
+            ),
+            FullDataContext(
+                point=to_device(where.point),
+                factor=to_device(where.factor),
+                n=to_device(np.asarray(n)),
+                data=chunks,
+                **places,
+            ),
+            flags,
+            where,
+            start_rows=n,
+            tuning={"rows held": held} | tuning | ({} if metric is None else {"metric": metric}),
+            notes=[*notes, *slow],
+        )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Warn if chains that started at several modes stayed where they began."""
@@ -264,10 +258,6 @@ class _FullData(Method):
         at = plan.anchor.point + history.position @ plan.anchor.dense_factor.T
         apart = [_apart(modes, task.chains)] if modes.apart(at) else []
         return Outcome(target_accept=accept, warnings=apart)
-
-    def _slow(self, task: Task, point: np.ndarray, evaluations: float) -> list[ModicumWarning]:
-        work = f"{self.name.upper()} on all {len(task.rows):,} rows"
-        return slow_run(task, point, evaluations, work, "use fewer draws, or fewer rows")
 
 
 def _misleads(task: Task, anchor: Anchor) -> bool:

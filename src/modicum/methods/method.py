@@ -68,6 +68,11 @@ class Task:
         """The ledger that counts row evaluations."""
         return self.sums.ledger
 
+    @property
+    def floats_per_row(self) -> int:
+        """Numbers in the fields of one row."""
+        return sum(int(np.prod(shape)) for shape in self.rows.fields.values())
+
     def check_fields(self, method: str) -> None:
         """Refuse rows with a field that would be mistaken for a row's sampling probability."""
         if "probability" in self.rows.fields:
@@ -225,6 +230,19 @@ class Method(ABC):
             f"iterations of {self.name} differ in cost, so that passes does not determine their "
             "number; give draws instead."
         )
+
+
+def account(
+    task: Task, plan: Plan, history: History, step_size: float | None, target_accept: float
+) -> None:
+    """Record what moves on all rows would have cost, and the step size that was used."""
+    steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
+    task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * task.ledger.rows
+    tuned = f"dual averaging for an acceptance rate of {target_accept}"
+    plan.tuning["step_size"] = {
+        "value": float(np.mean(history.stats["step_size"])),
+        "why": tuned if step_size is None else "set by hand",
+    }
 
 
 def check_memory_limit(limit: int | None) -> None:

@@ -212,8 +212,7 @@ class Composition:
     def floats_per_iteration(self, study: Study) -> int:
         """Floats that an iteration holds: its rows, whitened or not, and its random numbers."""
         size, requested = study.task.target.size, self.refreshes * (self.subsample // self.blocks)
-        rows = study.task.rows
-        fields = sum(int(np.prod(shape)) for shape in rows.fields.values())
+        rows, fields = study.task.rows, study.task.floats_per_row
         if isinstance(rows, GroupedRows):
             return size + requested * rows.largest * (fields + 12)
         if study.arrow:  # rows are kept as they are

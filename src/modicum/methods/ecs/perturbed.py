@@ -43,7 +43,7 @@ from modicum.methods.ecs.settings import (
     check_tuning,
 )
 from modicum.methods.ecs.subsample import Choice, choose
-from modicum.methods.method import Chosen, Outcome, Plan, Task, Tuning
+from modicum.methods.method import Chosen, Outcome, Plan, Task, Tuning, account
 from modicum.methods.without_mode import FullLogPosterior, anchor_at_mean, may_have_mean
 from modicum.passes import Anchor
 from modicum.rows.grouped_rows import GroupedRows
@@ -298,7 +298,7 @@ class HMCECS(EnergyConserving):
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Account for the cost, and check the run."""
-        self.account(task, plan, history)
+        account(task, plan, history, self.step_size, self.target_accept)
         if self.exact:
             return Outcome()
         kernel, study = plan.kernel, plan.memo

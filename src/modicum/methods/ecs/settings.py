@@ -14,12 +14,12 @@ from modicum.kernels.designs import DESIGNS
 from modicum.kernels.moves import HMCMove, import_ahead
 from modicum.kernels.protocols import Move
 from modicum.methods.drawn_rows import Certainty, Costed, cheapest_certainty
-from modicum.methods.method import Method, Plan, Task, check_memory_limit
+from modicum.methods.method import Method, Task, check_memory_limit
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
 from modicum.rows.grouped_rows import GroupedRows, members_of
-from modicum.run import History, RowPlacement, executables
+from modicum.run import RowPlacement, executables
 
 C = TypeVar("C", bound=Costed)
 Fused: TypeAlias = bool | Literal["auto"]
@@ -190,17 +190,6 @@ class EnergyConserving(Method):
         return task.remember(
             "anchor", lambda: anchor_at(task.sums, point).to_arrays(), Anchor.from_arrays
         )
-
-    def account(self, task: Task, plan: Plan, history: History) -> None:
-        """Record the cost that full-data HMC would have had, and the step size that was used."""
-        steps = sum(int(part["n_steps"].sum()) for part in (history.warmup, history.stats) if part)
-        task.ledger.full_data = task.ledger.by_purpose.get("mode", 0) + steps * task.ledger.rows
-        plan.tuning["step_size"] = {
-            "value": float(np.mean(history.stats["step_size"])),
-            "why": "set by hand"
-            if self.step_size is not None
-            else f"dual averaging for an acceptance rate of {self.target_accept}",
-        }
 
 
 def check_counts(counts: Mapping[str, int | None], least: int = 1) -> None:

@@ -27,7 +27,7 @@ from modicum.methods.ecs.settings import (
     check_tuning,
 )
 from modicum.methods.ecs.signed_products import Coreset, Products, choose_products
-from modicum.methods.method import Outcome, Plan, Task, Tuning
+from modicum.methods.method import Outcome, Plan, Task, Tuning, account
 from modicum.run import History
 from modicum.runtime import in_double_precision
 
@@ -180,7 +180,7 @@ class SignedHMCECS(EnergyConserving):
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Weight draws by their signs, account for the cost, and check the run."""
-        self.account(task, plan, history)
+        account(task, plan, history, self.step_size, self.target_accept)
         kernel = plan.kernel
         assert isinstance(kernel, EnergyConservingKernel)
         assert isinstance(kernel.estimator, BlockPoisson)

@@ -507,7 +507,7 @@ def _floats_per_iteration(
     task: Task, kernel: StochasticGradientKernel, estimator: BaseGradientEstimator
 ) -> int:
     """Return the floats per iteration that requested rows and noise take in memory."""
-    width = sum(int(np.prod(shape)) for shape in task.rows.fields.values()) + 1
+    width = task.floats_per_row + 1
     prepared = task.target.size + 12 if estimator.needs_anchor else width
     return task.target.size + kernel.batches * kernel.batch * (width + prepared)
 
