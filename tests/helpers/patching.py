@@ -34,7 +34,7 @@ PLAIN = (
     "modicum.methods.ecs.composition.EnergyConservingKernel",
     "modicum.methods.ecs.anchored_proxy.MANY",
     "modicum.methods.ecs.anchored_proxy.row_factor",
-    "modicum.methods.ecs.paper_schedule.STAGES",
+    "modicum.methods.ecs.perturbed.STAGES",
     "modicum.methods.ecs.pilot.PILOT_ROWS",
     "modicum.methods.ecs.pilot.Study._curves",
     "modicum.methods.ecs.pilot.may_be_curved",

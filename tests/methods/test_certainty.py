@@ -1,7 +1,6 @@
 """Certainty rows are always read, never drawn, and nothing is lost or counted twice."""
 
 from itertools import product
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ from modicum.kernels.gradients import Taylor
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import StochasticGradientContext
-from modicum.methods.drawn_rows import SampledRows, cheapest_certainty, sample_on_host
+from modicum.methods.drawn_rows import SampledRows, Tuned, cheapest_certainty, sample_on_host
 from modicum.methods.ecs.pilot_residuals import Pilot
 from modicum.methods.ecs.subsample import choose
 from modicum.methods.sgmcmc.design import _cheapest
@@ -256,32 +255,28 @@ def test_the_number_is_the_cheapest():
 
     chosen = cheapest_certainty(falling, "auto", 3, 10_000)
     costs = {count: falling(count).cost for count in (0, 50, 100, 200, 400, 800)}
-    assert costs[chosen.count] <= min(costs.values()) / 0.95
-    assert chosen.count > 0
-    assert "of the evaluations" in chosen.why
-    assert chosen.choice.subsample < choose(pilot(4_000), steps=3).subsample / 5
-
-
-class Priced(NamedTuple):
-    cost: float
+    assert costs[chosen.certainty] <= min(costs.values()) / 0.95
+    assert chosen.certainty > 0
+    assert "of the evaluations" in chosen.why["certainty"]
+    assert chosen.subsample < choose(pilot(4_000), steps=3).subsample / 5
 
 
 @pytest.mark.parametrize(("saved", "count"), [(0.03, 100), (0.08, 200)])
 def test_rows_that_save_hardly_anything_are_not_held(saved, count):
     """Doubling must save a twentieth: near its minimum the cost is flat."""
     costs = {0: 10_000.0, 50: 3_000.0, 100: 2_000.0, 200: 2_000.0 * (1 - saved), 400: 9_000.0}
-    chosen = cheapest_certainty(lambda number: Priced(costs[number]), "auto", 3, 400)
-    assert chosen.count == count
+    chosen = cheapest_certainty(lambda k: Tuned(certainty=k, cost=costs[k]), "auto", 3, 400)
+    assert chosen.certainty == count
 
 
 def test_none_where_nothing_is_gained():
     chosen = cheapest_certainty(lambda count: choose(pilot(50), 3, certainty=count), "auto", 3, 999)
-    assert (chosen.count, chosen.choice.subsample) == (0, 60)
-    assert "would not save" in chosen.why
+    assert (chosen.certainty, chosen.subsample) == (0, 60)
+    assert "would not save" in chosen.why["certainty"]
     few = cheapest_certainty(lambda count: choose(pilot(9e9), 3, certainty=count), "auto", 3, 10)
-    assert few.count == 0
+    assert few.certainty == 0
     by_hand = cheapest_certainty(lambda count: choose(pilot(50), 3, certainty=count), 70, 3, 10)
-    assert (by_hand.count, by_hand.why) == (70, "set by hand")
+    assert (by_hand.certainty, by_hand.why["certainty"]) == (70, "set by hand")
 
 
 def test_stochastic_gradients_weigh_noise_against_cost():

@@ -24,7 +24,7 @@ from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTable
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.composition import cached_coreset
 from modicum.methods.ecs.pilot_residuals import reweighted
-from modicum.methods.ecs.signed_products import Bound, FarOut
+from modicum.methods.ecs.signed_products import FarOut, LowerBound
 
 Z = np.array([0.7, -1.2, 0.4, 0.9])
 BY_HAND = {"certainty": 0, "batch": 5, "products": 60, "levels": False}
@@ -54,7 +54,7 @@ def test_a_few_rows_follow_the_difference(study, x64):
     coreset, pilot = study.coreset_with(0), study.pilot_with(0)
     assert 2 <= len(coreset) <= 32
     assert np.all(coreset.weights > 0)
-    following, constant = (Bound(pilot, None, some) for some in (coreset, None))
+    following, constant = (LowerBound(pilot, None, some) for some in (coreset, None))
     assert following.miss < 0.1 * constant.miss
     # for all rows, not only those it was fitted to
     rng = np.random.default_rng(8)
@@ -75,7 +75,7 @@ def test_a_few_rows_follow_the_difference(study, x64):
 def test_a_constant_bound_has_mass_where_the_posterior_has_none(study):
     """Negative control: the same lambda and rows, with a constant bound of equal height."""
     coreset, pilot, batch = study.coreset_with(0), study.pilot_with(0), BY_HAND["batch"]
-    far, following = coreset.far, Bound(pilot, None, coreset)
+    far, following = coreset.far, LowerBound(pilot, None, coreset)
     products = following.products_far_out(batch, 20)
     assert products < 100
     centre = following.middle + coreset.at_points
@@ -83,7 +83,7 @@ def test_a_constant_bound_has_mass_where_the_posterior_has_none(study):
     everywhere = study._far_out  # including points where the coreset cannot go wrong
     factor, weight = reweighted(everywhere[0].probability, study._probability(0))
     far = FarOut(everywhere[0].values * factor, weight, everywhere[1])
-    constant = np.full(len(everywhere[1]), Bound(pilot, None, None).middle)
+    constant = np.full(len(everywhere[1]), LowerBound(pilot, None, None).middle)
     for more in (1, 2, 5):
         assert not far.is_negligible(far.mini_batches(batch), more * products, constant)
 

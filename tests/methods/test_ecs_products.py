@@ -7,10 +7,10 @@ import pytest
 
 from modicum.methods.ecs.pilot_residuals import Pilot
 from modicum.methods.ecs.signed_products import (
+    MiniBatches,
     NormalFactors,
     _cheapest,
     choose_products,
-    pilot_sign,
 )
 
 
@@ -25,6 +25,10 @@ def pilot(deviation=1.0, batch=30, skew=False, slope=0.01, mean=0.0, draws=32, r
     moments = [((values - mean) ** k).mean(1) for k in (2, 3, 4)]
     weight = np.full(rows, 1 / rows)
     return Pilot(*moments, np.full(8, slope), 0.1, 0.1, np.full(draws, float(mean)), values, weight)
+
+
+def pilot_sign(pilot, batch, products):
+    return MiniBatches(pilot, batch).sign(products, np.zeros(()))
 
 
 def test_theory_of_factors_without_noise():
@@ -89,9 +93,8 @@ def test_gradient_noise_asks_for_rows_too():
 
 
 def test_skewed_residuals_ask_for_more_than_normal_theory():
-    centre = 0.0
     skewed, normal = pilot(10.0, skew=True), pilot(10.0)
-    assert pilot_sign(skewed, 30, 80, centre)[1] < pilot_sign(normal, 30, 80, centre)[1]
+    assert pilot_sign(skewed, 30, 80)[1] < pilot_sign(normal, 30, 80)[1]
     choice = choose_products(skewed, 30, steps=3)
     assert choice.products > 90
     assert "mini-batches" in choice.why["products"]
@@ -107,16 +110,16 @@ def test_a_row_that_no_mini_batch_of_the_pilot_has_counts_too():
     products = 1000
     negative = 5 * chance  # of the factors: five rows each
     below = negative * (1e5 / 5 / products - 1)
-    positive, sign = pilot_sign(rare, 5, products, 0.0)
+    positive, sign = pilot_sign(rare, 5, products)
     assert positive == pytest.approx((1 + np.exp(-2 * products * negative)) / 2, rel=1e-3)
     assert sign == pytest.approx(np.exp(-2 * products * below), rel=1e-3)
-    assert pilot_sign(quiet, 5, products, 0.0) == (1.0, 1.0)
+    assert pilot_sign(quiet, 5, products) == (1.0, 1.0)
     assert choose_products(rare, 5, steps=3).products > 50 * choose_products(quiet, 5, 3).products
 
 
 def test_the_pilot_sign_agrees_with_theory_for_normal_residuals():
     theory = NormalFactors(0.0, 10.0, 20, -20.0)
-    positive, sign = pilot_sign(pilot(10.0, rows=20_000), 30, 20, 0.0)
+    positive, sign = pilot_sign(pilot(10.0, rows=20_000), 30, 20)
     assert positive == pytest.approx(theory.positive, abs=0.01)
     assert sign == pytest.approx(theory.chain_sign, abs=0.01)
 

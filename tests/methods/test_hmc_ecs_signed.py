@@ -162,13 +162,13 @@ def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
     case = Case(mo.SignedHMCECS(design="uniform"), target, n)
     each = [np.full(4, k) for k in (1.0, 0.0, 0.0)]
     pilot = Pilot(*each, np.ones(4), 0.1, 0.1, np.zeros(4), np.zeros((4, 1)), np.ones(1))
-    choice = Products(54_000, 5, 10, 1, 0.0, 1.0, 1.0)
+    choice = Products(54_000, 5, 10, 1, 20, 0.0, 2.0, 1.0, 1.0, None)
     if not refused:
-        assert look_ahead_signed(case, pilot, choice, 0, chosen=True) == []
+        assert look_ahead_signed(case, pilot, choice, chosen=True) == []
         return
     with pytest.raises(CrudeControlVariateError, match=r"270,000 of .* rows.*design=\"weighted\""):
-        look_ahead_signed(case, pilot, choice, 0, chosen=True)
-    assert look_ahead_signed(case, pilot, choice, 0, chosen=False) == []  # not if set by hand
+        look_ahead_signed(case, pilot, choice, chosen=True)
+    assert look_ahead_signed(case, pilot, choice, chosen=False) == []  # not if set by hand
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,13 @@ that makes an effective draw cheaper.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from modicum.kernels.designs import Drawn, WeightTables, certainty_rows, draw_on_host
+from modicum.methods.method import Tuning
 from modicum.models.model import Batch
 from modicum.rows import Rows
 
@@ -171,24 +172,40 @@ STOP_RATIO = 0.95
 
 
 @dataclass(frozen=True)
-class Certainty(Generic[C]):
-    """The number of certainty rows, the settings chosen along with it, and the reason."""
+class Tuned:
+    """Settings that a pilot study chose together with a number of certainty rows.
 
-    count: int
-    choice: C
-    why: str
+    Attributes
+    ----------
+    certainty
+        The number of certainty rows.
+    cost
+        Predicted evaluations of rows per effective draw.
+    why
+        The reason for each setting.
+    """
+
+    certainty: int = field(default=0, kw_only=True)
+    cost: float = field(default=0.0, kw_only=True)
+    why: dict[str, str] = field(default_factory=dict, kw_only=True)
+
+    def explained(self, *names: str) -> Tuning:
+        """Return the values of these settings with their reasons."""
+        return {name: {"value": getattr(self, name), "why": self.why[name]} for name in names}
+
+
+T = TypeVar("T", bound=Tuned)
 
 
 def cheapest_certainty(
-    choose: Callable[[int], C], setting: int | Literal["auto"], steps: int, most: int
-) -> Certainty[C]:
+    choose: Callable[[int], T], setting: int | Literal["auto"], steps: int, most: int
+) -> T:
     """Choose the number of certainty rows together with everything that depends on it.
 
     Parameters
     ----------
     choose
-        Maps a number of certainty rows to the choice of everything else, whose cost is in
-        evaluations of rows per effective draw.
+        Maps a number of certainty rows to the choice of everything else.
     setting
         The number of certainty rows, if the user set it.
     steps
@@ -197,12 +214,17 @@ def cheapest_certainty(
         The most certainty rows to consider.
     """
     if setting != "auto":
-        return Certainty(setting, choose(setting), "set by hand")
+        return with_reason(choose(setting), "set by hand")
     none = choose(0)
     count, best = cheapest_number(choose, none, most, row_cost=steps + 1, stop_ratio=STOP_RATIO)
     if not count:
-        return Certainty(0, none, "certainty rows would not save a tenth of the evaluations")
+        return with_reason(none, "certainty rows would not save a tenth of the evaluations")
     ratio = best.cost / none.cost
     share = f"{ratio:.0%}" if ratio > 0.01 else "less than 1%"
     why = f"an effective draw takes {share} of the evaluations that it takes without certainty rows"
-    return Certainty(count, best, f"{why}, and more rows would save little")
+    return with_reason(best, f"{why}, and more rows would save little")
+
+
+def with_reason(choice: T, why: str) -> T:
+    """Add the reason for the number of certainty rows."""
+    return replace(choice, why=choice.why | {"certainty": why})

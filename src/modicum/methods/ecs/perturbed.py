@@ -1,13 +1,20 @@
-"""HMC-ECS: Hamiltonian Monte Carlo with energy-conserving subsampling, tuned automatically."""
+"""HMC-ECS: Hamiltonian Monte Carlo with energy-conserving subsampling.
+
+It is tuned automatically or, for comparison, by the schedule of the HMC-ECS paper (section 6.3).
+There the anchor starts at the posterior mean of a 1 % subset. During 1,000 burn-in iterations it
+moves to the mean of recent draws every 200, each time at the cost of a pass; m is recalibrated
+after the first 100. There are G = 100 blocks, one of which is refreshed per iteration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 
 from modicum.errors import (
     ConvergenceError,
@@ -16,14 +23,13 @@ from modicum.errors import (
     NoModeError,
     SettingError,
 )
+from modicum.kernels.adaptation import schedule
 from modicum.kernels.all_rows import DelayedAcceptanceContext, DelayedAcceptanceKernel
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.likelihood_estimates import LIKELIHOODS
 from modicum.methods.cost import slow_run
-from modicum.methods.drawn_rows import Certainty
-from modicum.methods.ecs.composition import Composition
-from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.composition import Composition, rows_of
+from modicum.methods.ecs.pilot import Study, study_at_own_anchor
 from modicum.methods.ecs.run_checks import (
     MISLED,
     UNFIT,
@@ -43,11 +49,13 @@ from modicum.methods.ecs.settings import (
     check_tuning,
 )
 from modicum.methods.ecs.subsample import Choice, choose
+from modicum.methods.full_data import HMC
 from modicum.methods.method import Chosen, Outcome, Plan, Task, Tuning, account
 from modicum.methods.without_mode import FullLogPosterior, anchor_at_mean, may_have_mean
-from modicum.passes import Anchor
+from modicum.passes import Anchor, Sums, anchor_at
+from modicum.random import Stream, chain_keys, generator
 from modicum.rows.grouped_rows import GroupedRows
-from modicum.run import History, RowPlacement
+from modicum.run import Chains, History, capacity_for, run
 from modicum.runtime import in_double_precision
 
 
@@ -194,33 +202,26 @@ class HMCECS(EnergyConserving):
         tuning: Tuning = {}
         if self.tuning == "paper":
             schedule = burn_in(self, task)
-            pilot = self.study(task, schedule.anchor)
-            choice = self.choose(pilot, PAPER_BLOCKS | {"subsample": schedule.subsample})
+            study = self.study(task, schedule.anchor)
+            choice = self.choose(study, PAPER_BLOCKS | {"subsample": schedule.subsample})
             why, tuning = explain_burn_in(schedule, self._by_hand())
-            chosen = Certainty(0, replace(choice, why=choice.why | why), "as in the paper")
+            choice = replace(choice, why=choice.why | why)
         else:
-            pilot = study or self._study_at_own_anchor(task)
+            study = study or study_at_own_anchor(self, task)
             if self.at_mean:
                 tuning["anchor"] = anchor_at_mean(task).text
-            chosen = self.certainty_for(
-                task,
-                lambda count: self.choose(pilot, certainty=count),
-                pilot.steps,
-                pilot.most_certain,
-                "subsample" if self.subsample is not None else None,
-            )
-        notes = self._look_ahead(pilot, chosen)
-        parts = replace(self.composition(chosen.choice), certainty=chosen.count)
-        plan = parts.plan(pilot, _explain(chosen) | tuning, notes)
-        return plan if self.exact is None else self._with_all_rows(plan, pilot)
+            choice = self._cheapest(study)
+        composed = self.composition(choice)
+        plan = composed.plan(study, _explain(choice) | tuning, self._look_ahead(study, choice))
+        return plan if self.exact is None else self._with_all_rows(plan, study)
 
-    def study(self, task: Task, anchor: Anchor, placement: RowPlacement | None = None) -> Study:
+    def _cheapest(self, study: Study) -> Choice:
+        by_hand = None if self.subsample is None else "subsample"
+        return study.cheapest(lambda count: self.choose(study, certainty=count), by_hand)
+
+    def study(self, task: Task, anchor: Anchor) -> Study:
         """Return the pilot study at an anchor."""
-        return Study(self, task, anchor, self.tuning == "paper", placement)
-
-    def _study_at_own_anchor(self, task: Task) -> Study:
-        placement = self.start_copying(task)  # while the anchor is sought
-        return self.study(task, self.find_anchor(task), placement)
+        return Study(self, task, anchor, self.tuning == "paper")
 
     def _by_hand(self) -> dict[str, int]:
         own = {"subsample": self.subsample, "blocks": self.blocks, "refreshes": self.refreshes}
@@ -247,14 +248,15 @@ class HMCECS(EnergyConserving):
     def composition(self, choice: Choice) -> Composition:
         """Return the likelihood estimator on m rows in G blocks."""
         estimator = LIKELIHOODS[self.estimator](self.ddof)
-        return Composition(estimator, choice.subsample, choice.blocks, choice.refreshes)
+        sizes = (choice.subsample, choice.blocks, choice.refreshes)
+        return Composition(estimator, *sizes, certainty=choice.certainty)
 
-    def _look_ahead(self, study: Study, certainty: Certainty[Choice]) -> list[ModicumWarning]:
-        task, choice, certain = study.task, certainty.choice, certainty.count
+    def _look_ahead(self, study: Study, choice: Choice) -> list[ModicumWarning]:
+        task, certain = study.task, choice.certainty
         pilot = study.pilot_with(certain)
         case = Case(self, task.target, len(task.rows))
         advice = self._advice(study)
-        notes = look_ahead(case, pilot, choice, certain, self.bias, self.subsample is None, advice)
+        notes = look_ahead(case, pilot, choice, self.bias, self.subsample is None, advice)
         notes += check_short_chains(case, study.stuck)
         if self.exact is None:
             notes += self._look_farther(study, case, choice.subsample, certain)
@@ -314,16 +316,132 @@ class HMCECS(EnergyConserving):
             withdraw_bound(plan.tuning, doubts)
 
 
-def _explain(certainty_choice: Certainty[Choice]) -> Tuning:
-    choice = certainty_choice.choice
-    values = {
-        "subsample": choice.subsample,
-        "blocks": choice.blocks,
-        "refreshes": choice.refreshes,
-        "bias_bound": float(f"{choice.bias_bound:.2g}"),
+def _explain(choice: Choice) -> Tuning:
+    bound: Chosen = {
+        "value": float(f"{choice.bias_bound:.2g}"),
+        "why": choice.why["bias_bound"],
     }
-    explained: Tuning = {
-        name: {"value": value, "why": choice.why[name]} for name, value in values.items()
+    return (
+        choice.explained("subsample", "blocks", "refreshes")
+        | {"bias_bound": bound, "variance": choice.why["variance"]}
+        | choice.explained("certainty")
+    )
+
+
+PAPER_BLOCKS = {"blocks": 100, "refreshes": 1}
+STAGES = (100, 100, 200, 200, 200, 200)  # iterations between two moves of the anchor
+SUBSET_SHARE, SMALLEST_SUBSET = 0.01, 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class BurnIn:
+    """Result of the burn-in.
+
+    Attributes
+    ----------
+    anchor
+        The anchor at the mean of the last draws.
+    subsample
+        The number of rows m, recalibrated unless set by hand.
+    calibrated
+        Values of m chosen at the first anchor and after 100 iterations; empty if m was set by hand.
+    variance
+        Estimated variance of the log-likelihood estimate at each iteration, averaged over chains.
+    """
+
+    anchor: Anchor
+    subsample: int
+    calibrated: tuple[int, ...]
+    variance: np.ndarray
+
+
+def burn_in(method: HMCECS, task: Task) -> BurnIn:
+    """Run the schedule, or restore its result from a checkpoint."""
+
+    def compute() -> dict[str, np.ndarray]:
+        burned_in = _burn_in(method, task)
+        own = {
+            "subsample": np.asarray(burned_in.subsample),
+            "calibrated": np.asarray(burned_in.calibrated, np.int64),
+            "variance": burned_in.variance,
+        }
+        return burned_in.anchor.to_arrays() | own
+
+    def read(arrays: dict[str, np.ndarray]) -> BurnIn:
+        m, calibrated = int(arrays["subsample"]), tuple(int(m) for m in arrays["calibrated"])
+        return BurnIn(Anchor.from_arrays(arrays), m, calibrated, arrays["variance"])
+
+    return task.remember("anchor", compute, read)
+
+
+def _burn_in(method: HMCECS, task: Task) -> BurnIn:
+    if task.sums.rest is not None:
+        raise SettingError(
+            "tuning='paper' starts from a subset of the rows, which a digest does not have; leave "
+            "`tuning` out."
+        )
+    anchor = anchor_at(task.sums, _subset_mean(task))
+    m = method.subsample or 0
+    # Stages are not checkpointed one by one: the result of the whole burn-in is.
+    staged = replace(task, checkpoint=None)
+    variance, calibrated = [], []
+    for number, length in enumerate(STAGES):
+        study = method.study(staged, anchor)
+        if number <= 1 and method.subsample is None:  # before, and again after 100 iterations
+            m = min(method.choose(study, PAPER_BLOCKS).subsample, len(task.rows) // 200 * 100)
+            calibrated.append(m)
+        parts = method.composition(method.choose(study, PAPER_BLOCKS | {"subsample": m}))
+        history = _stage(study, parts, staged, length, number)
+        variance.append(history.stats["variance_estimate"].mean(axis=0))
+        recent = history.position[:, length // 2 :].mean(axis=(0, 1))
+        anchor = anchor_at(task.sums, anchor.point + anchor.factor @ recent)
+    return BurnIn(anchor, m, tuple(calibrated), np.concatenate(variance))
+
+
+def explain_burn_in(burn_in: BurnIn, by_hand: Collection[str]) -> tuple[dict[str, str], Tuning]:
+    """Explain m, G and K unless they were set by hand, and describe the burn-in."""
+    why = dict.fromkeys([*PAPER_BLOCKS, "certainty"], "as in the paper")
+    if burn_in.calibrated:
+        why["subsample"] = (
+            f"chosen by the pilot study after the first {STAGES[0]} iterations of burn-in; before "
+            f"them, at the mean of a subset, {burn_in.calibrated[0]:,}"
+        )
+    tuning: Tuning = {
+        "burn-in variance": [float(f"{v:.4g}") for v in burn_in.variance],
+        "recalibration": [float(m) for m in burn_in.calibrated],
     }
-    certainty: Chosen = {"value": certainty_choice.count, "why": certainty_choice.why}
-    return explained | {"variance": choice.why["variance"], "certainty": certainty}
+    return {name: reason for name, reason in why.items() if name not in by_hand}, tuning
+
+
+def _stage(study: Study, parts: Composition, task: Task, length: int, number: int) -> History:
+    longest = max(STAGES)  # flags and capacity have one shape, so that all stages compile once
+    chains = Chains(
+        parts.kernel(study),
+        parts.context(study),
+        chain_keys(task.seed, task.chains, number + 1),
+        schedule(length, longest - length, adapt_mass=False),
+        capacity_for(task.target.size + parts.floats_per_iteration(study), longest),
+        rows_of(study),
+    )
+    history = run(chains, 0, length, progressbar=False)
+    task.ledger.add("burn-in", int(history.stats["rows_touched"].sum()), "gradient")
+    return history
+
+
+def _subset_mean(task: Task) -> np.ndarray:
+    """Return the posterior mean given a random 1 % of the rows, by HMC on all of these."""
+    n = len(task.rows)
+    size = min(n, max(SMALLEST_SUBSET, 20 * task.target.size, int(SUBSET_SHARE * n)))
+    row_ids = np.sort(generator(task.seed, Stream.PAPER_SUBSET).choice(n, size, replace=False))
+    rows = task.rows.subset(row_ids)
+    sums = Sums(task.target, rows, task.sums.engine, task.ledger)
+    small = replace(task, rows=rows, sums=sums, tune=200, draws=200, checkpoint=None)
+    plan = HMC().plan(small)
+    keys = chain_keys(task.seed, 2, 0)
+    capacity = capacity_for(task.target.size, 400)
+    assert plan.kernel is not None
+    chains = Chains(plan.kernel, plan.context, keys, plan.flags, capacity)
+    history = run(chains, small.tune, small.draws, progressbar=False)
+    for stats in (history.warmup, history.stats):
+        task.ledger.add("subset", int(stats["rows_touched"].sum()), "gradient")
+    return plan.anchor.point + plan.anchor.factor @ history.position.mean(axis=(0, 1))

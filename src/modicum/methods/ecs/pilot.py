@@ -8,6 +8,7 @@ choice depends on the data alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import ceil
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 from modicum.arrays import as_either
+from modicum.errors import SettingError
 from modicum.kernels.adaptation import typical_step_size
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.designs import (
@@ -29,7 +31,7 @@ from modicum.kernels.designs import (
 )
 from modicum.kernels.protocols import LevelCurves, Proxy, RowDesign
 from modicum.kernels.whitening import Curves, along_curves
-from modicum.methods.drawn_rows import SampledRows
+from modicum.methods.drawn_rows import SampledRows, T, cheapest_certainty, with_reason
 from modicum.methods.ecs.anchored_proxy import AnchoredProxy, Expansion, choose_coordinates
 from modicum.methods.ecs.level_curves import level_curves
 from modicum.methods.ecs.pilot_draws import (
@@ -44,8 +46,9 @@ from modicum.methods.ecs.pilot_draws import (
 )
 from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, Tails, evaluate
 from modicum.methods.ecs.run_checks import ANCHOR_FAR
+from modicum.methods.ecs.settings import EnergyConserving
 from modicum.methods.ecs.signed_products import DISTANCES, Coreset, fit_coreset
-from modicum.methods.method import Tuning
+from modicum.methods.method import Task, Tuning
 from modicum.methods.skewed_axes import in_equal_blocks, may_be_curved, skewed_axes
 from modicum.methods.weights import (
     cached_rows,
@@ -473,10 +476,33 @@ class Study(AnchoredProxy):
             return self._chains.distance(likelihood_size)
         return float(np.abs(self.straight(self.draws).mean(axis=0)[:likelihood_size]).max())
 
-    @property
-    def most_certain(self) -> int:
-        """The largest number of certainty rows to consider."""
-        return min(MOST_CERTAIN, len(self.task.rows) // 4)
+    def cheapest(self, choose: Callable[[int], T], by_hand: str | None) -> T:
+        """Choose the number of certainty rows together with everything that depends on it.
+
+        `by_hand` names the setting that fixes how many rows are drawn, if the user gave it.
+        """
+        setting, n, why = self.method.certainty, len(self.task.rows), None
+        if isinstance(self.task.rows, GroupedRows):
+            if setting not in ("auto", 0):
+                raise SettingError(
+                    "groups with integrated effects are drawn whole, and have no certainty rows; "
+                    "use certainty=0."
+                )
+            why = "groups are drawn, each with all its rows"
+        elif self.method.design != "weighted":
+            why = (
+                f"rows are drawn by design={self.method.design!r}, not by their expected residuals"
+            )
+        elif by_hand is not None:
+            why = f"{by_hand} is set by hand"
+        if setting == "auto" and why is not None:
+            return with_reason(choose(0), why)
+        if setting != "auto" and setting >= n:
+            raise SettingError(
+                f"certainty={setting} leaves none of {n:,} rows to draw; use fewer, or "
+                "method='nuts' on all rows."
+            )
+        return cheapest_certainty(choose, setting, self.steps, min(MOST_CERTAIN, n // 4))
 
     def pilot_chains(self, certainty: int = 0) -> PilotChains | None:
         """Run short chains on some of the pilot rows; None if the posterior is nearly normal.
@@ -517,3 +543,9 @@ class Study(AnchoredProxy):
     @cached_property
     def _placement(self) -> RowPlacement:
         return self.placement or self.method.start_copying(self.task)
+
+
+def study_at_own_anchor(method: EnergyConserving, task: Task) -> Study:
+    """Return the pilot study at the method's anchor; rows are copied while that is sought."""
+    placement = method.start_copying(task)
+    return Study(method, task, method.find_anchor(task), placement=placement)

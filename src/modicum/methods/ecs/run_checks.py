@@ -112,12 +112,11 @@ def look_ahead(
     case: Case,
     pilot: Pilot,
     choice: Choice,
-    certain: int,
     bias: float,
     chosen: bool,
     advice: str | None,
 ) -> list[ModicumWarning]:
-    """Check the size of the subsample, given `certain` certainty rows, before the run.
+    """Check the size of the subsample before the run.
 
     `chosen` says whether the pilot study chose m; `advice`, if not None, is what to do about too
     small an m besides the usual remedy.
@@ -128,9 +127,10 @@ def look_ahead(
         If the control variates are too crude for any affordable subsample.
     """
     m = choice.subsample
-    if chosen and 2 * (m + certain) > case.n:
-        raise _crude(case, m + certain, 100)
-    doubts = _more_than_all(case, m + certain, "a subsample")
+    read = m + choice.certainty
+    if chosen and 2 * read > case.n:
+        raise _crude(case, read, 100)
+    doubts = _more_than_all(case, read, "a subsample")
     largest = seldom_exceeded(pilot) / m
     expected = choice.bias_bound
     if expected > 2 * bias or largest > 2 * NOISY:
@@ -275,19 +275,19 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 
 
 def look_ahead_signed(
-    case: Case, pilot: Pilot, choice: Products, always: int, chosen: bool
+    case: Case, pilot: Pilot, choice: Products, chosen: bool
 ) -> list[ModicumWarning]:
-    """Check the number of products, given the number of rows `always` read, before the run.
+    """Check the number of products before the run; `chosen` says whether the study chose it.
 
     Raises
     ------
     CrudeControlVariateError
         If the control variates are too crude for any affordable number of products.
     """
-    expected = choice.products * choice.batch + always
+    expected = choice.products * choice.batch + choice.always
     too_many = 4 if expected > MANY else 2
     if chosen and too_many * expected > case.n:
-        raise _crude(case, expected, FEWEST * choice.batch + always)
+        raise _crude(case, expected, FEWEST * choice.batch + choice.always)
     doubts = _more_than_all(case, expected, "a subsample")
     deviation = pilot.quantile(np.sqrt(pilot.variance / choice.batch), NEARLY_ALL)
     if choice.products < DEVIATIONS * deviation or choice.chain_sign < LEAST_SIGN:

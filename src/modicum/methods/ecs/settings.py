@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, pi
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -13,15 +13,13 @@ from modicum.errors import CrudeControlVariateError, SettingError, is_number, wh
 from modicum.kernels.designs import DESIGNS
 from modicum.kernels.moves import HMCMove, import_ahead
 from modicum.kernels.protocols import Move
-from modicum.methods.drawn_rows import Certainty, Costed, cheapest_certainty
 from modicum.methods.method import Method, Task, check_memory_limit
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
-from modicum.rows.grouped_rows import GroupedRows, members_of
+from modicum.rows.grouped_rows import members_of
 from modicum.run import RowPlacement, executables
 
-C = TypeVar("C", bound=Costed)
 Fused: TypeAlias = bool | Literal["auto"]
 ANCHORS = ("mode", "mean")
 Integrator: TypeAlias = Literal["auto", "leapfrog", "split"]
@@ -134,34 +132,6 @@ class EnergyConserving(Method):
                 f"is {DENSE_LIMIT:,}{besides}",
                 "use method='nuts' on all rows",
             )
-
-    def certainty_for(
-        self, task: Task, choose: Callable[[int], C], steps: int, most: int, by_hand: str | None
-    ) -> Certainty[C]:
-        """Choose the number of certainty rows together with everything that depends on it.
-
-        `by_hand` names the setting that fixes how many rows are drawn, if the user gave it.
-        """
-        why = None
-        if isinstance(task.rows, GroupedRows):
-            if self.certainty not in ("auto", 0):
-                raise SettingError(
-                    "groups with integrated effects are drawn whole, and have no certainty rows; "
-                    "use certainty=0."
-                )
-            why = "groups are drawn, each with all its rows"
-        elif self.design != "weighted":
-            why = f"rows are drawn by design={self.design!r}, not by their expected residuals"
-        elif by_hand is not None:
-            why = f"{by_hand} is set by hand"
-        if self.certainty == "auto" and why is not None:
-            return Certainty(0, choose(0), why)
-        if self.certainty != "auto" and self.certainty >= len(task.rows):
-            raise SettingError(
-                f"certainty={self.certainty} leaves none of {len(task.rows):,} rows to draw; "
-                "use fewer, or method='nuts' on all rows."
-            )
-        return cheapest_certainty(choose, self.certainty, steps, most)
 
     def start_copying(self, task: Task) -> RowPlacement:
         """Start copying the rows for the chains: in the background, which takes one core."""

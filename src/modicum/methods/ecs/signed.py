@@ -9,11 +9,9 @@ from modicum.errors import CrudeControlVariateError, SettingError, is_number
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
 from modicum.methods.cost import slow_run
-from modicum.methods.drawn_rows import Certainty
 from modicum.methods.ecs.composition import Composition
-from modicum.methods.ecs.paper_schedule import PAPER_BLOCKS, burn_in, explain_burn_in
-from modicum.methods.ecs.perturbed import HMCECS
-from modicum.methods.ecs.pilot import Study
+from modicum.methods.ecs.perturbed import HMCECS, PAPER_BLOCKS, burn_in, explain_burn_in
+from modicum.methods.ecs.pilot import Study, study_at_own_anchor
 from modicum.methods.ecs.run_checks import (
     Case,
     check_short_chains,
@@ -26,7 +24,7 @@ from modicum.methods.ecs.settings import (
     check_counts,
     check_tuning,
 )
-from modicum.methods.ecs.signed_products import Coreset, Products, choose_products
+from modicum.methods.ecs.signed_products import Products, choose_products
 from modicum.methods.method import Outcome, Plan, Task, Tuning, account
 from modicum.run import History
 from modicum.runtime import in_double_precision
@@ -104,18 +102,20 @@ class SignedHMCECS(EnergyConserving):
                 "from the anchor its estimate grows without bound, and chains that get there stay",
                 "use order=2",
             )
-        study, certainty, burn_in_tuning = (
-            self._tuned_by_schedule(task) if self.tuning == "paper" else self._tuned_by_pilot(task)
-        )
-        choice, certain = certainty.choice, certainty.count
+        tuning: Tuning = {}
+        if self.tuning == "paper":
+            study, choice, tuning = self._tuned_by_schedule(task)
+        else:
+            study = study_at_own_anchor(self, task)
+            by_hand = None if self.products is None else "products"
+            choice = study.cheapest(lambda count: self._choose(study, count), by_hand)
         case = Case(self, task.target, len(task.rows))
         # No pilot chains are needed: a posterior that lies where the pilot study did not look
         # shows in negative signs, or in full factors, and `look_back_signed` counts both.
-        pilot, coreset = study.pilot_with(certain), self._coreset(study, certain)
-        always = certain + (0 if coreset is None else len(coreset))
-        notes = look_ahead_signed(case, pilot, choice, always, self.products is None)
+        pilot = study.pilot_with(choice.certainty)
+        notes = look_ahead_signed(case, pilot, choice, self.products is None)
         notes += check_short_chains(case, study.stuck)
-        rows = choice.products * choice.batch + always
+        rows = choice.products * choice.batch + choice.always
         notes += slow_run(
             *(task, study.anchor.point, rows * (study.steps + 1)),
             work=f"{rows:,} rows per step",
@@ -127,31 +127,12 @@ class SignedHMCECS(EnergyConserving):
             choice.blocks,
             choice.refreshes,
             BlockPoissonTables(choice.centre),
-            certain,
-            coreset,
+            choice.certainty,
+            choice.coreset,
         )
-        return parts.plan(study, _explain(certainty, coreset) | burn_in_tuning, notes)
+        return parts.plan(study, _explain(choice) | tuning, notes)
 
-    def _coreset(self, study: Study, certainty: int) -> Coreset | None:
-        """Return the coreset that the lower bound follows; None if it is fixed."""
-        if self.centre is not None or self.tuning == "paper":
-            return None
-        return study.coreset_with(certainty)
-
-    def _tuned_by_pilot(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
-        """Choose settings by the pilot study at the anchor."""
-        placement = self.start_copying(task)  # while the anchor is sought
-        study = Study(self, task, self.find_anchor(task), placement=placement)
-        certainty = self.certainty_for(
-            task,
-            lambda count: self._choose(study, count),
-            study.steps,
-            study.most_certain,
-            "products" if self.products is not None else None,
-        )
-        return study, certainty, {}
-
-    def _tuned_by_schedule(self, task: Task) -> tuple[Study, Certainty[Products], Tuning]:
+    def _tuned_by_schedule(self, task: Task) -> tuple[Study, Products, Tuning]:
         """Choose settings at the anchor of the perturbed method's burn-in, and describe that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
         schedule = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
@@ -159,12 +140,12 @@ class SignedHMCECS(EnergyConserving):
         blocks, refreshes = (getattr(self, name) or n for name, n in PAPER_BLOCKS.items())
         choice = replace(self, blocks=blocks, refreshes=refreshes)._choose(study, 0)
         by_hand = {name for name in PAPER_BLOCKS if getattr(self, name) is not None}
-        why, burn_in_tuning = explain_burn_in(schedule, {"subsample", *by_hand})
-        choice = replace(choice, why=choice.why | why)
-        return study, Certainty(0, choice, "as in the paper"), burn_in_tuning
+        why, tuning = explain_burn_in(schedule, {"subsample", *by_hand})
+        return study, replace(choice, why=choice.why | why), tuning
 
     def _choose(self, study: Study, certainty: int) -> Products:
         """Choose products, blocks and refreshes, given the number of certainty rows."""
+        fixed_bound = self.centre is not None or self.tuning == "paper"
         return choose_products(
             study.pilot_with(certainty),
             self.batch,
@@ -175,7 +156,7 @@ class SignedHMCECS(EnergyConserving):
             self.centre,
             study.fresh,
             certainty,
-            self._coreset(study, certainty),
+            None if fixed_bound else study.coreset_with(certainty),
         )
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
@@ -191,25 +172,16 @@ class SignedHMCECS(EnergyConserving):
         return Outcome(weights=history.stats["sign"], warnings=doubts)
 
 
-def _explain(certainty: Certainty[Products], coreset: Coreset | None) -> Tuning:
-    choice = certainty.choice
-    values = {
-        "products": choice.products,
-        "batch": choice.batch,
-        "blocks": choice.blocks,
-        "refreshes": choice.refreshes,
-        "centre": choice.centre,
-    }
+def _explain(choice: Products) -> Tuning:
+    coreset = choice.coreset
     rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
-    if certainty.count:
-        rows += f", and {certainty.count:,} certainty rows"
+    if choice.certainty:
+        rows += f", and {choice.certainty:,} certainty rows"
     if coreset is not None:
         rows += f", and {len(coreset)} rows of the coreset"
-    chosen: Tuning = {
-        name: {"value": value, "why": choice.why[name]} for name, value in values.items()
-    }
+    chosen = choice.explained("products", "batch", "blocks", "refreshes", "centre")
     sentences: Tuning = {name: choice.why[name] for name in ("variance", "sign")}
-    always: Tuning = {"certainty": {"value": certainty.count, "why": certainty.why}}
+    always = choice.explained("certainty")
     if coreset is not None:
         why = "rows with weights whose residuals follow l - sum q, and the lower bound with them"
         always["coreset"] = {"value": len(coreset), "why": why}

@@ -17,7 +17,7 @@ coordinates. The same points then tell whether lambda is large enough there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ import numpy as np
 from scipy.special import digamma, ndtr, polygamma
 
 from modicum.kernels.likelihood_estimates import ROOM, ROOM_FOLLOWING, BlockPoisson, poisson_chance
+from modicum.methods.drawn_rows import Tuned
 from modicum.methods.ecs.pilot_residuals import Pilot, Residuals, representatives, reweighted
 from modicum.methods.ecs.subsample import NOISE, refresh_acceptance
 from modicum.random import Stream, generator
@@ -272,38 +273,43 @@ SIZES = (5, 8, 12, 20, 30, 50)
 
 
 @dataclass(frozen=True)
-class Products:
-    """Lambda, G, K and the centre, with the reasons for them.
+class Products(Tuned):
+    """Lambda, m_b, G, K and the centre.
 
     Attributes
     ----------
     products, batch, blocks, refreshes
         Lambda, m_b, G and K.
+    needed
+        The smallest lambda that meets all criteria.
     centre
         The expected difference l - sum q over the rows that are drawn, less the coreset's if there
         is one; a = centre - lambda.
+    room
+        Room for factors, in units of lambda.
     positive
         Share of positive estimates when rows are drawn afresh, predicted by the pilot study.
     chain_sign
         Mean sign along the chain, predicted by the pilot study.
-    cost
-        Predicted evaluations of rows per effective draw.
-    why
-        The reason for each setting.
-    room
-        Room for factors, in units of lambda.
+    coreset
+        The rows that the lower bound follows, if any.
     """
 
     products: int
     batch: int
     blocks: int
     refreshes: int
+    needed: int
     centre: float
+    room: float
     positive: float
     chain_sign: float
-    cost: float = 0.0
-    why: dict[str, str] = field(default_factory=dict)
-    room: float = ROOM
+    coreset: Coreset | None
+
+    @property
+    def always(self) -> int:
+        """Rows that every evaluation reads besides those of the products."""
+        return self.certainty + (0 if self.coreset is None else len(self.coreset))
 
     @property
     def estimator(self) -> BlockPoisson:
@@ -343,15 +349,7 @@ class MiniBatches:
         return float(positive.mean()), float(np.exp(-2 * products * below).mean())
 
 
-def pilot_sign(pilot: Pilot, batch: int, products: int, centre: float) -> tuple[float, float]:
-    """Return positive share and mean sign from mini-batches of the pilot rows themselves.
-
-    Skewed residuals make more factors negative than normal theory predicts.
-    """
-    return MiniBatches(pilot, batch).sign(products, np.asarray(centre))
-
-
-class Bound:
+class LowerBound:
     """The lower bound a = c - lambda: its c at the pilot draws, and far out.
 
     Without a coreset c is the same everywhere, and points far out are not checked.
@@ -441,57 +439,20 @@ def choose_products(
     coreset
         Rows that the lower bound follows; None: it is the same everywhere.
     """
-    bound = Bound(pilot, centre, coreset)
+    bound = LowerBound(pilot, centre, coreset)
     work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
     sizes = SIZES if batch is None else (batch,)
     candidates = [
         _with_batch(pilot, size, work, bound, products, blocks, refreshes) for size in sizes
     ]
+    best = min(candidates, key=lambda candidate: candidate.cost)
     if batch is None and products is not None:  # the smallest m_b for which lambda is enough
-        allowed = [c for c in candidates if c.needed <= products] or candidates[-1:]
-        best = allowed[0]
-    else:
-        best = min(candidates, key=lambda candidate: candidate.cost)
-    estimator = best.estimator
-    positive, sign = best.mini_batches.sign(estimator.products, bound.at_draws)
-    automatic = _reasons(best, pilot, coreset, positive, sign)
+        best = next((c for c in candidates if c.needed <= products), candidates[-1])
     settings = {"products": products, "blocks": blocks, "refreshes": refreshes, "centre": centre}
     by_hand = {name: "set by hand" for name, value in settings.items() if value is not None}
     if batch is not None:
-        by_hand["batch"] = _why(batch)
-    why = automatic | by_hand
-    return Products(
-        estimator.products,
-        estimator.batch,
-        estimator.blocks,
-        best.refreshes,
-        bound.middle,
-        positive,
-        sign,
-        best.cost,
-        why,
-        bound.room,
-    )
-
-
-def _reasons(
-    best: _Candidate, pilot: Pilot, coreset: Coreset | None, positive: float, sign: float
-) -> dict[str, str]:
-    """Return the reason for each automatic setting, and the predicted variance and sign."""
-    deviation = np.sqrt(pilot.variance / best.estimator.batch)
-    return {
-        "batch": "with this many per factor an effective draw takes the fewest evaluations",
-        "centre": _CENTRE[coreset is None],
-        "products": f"the smallest lambda {_REASON[best.binding]}",
-        "blocks": f"a refresh is then accepted with probability {best.accept:.2f}",
-        "refreshes": f"balances refreshing rows against gradient noise of {best.noise:.2g} "
-        "posterior variances",
-        "variance": f"of log |Lhat| about {best.spread:.2g}; one mini-batch's dhat has a standard "
-        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
-        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
-        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
-        "positive when rows are drawn afresh, by the pilot study",
-    }
+        by_hand["batch"] = "as in the paper" if batch == PAPER_BATCH else "set by hand"
+    return replace(best, certainty=certainty, why=best.why | by_hand)
 
 
 _CENTRE = {
@@ -510,34 +471,15 @@ _REASON = {
 }
 
 
-def _why(batch: int) -> str:
-    return "as in the paper" if batch == PAPER_BATCH else "set by hand"
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """The best settings for one number of rows per factor."""
-
-    estimator: BlockPoisson
-    refreshes: int
-    needed: int  # smallest lambda that meets all criteria
-    binding: str
-    spread: float
-    noise: float
-    accept: float
-    cost: float
-    mini_batches: MiniBatches
-
-
 def _with_batch(
     pilot: Pilot,
     batch: int,
     work: Work,
-    bound: Bound,
+    bound: LowerBound,
     products: int | None,
     blocks: int | None,
     refreshes: int | None,
-) -> _Candidate:
+) -> Products:
     mini_batches = MiniBatches(pilot, batch)
     needs = _needs(pilot, batch, bound, mini_batches)
     binding = max(needs, key=lambda name: needs[name])
@@ -552,9 +494,24 @@ def _with_batch(
         for K in range(1, G + 1) if refreshes is None else (refreshes,):
             options.append((work.cost(estimator, K, noise, accept), estimator, K, accept))
     cost, estimator, K, accept = min(options, key=lambda option: option[0])
-    return _Candidate(
-        estimator, K, needs[binding], binding, spread, noise, accept, cost, mini_batches
-    )
+    positive, sign = mini_batches.sign(estimator.products, bound.at_draws)
+    deviation = np.sqrt(pilot.variance / batch)
+    why = {
+        "batch": "with this many per factor an effective draw takes the fewest evaluations",
+        "centre": _CENTRE[bound.coreset is None],
+        "products": f"the smallest lambda {_REASON[binding]}",
+        "blocks": f"a refresh is then accepted with probability {accept:.2f}",
+        "refreshes": f"balances refreshing rows against gradient noise of {noise:.2g} posterior "
+        "variances",
+        "variance": f"of log |Lhat| about {spread:.2g}; one mini-batch's dhat has a standard "
+        f"deviation of {pilot.quantile(deviation, 0.5):.2g} (median) and "
+        f"{pilot.quantile(deviation, NEARLY_ALL):.2g} (99 of 100 pilot draws)",
+        "sign": f"expected mean {sign:.4f} along the chain, {positive:.4f} of the estimates "
+        "positive when rows are drawn afresh, by the pilot study",
+    }
+    lambda_and_blocks = (estimator.products, batch, estimator.blocks, K, needs[binding])
+    of_bound = (bound.middle, bound.room, positive, sign, bound.coreset)
+    return Products(*lambda_and_blocks, *of_bound, cost=cost, why=why)
 
 
 def _shares(products: int, spread: float, fixed: bool) -> list[int]:
@@ -564,7 +521,9 @@ def _shares(products: int, spread: float, fixed: bool) -> list[int]:
     return [G for G in fitting if refresh_acceptance(spread, G) > EASY] or fitting[-1:]
 
 
-def _needs(pilot: Pilot, batch: int, bound: Bound, mini_batches: MiniBatches) -> dict[str, int]:
+def _needs(
+    pilot: Pilot, batch: int, bound: LowerBound, mini_batches: MiniBatches
+) -> dict[str, int]:
     """Return the smallest lambda that each criterion allows."""
     deviation = np.sqrt(pilot.variance / batch)
     typical = pilot.quantile(deviation, 0.9)

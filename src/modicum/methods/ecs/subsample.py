@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil, sqrt
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from modicum.methods.drawn_rows import Tuned
 from modicum.methods.ecs.pilot_residuals import Bias, Pilot
 
 SMALLEST = 30
@@ -25,8 +26,8 @@ NOISE = 0.25  # largest gradient noise, in posterior variances
 
 
 @dataclass(frozen=True)
-class Choice:
-    """m, G and K with the reasons for them.
+class Choice(Tuned):
+    """m, G and K.
 
     Attributes
     ----------
@@ -35,18 +36,12 @@ class Choice:
     bias_bound
         Bound on the shift of any posterior mean, in posterior standard deviations, by the pilot
         study.
-    cost
-        Predicted evaluations of rows per effective draw.
-    why
-        The reason for each setting.
     """
 
     subsample: int
     blocks: int
     refreshes: int
     bias_bound: float
-    cost: float = 0.0
-    why: dict[str, str] = field(default_factory=dict)
 
 
 def refresh_acceptance(variance: float, blocks: int) -> float:
@@ -142,7 +137,8 @@ def choose(
         f"{seldom_exceeded(pilot) / m:.2g} in 99 of 100 draws",
     }
     cost = cost_per_draw(m, certainty, steps, K / G, noise, accept, fresh)
-    return Choice(int(m), int(G), int(K), pilot.bias(m, ddof), cost, why)
+    settings = (int(m), int(G), int(K), pilot.bias(m, ddof))
+    return Choice(*settings, certainty=certainty, cost=cost, why=why)
 
 
 _REASON = {
