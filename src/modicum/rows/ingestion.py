@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePath
-from typing import NamedTuple, TypeGuard
+from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
 from modicum.errors import SettingError, whole_number
-from modicum.files import place_name
-from modicum.progress import Progressbar, phase
+from modicum.progress import Progressbar
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.coding import Level
 from modicum.rows.csv import TypesWidened
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
-from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.lake import is_remote, local_path
-from modicum.rows.object_storage import Bucket, holds_store
+from modicum.rows.object_storage import holds_store
 from modicum.rows.rows import Rows
-from modicum.rows.sorting import sorted_blocks
 from modicum.rows.sources import Source, Unread
-from modicum.rows.store import DESCRIPTION, SHARD_BYTES, StoreDescription
+from modicum.rows.store import DESCRIPTION
 from modicum.rows.table_encoding import ColumnChoice, learn_columns
 from modicum.rows.tables import open_table
-from modicum.rows.writing import (
-    Directory,
-    Journal,
-    ShardWriter,
-    refuse_existing,
-    staged,
-    writable_store,
-)
+from modicum.rows.writing import PackedBlocks, write_store
 
 
 def ingest(
@@ -134,100 +123,6 @@ def identity_of(source: object, *settings: object) -> str | None:
     """Return a hash of files and settings; None for data that may change without notice."""
     files = getattr(source, "identity", None)
     return None if files is None else hashlib.sha256(repr((files, settings)).encode()).hexdigest()
-
-
-class PackedBlocks(NamedTuple):
-    """Rows ready to be written: their description, their blocks, and their number."""
-
-    description: Description
-    blocks: Iterator[Array]
-    total: int | None  # None if unknown until all rows are read
-
-
-def write_store(
-    rows: Callable[[Callable[[Description], int]], PackedBlocks],
-    store: str | os.PathLike[str],
-    overwrite: bool,
-    progressbar: Progressbar,
-    shard_rows: int | None = None,
-    sort_by: str | None = None,
-    identity: str | None = None,
-) -> Rows:
-    """Check that `store` may be written, then write the rows that `rows` returns.
-
-    With the `identity` of the data and settings, a call continues an earlier one that was killed:
-    the function passed to `rows` takes a description and returns how many rows exist already.
-    """
-    identity = None if sort_by is not None else identity
-    with _writable(store, overwrite, identity) as folder:
-        journals: list[Journal] = []
-
-        def count_written(description: Description) -> int:
-            if identity is None:
-                return 0
-            journals.append(Journal(folder, description, f"{identity} {shard_rows}"))
-            return sum(shard.rows for shard in journals[0].shards)
-
-        ready = rows(count_written)
-        if sort_by is not None:
-            ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
-            ready = ready._replace(blocks=ordered)
-        journal = journals[0] if journals else None
-        _write(ready, folder, place_name(store), shard_rows, progressbar, journal)
-    return Rows.open(store)
-
-
-def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse a place where the store may not be written, before the data are read."""
-    if is_remote(store):
-        Bucket(str(store)).refuse_existing(overwrite)
-    else:
-        refuse_existing(Path(os.path.realpath(local_path(store))), overwrite)
-
-
-@contextlib.contextmanager
-def _writable(
-    store: str | os.PathLike[str], overwrite: bool, identity: str | None
-) -> Iterator[Directory | Bucket]:
-    """Yield the folder that the files of a store are written to; refuse a taken place."""
-    if is_remote(store):
-        bucket = Bucket(str(store))
-        with bucket.staged(overwrite):
-            yield bucket
-        return
-    place = Path(os.path.realpath(local_path(store)))  # what a link points to, not the link
-    with staged(place, overwrite, identity) as staging:
-        yield Directory(staging)
-
-
-def _write(
-    rows: PackedBlocks,
-    folder: Directory | Bucket,
-    store: str,
-    shard_rows: int | None,
-    progressbar: Progressbar,
-    journal: Journal | None = None,
-) -> None:
-    description = rows.description
-    per_shard = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
-    writer = ShardWriter(folder, description, per_shard, journal)
-    fingerprint = RunningFingerprint(description)
-    try:
-        with phase(f"ingest {PurePath(store).name}", rows.total, progressbar, "rows") as reading:
-            for block in () if journal is None else journal.blocks():
-                fingerprint.update(block)  # rows that an earlier, killed call has written
-                reading.advance(len(block))
-            for block in rows.blocks:
-                with writable_store(store):
-                    writer.write(block)
-                fingerprint.update(block)
-                reading.advance(len(block))
-        with writable_store(store):
-            shards = tuple(writer.finish())
-            description = replace(description, n=writer.rows)
-            folder.finish(StoreDescription(description, shards, fingerprint.finish(description)))
-    finally:
-        writer.close()
 
 
 def _pack_source(

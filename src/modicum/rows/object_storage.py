@@ -23,16 +23,14 @@ from modicum.rows.description import Array, Description
 from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
 from modicum.rows.store import (
     DESCRIPTION,
+    JOURNAL,
     MOST_DESCRIPTION_BYTES,
     SHARD_NAME,
+    Folder,
     Shard,
-    StoreDescription,
+    ShardedBackend,
     check_file,
-    no_store,
-    parsed_json,
-    shards_between,
 )
-from modicum.rows.writing import JOURNAL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +52,7 @@ def holds_store(source: object) -> bool:
         return False
 
 
-class Bucket:
+class Bucket(Folder):
     """A folder on object storage; requests that fail are retried, then raise a `DataError`.
 
     Attributes
@@ -104,13 +102,12 @@ class Bucket:
 
     def load(self, name: str) -> bytes:
         """Return the contents of a small file; raise FileNotFoundError if it does not exist."""
-        size = self.size(name)
-        if size is None:
+        if self.size(name) is None:
             raise FileNotFoundError(name)
         with self.open(name) as file:
-            return self.read(file, name, 0, min(size, MOST_DESCRIPTION_BYTES))
+            return self._call(name, lambda: bytes(file.read(MOST_DESCRIPTION_BYTES)))
 
-    def check(self, shard: Shard, description: Description, verify: bool) -> int:
+    def check(self, shard: Shard, description: Description, verify: bool = False) -> int:
         """Refuse a shard that was altered; return where its data begin."""
 
         def once() -> int:
@@ -156,7 +153,7 @@ class Bucket:
     # Writing ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def staged(self, overwrite: bool) -> Iterator[None]:
+    def staged(self, overwrite: bool) -> Iterator[Bucket]:
         """Prepare to write a store; shards are written to a local folder, one at a time.
 
         Shards of an unfinished store stay, for the next call to continue from; other leftover
@@ -167,7 +164,7 @@ class Bucket:
         self._last = max(numbers, default=-1)
         with tempfile.TemporaryDirectory(prefix="modicum-") as folder:
             self.local = Path(folder)
-            yield
+            yield self
 
     def refuse_existing(self, overwrite: bool) -> list[str]:
         """Refuse a folder of other files or a store not to be replaced; return the file names."""
@@ -206,14 +203,6 @@ class Bucket:
     def save(self, name: str, data: bytes) -> None:
         """Write a small file, whole or not at all."""
         self._put(name, lambda: iter([data]), len(data))
-
-    def finish(self, description: StoreDescription) -> None:
-        """Write the description, and remove files that are not part of the store."""
-        self.save(DESCRIPTION, description.text().encode())
-        current = {DESCRIPTION, *(shard.file for shard in description.shards)}
-        for name in self.names():
-            if name not in current and (name == JOURNAL or SHARD_NAME.fullmatch(name)):
-                self.remove(name)
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists; ignore failures, since a leftover file does no harm."""
@@ -254,43 +243,30 @@ class RemoteShard:
 
     def between(self, start: int, stop: int) -> Array:
         """Packed rows from `start` up to `stop`, in one request."""
-        description = self._about
-        first, count = (
-            self._data + start * description.row_bytes,
-            (stop - start) * description.row_bytes,
-        )
+        description, size = self._about, self._about.row_bytes
+        first, count = self._data + start * size, (stop - start) * size
         data = self._bucket.read(self._file, self._name, first, count)
         kind = description.packed_type.newbyteorder("<")
         return np.frombuffer(data, kind).reshape(stop - start, *description.packed_shape)
 
 
-class RemoteBackend:
+class RemoteBackend(ShardedBackend):
     """Fields of shards on object storage; safe to read from many threads."""
 
     def __init__(self, uri: str, verify: bool = False) -> None:
         bucket = Bucket(uri)
-        self.folder, self.where = uri, f"in {bucket.called}"
-        try:
-            data = bucket.load(DESCRIPTION)
-        except FileNotFoundError:
-            raise no_store(bucket.called) from None
-        page = parsed_json(data, f"{bucket.called}/{DESCRIPTION}")
-        stored = StoreDescription.of_json(page, bucket.called)
-        self.description = description = stored.rows
-        self.fingerprint = stored.fingerprint
-        self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
-        self._pool = ThreadPoolExecutor(REQUESTS)
-        self._shards = list(
+        super().__init__(bucket)
+        self.folder, self._pool = uri, ThreadPoolExecutor(REQUESTS)
+        self._files = list(
             self._pool.map(
-                lambda shard: RemoteShard(bucket, shard, description, verify), stored.shards
+                lambda shard: RemoteShard(bucket, shard, self.description, verify), self._shards
             )
         )
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape; rows close to each other share a request."""
-        description = self.description
         distinct, place = np.unique(row_ids, return_inverse=True)
-        block = np.empty((len(distinct), *description.packed_shape), description.packed_type)
+        block = self._empty(len(distinct))
 
         def read(request: tuple[int, int]) -> None:
             first, last = request  # indices into `distinct`
@@ -301,7 +277,7 @@ class RemoteBackend:
 
         for _ in self._pool.map(read, self._requests(distinct)):
             pass
-        return description.split(block[place.reshape(row_ids.shape)])
+        return self.description.split(block[place.reshape(row_ids.shape)])
 
     def _requests(self, row_ids: Array) -> list[tuple[int, int]]:
         """Split sorted row numbers into ranges, each of close rows in one shard."""
@@ -318,15 +294,8 @@ class RemoteBackend:
                 at = int(end)
         return requests
 
-    def _block(self, start: int, stop: int) -> Array:
-        pieces = [
-            self._shards[shard].between(first, last)
-            for shard, first, last in shards_between(self._starts, start, stop)
-        ]
-        if not pieces:
-            description = self.description
-            return np.empty((0, *description.packed_shape), description.packed_type)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    def _piece(self, shard: int, start: int, stop: int) -> Array:
+        return self._files[shard].between(start, stop)
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
         """Rows from `start` up to `stop`, in pieces that are read concurrently."""

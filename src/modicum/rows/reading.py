@@ -29,11 +29,8 @@ from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.ingestion import (
-    PackedBlocks,
     identity_of,
     is_store,
-    refuse_taken,
-    write_store,
 )
 from modicum.rows.lake import cache_folder
 from modicum.rows.memory import encoded, in_memory, rows_type
@@ -41,6 +38,7 @@ from modicum.rows.rows import Rows
 from modicum.rows.sources import BATCH_ROWS, Source, Unread, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
 from modicum.rows.tables import is_dataset, open_table
+from modicum.rows.writing import PackedBlocks, refuse_taken, write_store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -29,10 +29,12 @@ from modicum.rows.description import Array, Description
 from modicum.rows.json_entries import integer, mapping, sequence, text
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
+JOURNAL = "progress.json"  # of an unfinished store: see `modicum.rows.writing`
 NUMBERS, RECORDS = 1, 2  # versions: rows of one type; records of several types, with codes
 MOST_DESCRIPTION_BYTES = 1 << 28  # no valid description is larger, however many levels it has
 SHARD_NAME = re.compile(r"rows-[0-9]{5,9}[.]npy")
 SHARD_BYTES = 1 << 30
+BLOCK_ROWS = 1 << 16  # rows of a complete shard read at a time when an ingest resumes
 END_BYTES = 1 << 16  # bytes at either end of a shard that the quick check reads
 AGAIN = "ingest the source again"
 
@@ -92,26 +94,19 @@ class StoreDescription:
         }
         return json.dumps(entries, indent=1)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Folder) -> None:
         """Write ``rows.json``, the last file of a store."""
-        with open(folder / DESCRIPTION, "w", encoding="utf-8") as file:
-            file.write(self.text())
-            file.flush()
-            os.fsync(file.fileno())
+        folder.save(DESCRIPTION, self.text().encode())
 
     @classmethod
-    def read(cls, folder: Path) -> StoreDescription:
+    def read(cls, folder: Folder) -> StoreDescription:
         """Read ``rows.json``; refuse anything but a complete description of a store."""
-        return cls.of_json(read_json(folder), str(folder))
-
-    @classmethod
-    def of_json(cls, entries: dict[str, object], folder: str) -> StoreDescription:
-        """Make a description from the entries of ``rows.json``; `folder` is for messages."""
+        entries = read_entries(folder)
         if entries.get("version") not in (NUMBERS, RECORDS):
+            version = str(entries.get("version"))[:40]
             raise DataError(
-                f"{folder} has store version {str(entries.get('version'))[:40]} and this Modicum "
-                f"reads versions {NUMBERS} and {RECORDS}: upgrade Modicum, or ingest the source "
-                "again."
+                f"{folder.called} has store version {version} and this Modicum reads versions "
+                f"{NUMBERS} and {RECORDS}: upgrade Modicum, or {AGAIN}."
             )
         try:
             rows = Description.from_json(entries)
@@ -126,42 +121,27 @@ class StoreDescription:
             reason = f"entry {error} is missing"
         except (TypeError, ValueError) as error:
             reason = str(error)
-        raise DataError(f"{folder}/{DESCRIPTION} is damaged ({reason}): ingest the source again.")
+        raise DataError(f"{folder.called}/{DESCRIPTION} is damaged ({reason}): {AGAIN}.")
 
 
-def read_json(folder: Path) -> dict[str, object]:
+def read_entries(folder: Folder) -> dict[str, object]:
     """Return the entries of ``rows.json``; refuse a file that Modicum has not written."""
-    path = folder / DESCRIPTION
+    path = f"{folder.called}/{DESCRIPTION}"
     try:
-        status = path.stat()
-        # Reading a pipe would block, and a folder cannot be read.
-        sensible = stat.S_ISREG(status.st_mode) and status.st_size <= MOST_DESCRIPTION_BYTES
-        data = path.read_bytes() if sensible else None
+        entries = json.loads(folder.load(DESCRIPTION).decode("utf-8"))
+        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+            raise ValueError(f"it does not say that its format is {FORMAT}")
+        return entries
+    except DataError:
+        raise
     except (FileNotFoundError, NotADirectoryError):
-        raise no_store(str(folder)) from None
+        raise DataError(
+            f"{folder.called} is not a row store (it has no {DESCRIPTION}): make one with ingest."
+        ) from None
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}): check its permissions and its disk."
         ) from None
-    return parsed_json(data, str(path))
-
-
-def no_store(folder: str) -> DataError:
-    """Return the error for a folder that is not a store."""
-    return DataError(
-        f"{folder} is not a row store (it has no {DESCRIPTION}): make one with ingest."
-    )
-
-
-def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
-    """Parse ``rows.json``; `path` is its name in error messages."""
-    try:
-        if data is None:
-            raise ValueError("it is not a file of a sensible size")
-        entries = json.loads(data.decode("utf-8"))
-        if not isinstance(entries, dict) or entries.get("format") != FORMAT:
-            raise ValueError(f"it does not say that its format is {FORMAT}")
-        return entries
     except UnicodeDecodeError:
         reason = "it is not UTF-8 text"
     except json.JSONDecodeError:
@@ -170,7 +150,83 @@ def parsed_json(data: bytes | None, path: str) -> dict[str, object]:
         reason = "it is nested too deeply"
     except ValueError as error:
         reason = str(error)
-    raise DataError(f"{path} is damaged ({reason}): ingest the source again.")
+    raise DataError(f"{path} is damaged ({reason}): {AGAIN}.")
+
+
+class Folder:
+    """The folder of a store: of this machine, or a `Bucket` on object storage.
+
+    Attributes
+    ----------
+    called
+        Its name in messages.
+    local
+        The folder on disk that holds a shard while it is written.
+    """
+
+    def __init__(self, local: Path) -> None:
+        self.local, self.called = local, str(local)
+
+    def load(self, name: str) -> bytes:
+        """Return the contents of a small file; raise FileNotFoundError if it does not exist."""
+        status = (self.local / name).stat()
+        # Reading a pipe would block, and a folder cannot be read.
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_DESCRIPTION_BYTES:
+            raise ValueError("it is not a file of a sensible size")
+        return (self.local / name).read_bytes()
+
+    def check(self, shard: Shard, description: Description, verify: bool = False) -> int:
+        """Refuse a truncated or altered shard; return where its data begin.
+
+        The size, the header and both ends of the data are always checked, the rest with `verify`.
+        """
+        path = self.local / shard.file
+        with _reading(self.local, shard.file):
+            if path.exists() and not path.is_file():  # opening a pipe would block for ever
+                raise DataError(f"shard {shard.file} of {self.called} is not a file: {AGAIN}.")
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                return check_file(file, size, self.called, shard, description, verify)
+
+    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
+        """Yield the packed rows of a shard, some at a time."""
+        data = self.check(shard, description)
+        matrix = Mapped(self.local / shard.file, data, shard.rows, description, SEQUENTIAL).matrix
+        for start in range(0, shard.rows, BLOCK_ROWS):
+            yield matrix[start : start + BLOCK_ROWS]
+
+    def names(self) -> list[str]:
+        """Names of the files in the folder."""
+        return os.listdir(self.local)
+
+    def number(self, shards: int) -> int:
+        """Number of the next shard, after `shards` of them: one of a killed ingest is replaced."""
+        return shards
+
+    def send(self, name: str) -> None:
+        """Move a complete shard from `local` to its destination."""
+
+    def save(self, name: str, data: bytes) -> None:
+        """Write a small file, whole or not at all."""
+        aside = self.local / f"{name}.part"
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.local / name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; ignore failures, since a leftover file does no harm."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.local / name)
+
+    def finish(self, description: StoreDescription) -> None:
+        """Write the description, which makes a store, and remove what is not part of it."""
+        description.write(self)
+        current = {DESCRIPTION, *(shard.file for shard in description.shards)}
+        for name in self.names():
+            if name not in current and (name.startswith(JOURNAL) or SHARD_NAME.fullmatch(name)):
+                self.remove(name)
 
 
 def npy_header(file: BinaryIO, rows: int, description: Description) -> int:
@@ -190,24 +246,10 @@ def ends_of(file: BinaryIO, data: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def check_shard(folder: Path, shard: Shard, description: Description, verify: bool) -> int:
-    """Refuse a truncated or altered shard; return where its data begin.
-
-    The size, the header and both ends of the data are always checked, the rest only with `verify`.
-    """
-    path = folder / shard.file
-    with _reading(folder, shard.file):
-        if path.exists() and not path.is_file():  # opening a pipe would block for ever
-            raise DataError(f"shard {shard.file} of {folder} is not a file: {AGAIN}.")
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return check_file(file, size, str(folder), shard, description, verify)
-
-
 def check_file(
     file: BinaryIO, size: int, folder: str, shard: Shard, description: Description, verify: bool
 ) -> int:
-    """Check an open shard file of `size` bytes; see `check_shard`."""
+    """Check an open shard file of `size` bytes; see `Folder.check`."""
     if size != shard.bytes:
         state = "truncated" if size < shard.bytes else "too long"
         raise DataError(
@@ -298,7 +340,35 @@ class Mapped:
             self._map.madvise(advice, first, length)
 
 
-class StoreBackend:
+class ShardedBackend:
+    """Fields as columns of shards, wherever these are."""
+
+    def __init__(self, folder: Folder) -> None:
+        stored = StoreDescription.read(folder)
+        self.description, self.fingerprint = stored.rows, stored.fingerprint
+        self.where = f"in {folder.called}"
+        self._shards = stored.shards
+        self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
+
+    def _piece(self, shard: int, start: int, stop: int) -> Array:
+        """Packed rows of one shard."""
+        raise NotImplementedError
+
+    def _block(self, start: int, stop: int) -> Array:
+        """Packed rows from `start` up to `stop`; a copy only if they span several shards."""
+        pieces = [self._piece(*place) for place in shards_between(self._starts, start, stop)]
+        if len(pieces) == 1:
+            return pieces[0]
+        joined = np.concatenate([self._empty(0), *pieces])
+        joined.flags.writeable = False
+        return joined
+
+    def _empty(self, *shape: int) -> Array:
+        """Memory for packed rows."""
+        return np.empty((*shape, *self.description.packed_shape), self.description.packed_type)
+
+
+class StoreBackend(ShardedBackend):
     """Fields as columns of memory-mapped shards; safe to read from many threads.
 
     Each shard is mapped twice: once for scattered rows, where reading ahead would only waste
@@ -307,20 +377,16 @@ class StoreBackend:
     """
 
     def __init__(self, folder: Path, verify: bool = False) -> None:
-        stored = StoreDescription.read(folder)
-        self.description = description = stored.rows
-        self.fingerprint = stored.fingerprint
-        self.where = f"in {folder}"
-        self.folder = folder
+        super().__init__(Folder(folder))
+        self.folder, description = folder, self.description
         self._scattered: list[Mapped] = []
         self._swept: list[Mapped] = []
-        for shard in stored.shards:
-            data = check_shard(folder, shard, description, verify)
+        for shard in self._shards:
+            data = Folder(folder).check(shard, description, verify)
             where = (folder / shard.file, data, shard.rows, description)
             with _reading(folder, shard.file):
                 self._scattered.append(Mapped(*where, advice=RANDOM))
                 self._swept.append(Mapped(*where, advice=SEQUENTIAL))
-        self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
         self._lock = threading.Lock()
         self._touched = 0  # scattered rows read since their pages were last released
         self._recent: deque[tuple[int, int]] = deque()
@@ -331,18 +397,17 @@ class StoreBackend:
         most = max(1, HELD_SCATTERED // AROUND)
         if row_ids.size <= most:
             return self.description.split(self._scattered_rows(row_ids))
-        flat, description = row_ids.ravel(), self.description
-        block = np.empty((len(flat), *description.packed_shape), description.packed_type)
+        flat = row_ids.ravel()
+        block = self._empty(len(flat))
         for first in range(0, len(flat), most):
             block[first : first + most] = self._scattered_rows(flat[first : first + most])
-        return description.split(block.reshape(*row_ids.shape, *description.packed_shape))
+        return self.description.split(block.reshape(*row_ids.shape, *block.shape[1:]))
 
     def _scattered_rows(self, row_ids: Array) -> Array:
         self._release_scattered(row_ids.size)
         if len(self._scattered) == 1:
             return self._scattered[0].matrix.take(row_ids, axis=0)
-        description = self.description
-        block = np.empty((*row_ids.shape, *description.packed_shape), description.packed_type)
+        block = self._empty(*row_ids.shape)
         owner = np.searchsorted(self._starts, row_ids, side="right") - 1
         for shard in np.unique(owner):
             in_shard = owner == shard
@@ -364,18 +429,8 @@ class StoreBackend:
         for shard, first, last in shards_between(self._starts, start, stop):
             self._swept[shard].advise(advice, first, last)
 
-    def _block(self, start: int, stop: int) -> Array:
-        views = [
-            self._swept[shard].matrix[first:last]
-            for shard, first, last in shards_between(self._starts, start, stop)
-        ]
-        if not views:
-            return self._swept[0].matrix[:0]
-        if len(views) == 1:
-            return views[0]
-        joined = np.concatenate(views)
-        joined.flags.writeable = False
-        return joined
+    def _piece(self, shard: int, start: int, stop: int) -> Array:
+        return self._swept[shard].matrix[start:stop]
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
         """Rows from `start` up to `stop`: views, unless they span several shards."""

@@ -14,32 +14,126 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import BinaryIO, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path, PurePath
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from modicum.errors import DataError, SettingError, argument
+from modicum.files import place_name
+from modicum.progress import Progressbar, phase
 from modicum.rows.description import Array, Description
+from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.json_entries import mapping, sequence
-from modicum.rows.lake import LakeError
+from modicum.rows.lake import LakeError, is_remote, local_path
+from modicum.rows.object_storage import Bucket
+from modicum.rows.rows import Rows
+from modicum.rows.sorting import sorted_blocks
 from modicum.rows.store import (
     DESCRIPTION,
-    SEQUENTIAL,
+    JOURNAL,
+    SHARD_BYTES,
     SHARD_NAME,
-    Mapped,
+    Folder,
     Shard,
     StoreDescription,
-    check_shard,
     ends_of,
     npy_header,
-    read_json,
+    read_entries,
 )
 
-JOURNAL = "progress.json"
-JOURNAL_ROWS = 1 << 16  # rows of complete shards read at a time when an ingest resumes
+_LOCKS = importlib.util.find_spec("fcntl") is not None
+
+
+class PackedBlocks(NamedTuple):
+    """Rows ready to be written: their description, their blocks, and their number."""
+
+    description: Description
+    blocks: Iterator[Array]
+    total: int | None  # None if unknown until all rows are read
+
+
+def write_store(
+    rows: Callable[[Callable[[Description], int]], PackedBlocks],
+    store: str | os.PathLike[str],
+    overwrite: bool,
+    progressbar: Progressbar,
+    shard_rows: int | None = None,
+    sort_by: str | None = None,
+    identity: str | None = None,
+) -> Rows:
+    """Check that `store` may be written, then write the rows that `rows` returns.
+
+    With the `identity` of the data and settings, a call continues an earlier one that was killed:
+    the function passed to `rows` takes a description and returns how many rows exist already.
+    """
+    identity = None if sort_by is not None else identity
+    with _staged(store, overwrite, identity) as folder:
+        journals: list[Journal] = []
+
+        def count_written(description: Description) -> int:
+            if identity is None:
+                return 0
+            journals.append(Journal(folder, description, f"{identity} {shard_rows}"))
+            return sum(shard.rows for shard in journals[0].shards)
+
+        ready = rows(count_written)
+        if sort_by is not None:
+            ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
+            ready = ready._replace(blocks=ordered)
+        journal = journals[0] if journals else None
+        _write(ready, folder, place_name(store), shard_rows, progressbar, journal)
+    return Rows.open(store)
+
+
+def refuse_taken(store: str | os.PathLike[str], overwrite: bool) -> None:
+    """Refuse a place where the store may not be written, before the data are read."""
+    if is_remote(store):
+        Bucket(str(store)).refuse_existing(overwrite)
+    else:
+        refuse_existing(Path(os.path.realpath(local_path(store))), overwrite)
+
+
+def _staged(
+    store: str | os.PathLike[str], overwrite: bool, identity: str | None
+) -> contextlib.AbstractContextManager[Folder]:
+    """Return the folder that the files of a store are written to; refuse a taken place."""
+    if is_remote(store):
+        return Bucket(str(store)).staged(overwrite)
+    place = Path(os.path.realpath(local_path(store)))  # what a link points to, not the link
+    return staged(place, overwrite, identity)
+
+
+def _write(
+    rows: PackedBlocks,
+    folder: Folder,
+    store: str,
+    shard_rows: int | None,
+    progressbar: Progressbar,
+    journal: Journal | None = None,
+) -> None:
+    description = rows.description
+    per_shard = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
+    writer = ShardWriter(folder, description, per_shard, journal)
+    fingerprint = RunningFingerprint(description)
+    try:
+        with phase(f"ingest {PurePath(store).name}", rows.total, progressbar, "rows") as reading:
+            for block in () if journal is None else journal.blocks():
+                fingerprint.update(block)  # rows that an earlier, killed call has written
+                reading.advance(len(block))
+            for block in rows.blocks:
+                with writable_store(store):
+                    writer.write(block)
+                fingerprint.update(block)
+                reading.advance(len(block))
+        with writable_store(store):
+            shards = tuple(writer.finish())
+            description = replace(description, n=writer.rows)
+            folder.finish(StoreDescription(description, shards, fingerprint.finish(description)))
+    finally:
+        writer.close()
 
 
 class Journal:
@@ -84,87 +178,6 @@ class Journal:
         """Yield the packed rows of the complete shards."""
         for shard in self.shards:
             yield from self._folder.blocks(shard, self._about)
-
-
-class Folder(Protocol):
-    """The folder a store is written to, on disk or on object storage."""
-
-    @property
-    def local(self) -> Path:
-        """The folder on disk that holds a shard while it is written."""
-        ...
-
-    def number(self, shards: int) -> int:
-        """Number of the next shard, after `shards` of them."""
-        ...
-
-    def send(self, name: str) -> None:
-        """Move a complete file from `local` to its destination."""
-        ...
-
-    def load(self, name: str) -> bytes:
-        """Return the contents of a small file."""
-        ...
-
-    def save(self, name: str, data: bytes) -> None:
-        """Write a small file atomically."""
-        ...
-
-    def finish(self, description: StoreDescription) -> None:
-        """Write the description, the last file of a store, and remove the journal."""
-        ...
-
-    def check(self, shard: Shard, description: Description, verify: bool) -> int:
-        """Refuse a shard that was altered; return where its data begin (see `check_shard`)."""
-        ...
-
-    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """Yield the packed rows of a shard, some at a time."""
-        ...
-
-
-class Directory:
-    """A folder on disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self.local = folder
-
-    def number(self, shards: int) -> int:
-        """Number shards consecutively; an incomplete shard of a killed ingest is overwritten."""
-        return shards
-
-    def send(self, name: str) -> None:
-        """Do nothing: shards are written in place."""
-
-    def load(self, name: str) -> bytes:
-        """Return the contents of a small file."""
-        return (self.local / name).read_bytes()
-
-    def save(self, name: str, data: bytes) -> None:
-        """Write a small file atomically."""
-        aside = self.local / f"{name}.part"
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.local / name)
-
-    def finish(self, description: StoreDescription) -> None:
-        """Write the description, the last file of a store, and remove the journal."""
-        description.write(self.local)
-        for path in self.local.glob(f"{JOURNAL}*"):
-            path.unlink(missing_ok=True)
-
-    def check(self, shard: Shard, description: Description, verify: bool) -> int:
-        """Check a shard; see `check_shard`."""
-        return check_shard(self.local, shard, description, verify)
-
-    def blocks(self, shard: Shard, description: Description) -> Iterator[Array]:
-        """Yield the packed rows of a shard, some at a time."""
-        data = self.check(shard, description, verify=False)
-        matrix = Mapped(self.local / shard.file, data, shard.rows, description, SEQUENTIAL).matrix
-        for start in range(0, shard.rows, JOURNAL_ROWS):
-            yield matrix[start : start + JOURNAL_ROWS]
 
 
 class ShardWriter:
@@ -236,11 +249,8 @@ class ShardWriter:
             self._journal.write(self.shards)
 
 
-_LOCKS = importlib.util.find_spec("fcntl") is not None
-
-
 @contextlib.contextmanager
-def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Path]:
+def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterator[Folder]:
     """Yield a hidden folder beside `store` to write into; it is renamed to `store` at the end.
 
     If the block raises, the folder is removed. If the process is killed, the folder stays; the next
@@ -257,7 +267,7 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
     if lock is None and identity is not None and _LOCKS:
         raise SettingError(f"{store} is being written by another process: wait for it.")
     try:
-        yield folder
+        yield Folder(folder)
         _sync(folder)
         with writable_store(store):
             _replace(folder, store, overwrite)
@@ -292,7 +302,7 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
     if not store.exists() or (store.is_dir() and not any(store.iterdir())):
         return
     try:
-        read_json(store)
+        read_entries(Folder(store))
     except DataError:
         raise SettingError(
             f"{store} exists and is not a row store: choose another name, or remove it yourself."
