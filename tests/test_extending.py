@@ -24,9 +24,8 @@ from helpers.targets import (
 from modicum.cli.fitting import build_model
 from modicum.kernels.designs import DESIGNS, Design, Drawn
 from modicum.kernels.integrators import INTEGRATORS, Langevin
-from modicum.kernels.likelihood_estimates import LIKELIHOODS, EveryRow
+from modicum.kernels.likelihood_estimates import LIKELIHOODS, Estimate, EveryRow
 from modicum.kernels.moves import MALAMove
-from modicum.kernels.protocols import Estimate
 from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES, LinearPredictorModel

@@ -10,8 +10,12 @@ from scipy.stats import poisson
 
 from helpers.targets import TIMES
 from modicum.kernels.designs import Uniform, UniformTables
-from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, most_factors
-from modicum.kernels.protocols import EMPTY
+from modicum.kernels.likelihood_estimates import (
+    EMPTY,
+    BlockPoisson,
+    BlockPoissonTables,
+    most_factors,
+)
 from modicum.methods.ecs.signed_products import NormalFactors
 
 # d, sigma_m, lambda, a, and what theory says: positive share and variance of log |Lhat|

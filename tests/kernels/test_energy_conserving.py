@@ -20,9 +20,9 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingContext,
     EnergyConservingKernel,
 )
-from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
+from modicum.kernels.likelihood_estimates import EMPTY, BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
-from modicum.kernels.protocols import EMPTY, Proxy
+from modicum.kernels.protocols import Proxy
 from modicum.methods.ecs import composition
 from modicum.methods.ecs.subsample import refresh_acceptance
 
@@ -122,9 +122,9 @@ def refresh_often(kernel, key, d, count, context, z, careless=False):
             batch = jax.tree.map(lambda field: field[read_rows.order], batch)
         log_uniform = jnp.where(careless, -jnp.inf, chances.refresh.log_uniform)
         chosen = chances.refresh._replace(log_uniform=log_uniform)
-        subsample, owners, done = kernel.refresh(chosen, state, batch, context)
+        subsample, owners, rate = kernel.refresh(chosen, state, batch, context)
         state = holding(subsample, owners)
-        return state, (done.acceptance_rate, state.values, owners != EMPTY)
+        return state, (rate, state.values, owners != EMPTY)
 
     first = holding(state.subsample, state.owners)
     return jax.lax.scan(one, first, jax.random.split(go, count))[1]

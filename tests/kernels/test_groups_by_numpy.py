@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import group_proxy, in_expansion_coordinates, variance_unit
-from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.residuals_by_numpy import NumPyGroupValues
 from modicum.ledger import Ledger
 from modicum.methods.ecs import pilot_residuals as residuals
@@ -54,7 +54,7 @@ class Study:
         anchor = anchor_at(self.sums, t)
         unit = variance_unit(self.target.likelihood, anchor.point, groups)
         self.anchor = anchor
-        self.form = GroupTaylor.fitting(self.target, 2, "float64")
+        self.form = control_variate(self.target, 2)
         self.proxy = group_proxy(anchor, self.target, 2, unit)
         self.batch = groups.take(np.arange(GROUPS)) | {"probability": np.full(GROUPS, 0.5)}
         self.z = np.random.default_rng(2).normal(size=(4, self.target.size))

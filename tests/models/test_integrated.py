@@ -14,8 +14,8 @@ from scipy.stats import norm
 import modicum as mo
 from helpers.targets import exact_draws, softplus
 from modicum.errors import DataError, SettingError
+from modicum.kernels.control_variates import control_variate
 from modicum.kernels.expansion import expansion_coordinates, group_proxy, variance_unit
-from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import Proxy
 from modicum.ledger import Ledger
 from modicum.methods import whole_groups as groups_module
@@ -154,7 +154,7 @@ def test_residuals_of_chains_and_passes_agree(family, effects, error):
     sums, t = problem(family, effects)
     target, groups = with_nodes(sums, t)
     anchor = anchor_at(Sums(target, groups, sums.engine, sums.ledger), t)
-    cv = GroupTaylor.fitting(target, 2, "float64")
+    cv = control_variate(target, 2)
     proxy = group_proxy(anchor, target, 2, variance_unit(target.likelihood, t, groups))
     ids = np.array([3, 0, 7, 7])
     chance = {"probability": np.array([0.1, 0.2, 0.3, 0.4])}
@@ -196,7 +196,7 @@ def test_expansion_in_the_variance_is_better_than_in_its_logarithm():
     target, groups = with_nodes(sums, t)
     batch = groups.slice(0, GROUPS)
     step = np.where(np.arange(len(t)) == 3, 0.8, 0.0)  # a posterior sd of log tau, about
-    cv = GroupTaylor.fitting(target, 2, "float64")
+    cv = control_variate(target, 2)
     proxy = Proxy(t, np.eye(len(t)), np.zeros(len(t)), np.zeros((len(t), len(t))))
     chances = batch | {"probability": np.ones(GROUPS)}
     squared = jax.jit(lambda b: cv.values(cv.cache(b, proxy), step, proxy))(chances)
@@ -222,7 +222,7 @@ def test_large_variances_are_expanded_nearly_in_their_logarithm():
     target, groups = with_nodes(sums, t)
     unit = variance_unit(target.likelihood, t, groups)
     step = np.where(np.arange(len(t)) == 3, 0.5, 0.0)
-    cv = GroupTaylor.fitting(target, 2, "float64")
+    cv = control_variate(target, 2)
     flat = (np.zeros(len(t)), np.zeros((len(t), len(t))))
     chances = groups.slice(0, GROUPS) | {"probability": np.ones(GROUPS)}
 

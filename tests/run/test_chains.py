@@ -21,21 +21,22 @@ from modicum.run.runner import CHUNK_SECONDS, SHORTEST, _Pace
 ROWS, BATCH, LENGTH = 97, 6, 25
 
 
+def drawn_rows(key, context):
+    drawn = jax.random.randint(key, (BATCH,), 0, context["rows"])
+    return Drawn(drawn, jnp.full(BATCH, 1.0) / context["rows"])
+
+
 @dataclass(frozen=True)
 class Accumulate(Kernel):
     """Adds up what it reads: its state depends on every row it was given, in order."""
 
     at_start: bool = True
 
-    def _draw(self, key, context):
-        drawn = jax.random.randint(key, (BATCH,), 0, context["rows"])
-        return Drawn(drawn, jnp.full(BATCH, 1.0) / context["rows"])
-
     def initial_row_request(self, key, context):
-        return self._draw(key, context) if self.at_start else None
+        return drawn_rows(key, context) if self.at_start else None
 
     def row_request(self, key, context):
-        return self._draw(key, context)
+        return drawn_rows(key, context)
 
     def prepare(self, batch, context):
         return batch

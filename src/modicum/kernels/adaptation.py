@@ -133,40 +133,29 @@ def adapt(
     longest: float | None = None,
 ) -> Adaptation:
     """Learn from one iteration according to its flags; `longest` is the largest useful step."""
-    return jax.lax.cond(
-        flags.adapting,
-        lambda: _learn(state, flags, position, acceptance_rate, target_accept, longest),
-        lambda: state,
-    )
 
-
-def _learn(
-    state: Adaptation,
-    flags: AdaptationFlags,
-    position: jax.Array,
-    acceptance_rate: jax.Array,
-    target_accept: float,
-    longest: float | None,
-) -> Adaptation:
-    averaging, mass = state.averaging.updated(target_accept - acceptance_rate), state.mass
-    inverse_mass = state.inverse_mass
-    if longest is not None:  # keep steps that are too long out of the average
-        log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
-        averaging = averaging._replace(log_step_size=log_step)
-    if mass is not None:
-        _, collect, renew = blackjax("adaptation.mass_matrix").mass_matrix_adaptation(
-            inverse_mass.ndim == 1
+    def learned() -> Adaptation:
+        averaging, mass = state.averaging.updated(target_accept - acceptance_rate), state.mass
+        inverse_mass = state.inverse_mass
+        if longest is not None:  # keep steps that are too long out of the average
+            log_step = jnp.minimum(averaging.log_step_size, jnp.log(longest))
+            averaging = averaging._replace(log_step_size=log_step)
+        if mass is not None:
+            _, collect, renew = blackjax("adaptation.mass_matrix").mass_matrix_adaptation(
+                inverse_mass.ndim == 1
+            )
+            mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
+            afresh = DualAveraging.start(jnp.exp(averaging.log_average))
+            averaging = jax.tree.map(partial(jnp.where, flags.restart), afresh, averaging)
+            new = renew if inverse_mass.ndim == 1 else _renewed
+            mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
+            inverse_mass = mass.inverse_mass_matrix
+        settled = jnp.where(
+            flags.last, jnp.exp(averaging.log_average), jnp.exp(averaging.log_step_size)
         )
-        mass = jax.lax.cond(flags.slow, lambda: collect(mass, position), lambda: mass)
-        afresh = DualAveraging.start(jnp.exp(averaging.log_average))
-        averaging = jax.tree.map(partial(jnp.where, flags.restart), afresh, averaging)
-        new = renew if inverse_mass.ndim == 1 else _renewed
-        mass = jax.lax.cond(flags.window_end, lambda: new(mass), lambda: mass)
-        inverse_mass = mass.inverse_mass_matrix
-    settled = jnp.where(
-        flags.last, jnp.exp(averaging.log_average), jnp.exp(averaging.log_step_size)
-    )
-    return Adaptation(settled, inverse_mass, averaging, mass)
+        return Adaptation(settled, inverse_mass, averaging, mass)
+
+    return jax.lax.cond(flags.adapting, learned, lambda: state)
 
 
 def _renewed(mass: BlackJAXState) -> BlackJAXState:

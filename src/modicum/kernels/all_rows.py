@@ -29,9 +29,9 @@ from modicum.kernels.energy_conserving import (
     EnergyConservingKernel,
     certain_rows,
 )
+from modicum.kernels.likelihood_estimates import EMPTY
 from modicum.kernels.moves import at_point, longest_step
 from modicum.kernels.protocols import (
-    EMPTY,
     Draw,
     Kernel,
     LogDensity,

@@ -27,8 +27,7 @@ which all compilers round alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -169,57 +168,42 @@ def proxy(anchor: Anchor, target: Target, order: int) -> Proxy:
     """
     if isinstance(target.model, IntegratedEffects):
         return group_proxy(anchor, target, order)
-    gradient = anchor.A if order >= 1 else np.zeros_like(anchor.A)
     _, folded_gradient, folded_hessian = folded_prior(target, anchor.point)
-    gradient = gradient + folded_gradient
-    if isinstance(anchor.factor, ArrowFactor):
-        return _arrow_proxy(anchor, target, order, gradient, folded_hessian)
-    L, hessian = (
-        anchor.factor,
-        anchor.dense_hessian if order >= 2 else np.zeros_like(anchor.dense_hessian),
-    )
-    hessian = hessian + folded_hessian
-    whitened = L.T @ hessian @ L
-    plain = np.abs(whitened + np.eye(len(L))).max() <= ROUNDING
-    return Proxy(
-        to_device(anchor.point),
-        to_device(L),
-        to_device(L.T @ gradient),
-        None if plain else to_device((whitened + whitened.T) / 2),
-        None if target.exact_prior is None else to_device(target.exact_prior[1]),
-        anchor.warp(target),
-    )
-
-
-def _arrow_proxy(
-    anchor: Anchor, target: Target, order: int, gradient: np.ndarray, folded: Symmetric
-) -> Proxy:
-    """Return the proxy in t - t* for an arrow layout: A't + t'Bt/2 plus normal priors."""
-    assert isinstance(folded, ArrowMatrix)
-    assert isinstance(anchor.B, ArrowMatrix)
-    assert target.exact_prior is not None
-    hessian = anchor.B + folded if order >= 2 else folded
-    return Proxy(
-        to_device(anchor.point),
-        to_device(anchor.factor),
-        to_device(gradient),
-        to_device(hessian),
-        to_device(target.exact_prior[1]),
-        anchor.warp(target),
-    )
+    gradient = (anchor.A if order >= 1 else np.zeros_like(anchor.A)) + folded_gradient
+    L = anchor.factor
+    hessian: Symmetric | None
+    if isinstance(L, ArrowFactor):  # the sum is in t - t*
+        hessian = anchor.B + folded_hessian if order >= 2 else folded_hessian
+    else:
+        dense = anchor.dense_hessian
+        curved = L.T @ ((dense if order >= 2 else np.zeros_like(dense)) + folded_hessian) @ L
+        gradient = L.T @ gradient
+        is_plain = np.abs(curved + np.eye(len(L))).max() <= ROUNDING
+        hessian = None if is_plain else (curved + curved.T) / 2
+    prior = None if target.exact_prior is None else target.exact_prior[1]
+    made = Proxy(*to_device((anchor.point, L, gradient, hessian, prior)))
+    return made._replace(warp=anchor.warp(target))
 
 
 def control_variate(
     target: Target, order: int, precision: str = "float64"
 ) -> ControlVariate[Pytree]:
     """Return the cheapest form of the control variate that fits the model."""
-    groups = GroupTaylor.fitting(target, order, precision)
-    if groups is not None:
-        return groups
-    exact = None if target.exact_prior is None else target.exact_prior[0]
+    model = target.model
+    if isinstance(model, IntegratedEffects):
+        # float64: residuals are differences of log-likelihoods of groups
+        return GroupTaylor(replace(target, model=replace(model, nodes_at=None)), order)
+    prior = None if target.exact_prior is None else target.exact_prior[0]
     target = target.likelihood  # the normal priors of families are part of the proxy
-    forms = (form(target, order, precision, exact) for form in CONTROL_VARIATES)
-    return next(form for form in forms if form is not None)
+    model = target.model
+    if (
+        isinstance(model, LinearPredictorModel)
+        and not model.extras
+        and model.series_radius()  # no kink, which no Taylor series represents
+        and len(target.shapes[0]) == 1
+    ):
+        return LinearTaylor(target, order, precision, prior)
+    return AutodiffTaylor(target, order, prior)
 
 
 def _quadratic(z: jax.Array, proxy: Proxy) -> jax.Array:
@@ -293,17 +277,12 @@ class LinearTaylor:
     precision: str = "float64"
     prior: ExactPrior | None = None
 
-    @classmethod
-    def fitting(
-        cls, target: Target, order: int, precision: str, prior: ExactPrior | None
-    ) -> LinearTaylor | None:
-        """Return the control variate of a model with one linear predictor; None for others."""
-        model = target.model
-        if not isinstance(model, LinearPredictorModel) or model.extras:
-            return None
-        if not model.series_radius():  # a kink, which no Taylor series represents
-            return None
-        return cls(target, order, precision, prior) if len(target.shapes[0]) == 1 else None
+    @property
+    def model(self) -> LinearPredictorModel:
+        """The family."""
+        model = self.target.model
+        assert isinstance(model, LinearPredictorModel)
+        return model
 
     @property
     def fresh_cost(self) -> float:
@@ -318,18 +297,14 @@ class LinearTaylor:
 
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the model matrix, with the intercept's column last, in float64."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        x = model.matrix(batch).in_double()
-        return x.with_ones() if model.intercept else x
+        x = self.model.matrix(batch).in_double()
+        return x.with_ones() if self.model.intercept else x
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
         xp = namespace(proxy.point)
         x = self.matrix(batch)
-        y = xp.asarray(model.outcome(batch), np.float64)
+        y = xp.asarray(self.model.outcome(batch), np.float64)
         likelihood_part = slice(None, self.target.size)  # hyperparameters come after
         eta = x @ proxy.point[likelihood_part] + batch.get("offset", 0.0)
         cached = LinearRows(
@@ -338,7 +313,7 @@ class LinearTaylor:
             else self._whitened(x, proxy),
             eta=eta,
             y=y,
-            taylor=coefficients(model, eta, y).T,
+            taylor=coefficients(self.model, eta, y).T,
             scale=xp.asarray(batch.get("weight", 1.0) / batch["probability"]),
         )
         if proxy.levels is not None:
@@ -373,30 +348,28 @@ class LinearTaylor:
         """Distance of each row's predictor from eta*: x L z."""
         if isinstance(cached.rows, jax.Array):
             return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        x = model.matrix(cached.rows)
+        x = self.model.matrix(cached.rows)
         z = z.astype(self.precision)
-        return (x.with_ones() if model.intercept else x) @ z[: self.target.size]
+        return (x.with_ones() if self.model.intercept else x) @ z[: self.target.size]
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row: one product of the whitened rows with z."""
         about = cached.eta, cached.y, cached.taylor.T
-        d = remainder(self.target.model, self.order, self.along(cached, z), *about)
+        d = remainder(self.model, self.order, self.along(cached, z), *about)
         if proxy.levels is not None:
             assert cached.along is not None
             away = along_levels(z, proxy.levels)[cached.curve]
             e = (cached.along * away).astype(self.precision)
-            d = d - remainder(self.target.model, self.order, e, *about)
+            d = d - remainder(self.model, self.order, e, *about)
         return (cached.scale * d).astype(jnp.float64)
 
     def residual(
         self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
     ) -> tuple[jax.Array, jax.Array]:
         """Remainder of the expansion at eta + e, and its derivative in e, elementwise."""
-        model = self.target.model
-        assert isinstance(model, LinearPredictorModel)
-        return remainder_and_slope(model, self.order, e, eta, y, taylor, any_by_maximum, by_rise)
+        return remainder_and_slope(
+            self.model, self.order, e, eta, y, taylor, any_by_maximum, by_rise
+        )
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """Return the quadratic, which includes normal priors, plus the other log-priors."""
@@ -433,14 +406,6 @@ class AutodiffTaylor:
     target: Target
     order: int = 2
     prior: ExactPrior | None = None
-
-    @classmethod
-    def fitting(
-        cls, target: Target, order: int, precision: str, prior: ExactPrior | None
-    ) -> AutodiffTaylor:
-        """Return the control variate; its precision is that of the model's own arithmetic."""
-        del precision
-        return cls(target, order, prior)
 
     @property
     def fresh_cost(self) -> float:
@@ -485,11 +450,3 @@ class AutodiffTaylor:
         if isinstance(self.target.model, LinearPredictorModel):
             return _with_exact(total, self.prior, z, proxy)
         return total + self.target.log_prior(proxy.point + displacement(z, proxy))
-
-
-# The cheapest first; each returns None for models it does not fit.
-Fitting = Callable[[Target, int, str, ExactPrior | None], ControlVariate[Pytree] | None]
-CONTROL_VARIATES: tuple[Fitting, ...] = (
-    LinearTaylor.fitting,
-    AutodiffTaylor.fitting,
-)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from modicum.kernels.adaptation import Adaptation, AdaptationFlags, adapt, start_adaptation
+from modicum.kernels.likelihood_estimates import EMPTY, Estimator
 from modicum.kernels.moves import (
     Density,
     PathChances,
@@ -25,10 +26,8 @@ from modicum.kernels.moves import (
     path_size,
 )
 from modicum.kernels.protocols import (
-    EMPTY,
     ControlVariate,
     Draw,
-    Estimator,
     Kernel,
     Move,
     Proxy,
@@ -81,13 +80,6 @@ class IterationChances(NamedTuple):
 
     refresh: RefreshChances
     move: PathChances | jax.Array  # a key for moves that draw their own numbers
-
-
-class Refreshed(NamedTuple):
-    """Result of a refresh."""
-
-    acceptance_rate: jax.Array
-    rows: jax.Array  # fresh rows that were evaluated
 
 
 @dataclass(frozen=True)
@@ -229,7 +221,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         context: EnergyConservingContext,
     ) -> tuple[EnergyConservingState, Draw]:
         """Refresh some blocks of the subsample, then move the parameters."""
-        subsample, owners, refreshed = self.refresh(chances.refresh, state, batch, context)
+        subsample, owners, rate_u = self.refresh(chances.refresh, state, batch, context)
         present = owners != EMPTY
         density = self.log_density(subsample, present, context)
         learned = state.adaptation
@@ -247,8 +239,8 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
             "position": position,
             "lp": lp + context.constant,
             "step_size": learned.step_size,
-            "acceptance_rate_u": refreshed.acceptance_rate,
-            "rows_touched": refreshed.rows
+            "acceptance_rate_u": rate_u,
+            "rows_touched": jnp.sum(chances.refresh.counts) * self.part
             + (jnp.sum(present) * self.part + certain_rows(context)) * evaluations,
             **self.estimator.describe(estimate, *inputs),
             **info._asdict(),
@@ -267,11 +259,11 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         state: EnergyConservingState,
         fresh: Pytree,
         context: EnergyConservingContext,
-    ) -> tuple[Pytree, jax.Array, Refreshed]:
+    ) -> tuple[Pytree, jax.Array, jax.Array]:
         """Propose K blocks one after the other, each accepted by eq. 3.5.
 
         The parts of all blocks are at the beginning of `fresh` (`rows_read`). Return the rows, the
-        block of each slot, and the acceptance rate and cost.
+        block of each slot, and the acceptance rate.
         """
         at, _ = straighten(state.z, context.proxy)
         fresh_values = self.control_variate.values(fresh, at, context.proxy)
@@ -298,8 +290,7 @@ class EnergyConservingKernel(Kernel[EnergyConservingState, EnergyConservingConte
         start = (state.subsample, state.values, state.owners)
         carry = (start, state.log, jnp.zeros((), int))
         (subsample, _, owners), _, accepted = jax.lax.fori_loop(0, self.refreshes, propose, carry)
-        fresh_rows = jnp.sum(chances.counts) * self.part
-        return subsample, owners, Refreshed(accepted / self.refreshes, fresh_rows)
+        return subsample, owners, accepted / self.refreshes
 
 
 def certain_rows(context: EnergyConservingContext) -> int:

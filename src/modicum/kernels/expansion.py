@@ -22,7 +22,6 @@ would at 99 of 100 posterior draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -114,19 +113,19 @@ def to_variances(coordinates: jax.Array, unit: jax.Array | None) -> jax.Array:
     return coordinates if unit is None else unit * jnp.expm1(coordinates / unit)
 
 
-def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
-    """phi(t): t with the covariance's parameters replaced by coordinates of S."""
-    own = covariance_places(target)
-    t = jnp.asarray(t)
-    return t.at[own].set(_entries(target, t, unit, t[own]))
-
-
-def _entries(target: Target, t: jax.Array, unit: jax.Array | None, own: jax.Array) -> jax.Array:
+def covariance_coordinates(target: Target, t: jax.Array, unit: jax.Array | None) -> jax.Array:
+    """Return the coordinates of S among phi."""
     model = target.model
     assert isinstance(model, IntegratedEffects)
     covariance = model.covariance
-    theta = target.unravel(jnp.asarray(t).at[covariance_places(target)].set(own))
-    return from_variances(entries_of(covariance.factor(theta), covariance.correlated), unit)
+    entries = entries_of(covariance.factor(target.unravel(t)), covariance.correlated)
+    return from_variances(entries, unit)
+
+
+def expansion_coordinates(target: Target, t: jax.Array, unit: jax.Array | None = None) -> jax.Array:
+    """phi(t): t with the covariance's parameters replaced by coordinates of S."""
+    t = jnp.asarray(t)
+    return t.at[covariance_places(target)].set(covariance_coordinates(target, t, unit))
 
 
 def in_expansion_coordinates(
@@ -143,7 +142,10 @@ def in_expansion_coordinates(
     """
     own = covariance_places(target)
     t = jnp.asarray(t)
-    entries = partial(_entries, target, t, unit)
+
+    def entries(own_values: jax.Array) -> jax.Array:
+        return covariance_coordinates(target, t.at[own].set(own_values), unit)
+
     inverse = jnp.linalg.inv(jax.jacfwd(entries)(t[own]))
     A = gradient.at[own].set(inverse.T @ gradient[own])
     bent = jax.hessian(lambda s: entries(s) @ A[own])(t[own])

@@ -64,14 +64,6 @@ class PreparedProposals(NamedTuple):
     complete: jax.Array
 
 
-class Update(NamedTuple):
-    """Result of an update of the lights."""
-
-    bright: Bright
-    touched: jax.Array  # rows evaluated
-    refused: jax.Array  # whether the update was rejected for lack of capacity
-
-
 @dataclass(frozen=True)
 class FlyKernel(Kernel[FlyState, FlyContext]):
     """FlyMC with any lower bounds and any move.
@@ -179,8 +171,10 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
 
     def update_lights(
         self, key: jax.Array, state: FlyState, batch: PreparedProposals, context: FlyContext
-    ) -> Update:
+    ) -> tuple[Bright, jax.Array, jax.Array]:
         """Update the lights, unless the bright rows would exceed the capacity.
+
+        Return the bright rows, how many rows were evaluated, and whether the capacity was exceeded.
 
         Such rejections make the update exact for the distribution conditional on at most `capacity`
         bright rows. As long as nothing is rejected, the two distributions are indistinguishable.
@@ -202,7 +196,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         refused = count > self.capacity
         accepted = change.possible & ~refused
         next_bright = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), after, bright)
-        return Update(next_bright, change.touched, refused)
+        return next_bright, change.touched, refused
 
 
 # Updates of the lights at fixed parameters ------------------------------------------------

@@ -16,7 +16,7 @@ evaluated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import NamedTuple
@@ -27,8 +27,8 @@ import numpy as np
 
 from modicum.arrays import log_sum_exp, namespace
 from modicum.kernels.expansion import (
+    covariance_coordinates,
     expansion_coordinates,
-    from_variances,
     in_expansion_coordinates,
     to_variances,
 )
@@ -36,7 +36,7 @@ from modicum.kernels.protocols import Proxy
 from modicum.kernels.slices import locate, starts
 from modicum.kernels.whitening import scaled
 from modicum.models import IntegratedEffects, Target
-from modicum.models.covariances import entries_of, factor_of_entries
+from modicum.models.covariances import factor_of_entries
 from modicum.models.integrals import (
     GROUP_FIELDS,
     FlatGroups,
@@ -247,14 +247,6 @@ class GroupTaylor:
     order: int = 2
     typical: int = 64
 
-    @classmethod
-    def fitting(cls, target: Target, order: int, precision: str) -> GroupTaylor | None:
-        """Return the control variate of a model with integrated effects; None for others."""
-        del precision  # float64: residuals are differences of log-likelihoods of groups
-        if not isinstance(target.model, IntegratedEffects):
-            return None
-        return cls(replace(target, model=replace(target.model, nodes_at=None)), order)
-
     @property
     def model(self) -> IntegratedEffects:
         """The model."""
@@ -418,12 +410,9 @@ class GroupTaylor:
 
     def factor_path(self, proxy: Proxy, t: jax.Array) -> tuple[jax.Array, ...]:
         """T and its first two derivatives along a straight line in the coordinates of S, at t*."""
-        covariance, unravel = self.model.covariance, self.target.unravel
+        covariance = self.model.covariance
 
-        def coordinates(t: jax.Array) -> jax.Array:
-            entries = entries_of(covariance.factor(unravel(t)), covariance.correlated)
-            return from_variances(entries, proxy.unit)
-
+        coordinates = partial(covariance_coordinates, self.target, unit=proxy.unit)
         start = coordinates(proxy.point)
         away = coordinates(t) - start
 

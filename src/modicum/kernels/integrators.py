@@ -91,9 +91,9 @@ class Integrator(ABC):
         del size
         return 0
 
-    @abstractmethod
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """Return the initial state at `z`."""
+        """Return the initial state at `z`, with a momentum at the temperature of the dynamics."""
+        return IntegratorState(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
 
     def refresh(self, key: jax.Array, state: IntegratorState) -> IntegratorState:
         """Redraw the random part of the initial state."""
@@ -332,10 +332,6 @@ class Underdamped(Integrator):
         """sigma^2 / (2 gamma), by the fluctuation-dissipation theorem."""
         return self.amplitude**2 / (2 * self.friction)
 
-    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """Draw a momentum at the temperature of the dynamics."""
-        return IntegratorState(z, sqrt(self.temperature) * jax.random.normal(key, z.shape, z.dtype))
-
     def kick(
         self,
         xi: jax.Array,
@@ -355,15 +351,21 @@ class Underdamped(Integrator):
 
         With r' = r the first is the paper's choice, x = sqrt(h) gamma r / sigma (section 4.3).
         """
-        r, tau = state.memory, self.amplitude * jnp.sqrt(h)
-        drag = h * self.friction * r
-        return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
+        return _damped_match(state.memory, self.amplitude * jnp.sqrt(h), h, self.friction)
 
     def response(self, h: float) -> Response:
         """Return the response of position and momentum."""
         free = np.array([[1.0, h], [0.0, 1 - h * self.friction]])
         noise = np.array([0.0, self.amplitude * sqrt(h)])
         return Response(free, np.array([0.0, h]), np.array([1.0, 0.0]), noise)
+
+
+def _damped_match(
+    r: jax.Array, tau: jax.Array, h: jax.Array | float, friction: float
+) -> NoiseMatch:
+    """Match the noise tau of a step r' = r - h (g + gamma r) + tau xi."""
+    drag = h * friction * r
+    return NoiseMatch(h / tau, drag / tau, (drag - r) / tau)
 
 
 @dataclass(frozen=True)
@@ -402,10 +404,6 @@ class Friction(Integrator):
         if self.period is not None:
             whole_number("period", self.period)
 
-    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """Draw a momentum at temperature one."""
-        return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
-
     def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
         """Move to the new position, where the gradient is evaluated."""
         return IntegratorState(state.z + h * state.memory, state.memory)
@@ -435,9 +433,8 @@ class Friction(Integrator):
                 "exponential weights need noise of the same variance in all directions; leave out "
                 "in_parameters."
             )
-        p, tau = state.memory, jnp.sqrt(2 * (self.friction - self.noise) * h)
-        drag = h * self.friction * p
-        return NoiseMatch(h / tau, drag / tau, (drag - p) / tau)
+        tau = jnp.sqrt(2 * (self.friction - self.noise) * h)
+        return _damped_match(state.memory, tau, h, self.friction)
 
     def response(self, h: float) -> Response | None:
         """Return the response of position and momentum."""
@@ -488,10 +485,6 @@ class Baoab(Integrator):
 
     def __post_init__(self) -> None:
         positive(friction=self.friction)
-
-    def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
-        """Draw a momentum at temperature one."""
-        return IntegratorState(z, jax.random.normal(key, z.shape, z.dtype))
 
     def kick(
         self,

@@ -14,66 +14,74 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.special import gammaln, pdtrc, xlogy
 
-from modicum.kernels.protocols import EMPTY, Draw, Estimate, Placement
+from modicum.kernels.protocols import Draw
 from modicum.kernels.slices import locate, put, put_each, take
 from modicum.random import unrelated_key
 from modicum.runtime import Pytree
 
+Tables = TypeVar("Tables")
 
-@dataclass(frozen=True)
-class EveryRow(ABC):
-    """A likelihood estimate in which every row of the subsample takes part.
 
-    A block is one part. A subclass defines `combine`, which turns the D_i into an estimate; it must
-    be hashable, and must not depend on the order of the D_i.
+class Estimate(NamedTuple):
+    """An estimate of log-likelihood minus the sum of the control variates."""
 
-    Parameters
-    ----------
-    ddof
-        1 for the unbiased variance, with divisor m (m - 1); 0 for the paper's divisor m^2.
+    log: jax.Array  # its part of the target density: log |Lhat| - sum q
+    difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
+    variance: jax.Array  # estimated variance of `log`
+
+
+EMPTY = np.uint32(2**32 - 1)  # the block of a slot that holds no part
+
+
+class Placement(NamedTuple):
+    """Where the parts of a fresh block go in the subsample."""
+
+    slots: jax.Array  # slot of each part; beyond the last slot for parts beyond the block's number
+    owners: jax.Array  # block of each slot once they are there
+    fits: jax.Array | bool  # whether there are enough slots
+
+
+class Estimator(ABC, Generic[Tables]):
+    """Estimates the likelihood from the residuals of a subsample. Hashable.
+
+    The subsample consists of blocks, and a block of parts, whose number may be random. All parts
+    have the same number of rows. They are kept in slots, some of which may be empty, since arrays
+    have a fixed shape. What the estimator needs to know about the data is passed as `tables`.
+    Unless an estimator says otherwise, a block is one part and has its own slot.
     """
-
-    ddof: int = 1
-
-    @abstractmethod
-    def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
-        """Estimate from the D_i of the current subsample."""
-
-    def mean_and_variance(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the estimate dhat of the residuals' sum, and its estimated variance."""
-        m = values.shape[0]
-        mean = jnp.mean(values)  # eq. 4.2
-        variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
-        return mean, variance
 
     @property
     def parts(self) -> int:
-        """One, since a block is not divided."""
+        """Largest number of parts in a block."""
         return 1
 
     def counts(self, key: jax.Array, blocks: int) -> jax.Array:
-        """One part per block."""
-        del key
+        """Draw the number of parts of each of `blocks` fresh blocks.
+
+        `key` itself serves other numbers: use `unrelated_key`.
+        """
         return jnp.ones(blocks, int)
 
     def most_parts(self, blocks: int) -> int:
-        """One part per block."""
+        """Return a number of parts that so many blocks practically never exceed together."""
         return blocks
 
     def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Return the rows unchanged: every block has its own slot."""
+        """Put the parts of all blocks into slots; return their rows and the block of each slot.
+
+        `fresh` has room for the largest number of parts in every block.
+        """
         return fresh, jnp.arange(counts.size, dtype=jnp.uint32)
 
     def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
-        """Return the block's own slot."""
-        del count
+        """Find slots for the `count` parts of a fresh block that takes the place of `block`."""
         return Placement(block, owners, True)
 
     def replace(
@@ -83,25 +91,50 @@ class EveryRow(ABC):
         slots: jax.Array,
         accept: bool | jax.Array = True,
     ) -> jax.Array:
-        """Replace a block by a fresh one if `accept` is true."""
+        """Put the rows of a fresh block, with room for all parts, into slots if `accept`."""
         size = fresh.shape[0]
         kept = take(rows, slots * size, size)
         return put(rows, jnp.where(accept, fresh, kept), slots * size)
 
-    def raise_expectation(self, tables: Pytree, difference: jax.Array) -> Pytree:
-        """Return the tables unchanged: they do not depend on the expected difference."""
-        del difference
-        return tables
+    @abstractmethod
+    def combine(self, values: jax.Array, present: jax.Array, tables: Tables) -> Estimate:
+        """Estimate from the D of every row; `present` tells which slots are not empty."""
 
     def describe(
-        self, estimate: Estimate, values: jax.Array, present: jax.Array, tables: object
+        self, estimate: Estimate, values: jax.Array, present: jax.Array, tables: Tables
     ) -> Draw:
-        """Report dhat and its estimated variance."""
-        del values, present, tables
+        """Return the statistics to record, one number per name, of what `combine` returned."""
         return {
             "difference_estimate": estimate.difference,
             "variance_estimate": estimate.variance,
         }
+
+    def raise_expectation(self, tables: Tables, difference: jax.Array) -> Tables:
+        """Return tables whose expectation of D is higher by `difference`."""
+        return tables
+
+
+@dataclass(frozen=True)
+class EveryRow(Estimator[object]):
+    """A likelihood estimate in which every row of the subsample takes part.
+
+    A subclass defines `combine`, which turns the D_i into an estimate; it must be hashable, and
+    must not depend on the order of the D_i.
+
+    Parameters
+    ----------
+    ddof
+        1 for the unbiased variance, with divisor m (m - 1); 0 for the paper's divisor m^2.
+    """
+
+    ddof: int = 1
+
+    def mean_and_variance(self, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the estimate dhat of the residuals' sum, and its estimated variance."""
+        m = values.shape[0]
+        mean = jnp.mean(values)  # eq. 4.2
+        variance = jnp.sum((values - mean) ** 2) / (m * (m - self.ddof))  # eq. 4.3
+        return mean, variance
 
 
 class Perturbed(EveryRow):
@@ -145,7 +178,7 @@ class BlockPoissonTables(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BlockPoisson:
+class BlockPoisson(Estimator[BlockPoissonTables]):
     """A product of lambda blocks of Poisson(1) many factors (dhat - a) / lambda (eq. 5.1).
 
     Only the multiset of factors matters, so a block of the subsample holds the factors of several
@@ -286,8 +319,7 @@ class BlockPoisson:
             "sign": 1.0 - 2.0 * (jnp.sum(factors < 0) % 2),  # S of eq. 5.3
             "smallest_factor": jnp.min(jnp.abs(factors)),
             "factors": jnp.sum(present),
-            "difference_estimate": estimate.difference,
-            "variance_estimate": estimate.variance,
+            **super().describe(estimate, values, present, tables),
         }
 
 

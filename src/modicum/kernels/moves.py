@@ -48,8 +48,8 @@ def at_point(position: jax.Array, logdensity: LogDensity) -> Point:
     return Point(position, *jax.value_and_grad(logdensity)(position))
 
 
-class Evaluated(NamedTuple):
-    """A position, and everything its density computed there."""
+class PathPoint(NamedTuple):
+    """A point of a trajectory, and everything its density computed there."""
 
     position: jax.Array
     logdensity: jax.Array
@@ -64,7 +64,7 @@ def move_afresh(
     density: Density,
     step_size: jax.Array,
     inverse_mass: jax.Array,
-) -> tuple[Evaluated, MoveInfo, jax.Array]:
+) -> tuple[PathPoint, MoveInfo, jax.Array]:
     """Move from a position whose density is not yet known, keeping the density's by-products.
 
     `chances` is a key unless `is_plain_hmc`. `density(z)` returns the log-density and by-products.
@@ -81,7 +81,7 @@ def move_afresh(
 
     moved, info = move(chances, at_point(position, plain), plain, step_size, inverse_mass)
     value, by_product = density(moved.position)
-    point = Evaluated(moved.position, value, moved.logdensity_grad, by_product)
+    point = PathPoint(moved.position, value, moved.logdensity_grad, by_product)
     return point, info, info.n_steps + 2
 
 
@@ -123,7 +123,7 @@ class HMCMove:
         inverse_mass: jax.Array,
     ) -> tuple[Point, MoveInfo]:
         """Follow one trajectory and accept or reject its end."""
-        start = Evaluated(point.position, point.logdensity, point.logdensity_grad, None)
+        start = PathPoint(point.position, point.logdensity, point.logdensity_grad, None)
 
         def density(z: jax.Array) -> tuple[jax.Array, None]:
             return logdensity(z), None
@@ -135,17 +135,14 @@ class HMCMove:
     def travel(
         self,
         chances: PathChances,
-        start: jax.Array | Evaluated,
+        start: jax.Array | PathPoint,
         density: Density,
         step_size: jax.Array,
         inverse_mass: jax.Array,
-    ) -> tuple[Evaluated, MoveInfo]:
+    ) -> tuple[PathPoint, MoveInfo]:
         """Like `__call__`, with by-products, from a start that need not be evaluated yet."""
         steps, h = self.steps(chances, step_size)
-        path = follow(chances, start, density, h, inverse_mass, steps, self.split)
-        return path.point, MoveInfo(
-            path.acceptance_rate, path.diverging, path.energy, steps, jnp.asarray(False)
-        )
+        return follow(chances, start, density, h, inverse_mass, steps, self.split)
 
     def steps(self, chances: PathChances, step_size: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the number of steps and their length."""
@@ -190,49 +187,39 @@ def path_chances(uniform: jax.Array) -> PathChances:
     return PathChances(normal(uniform[:-2]), log_uniform(uniform[-2]), uniform[-1])
 
 
-class Trajectory(NamedTuple):
-    """Result of a trajectory; `point` is its end if accepted, and its start if rejected."""
-
-    point: Evaluated
-    acceptance_rate: jax.Array
-    diverging: jax.Array
-    energy: jax.Array  # at the end, accepted or not
-
-
-def _evaluated(position: jax.Array, density: Density) -> Evaluated:
-    """Evaluate the log-density at `position`, its gradient and by-products."""
-    (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(position)
-    return Evaluated(position, value, gradient, by_product)
-
-
 def follow(
     chances: PathChances,
-    start: jax.Array | Evaluated,
+    start: jax.Array | PathPoint,
     density: Density,
     step_size: jax.Array,
     inverse_mass: jax.Array,
     steps: jax.Array,
     split: bool = False,
-) -> Trajectory:
-    """Follow one trajectory from `start`, and accept or reject its end.
+) -> tuple[PathPoint, MoveInfo]:
+    """Follow one trajectory from `start`; return its end if accepted, and its start if rejected.
 
     `density(z)` returns the log-density and by-products. If `start` is a bare position, a leapfrog
     step of length zero evaluates it first. A `split` trajectory needs unit mass.
     """
-    at = jax.jit(lambda z: _evaluated(z, density))  # traced once
-    if not isinstance(start, Evaluated) and jax.default_backend() != "cpu":
+
+    @jax.jit  # traced once
+    def at(z: jax.Array) -> PathPoint:
+        (value, by_product), gradient = jax.value_and_grad(density, has_aux=True)(z)
+        return PathPoint(z, value, gradient, by_product)
+
+    if not isinstance(start, PathPoint) and jax.default_backend() != "cpu":
         start = at(start)  # on an accelerator, carrying more through the loop costs more
-    position = start.position if isinstance(start, Evaluated) else start
+    position = start.position if isinstance(start, PathPoint) else start
     momentum = chances.momentum / jnp.sqrt(inverse_mass)
 
     # Leapfrog steps of eq. 3.6 (HMC-ECS paper, Algorithm 1).
-    def leap(state: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
+    def leap(state: PathPoint, p: jax.Array, h: jax.Array) -> tuple[PathPoint, jax.Array]:
         p = p + h / 2 * state.gradient
         state = at(state.position + h * inverse_mass * p)
         return state, p + h / 2 * state.gradient
 
     # The standard normal part, of gradient -z, rotates (z, p) by h; the rest of the gradient kicks.
-    def turn(state: Evaluated, p: jax.Array, h: jax.Array) -> tuple[Evaluated, jax.Array]:
+    def turn(state: PathPoint, p: jax.Array, h: jax.Array) -> tuple[PathPoint, jax.Array]:
         z, p = state.position, p + h / 2 * (state.gradient + state.position)
         state = at(jnp.cos(h) * z + jnp.sin(h) * p)
         return state, jnp.cos(h) * p - jnp.sin(h) * z + h / 2 * (state.gradient + state.position)
@@ -244,7 +231,7 @@ def follow(
         state, p = step(state, p, jnp.where(i == 0, 0.0, step_size))
         return jax.tree.map(lambda new, old: jnp.where(i == 0, new, old), state, first), state, p
 
-    if isinstance(start, Evaluated):
+    if isinstance(start, PathPoint):
         first = start
         last, end = jax.lax.fori_loop(
             0, steps, lambda _, carry: step(carry[0], carry[1], step_size), (start, momentum)
@@ -254,33 +241,15 @@ def follow(
         blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         carry = (blank, blank._replace(position=position), momentum)
         first, last, end = jax.lax.fori_loop(0, steps + 1, leap_or_begin, carry)
-    before, after = _kinetic(momentum, inverse_mass), _kinetic(end, inverse_mass)
-    return _decide(first, last, before, after, chances.log_uniform)
-
-
-def _kinetic(momentum: jax.Array, inverse_mass: jax.Array) -> jax.Array:
-    return 0.5 * jnp.sum(inverse_mass * momentum**2)  # eq. 3.4
-
-
-def _decide(
-    first: Evaluated,
-    last: Evaluated,
-    before: jax.Array,
-    after: jax.Array,
-    log_uniform: jax.Array,
-) -> Trajectory:
-    """Accept or reject by the total energy (eq. 3.7); NaN is never accepted."""
+    before, after = (0.5 * jnp.sum(inverse_mass * p**2) for p in (momentum, end))  # eq. 3.4
     energy = after - last.logdensity
-    gain = (before - first.logdensity) - energy
-    lost = ~jnp.isfinite(energy) | jnp.isnan(gain)
+    gain = (before - first.logdensity) - energy  # eq. 3.7
+    lost = ~jnp.isfinite(energy) | jnp.isnan(gain)  # NaN is never accepted
     gain = jnp.where(lost, -jnp.inf, gain)
-    accept = log_uniform < gain
-    return Trajectory(
-        jax.tree.map(lambda new, old: jnp.where(accept, new, old), last, first),
-        jnp.exp(jnp.minimum(gain, 0.0)),
-        gain < -DIVERGENT,
-        energy,
-    )
+    accept = chances.log_uniform < gain
+    point = jax.tree.map(lambda new, old: jnp.where(accept, new, old), last, first)
+    rate = jnp.exp(jnp.minimum(gain, 0.0))
+    return point, MoveInfo(rate, gain < -DIVERGENT, energy, steps, jnp.asarray(False))
 
 
 # BlackJAX's moves -------------------------------------------------------------------------

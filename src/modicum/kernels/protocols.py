@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
-import numpy as np
 
 from modicum.kernels.whitening import Curves
 from modicum.models.arrowhead import ArrowFactor, ArrowMatrix
@@ -27,7 +26,6 @@ LogPosterior: TypeAlias = Callable[[jax.Array, Pytree], jax.Array]  # takes t an
 State = TypeVar("State")
 Context = TypeVar("Context")
 Cached = TypeVar("Cached")
-Tables = TypeVar("Tables")
 
 
 # Kernels ----------------------------------------------------------------------------------
@@ -269,85 +267,6 @@ class ControlVariate(Protocol[Cached]):
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """sum_k q_k(z) - sum_k l_k(t*) plus the log-prior (up to a constant)."""
-        ...
-
-
-class Estimate(NamedTuple):
-    """An estimate of log-likelihood minus the sum of the control variates."""
-
-    log: jax.Array  # its part of the target density: log |Lhat| - sum q
-    difference: jax.Array  # dhat, an estimate of l - sum q (eq. 4.2)
-    variance: jax.Array  # estimated variance of `log`
-
-
-EMPTY = np.uint32(2**32 - 1)  # the block of a slot that holds no part
-
-
-class Placement(NamedTuple):
-    """Where the parts of a fresh block go in the subsample."""
-
-    slots: jax.Array  # slot of each part; beyond the last slot for parts beyond the block's number
-    owners: jax.Array  # block of each slot once they are there
-    fits: jax.Array | bool  # whether there are enough slots
-
-
-class Estimator(Protocol[Tables]):
-    """Estimates the likelihood from the residuals of a subsample. Hashable.
-
-    The subsample consists of blocks, and a block of parts, whose number may be random. All parts
-    have the same number of rows. They are kept in slots, some of which may be empty, since arrays
-    have a fixed shape. What the estimator needs to know about the data is passed as `tables`.
-    """
-
-    @property
-    def parts(self) -> int:
-        """Largest number of parts in a block."""
-        ...
-
-    def counts(self, key: jax.Array, blocks: int) -> jax.Array:
-        """Draw the number of parts of each of `blocks` fresh blocks.
-
-        `key` itself serves other numbers: use `unrelated_key`.
-        """
-        ...
-
-    def most_parts(self, blocks: int) -> int:
-        """Return a number of parts that so many blocks practically never exceed together."""
-        ...
-
-    def arrange(self, fresh: Pytree, counts: jax.Array) -> tuple[Pytree, jax.Array]:
-        """Put the parts of all blocks into slots; return their rows and the block of each slot.
-
-        `fresh` has room for the largest number of parts in every block.
-        """
-        ...
-
-    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
-        """Find slots for the `count` parts of a fresh block that takes the place of `block`."""
-        ...
-
-    def replace(
-        self,
-        rows: jax.Array,
-        fresh: jax.Array,
-        slots: jax.Array,
-        accept: bool | jax.Array = True,
-    ) -> jax.Array:
-        """Put the rows of a fresh block, with room for all parts, into slots if `accept`."""
-        ...
-
-    def combine(self, values: jax.Array, present: jax.Array, tables: Tables) -> Estimate:
-        """Estimate from the D of every row; `present` tells which slots are not empty."""
-        ...
-
-    def describe(
-        self, estimate: Estimate, values: jax.Array, present: jax.Array, tables: Tables
-    ) -> Draw:
-        """Return the statistics to record, one number per name, of what `combine` returned."""
-        ...
-
-    def raise_expectation(self, tables: Tables, difference: jax.Array) -> Tables:
-        """Return tables whose expectation of D is higher by `difference`."""
         ...
 
 

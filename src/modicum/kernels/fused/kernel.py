@@ -43,8 +43,9 @@ from modicum.kernels.fused.sizes import (
     at_most,
     pieces,
 )
+from modicum.kernels.likelihood_estimates import EMPTY
 from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
-from modicum.kernels.protocols import EMPTY, Draw, RowRequest, carried_fields
+from modicum.kernels.protocols import Draw, RowRequest, carried_fields
 from modicum.models.model import Batch
 
 IN_REGISTERS = 2**11  # largest subsample, in floats, that a program of few threads holds

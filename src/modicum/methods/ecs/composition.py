@@ -23,9 +23,9 @@ from modicum.kernels.energy_conserving import (
     certain_rows,
 )
 from modicum.kernels.group_residuals import GroupTaylor
-from modicum.kernels.likelihood_estimates import Perturbed
+from modicum.kernels.likelihood_estimates import Estimator, Perturbed
 from modicum.kernels.moves import HMCMove, NUTSMove
-from modicum.kernels.protocols import ControlVariate, Estimator, Move, Settled
+from modicum.kernels.protocols import ControlVariate, Move, Settled
 from modicum.kernels.remainder import TERMS
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.settings import EnergyConserving, Fused

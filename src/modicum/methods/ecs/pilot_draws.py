@@ -186,8 +186,8 @@ def _chains(
 
     def iterate(z: jax.Array, uniform: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         chances = path_chances(uniform)
-        path = follow(chances, z, density, step, jnp.ones_like(z), jnp.asarray(steps))
-        return path.point.position, (path.point.position, path.point.by_product)
+        point, _ = follow(chances, z, density, step, jnp.ones_like(z), jnp.asarray(steps))
+        return point.position, (point.position, point.by_product)
 
     def chain(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         shape = extent.iterations + 1, path_size(centre)
