@@ -9,7 +9,7 @@ frozen dataclasses, are checked once, from their annotations.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields
 from functools import cache, partial, wraps
 from numbers import Number
@@ -173,6 +173,10 @@ class Rule(NamedTuple):
 
     words: str
     holds: Callable[[Any], bool]
+    names: Collection[str] = ()  # a registry, which is listed after the words
+
+    def __str__(self) -> str:
+        return f"{self.words} {', '.join(self.names)}".rstrip()
 
 
 def at_least(least: int) -> Rule:
@@ -185,15 +189,24 @@ def number(words: str, holds: Callable[[float], bool]) -> Rule:
     return Rule(words, lambda v: is_number(v) and holds(v))
 
 
+def among(*values: int) -> Rule:
+    """Accept one of a few numbers."""
+    return Rule(_listed(map(str, values)), lambda v: is_whole(v) and v in values)
+
+
 def one_of(registry: Collection[str]) -> Rule:
     """Accept the names of a registry, which others may extend."""
-    return Rule(f"one of {', '.join(registry)}", lambda v: isinstance(v, str) and v in registry)
+    return Rule("one of", lambda v: isinstance(v, str) and v in registry, registry)
 
 
 Count: TypeAlias = Annotated[int, at_least(1)]
 Positive: TypeAlias = Annotated[float, number("a positive number", lambda v: v > 0)]
 Share: TypeAlias = Annotated[float, number("a number between 0 and 1", lambda v: 0 < v < 1)]
+BelowOne: TypeAlias = Annotated[float, number("at least 0 and below 1", lambda v: 0 <= v < 1)]
 Bytes: TypeAlias = Annotated[int, number("a number of bytes", lambda v: v >= 0)]
+Point: TypeAlias = Annotated[
+    tuple[float, ...] | np.ndarray, Rule("a point", lambda v: not isinstance(v, str))
+]
 
 PLAIN: dict[Any, list[Rule]] = {
     int: [Rule("a whole number", is_whole)],
@@ -207,7 +220,7 @@ PLAIN: dict[Any, list[Rule]] = {
 
 
 def check_settings(settings: Any) -> None:  # a dataclass, for which Python has no name
-    """Raise unless every field of a dataclass is what its annotation says.
+    """Raise unless every field of a dataclass is what its annotation says; its `__post_init__`.
 
     Numbers, booleans, None, `Literal` and `Rule` are checked. A field whose annotation has anything
     else is left to its class.
@@ -218,7 +231,7 @@ def check_settings(settings: Any) -> None:  # a dataclass, for which Python has 
     >>> @dataclass(frozen=True)
     ... class Stage:
     ...     steps: Count | Literal["auto"] = "auto"
-    ...     __post_init__ = check_settings
+    ...     def __post_init__(self): check_settings(self)
     >>> try:
     ...     Stage(steps=0)
     ... except SettingError as fault:
@@ -228,9 +241,12 @@ def check_settings(settings: Any) -> None:  # a dataclass, for which Python has 
     for name, rules in _rules(settings.__class__).items():
         value = getattr(settings, name)
         if not any(rule.holds(value) for rule in rules):
-            *others, last = (rule.words for rule in rules)
-            words = f"{', '.join(others)} or {last}" if others else last
-            raise SettingError(f"{name} must be {words}, not {value!r}.")
+            raise SettingError(f"{name} must be {_listed(map(str, rules))}, not {value!r}.")
+
+
+def _listed(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 @cache
@@ -238,7 +254,9 @@ def _rules(kind: type[Any]) -> dict[str, list[Rule]]:
     """Return the rules of each field that is checked, one of which its value must fulfil."""
     try:
         hints = get_type_hints(kind, include_extras=True)
-    except NameError:  # annotations of a user's class may name something local
+    except NameError:  # the annotations of a user's class may name something local
+        if kind.__module__.startswith("modicum."):
+            raise
         return {}
     found = {field.name: list(_alternatives(hints[field.name])) for field in fields(kind)}
     return {

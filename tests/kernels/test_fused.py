@@ -363,7 +363,7 @@ def test_where_there_is_no_gpu_nothing_changes(plan):
     assert fused_kernel("auto", plan.kernel, plan.context) == (None, "there is no GPU")
     with pytest.raises(mo.SettingError, match="cannot be fused, since there is no GPU; leave"):
         planned(subsample=20, fused=True)
-    with pytest.raises(mo.SettingError, match='fused must be True, False or "auto"'):
+    with pytest.raises(mo.SettingError, match="fused must be True, False or 'auto'"):
         mo.HMCECS(fused="yes")
 
 

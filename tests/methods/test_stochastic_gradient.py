@@ -314,7 +314,7 @@ def test_many_parameters_in_single_precision():
         (lambda: mo.StochasticGradient(estimator="tailor"), "did you mean 'taylor'"),
         (
             lambda: mo.StochasticGradient(
-                integrator="langevin", selector=mo.kernels.selectors.Exponential(x="rest")
+                integrator="langevin", selector=mo.kernels.stochastic_gradient.Exponential(x="rest")
             ),
             "needs a momentum",
         ),

@@ -84,7 +84,7 @@ def test_a_state_that_is_not_taken_back_changes_draws(elsewhere, monkeypatch):
 
 
 def test_where_chains_run_is_checked():
-    with pytest.raises(mo.SettingError, match='chains must be "driver" or "tasks"'):
+    with pytest.raises(mo.SettingError, match="chains must be 'driver' or 'tasks'"):
         mo.engines.Ray(chains="gpu")
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError, whole_number
+from modicum.arguments import Count, among, check_settings
+from modicum.errors import SettingError
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.protocols import ControlVariate, Proxy, StochasticGradientContext
 from modicum.kernels.whitening import scaled, unwhiten
@@ -48,6 +49,9 @@ class BaseGradientEstimator(ABC):
     evaluations: ClassVar[int] = 1  # gradient evaluations per row of a batch
     small_gradients: ClassVar[bool] = False  # whether control variates shrink them near the mode
     order: ClassVar[int] = 0  # order of the Taylor proxy with residuals of comparable size
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     def bind(self, target: Target, precision: str) -> Self:
         """Return this estimator bound to a model."""
@@ -143,13 +147,9 @@ class Taylor(BaseGradientEstimator):
         Order of the control variates q: 1 or 2.
     """
 
-    order: int = 2  # type: ignore[misc]  # a setting, where other estimators have a constant
+    order: Annotated[int, among(1, 2)] = 2  # type: ignore[misc]  # others have a constant
     needs_anchor: ClassVar[bool] = True
     small_gradients: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.order not in (1, 2):
-            raise SettingError(f"order must be 1 or 2, not {self.order!r}.")
 
     @property
     def control_variate(self) -> ControlVariate[Pytree]:
@@ -213,14 +213,10 @@ class SVRG(BaseGradientEstimator):
         Steps from one snapshot to the next; None for as many as read n rows.
     """
 
-    every: int | None = None
+    every: Count | None = None
     evaluations: ClassVar[int] = 2
     small_gradients: ClassVar[bool] = True
     order: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        if self.every is not None:
-            whole_number("every", self.every)
 
     def period(self, rows: int, batch: int) -> int:
         """Number of steps from one snapshot to the next."""

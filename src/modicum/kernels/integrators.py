@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import SettingError, is_number, whole_number
+from modicum.arguments import BelowOne, Count, Positive, check_settings
+from modicum.errors import SettingError
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.kernels.whitening import scaled
 from modicum.runtime import Pytree
@@ -75,6 +76,9 @@ class Integrator(ABC):
     """Why this integrator does not support exponential weights."""
     needs_raw_gradients: ClassVar[bool] = False
     """Whether control variates, which make gradients small, would mislead the integrator."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @property
     def period(self) -> int | None:
@@ -147,13 +151,6 @@ class Integrator(ABC):
         step = self.response(h)
         assert step is not None
         return np.asarray(variance * (step.kick @ step.kick) / (step.noise @ step.noise))
-
-
-def positive(**settings: float) -> None:
-    """Refuse settings that are not positive numbers."""
-    for name, value in settings.items():
-        if not is_number(value) or not value > 0:
-            raise SettingError(f"{name} must be a positive number, not {value!r}.")
 
 
 Step = TypeVar("Step", float, jax.Array)
@@ -232,8 +229,8 @@ class Preconditioned(Integrator):
         in `passes` does not include them.
     """
 
-    decay: float = 0.99
-    floor: float = 1e-5
+    decay: BelowOne = 0.99
+    floor: Positive = 1e-5
     gamma: bool = False
     has_momentum: ClassVar[bool] = False
     obstacle: ClassVar[str | None] = (
@@ -242,11 +239,6 @@ class Preconditioned(Integrator):
         '"underdamped".'
     )
     needs_raw_gradients: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not is_number(self.decay) or not 0 <= self.decay < 1:
-            raise SettingError(f"decay must be at least 0 and below 1, not {self.decay!r}.")
-        positive(floor=self.floor)
 
     def derivatives(self, size: int) -> int:
         """Number of derivatives of the batch gradient that Gamma needs."""
@@ -314,13 +306,8 @@ class Underdamped(Integrator):
     1.021
     """
 
-    friction: float = 2.0
-    sigma: float | None = None
-
-    def __post_init__(self) -> None:
-        positive(friction=self.friction)
-        if self.sigma is not None:
-            positive(sigma=self.sigma)
+    friction: Positive = 2.0
+    sigma: Positive | None = None
 
     @property
     def amplitude(self) -> float:
@@ -389,20 +376,18 @@ class Friction(Integrator):
         paper, where C = I and M = precision.
     """
 
-    friction: float = 1.0
+    friction: Positive = 1.0
     noise: float = 0.0
-    period: int | None = None
+    period: Count | None = None
     in_parameters: bool = False
 
     def __post_init__(self) -> None:
-        positive(friction=self.friction)
-        if not is_number(self.noise) or not 0 <= self.noise < self.friction:
+        super().__post_init__()
+        if not 0 <= self.noise < self.friction:
             raise SettingError(
                 f"noise must be at least 0 and below the friction ({self.friction}), not "
                 f"{self.noise!r}: the injected noise has the variance 2 (friction - noise) e."
             )
-        if self.period is not None:
-            whole_number("period", self.period)
 
     def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
         """Move to the new position, where the gradient is evaluated."""
@@ -481,10 +466,7 @@ class Baoab(Integrator):
         gamma. In whitened coordinates 2 is critical damping.
     """
 
-    friction: float = 2.0
-
-    def __post_init__(self) -> None:
-        positive(friction=self.friction)
+    friction: Positive = 2.0
 
     def kick(
         self,

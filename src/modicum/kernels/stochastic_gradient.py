@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from modicum.errors import SettingError, whole_number
+from modicum.arguments import Count, check_settings
+from modicum.errors import SettingError
 from modicum.kernels.designs import Design, Drawn
 from modicum.kernels.gradients import BaseGradientEstimator
 from modicum.kernels.integrators import Integrator, IntegratorState, NoiseMatch
@@ -88,16 +89,12 @@ class Exponential(Selector):
     (2, 3)
     """
 
-    index_steps: int = 1
+    index_steps: Count = 1
     x: Literal["current", "zero", "one", "rest"] = "current"
     weights: Literal["exponential", "linear"] = "exponential"
 
     def __post_init__(self) -> None:
-        whole_number("index_steps", self.index_steps)
-        if self.x not in ("current", "zero", "one", "rest"):
-            raise SettingError(f"x must be 'current', 'zero', 'one' or 'rest', not {self.x!r}.")
-        if self.weights not in ("exponential", "linear"):
-            raise SettingError(f"weights must be 'exponential' or 'linear', not {self.weights!r}.")
+        check_settings(self)
         if self.weights == "linear" and self.x == "zero":
             raise SettingError(
                 "linear weights exp(x . a) are all equal with x='zero'; choose another x, or "

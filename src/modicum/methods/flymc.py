@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
 from modicum.diagnostics import ess
-from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
+from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.bounds import (
     BoundedRows,
@@ -29,7 +30,7 @@ from modicum.kernels.bounds import (
 from modicum.kernels.firefly import Candidates, FlyContext, FlyKernel
 from modicum.kernels.moves import HMCMove, MALAMove, NUTSMove, RandomWalkMove
 from modicum.kernels.protocols import Move
-from modicum.methods.method import Method, Outcome, Plan, Task, Tuning, account, check_memory_limit
+from modicum.methods.method import Method, Outcome, OwnMove, Plan, Task, Tuning, account
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
@@ -209,19 +210,16 @@ class FlyMC(Method):
 
     tuned: bool = True
     update: Literal["implicit", "explicit"] = "implicit"
-    inner: str | Move = "hmc"
-    rate: float | None = None
-    capacity: int | None = None
-    trajectory: float = 1.2
-    jitter: float = 0.0
-    target_accept: float | None = None
-    step_size: float | None = None
-    memory_limit: int | None = None
+    inner: Literal["hmc", "nuts", "mala", "random-walk"] | OwnMove = "hmc"
+    rate: Share | None = None
+    capacity: Count | None = None
+    trajectory: Positive = 1.2
+    jitter: BelowOne = 0.0
+    target_accept: Share | None = None
+    step_size: Positive | None = None
+    memory_limit: Bytes | None = None
     name: ClassVar[str] = "flymc"
     summary: ClassVar[str] = "Firefly Monte Carlo: exact, reads the bright rows only"
-
-    def __post_init__(self) -> None:
-        _check(self)
 
     @property
     def accept(self) -> float:
@@ -351,27 +349,3 @@ def _expected_steps(method: FlyMC, size: int) -> int:
     if method.inner in ("mala", "random-walk"):
         return 1
     return ceil(method.trajectory / typical_step_size(size))
-
-
-def _check(method: FlyMC) -> None:
-    check_memory_limit(method.memory_limit)
-    if not isinstance(method.tuned, bool | np.bool_):
-        raise SettingError(f"tuned must be True or False, not {method.tuned!r}.")
-    if method.update not in ("implicit", "explicit"):
-        raise SettingError(f"update must be 'implicit' or 'explicit', not {method.update!r}.")
-    if not callable(method.inner) and method.inner not in ACCEPT:
-        raise SettingError(
-            f"inner must be one of {', '.join(ACCEPT)} or a Move, not {method.inner!r}."
-        )
-    for name in ("rate", "target_accept"):
-        value = getattr(method, name)
-        if value is not None and not (is_number(value) and 0 < value < 1):
-            raise SettingError(f"{name} must lie between 0 and 1, or be None for the default.")
-    for name in ("trajectory", "step_size"):
-        value = getattr(method, name)
-        if value is not None and not (is_number(value) and value > 0):
-            raise SettingError(f"{name} must be a positive number.")
-    if not is_number(method.jitter) or not 0 <= method.jitter < 1:
-        raise SettingError("jitter must lie between 0 and 1.")
-    if method.capacity is not None:
-        whole_number("capacity", method.capacity)

@@ -6,16 +6,14 @@ from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from modicum.arguments import BelowOne, Bytes, Count, Positive, Share
 from modicum.errors import (
     ModicumWarning,
     NoModeError,
-    SettingError,
-    is_number,
-    whole_number,
 )
 from modicum.kernels.adaptation import schedule, typical_step_size
 from modicum.kernels.all_rows import FullDataContext, FullDataKernel, ModeStarts
@@ -30,7 +28,6 @@ from modicum.methods.method import (
     Plan,
     Task,
     Tuning,
-    check_memory_limit,
 )
 from modicum.methods.skewed_axes import curves_on_all_rows, explain_curves
 from modicum.methods.without_mode import (
@@ -78,22 +75,12 @@ class _FullData(Method):
         parameters are whitened at the mode; otherwise dense, up to 50 parameters.
     """
 
-    target_accept: float | None = None
-    step_size: float | None = None
-    memory_limit: int | None = None
-    metric: str | None = None
+    target_accept: Share | None = None
+    step_size: Positive | None = None
+    memory_limit: Bytes | None = None
+    metric: Literal["diagonal", "dense"] | None = None
     of_digests: ClassVar[bool] = True
     of_few_rows: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        rate = self.target_accept
-        if rate is not None and not (is_number(rate) and 0 < rate < 1):
-            raise SettingError("target_accept must lie between 0 and 1; 0.8 is usual.")
-        if self.step_size is not None and not (is_number(self.step_size) and self.step_size > 0):
-            raise SettingError("step_size must be a positive number, or None to tune it.")
-        check_memory_limit(self.memory_limit)
-        if self.metric not in (None, "diagonal", "dense"):
-            raise SettingError(f"metric must be 'diagonal', 'dense' or None, not {self.metric!r}.")
 
     @abstractmethod
     def move(self) -> Move:
@@ -314,13 +301,9 @@ class NUTS(_FullData):
     NUTS(target_accept=0.9, step_size=None, memory_limit=None, metric=None, max_depth=10)
     """
 
-    max_depth: int = 10
+    max_depth: Count = 10
     name: ClassVar[str] = "nuts"
     summary: ClassVar[str] = "the no-U-turn sampler on all rows: exact"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("max_depth", self.max_depth)
 
     def move(self) -> Move:
         """Return BlackJAX's NUTS."""
@@ -353,19 +336,11 @@ class HMC(_FullData):
     1.5
     """
 
-    trajectory: float = 1.2
-    max_steps: int = 100
-    jitter: float = 0.0
+    trajectory: Positive = 1.2
+    max_steps: Count = 100
+    jitter: BelowOne = 0.0
     name: ClassVar[str] = "hmc"
     summary: ClassVar[str] = "Hamiltonian Monte Carlo on all rows: exact"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_number(self.trajectory) or not self.trajectory > 0:
-            raise SettingError("trajectory must be a positive number; 1.2 is usual.")
-        whole_number("max_steps", self.max_steps)
-        if not is_number(self.jitter) or not 0 <= self.jitter < 1:
-            raise SettingError("jitter must lie between 0 and 1.")
 
     def move(self) -> Move:
         """Return HMC with trajectories of a fixed length."""

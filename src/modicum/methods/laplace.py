@@ -34,15 +34,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
-from modicum.errors import ModicumWarning, SettingError, whole_number
+from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import remainder
@@ -275,19 +276,13 @@ class Laplace(Method):
     Laplace(pool=20000, weighted=True)
     """
 
-    pool: int | None = None
+    pool: Annotated[int, at_least(2)] | None = None
     weighted: bool = True
     name: ClassVar[str] = "laplace"
     summary: ClassVar[str] = "normal draws at the mode, weighted by a pool of rows; no chain"
     has_warmup: ClassVar[bool] = False
     of_few_rows: ClassVar[bool] = False
     of_digests: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.pool is not None:
-            whole_number("pool", self.pool, 2)
-        if not isinstance(self.weighted, bool):
-            raise SettingError(f"weighted must be True or False, not {self.weighted!r}.")
 
     @in_double_precision
     def plan(self, task: Task) -> Plan:

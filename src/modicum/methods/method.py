@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Protocol, TypedDict, TypeVar
+from typing import Annotated, ClassVar, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, NoModeError, SettingError, is_number
-from modicum.kernels.protocols import Kernel, Settled
+from modicum.arguments import Rule, check_settings
+from modicum.errors import ModicumWarning, NoModeError, SettingError
+from modicum.kernels.protocols import Kernel, Move, Settled
 from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.arrowhead import Factor
@@ -23,6 +24,7 @@ from modicum.run import Checkpoint, History, PeriodicHook
 from modicum.runtime import Pytree
 
 Arrays = dict[str, np.ndarray]
+OwnMove: TypeAlias = Annotated[Move, Rule("a Move", callable)]  # for the setting `inner`
 T = TypeVar("T")
 
 
@@ -206,6 +208,9 @@ class Method(ABC):
     of_digests: ClassVar[bool] = False  # whether it accepts a digest in place of rows
     of_few_rows: ClassVar[bool] = True  # whether a step is cheap enough for thousands of chains
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+
     @abstractmethod
     def plan(self, task: Task) -> Plan:
         """Find the anchor, tune what must be tuned before the run, and compose the kernel."""
@@ -243,9 +248,3 @@ def account(
         "value": float(np.mean(history.stats["step_size"])),
         "why": tuned if step_size is None else "set by hand",
     }
-
-
-def check_memory_limit(limit: int | None) -> None:
-    """Refuse a setting `memory_limit` that is neither None nor a number of bytes."""
-    if limit is not None and not (is_number(limit) and limit >= 0):
-        raise SettingError(f"memory_limit must be a number of bytes, or None, not {limit!r}.")

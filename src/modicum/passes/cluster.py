@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Literal
 
-from modicum.errors import ModicumError, ResourceError, SettingError, first_line, whole_number
+from modicum.arguments import Count, check_settings
+from modicum.errors import ModicumError, ResourceError, SettingError, first_line
 from modicum.passes.engine import EngineChoice
 from modicum.passes.ray_engine import PULSE, RayEngine
 from modicum.passes.worker import (
@@ -59,9 +60,9 @@ class Ray(EngineChoice):
     """
 
     address: str | None = None
-    workers: int | None = None
-    cpus: int = 1
-    object_store: int | None = None
+    workers: Count | None = None
+    cpus: Count = 1
+    object_store: Count | None = None
     chains: Literal["driver", "tasks"] = "driver"
     _actors: list[Actor] = field(default_factory=list, repr=False, init=False)
     _started: bool = field(default=False, repr=False, init=False)
@@ -71,12 +72,7 @@ class Ray(EngineChoice):
             raise SettingError(
                 f"address must name a Ray cluster, such as 'auto', not {self.address!r}."
             )
-        for name, value in (("workers", self.workers), ("object_store", self.object_store)):
-            if value is not None:
-                whole_number(name, value)
-        whole_number("cpus", self.cpus)
-        if self.chains not in ("driver", "tasks"):
-            raise SettingError(f'chains must be "driver" or "tasks", not {self.chains!r}.')
+        check_settings(self)
 
     def connect(self, progressbar: Progressbar) -> RayEngine:
         """Return the engine of a run; the first run starts the workers."""

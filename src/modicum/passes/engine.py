@@ -29,7 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
-from modicum.errors import SettingError, whole_number
+from modicum.arguments import Count, check_settings
+from modicum.errors import SettingError
 from modicum.models import Target
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
@@ -363,11 +364,10 @@ class Local(EngineChoice):
     Local(threads=2)
     """
 
-    threads: int | None = None
+    threads: Count | None = None
 
     def __post_init__(self) -> None:
-        if self.threads is not None:
-            whole_number("threads", self.threads)
+        check_settings(self)
 
     def connect(self, progressbar: Progressbar) -> LocalEngine:
         """Return the engine of a run."""

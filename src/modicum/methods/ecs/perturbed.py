@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import Positive, among, at_least, one_of
 from modicum.errors import (
     ConvergenceError,
     CrudeControlVariateError,
@@ -44,8 +45,6 @@ from modicum.methods.ecs.run_checks import (
 from modicum.methods.ecs.settings import (
     EnergyConserving,
     check_blocks,
-    check_counts,
-    check_positive,
     check_tuning,
 )
 from modicum.methods.ecs.subsample import Choice, choose
@@ -147,10 +146,10 @@ class HMCECS(EnergyConserving):
     1300
     """
 
-    subsample: int | None = None
-    bias: float = 0.05
-    estimator: str = "perturbed"
-    ddof: int = 1
+    subsample: Annotated[int, at_least(2)] | None = None
+    bias: Positive = 0.05
+    estimator: Annotated[str, one_of(LIKELIHOODS)] = "perturbed"
+    ddof: Annotated[int, among(0, 1)] = 1
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"
@@ -158,17 +157,7 @@ class HMCECS(EnergyConserving):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts({"subsample": self.subsample}, 2)
-        check_positive({"bias": self.bias})
-        if self.estimator not in LIKELIHOODS:
-            raise SettingError(
-                f"estimator must be one of {', '.join(LIKELIHOODS)}, not {self.estimator!r}."
-            )
-        if self.ddof not in (0, 1):
-            raise SettingError("ddof must be 1, or 0 for the paper's divisor.")
         check_tuning(self.tuning, self)
-        if self.exact not in (None, "delayed"):
-            raise SettingError(f"exact must be None or 'delayed', not {self.exact!r}.")
         if self.exact and self.inner != "hmc":
             raise SettingError("exact='delayed' needs a reversible inner kernel: inner='hmc'.")
         check_blocks(self.subsample, self.blocks, "a subsample of {} rows", "rows")

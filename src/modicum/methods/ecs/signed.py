@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
-from modicum.errors import CrudeControlVariateError, SettingError, is_number
+from modicum.arguments import Count
+from modicum.errors import CrudeControlVariateError
 from modicum.kernels.energy_conserving import EnergyConservingKernel
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables
 from modicum.methods.cost import slow_run
@@ -21,7 +22,6 @@ from modicum.methods.ecs.run_checks import (
 from modicum.methods.ecs.settings import (
     EnergyConserving,
     check_blocks,
-    check_counts,
     check_tuning,
 )
 from modicum.methods.ecs.signed_products import Products, choose_products
@@ -70,8 +70,8 @@ class SignedHMCECS(EnergyConserving):
     40
     """
 
-    products: int | None = None
-    batch: int | None = None
+    products: Count | None = None
+    batch: Count | None = None
     centre: float | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs-signed"
@@ -82,11 +82,6 @@ class SignedHMCECS(EnergyConserving):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts({"products": self.products, "batch": self.batch})
-        if self.centre is not None and not is_number(self.centre):
-            raise SettingError(
-                f"centre must be a number, or None to choose it automatically, not {self.centre!r}."
-            )
         check_blocks(self.products, self.blocks, "{} products", "products")
         check_tuning(self.tuning, self)
 

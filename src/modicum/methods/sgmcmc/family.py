@@ -11,20 +11,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from modicum.arguments import Bytes, Count, Point, Positive, Rule, Share, at_least, number, one_of
 from modicum.errors import (
     ConvergenceError,
     ModicumWarning,
     SettingError,
-    is_number,
     suggestion,
-    whole_number,
 )
 from modicum.kernels.designs import DESIGNS, CertaintyRows, Uniform
 from modicum.kernels.gradients import (
@@ -52,7 +51,6 @@ from modicum.methods.method import (
     Plan,
     Task,
     Tuning,
-    check_memory_limit,
 )
 from modicum.methods.sgmcmc.design import TabledDesign, certainty_of, design_of
 from modicum.methods.sgmcmc.step_size import (
@@ -219,6 +217,9 @@ def _start(
 
 PILOT_POINTS = 4
 T = TypeVar("T")
+StepSizes: TypeAlias = Annotated[
+    Callable[[int], float], Rule("a function of the iteration number", callable)
+]
 
 
 class Parts(NamedTuple):
@@ -283,52 +284,24 @@ class StochasticGradientFamily(Method):
         need them. By default half of the free memory, or 256 MiB for a row store.
     """
 
-    step_size: float | Callable[[int], float] | None = None
-    batch: int = 100
-    design: str = "uniform"
-    clusters: int = 10
-    certainty: int | Literal["auto"] = "auto"
+    step_size: Positive | StepSizes | None = None
+    batch: Count = 100
+    design: Annotated[str, one_of(DESIGNS)] = "uniform"
+    clusters: Count = 10
+    certainty: Annotated[int, at_least(0)] | Literal["auto"] = "auto"
     whiten: bool | None = None
-    start: str | tuple[float, ...] | np.ndarray | None = None
-    spread: float | None = None
+    start: Literal["mode", "zero", "model"] | Point | None = None
+    spread: Annotated[float, number("a number of at least 0", lambda v: v >= 0)] | None = None
     precision: Literal["float64", "float32"] = "float64"
-    bias: float = 0.05
-    memory_limit: int | None = None
+    bias: Share = 0.05
+    memory_limit: Bytes | None = None
 
     def __post_init__(self) -> None:
-        self._check()
+        super().__post_init__()
         if self.start is not None and not isinstance(self.start, str):
             point = np.asarray(self.start, np.float64)  # hashable and fully shown by repr
             object.__setattr__(self, "start", tuple(float(t) for t in point.ravel()))
         self.parts().check()
-
-    def _check(self) -> None:
-        """Raise on invalid settings."""
-        whole_number("batch", self.batch)
-        whole_number("clusters", self.clusters)
-        if self.certainty != "auto":
-            whole_number("certainty", self.certainty, 0)
-        check_memory_limit(self.memory_limit)
-        h = self.step_size
-        if h is not None and not callable(h) and not (is_number(h) and h > 0):
-            raise SettingError(
-                f"step_size must be a positive number, a function of the iteration number, or "
-                f"None to choose it automatically, not {h!r}."
-            )
-        if self.design not in DESIGNS:
-            raise SettingError(f"design must be one of {', '.join(DESIGNS)}, not {self.design!r}.")
-        if self.whiten not in (None, True, False):
-            raise SettingError(f"whiten must be True, False or None, not {self.whiten!r}.")
-        if isinstance(self.start, str) and self.start not in ("mode", "zero", "model"):
-            raise SettingError(
-                f"start must be 'mode', 'zero', 'model' or a point, not {self.start!r}."
-            )
-        if self.spread is not None and not (is_number(self.spread) and self.spread >= 0):
-            raise SettingError(f"spread must be a number of at least 0, not {self.spread!r}.")
-        if self.precision not in ("float64", "float32"):
-            raise SettingError("precision must be 'float64' or 'float32'.")
-        if not is_number(self.bias) or not 0 < self.bias < 1:
-            raise SettingError("bias must lie between 0 and 1.")
 
     @abstractmethod
     def parts(self) -> Parts:

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, is_number
+from modicum.arguments import Positive, check_settings
+from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.designs import Drawn
 from modicum.kernels.gradients import SVRG, BaseGradientEstimator, Snapshot
 from modicum.kernels.integrators import Integrator
@@ -51,14 +52,12 @@ class Decay:
     (0.1, 0.05)
     """
 
-    first: float
-    power: float = 1 / 3
-    delay: float = 1000.0
+    first: Positive
+    power: Positive = 1 / 3
+    delay: Positive = 1000.0
 
     def __post_init__(self) -> None:
-        for name in ("first", "power", "delay"):
-            if not is_number(getattr(self, name)) or not getattr(self, name) > 0:
-                raise SettingError(f"{name} must be a positive number.")
+        check_settings(self)
 
     def __call__(self, k: int) -> float:
         """Return the step size of iteration `k`."""
