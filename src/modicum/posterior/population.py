@@ -18,10 +18,11 @@ from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.checks import names_like
 from modicum.rows.coding import Level
+from modicum.rows.csv import reread
 from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.reading import encode_table, is_tabular, reread, source_of, table_numbers
+from modicum.rows.reading import encode_table, is_tabular, source_of, table_numbers
 from modicum.rows.sources import Source
 
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.rows.dialect import Dialect
@@ -22,10 +22,20 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 BLOCK_BYTES = 1 << 23
+T = TypeVar("T")
 
 
 class TypesWidened(Exception):  # noqa: N818 - a signal between reader and ingest, not an error
     """A column needs a wider type than its first rows suggested: read again from the start."""
+
+
+def reread(read: Callable[[], T]) -> T:
+    """Return what `read` returns, started over if a column of a CSV file needs a wider type."""
+    while True:
+        try:
+            return read()
+        except TypesWidened:
+            continue
 
 
 class CsvSource(Source):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
@@ -15,17 +15,17 @@ from modicum.errors import SettingError, whole_number
 from modicum.progress import Progressbar
 from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
 from modicum.rows.coding import Level
-from modicum.rows.csv import TypesWidened
+from modicum.rows.csv import reread
 from modicum.rows.description import Array, Description
 from modicum.rows.fields import FieldSet
 from modicum.rows.lake import is_remote, local_path
 from modicum.rows.object_storage import holds_store
 from modicum.rows.rows import Rows
-from modicum.rows.sources import Source, Unread
+from modicum.rows.sources import Source
 from modicum.rows.store import DESCRIPTION
 from modicum.rows.table_encoding import ColumnChoice, learn_columns
 from modicum.rows.tables import open_table
-from modicum.rows.writing import PackedBlocks, write_store
+from modicum.rows.writing import PackedRows, refuse_taken, write_store
 
 
 def ingest(
@@ -104,19 +104,18 @@ def ingest(
     table = _recognise(source, choice, encoding)
     # With weights, an ingest starts over: their check needs the weights of all rows.
     identity = None if weight is not None else identity_of(table, choice, dtype, encoding)
-    while True:
-        try:
-            return write_store(
-                lambda count_written: _pack_source(table, choice, dtype, count_written),
-                store,
-                overwrite,
-                progressbar,
-                shard_rows,
-                sort_by,
-                identity,
-            )
-        except TypesWidened:
-            continue
+    refuse_taken(store, overwrite)
+    return reread(
+        lambda: write_store(
+            _packed(table, choice, dtype),
+            store,
+            overwrite,
+            progressbar,
+            shard_rows,
+            sort_by,
+            identity,
+        )
+    )
 
 
 def identity_of(source: object, *settings: object) -> str | None:
@@ -125,12 +124,10 @@ def identity_of(source: object, *settings: object) -> str | None:
     return None if files is None else hashlib.sha256(repr((files, settings)).encode()).hexdigest()
 
 
-def _pack_source(
-    source: Source | Rows | Mapping[str, object],
-    choice: ColumnChoice,
-    dtype: object,
-    count_written: Callable[[Description], int],
-) -> PackedBlocks:
+def _packed(
+    source: Source | Rows | Mapping[str, object], choice: ColumnChoice, dtype: object
+) -> PackedRows:
+    """Return the rows of a source, of which only those of a table can be read from the middle."""
     if isinstance(source, Rows | Mapping):
         if choice != ColumnChoice():
             raise SettingError(
@@ -140,16 +137,18 @@ def _pack_source(
         if isinstance(source, Mapping):
             arrays = {name: value for name, value in source.items() if name != "codes"}
             fields = FieldSet(arrays, None, dtype, source.get("codes"))
-            return PackedBlocks(fields.description, fields.blocks(), fields.description.n)
+            about = fields.description
+            return PackedRows(about, lambda _: fields.blocks(), about.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         description = replace(source._description, dtype=kind)
-        return PackedBlocks(description, _repack_rows(source, description), len(source))
+        return PackedRows(description, lambda _: _repack_rows(source, description), len(source))
     encoding, kind = learn_columns(source, choice, dtype)
-    description, rest = encoding.describe(source.rows or 0, kind), Unread(source)
-    rest.first = count_written(description)
-    return PackedBlocks(
-        description, map(description.pack, encoding.encode(rest, kind)), source.rows
-    )
+    description = encoding.describe(source.rows or 0, kind)
+
+    def blocks(first: int) -> Iterator[Array]:
+        return map(description.pack, encoding.encode(source, kind, first))
+
+    return PackedRows(description, blocks, source.rows)
 
 
 def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:

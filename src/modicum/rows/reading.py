@@ -21,8 +21,8 @@ from modicum.files import is_uri, place_name, whole_file
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError
 from modicum.rows.coding import Level, level_names
-from modicum.rows.csv import TypesWidened
-from modicum.rows.description import Array, Description, describe
+from modicum.rows.csv import reread
+from modicum.rows.description import Array, describe
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
@@ -35,10 +35,10 @@ from modicum.rows.ingestion import (
 from modicum.rows.lake import cache_folder
 from modicum.rows.memory import encoded, in_memory, rows_type
 from modicum.rows.rows import Rows
-from modicum.rows.sources import BATCH_ROWS, Source, Unread, is_columns, is_table
+from modicum.rows.sources import BATCH_ROWS, Source, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
 from modicum.rows.tables import is_dataset, open_table
-from modicum.rows.writing import PackedBlocks, refuse_taken, write_store
+from modicum.rows.writing import PackedRows, refuse_taken, write_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -281,15 +281,6 @@ def encode_table(
     return Rows._at(backend.description, backend)
 
 
-def reread(read: Callable[[], Result]) -> Result:
-    """Return what `read` returns, started over if a column of a CSV file needs a wider type."""
-    while True:
-        try:
-            return read()
-        except TypesWidened:
-            continue
-
-
 def is_tabular(value: object) -> bool:
     """Whether `value` is a table for a formula: a frame, columns, files, a dataset, or a list."""
     if isinstance(value, list | tuple):
@@ -319,25 +310,25 @@ def _read(
     n = learned.rows if learned.rows is not None else source.rows
     kind = rows_type(encoding.needed(), source, dtype)
     description = describe(encoding, n or 1, kind)
-    rest = Unread(source)
-    chunks = encoding.chunks(rest, kind, drop=drop)
+
+    def chunks(first: int) -> Iterator[dict[str, Array]]:
+        return encoding.chunks(source, kind, drop=drop, first=first)
+
     if store is not None:
-
-        def ready(count_written: Callable[[Description], int]) -> PackedBlocks:
-            rest.first = count_written(description)
-            return PackedBlocks(description, (description.pack(chunk) for chunk in chunks), n)
-
+        packed = PackedRows(description, lambda first: map(description.pack, chunks(first)), n)
         sort_by = largest_factor(encoding, description.schema.levels)
         # An unfinished store is not continued if rows are dropped, since its rows then do not tell
         # how far the table was read, nor with weights, whose check needs the weights of all rows.
         resumable = not drop and weight is None
         identity = identity_of(source, encoding.formula, dtype) if resumable else None
-        rows = write_store(ready, store, overwrite, progressbar, sort_by=sort_by, identity=identity)
+        rows = write_store(
+            packed, store, overwrite, progressbar, sort_by=sort_by, identity=identity
+        )
         return TableRows(rows, learned.dropped)
     with phase("read rows", n, progressbar, "rows") as reading:
 
         def counted() -> Iterator[dict[str, Array]]:
-            for chunk in chunks:
+            for chunk in chunks(0):
                 yield chunk
                 reading.advance(len(next(iter(chunk.values()))))
 

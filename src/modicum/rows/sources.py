@@ -259,25 +259,6 @@ def _polars(compute: Callable[[], T]) -> T:
         ) from None
 
 
-class Unread(Source):
-    """A source from row `first` on, for a reading that continues an earlier one.
-
-    Attributes
-    ----------
-    first
-        The first row to read; it may be set until reading begins.
-    """
-
-    def __init__(self, source: Source) -> None:
-        self._source, self.first = source, 0
-        self.names, self.rows = source.names, source.rows
-        self.types, self.has_order = source.types, source.has_order  # type: ignore[method-assign]
-
-    def batches(self, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
-        """Record batches of the columns, from row `first` on."""
-        return self._source.batches(columns, self.first + first)
-
-
 def is_dictionary(kind: pa.DataType) -> bool:
     """Whether columns of this type are dictionary-encoded."""
     from pyarrow import types as kinds

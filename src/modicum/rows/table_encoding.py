@@ -190,22 +190,24 @@ class ColumnEncoding(FormulaEncoding):
         others = (f for f in about.fields if f.name != "x" and f.dtype is None)
         return replace(about, fields=(Field("x", (len(about.columns),)), *others), coding=None)
 
-    def encode(self, source: Source, dtype: DType) -> Iterator[dict[str, Array]]:
-        """Encode all rows of a source, one batch at a time."""
+    def encode(self, source: Source, dtype: DType, first: int = 0) -> Iterator[dict[str, Array]]:
+        """Encode the rows of a source from row `first` on, one batch at a time."""
         coding = self.layout.coding
-        for chunk in self.chunks(source, dtype, newlevels=None):
+        for chunk in self.chunks(source, dtype, newlevels=None, first=first):
             if self.dense and coding.terms:
                 chunk["x"] = coding.densely(chunk).astype(dtype, copy=False)
                 for name in coding.fields:
                     del chunk[name]
             yield chunk
 
-    def batches(self, source: Source, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, source: Source, columns: Sequence[str], first: int
+    ) -> Iterator[pa.RecordBatch]:
         """Record batches of the columns; text where numbers are needed is refused."""
         coded = "pass {} to code it as levels, or convert it to numbers"
         plain = {f.label: coded.format(argument("categorical", [f.label])) for f in self.factors}
-        start = getattr(source, "first", 0)
-        for batch in super().batches(source, columns):
+        start = first
+        for batch in super().batches(source, columns, first):
             for name in columns:
                 if name not in self._levels and kind_of(batch.column(name).type) == "levels":
                     remedy = plain.get(name, "convert it to numbers (such as 0 and 1) first")

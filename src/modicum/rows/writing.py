@@ -47,16 +47,16 @@ from modicum.rows.store import (
 _LOCKS = importlib.util.find_spec("fcntl") is not None
 
 
-class PackedBlocks(NamedTuple):
-    """Rows ready to be written: their description, their blocks, and their number."""
+class PackedRows(NamedTuple):
+    """Rows to be written: their description, their blocks from a given row on, and their number."""
 
     description: Description
-    blocks: Iterator[Array]
+    blocks: Callable[[int], Iterator[Array]]
     total: int | None  # None if unknown until all rows are read
 
 
 def write_store(
-    rows: Callable[[Callable[[Description], int]], PackedBlocks],
+    rows: PackedRows,
     store: str | os.PathLike[str],
     overwrite: bool,
     progressbar: Progressbar,
@@ -64,27 +64,34 @@ def write_store(
     sort_by: str | None = None,
     identity: str | None = None,
 ) -> Rows:
-    """Check that `store` may be written, then write the rows that `rows` returns.
+    """Write rows to a store, and open it.
 
-    With the `identity` of the data and settings, a call continues an earlier one that was killed:
-    the function passed to `rows` takes a description and returns how many rows exist already.
+    With the `identity` of the data and settings, a call continues an earlier one that was killed.
     """
-    identity = None if sort_by is not None else identity
+    resumable = sort_by is None and identity is not None
+    identity = f"{identity} {shard_rows}" if resumable else None
+    about, called = rows.description, place_name(store)
+    fingerprint = RunningFingerprint(about)
     with _staged(store, overwrite, identity) as folder:
-        journals: list[Journal] = []
-
-        def count_written(description: Description) -> int:
-            if identity is None:
-                return 0
-            journals.append(Journal(folder, description, f"{identity} {shard_rows}"))
-            return sum(shard.rows for shard in journals[0].shards)
-
-        ready = rows(count_written)
+        journal = Journal(folder, about, identity)
+        writer = ShardWriter(folder, about, shard_rows, journal)
+        blocks = rows.blocks(writer.rows)
         if sort_by is not None:
-            ordered = sorted_blocks(ready.description, ready.blocks, sort_by, folder.local)
-            ready = ready._replace(blocks=ordered)
-        journal = journals[0] if journals else None
-        _write(ready, folder, place_name(store), shard_rows, progressbar, journal)
+            blocks = sorted_blocks(about, blocks, sort_by, folder.local)
+        title = f"ingest {PurePath(called).name}"
+        with contextlib.closing(writer), phase(title, rows.total, progressbar, "rows") as reading:
+            for block in journal.blocks():  # rows that an earlier, killed call has written
+                fingerprint.update(block)
+                reading.advance(len(block))
+            for block in blocks:
+                with writable_store(called):
+                    writer.write(block)
+                fingerprint.update(block)
+                reading.advance(len(block))
+            with writable_store(called):
+                shards = tuple(writer.finish())
+                about = replace(about, n=writer.rows)
+                folder.finish(StoreDescription(about, shards, fingerprint.finish(about)))
     return Rows.open(store)
 
 
@@ -106,36 +113,6 @@ def _staged(
     return staged(place, overwrite, identity)
 
 
-def _write(
-    rows: PackedBlocks,
-    folder: Folder,
-    store: str,
-    shard_rows: int | None,
-    progressbar: Progressbar,
-    journal: Journal | None = None,
-) -> None:
-    description = rows.description
-    per_shard = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
-    writer = ShardWriter(folder, description, per_shard, journal)
-    fingerprint = RunningFingerprint(description)
-    try:
-        with phase(f"ingest {PurePath(store).name}", rows.total, progressbar, "rows") as reading:
-            for block in () if journal is None else journal.blocks():
-                fingerprint.update(block)  # rows that an earlier, killed call has written
-                reading.advance(len(block))
-            for block in rows.blocks:
-                with writable_store(store):
-                    writer.write(block)
-                fingerprint.update(block)
-                reading.advance(len(block))
-        with writable_store(store):
-            shards = tuple(writer.finish())
-            description = replace(description, n=writer.rows)
-            folder.finish(StoreDescription(description, shards, fingerprint.finish(description)))
-    finally:
-        writer.close()
-
-
 class Journal:
     """The list of complete shards of an unfinished store, from which a killed ingest resumes.
 
@@ -146,15 +123,16 @@ class Journal:
     description
         Description of its rows.
     identity
-        Identity of the data and settings; a journal with another identity is ignored.
+        Identity of the data and settings; a journal with another identity is ignored. None keeps
+        no journal.
     """
 
-    def __init__(self, folder: Folder, description: Description, identity: str) -> None:
-        self._folder, self._about = folder, description
+    def __init__(self, folder: Folder, description: Description, identity: str | None) -> None:
+        self._folder, self._about, self._kept = folder, description, identity is not None
         self._identity = hashlib.sha256(
             json.dumps([identity, description.to_json() | {"rows": 0}]).encode()
         ).hexdigest()
-        self.shards = self._read()
+        self.shards = self._read() if self._kept else ()
 
     def _read(self) -> tuple[Shard, ...]:
         try:
@@ -171,6 +149,8 @@ class Journal:
 
     def write(self, shards: list[Shard]) -> None:
         """Record that these shards are complete."""
+        if not self._kept:
+            return
         entries = {"identity": self._identity, "shards": [asdict(shard) for shard in shards]}
         self._folder.save(JOURNAL, json.dumps(entries).encode())
 
@@ -187,14 +167,14 @@ class ShardWriter:
         self,
         folder: Folder,
         description: Description,
-        shard_rows: int,
-        journal: Journal | None = None,
+        shard_rows: int | None,
+        journal: Journal,
     ) -> None:
         self._folder, self._about = folder, description
-        self._shard_rows = shard_rows
+        self._shard_rows = shard_rows or max(1, SHARD_BYTES // description.row_bytes)
         self._file: BinaryIO | None = None
         self._journal = journal
-        self.shards: list[Shard] = [] if journal is None else list(journal.shards)
+        self.shards = list(journal.shards)
         self.rows = sum(shard.rows for shard in self.shards)
 
     def write(self, block: Array) -> None:
@@ -245,7 +225,7 @@ class ShardWriter:
         self._folder.send(self._name)
         shard = Shard(self._name, self._filled, size, self._digest.hexdigest(), ends)
         self.shards.append(shard)
-        if self._journal is not None and self._filled == self._shard_rows:
+        if self._filled == self._shard_rows:
             self._journal.write(self.shards)
 
 

@@ -161,6 +161,7 @@ class FormulaEncoding:
         fields: Collection[str] | None = None,
         drop: bool = False,
         newlevels: NewLevels | None = "refuse",
+        first: int = 0,
     ) -> Iterator[dict[str, Array]]:
         """Encode all rows of a source, one batch at a time.
 
@@ -179,6 +180,8 @@ class FormulaEncoding:
         newlevels
             What to do with a level that the encoding does not know; None refuses it too, and
             does not suggest "reference".
+        first
+            The first row to encode, in a reading that continues an earlier one.
         """
         needed = self.needed(outcome, fields)
         self._check_columns(source, needed)
@@ -186,9 +189,8 @@ class FormulaEncoding:
         groups = [g for g in self.groupings if _is_requested(g.field, fields)]
         weight = Expression(self.fields["weight"][0]).label if "weight" in extra else None
         check = None if weight is None else WeightCheck(weight)
-        first = getattr(source, "first", 0)  # of a reading that continues an earlier one
         any_rows = first > 0
-        batches = self.batches(source, needed)
+        batches = self.batches(source, needed, first)
         chunks = complete_rows(batches, needed, drop, first) if needed else counted(source)
         for columns, _ in chunks:
             if len(columns) == 0:
@@ -202,9 +204,11 @@ class FormulaEncoding:
         if check:
             check.finish()
 
-    def batches(self, source: Source, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Record batches of the columns of a source."""
-        return source.batches(columns)
+    def batches(
+        self, source: Source, columns: Sequence[str], first: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Record batches of the columns of a source, from row `first` on."""
+        return source.batches(columns, first)
 
     def _check_columns(self, source: Source, needed: Sequence[str]) -> None:
         """Refuse a table that lacks a column, or has text where the fit had numbers."""
