@@ -12,7 +12,7 @@ from modicum.errors import as_options
 from modicum.models.separation import find_silent_counts
 from modicum.passes.no_mode import require_noise
 from modicum.rows.checks import names_like
-from modicum.rows.dialect import Dialect
+from modicum.rows.csv import Dialect
 from modicum.rows.formula.parsing import parse
 from modicum.rows.reading import read_formula
 

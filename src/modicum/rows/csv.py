@@ -1,14 +1,19 @@
-"""CSV files as a streamed table, whose column types widen if a later row requires it."""
+"""CSV files as a streamed table, whose column types widen if a later row requires it.
+
+How a file separates its columns and writes its numbers is seen in its first lines.
+"""
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from modicum.errors import DataError, SettingError, argument, first_line
-from modicum.rows.dialect import Dialect
+from modicum.rows.checks import SEPARATORS
 from modicum.rows.sources import (
     Source,
     refuse_booleans_and_numbers,
@@ -22,7 +27,61 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 BLOCK_BYTES = 1 << 23
+BEGINNING_BYTES = 1 << 16
+DECIMAL_COMMA = re.compile(r"[-+]?(?!0*[1-9]\d{0,2}(,\d{3})+$)\d*,\d+")
+DECIMAL_POINT = re.compile(r"[-+]?\d*\.\d+")
+QUOTED = re.compile(r'"[^"]*"')
 T = TypeVar("T")
+
+
+class Dialect(NamedTuple):
+    r"""The separator of the columns, and the decimal point.
+
+    Examples
+    --------
+    >>> Dialect.seen_in("age,dose\n30,1.5\n")
+    Dialect(separator=',', point='.')
+    >>> Dialect.seen_in("age;dose\n30;1,5\n")  # as spreadsheets in much of Europe write it
+    Dialect(separator=';', point=',')
+    """
+
+    separator: str = ","
+    point: str = "."
+
+    @classmethod
+    def of(cls, path: PurePath, system: FileSystem, encoding: str) -> Dialect:
+        """Return the dialect of a file, which may be compressed."""
+        import pyarrow as pa
+
+        try:
+            with system.open_input_stream(str(path)) as stream:
+                start = bytes(stream.read(BEGINNING_BYTES))
+        except (pa.ArrowException, OSError):
+            return cls()  # opening the file says what is wrong with it
+        if ".tsv" in [suffix.lower() for suffix in path.suffixes]:
+            return cls("\t")
+        text = codecs.getincrementaldecoder(encoding)("replace").decode(start)
+        whole_lines = text if len(start) < BEGINNING_BYTES else text.rpartition("\n")[0]
+        return cls.seen_in(whole_lines)
+
+    @classmethod
+    def seen_in(cls, text: str) -> Dialect:
+        """Return the dialect of a file that begins with `text`.
+
+        The separator is a comma if the line of column names holds one, whatever else it holds.
+        Numbers have a decimal comma if columns are separated by semicolons, some value in the first
+        lines has a decimal comma (1,500 may as well be 1500, 1,5 may not), and none has a point.
+        """
+        header, *lines = QUOTED.sub("", text).splitlines() or [""]
+        marks = [mark for mark in SEPARATORS.values() if mark in header]
+        if "," in header or not marks:
+            return cls()
+        if marks[0] != ";":
+            return cls(marks[0])
+        values = [value.strip() for line in lines for value in line.split(";")]
+        commas = any(DECIMAL_COMMA.fullmatch(value) for value in values)
+        points = any(DECIMAL_POINT.fullmatch(value) for value in values)
+        return cls(";", "," if commas and not points else ".")
 
 
 class TypesWidened(Exception):  # noqa: N818 - a signal between reader and ingest, not an error
@@ -50,41 +109,38 @@ class CsvSource(Source):
     ----------
     paths : sequence of PurePath
         Their paths in the file system.
+    system : FileSystem
+        The file system of the files.
     categorical : sequence of str
         Columns to read as text.
     encoding : str
         Encoding of the files, by its Python name.
     levels : bool
         Whether a column that contains anything but numbers is read as text instead of refused.
-    system : FileSystem, optional
-        The file system of the files; None: that of this machine.
     """
 
     def __init__(
         self,
         paths: Sequence[PurePath],
+        system: FileSystem,
         categorical: Sequence[str] = (),
         encoding: str = "utf-8",
         levels: bool = False,
-        system: FileSystem | None = None,
     ) -> None:
-        import pyarrow as pa
-        from pyarrow import fs
-
         try:
             "a".encode(encoding)  # also refuses codecs that are not text encodings
-            self._encoding = codecs.lookup(encoding).name
+            codec = codecs.lookup(encoding).name
         except (LookupError, TypeError, ValueError):
             raise SettingError(
                 f"encoding must be one that Python knows, such as 'latin-1', not {encoding!r}."
             ) from None
-        self._paths, self._levels = paths, levels
-        self._system = fs.LocalFileSystem() if system is None else system
-        self._dialects = {path: Dialect.of(path, self._system, self._encoding) for path in paths}
-        texts = dict.fromkeys(categorical, pa.string())
-        self._types: dict[PurePath, dict[str, pa.DataType]] = {path: dict(texts) for path in paths}
-        self._schema = self._first_rows(paths[0])
-        self.names = tuple(self._schema.names)
+        self._paths, self._system, self._encoding, self._levels = paths, system, codec, levels
+        self._files = [CsvFile(path, system, codec, categorical) for path in paths]
+        self.names = tuple(self._files[0].schema.names)
+
+    def with_text(self, columns: Sequence[str]) -> CsvSource:
+        """Return the same files with these columns as text."""
+        return CsvSource(self._paths, self._system, columns, self._encoding, self._levels)
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns, as inferred from the rows read so far.
@@ -94,148 +150,156 @@ class CsvSource(Source):
         """
         import pyarrow as pa
 
-        refuse_repeated(columns, self._schema.names)
-        kinds = self._types_in(self._paths[0], self._schema)
-        rest = iter(self._paths[1:])
-        while any(pa.types.is_null(kinds[name]) for name in columns):
-            path = next(rest, None)
-            if path is None:
-                break
-            found = self._types_in(path, self._first_rows(path))
+        refuse_repeated(columns, self.names)
+        kinds = dict.fromkeys(columns, pa.null())
+        for file in self._files:
             empty = [name for name, kind in kinds.items() if pa.types.is_null(kind)]
-            kinds |= {name: found.get(name, kinds[name]) for name in empty}
+            if not empty:
+                break
+            kinds |= {name: file.types.get(name, pa.null()) for name in empty}
         return [kinds[name] for name in columns]
 
-    def _types_in(self, path: PurePath, schema: pa.Schema) -> dict[str, pa.DataType]:
-        """Return the types of one file's columns: widened, or as inferred from its first rows."""
-        inferred = dict(zip(schema.names, schema.types, strict=True))
-        return inferred | {n: t for n, t in self._types[path].items() if n in inferred}
-
-    def with_text(self, columns: Sequence[str]) -> CsvSource:
-        """Return the same files with these columns as text."""
-        return CsvSource(self._paths, columns, self._encoding, self._levels, self._system)
-
     def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Record batches of the columns, in order."""
         import pyarrow as pa
 
-        for path in self._paths:
-            require_columns(path, columns, self._first_rows(path).names)
+        for file in self._files:
+            require_columns(file.path, columns, file.schema.names)
             try:
-                reader = self._open(path, columns, self._types[path])
+                reader = file.open(columns)
                 known = pa.schema(zip(columns, self.types(columns), strict=True))
-                refuse_booleans_and_numbers(
-                    columns, {str(self._paths[0]): known, str(path): reader.schema}
-                )
-                binary = [f.name for f in reader.schema if pa.types.is_binary(f.type)]
-                if binary:  # Arrow's type for text that it cannot decode
-                    self._require_encoding(path)
-                while True:
-                    yield reader.read_next_batch()
-            except StopIteration:
-                continue
+                parts = {str(self._paths[0]): known, str(file.path): reader.schema}
+                refuse_booleans_and_numbers(columns, parts)
+                if any(map(pa.types.is_binary, reader.schema.types)):
+                    file.require_encoding()  # Arrow's type for text that it cannot decode
+                yield from reader
             except (pa.ArrowException, OSError, UnicodeError) as error:
-                self._widen(path, columns, error)
+                self._widen(file, columns, error)
 
-    def _first_rows(self, path: PurePath) -> pa.Schema:
-        """Names and types of all columns, as inferred from the first rows of a file."""
-        import pyarrow as pa
-
-        try:
-            schema = self._open(path, None, self._types[path]).schema
-            schema.names  # noqa: B018 - decoded on access
-        except (pa.ArrowException, OSError, UnicodeError) as error:
-            self._require_encoding(path)
-            raise DataError(
-                f"{path} cannot be read as CSV ({first_line(error)}): it should begin with a line "
-                "of column names, and every later line should have a value for each of them."
-            ) from None
-        return schema
-
-    def _open(
-        self, path: PurePath, columns: Sequence[str] | None, types: Mapping[str, pa.DataType]
-    ) -> arrow_csv.CSVStreamingReader:
-        from pyarrow import csv as arrow_csv
-
-        dialect = self._dialects[path]
-        return arrow_csv.open_csv(
-            self._system.open_input_stream(str(path)),  # decompressed by the file's ending
-            read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
-            parse_options=arrow_csv.ParseOptions(delimiter=dialect.separator),
-            convert_options=arrow_csv.ConvertOptions(
-                include_columns=None if columns is None else list(columns),
-                column_types=dict(types),
-                strings_can_be_null=True,
-                decimal_point=dialect.point,
-            ),
-        )
-
-    def _widen(self, path: PurePath, columns: Sequence[str], error: Exception) -> NoReturn:
+    def _widen(self, file: CsvFile, columns: Sequence[str], error: Exception) -> NoReturn:
         """Widen the columns that hold a misfit and raise `TypesWidened`; else raise `DataError`."""
         import pyarrow as pa
 
-        self._require_encoding(path)
-        schema = self._first_rows(path)
-        types = {name: self._types[path].get(name, schema.field(name).type) for name in columns}
+        file.require_encoding()
+        types = {name: file.types[name] for name in columns}
         try:
-            misfits = self._misfits(path, types)
+            misfits = file.misfits(types)
         except (pa.ArrowException, OSError) as malformed:
             raise DataError(
-                f"{path} is not well-formed CSV ({first_line(malformed)}): correct it."
+                f"{file.path} is not well-formed CSV ({first_line(malformed)}): correct it."
             ) from None
         if not misfits:
             raise DataError(
-                f"{path} cannot be read as CSV ({first_line(error)}): correct it."
+                f"{file.path} cannot be read as CSV ({first_line(error)}): correct it."
             ) from None
         for name, (row, value) in misfits.items():
-            if types[name] == pa.float64() and self._levels:
-                for types_of_file in self._types.values():  # text in one file is text in all
-                    types_of_file[name] = pa.string()
-                continue
-            if types[name] == pa.float64():
-                row += sum(self._count(p) for p in self._paths[: self._paths.index(path)])
+            if types[name] != pa.float64():
+                file.widened[name] = pa.float64()
+            elif self._levels:
+                for each in self._files:  # text in one file is text in all
+                    each.widened[name] = pa.string()
+            else:
+                row += sum(each.count() for each in self._files[: self._files.index(file)])
                 raise DataError(
                     f"column {name!r} holds text ({value!r} in row {row}): correct the value, or, "
                     f"if the column is a predictor, pass {argument('categorical', [name])} to code "
                     "it as levels."
                 ) from None
-            self._types[path][name] = pa.float64()
         raise TypesWidened
 
-    def _misfits(
-        self, path: PurePath, types: Mapping[str, pa.DataType]
-    ) -> dict[str, tuple[int, str]]:
-        """Read a file as text; return row and value of each column's first misfit.
+
+class CsvFile:
+    """One file: its dialect, and the types of its columns.
+
+    Attributes
+    ----------
+    path
+        Its path in the file system.
+    widened
+        Types of columns that differ from what Arrow infers from the first few megabytes.
+    """
+
+    def __init__(
+        self, path: PurePath, system: FileSystem, encoding: str, categorical: Sequence[str]
+    ) -> None:
+        import pyarrow as pa
+
+        self.path, self._system, self._encoding = path, system, encoding
+        self._dialect = Dialect.of(path, system, encoding)
+        self.widened = dict.fromkeys(categorical, pa.string())
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of all columns, as inferred from the first rows."""
+        import pyarrow as pa
+
+        try:
+            schema = self.open(None).schema
+            schema.names  # noqa: B018 - decoded on access
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            self.require_encoding()
+            raise DataError(
+                f"{self.path} cannot be read as CSV ({first_line(error)}): it should begin with a "
+                "line of column names, and every later line should have a value for each of them."
+            ) from None
+        return schema
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Types of the columns: widened, or as inferred."""
+        inferred = dict(zip(self.schema.names, self.schema.types, strict=True))
+        return {name: self.widened.get(name, kind) for name, kind in inferred.items()}
+
+    def open(
+        self, columns: Sequence[str] | None, types: Mapping[str, pa.DataType] | None = None
+    ) -> arrow_csv.CSVStreamingReader:
+        """Open the file to read some columns, or all."""
+        from pyarrow import csv as arrow_csv
+
+        return arrow_csv.open_csv(
+            self._system.open_input_stream(str(self.path)),  # decompressed by the file's ending
+            read_options=arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=self._encoding),
+            parse_options=arrow_csv.ParseOptions(delimiter=self._dialect.separator),
+            convert_options=arrow_csv.ConvertOptions(
+                include_columns=None if columns is None else list(columns),
+                column_types=dict(self.widened if types is None else types),
+                strings_can_be_null=True,
+                decimal_point=self._dialect.point,
+            ),
+        )
+
+    def misfits(self, types: Mapping[str, pa.DataType]) -> dict[str, tuple[int, str]]:
+        """Read the file as text; return row and value of each column's first misfit.
 
         Arrow's error message names the column too, but its wording may change.
         """
         import pyarrow as pa
 
-        misfits: dict[str, tuple[int, str]] = {}
-        start, point = 0, self._dialects[path].point
-        for batch in self._open(path, list(types), dict.fromkeys(types, pa.string())):
-            for name in types.keys() - misfits.keys():
+        found: dict[str, tuple[int, str]] = {}
+        start = 0
+        for batch in self.open(list(types), dict.fromkeys(types, pa.string())):
+            for name in types.keys() - found.keys():
                 values = batch.column(name)
-                row = _first_misfit(values, types[name], point)
+                row = _first_misfit(values, types[name], self._dialect.point)
                 if row is not None:
-                    misfits[name] = start + row, values[row].as_py()
+                    found[name] = start + row, values[row].as_py()
             start += batch.num_rows
-        return misfits
+        return found
 
-    def _count(self, path: PurePath) -> int:
+    def count(self) -> int:
+        """Count the rows."""
         import pyarrow as pa
 
-        name = self._first_rows(path).names[0]
-        return sum(batch.num_rows for batch in self._open(path, [name], {name: pa.string()}))
+        name = self.schema.names[0]
+        return sum(batch.num_rows for batch in self.open([name], {name: pa.string()}))
 
-    def _require_encoding(self, path: PurePath) -> None:
+    def require_encoding(self) -> None:
         """Refuse a file that is not in the stated encoding, naming the first invalid byte."""
         import pyarrow as pa
 
         decoder = codecs.getincrementaldecoder(self._encoding)()
         lines, start = 1, b""
         try:
-            with self._system.open_input_stream(str(path)) as stream:
+            with self._system.open_input_stream(str(self.path)) as stream:
                 while block := stream.read(BLOCK_BYTES):
                     start = start or block[:4]
                     lines += decoder.decode(block).count("\n")
@@ -245,11 +309,11 @@ class CsvSource(Source):
             lines += before.count(b"\n")
             at = f"byte 0x{error.object[error.start]:02x} in line {lines}"
             raise DataError(
-                f"{path} is not {self._encoding} text ({at}): {self._remedy(start, before)}"
+                f"{self.path} is not {self._encoding} text ({at}): {self._remedy(start, before)}"
             ) from None
         except (pa.ArrowException, OSError) as error:
             raise DataError(
-                f"{path} cannot be read ({first_line(error)}): check the file."
+                f"{self.path} cannot be read ({first_line(error)}): check the file."
             ) from None
 
     def _remedy(self, start: bytes, before: bytes) -> str:

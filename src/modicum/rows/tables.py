@@ -95,7 +95,7 @@ def open_table(
     kinds = {_kind(path) for path in listing.paths}
     if kinds == {"csv"} and not listing.holds_columns:
         paths = [PurePosixPath(path) for path in listing.paths]
-        return CsvSource(paths, as_text, encoding, levels, listing.system)
+        return CsvSource(paths, listing.system, as_text, encoding, levels)
     if len(kinds) > 1 or kinds == {"csv"}:
         raise SettingError(
             f"the files at {listing.called} are read as one table, and must all be Parquet or all "
