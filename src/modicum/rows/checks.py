@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from modicum.errors import DataError, SettingError, argument
 from modicum.rows.coding import STORED_TYPES, Array, DType
 
 SEPARATORS = {"a semicolon": ";", "a tab": "\t", "a bar": "|"}  # found in files instead of commas
+RowNumbers: TypeAlias = range | Array  # the number in the source of each row that is checked
+
 # Numbers checked at a time: about a megabyte, so that a check runs from cache.
 BLOCK = 1 << 18
 
@@ -43,7 +46,7 @@ def block_rows(width: int) -> int:
 
 
 def require_finite(
-    block: Array, labels: Sequence[str], start: int, original: Callable[[int, int], float]
+    block: Array, labels: Sequence[str], rows: RowNumbers, original: Callable[[int, int], float]
 ) -> None:
     """Refuse NaN and infinity in `block` (rows, width), naming the column and the row.
 
@@ -59,16 +62,16 @@ def require_finite(
     if finite.all():
         return
     row, column = (int(i) for i in np.argwhere(~finite)[0])
-    label, value = labels[column], original(row, column)
+    label, value, number = labels[column], original(row, column), rows[row]
     if np.isfinite(value):
         raise DataError(
-            f"column {label!r} holds {value} in row {start + row}, too large for "
+            f"column {label!r} holds {value} in row {number}, too large for "
             f"{block.dtype.name}: rescale the column or pass {argument('dtype', 'float64')}."
         )
     if np.isnan(value):
-        raise DataError(missing(label, start + row, "NaN"))
+        raise DataError(missing(label, number, "NaN"))
     raise DataError(
-        f"column {label!r} holds {value} in row {start + row}: "
+        f"column {label!r} holds {value} in row {number}: "
         "drop such rows or replace the value first."
     )
 
@@ -119,18 +122,13 @@ class NewGroupError(NewLevelError):
     """A table holds a group that the rows of the fit did not have."""
 
 
-def require_exact(values: Array, dtype: DType, label: Callable[[int], str], start: int) -> None:
+def require_exact(values: Array, dtype: DType, labels: Sequence[str], rows: RowNumbers) -> None:
     """Refuse integers that `dtype` cannot hold exactly; for uint8, any such number.
 
-    Parameters
-    ----------
-    values : array
-        One entry of the first axis per row.
-    label
-        Returns the column name of a flat index into `values`.
+    `values` has one entry of its first axis per row, with a label for each number in it.
     """
     if dtype.kind == "u":
-        _require_bytes(values, label, start)
+        _require_bytes(values, labels, rows)
         return
     if values.dtype.kind not in "iu":
         return
@@ -149,26 +147,25 @@ def require_exact(values: Array, dtype: DType, label: Callable[[int], str], star
     bad = size // lowest > limit
     if not bad.any():
         return
-    at = int(np.argmax(bad))
-    row = start + at // (flat.size // len(values))
+    row, column = divmod(int(np.argmax(bad)), len(labels))
     wider = argument("dtype", "float64")
     advice = f"pass {wider} or rescale it" if dtype.itemsize == 4 else "rescale it"
     raise DataError(
-        f"column {label(at)!r} holds the integer {flat[at]} in row {row}, which {dtype.name} "
+        f"column {labels[column]!r} holds the integer {flat[np.argmax(bad)]} in row {rows[row]}, "
+        f"which {dtype.name} "
         f"cannot hold exactly: {advice} (or leave it out, if it is an identifier)."
     )
 
 
-def _require_bytes(values: Array, label: Callable[[int], str], start: int) -> None:
+def _require_bytes(values: Array, labels: Sequence[str], rows: RowNumbers) -> None:
     flat = values.reshape(-1)
     if values.dtype in (np.dtype(np.uint8), np.dtype(bool)) or flat.size == 0:
         return
     bad = ~((flat >= 0) & (flat <= 255) & (flat == np.floor(flat)))  # NaN is bad too
     if bad.any():
-        at = int(np.argmax(bad))
-        row = start + at // (flat.size // len(values))
+        row, column = divmod(int(np.argmax(bad)), len(labels))
         raise DataError(
-            f"column {label(at)!r} holds {flat[at]} in row {row}, "
+            f"column {labels[column]!r} holds {flat[np.argmax(bad)]} in row {rows[row]}, "
             "but dtype='uint8' holds whole numbers from 0 to 255 only: leave dtype out."
         )
 
@@ -180,13 +177,13 @@ class WeightCheck:
         self.label = label
         self._total = 0.0
 
-    def add(self, weights: Array, start: int) -> None:
-        """Check the next weights, which begin at row `start`."""
+    def add(self, weights: Array, rows: RowNumbers) -> None:
+        """Check the next weights."""
         if weights.min() < 0:
             row = int(np.argmax(weights < 0))
             raise DataError(
                 f"column {self.label!r} holds the negative weight {weights[row]} in row "
-                f"{start + row}: weights must be zero or more."
+                f"{rows[row]}: weights must be zero or more."
             )
         self._total += float(weights.sum(dtype=np.float64))
 

@@ -82,10 +82,10 @@ class NumberField:
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
         """Rows from `start` up to `stop`; a view if type and layout already fit."""
         parts, labels = [array[start:stop] for array in self._arrays], self.columns or labels
-        several = len(parts) > 1
+        several, rows = len(parts) > 1, range(start, stop)
         for j, part in enumerate(parts):
             own = labels[j : j + 1] if several else labels
-            require_exact(part, dtype, lambda at, own=own: own[at % len(own)], start)  # type: ignore[misc]
+            require_exact(part, dtype, own, rows)
         with np.errstate(over="ignore"):
             array: Array = np.ascontiguousarray(parts[0], dtype=dtype)
             if several:
@@ -96,7 +96,7 @@ class NumberField:
         def original(row: int, column: int) -> float:
             return float(parts[column][row] if several else parts[0][row].reshape(-1)[column])
 
-        require_finite(array.reshape(len(array), len(labels)), labels, start, original)
+        require_finite(array.reshape(len(array), len(labels)), labels, rows, original)
         return array.reshape(len(array), *self.shape)
 
     def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
@@ -117,7 +117,7 @@ def _column_arrays(table: pa.Table, scalar: bool) -> list[Array]:
     table_remedy = "use Rows.from_table with categorical=[{!r}], or convert it to numbers"
     remedy = "convert it to numbers (such as 0 and 1) first" if scalar else table_remedy
     return [
-        numbers(joined(table.column(name)), name, 0, remedy.format(name))
+        numbers(joined(table.column(name)), name, range(table.num_rows), remedy.format(name))
         for name in table.column_names
     ]
 
@@ -197,7 +197,7 @@ def _level_codes(
     categorical = pa.types.is_dictionary(column.type)
     if isinstance(column, pa.ChunkedArray):  # each chunk has its own dictionary
         column = column.cast(column.type.value_type).combine_chunks() if categorical else column
-    values, codes = distinct(column, name)
+    values, codes = distinct(column, name, range(len(column)))
     return values, codes, categorical
 
 
@@ -264,7 +264,7 @@ class FieldSet:
         }
         if "weight" in arrays and description.n:
             check = WeightCheck("weight")
-            check.add(arrays["weight"], 0)
+            check.add(arrays["weight"], range(description.n))
             check.finish()
         return MemoryBackend(description, arrays, lent=True)
 
@@ -279,7 +279,7 @@ class FieldSet:
                 for f in description.fields
             }
             if check:
-                check.add(parts["weight"], start)
+                check.add(parts["weight"], range(start, stop))
             yield description.pack(parts)
         if check:
             check.finish()

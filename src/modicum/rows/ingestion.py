@@ -159,11 +159,12 @@ def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
     before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(description.width)):
         original = before.pack(chunk)
+        row_ids = range(start, start + len(original))
         if description.dtype.kind == "u":
-            require_exact(original, description.dtype, lambda at: labels[at % len(labels)], start)
+            require_exact(original, description.dtype, labels, row_ids)
         with np.errstate(over="ignore"):
             block = original.astype(description.dtype, copy=False)
-        require_finite(block, labels, start, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
+        require_finite(block, labels, row_ids, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
         start += len(block)
         yield block if description.coding is None else description.pack(chunk | after.split(block))
 

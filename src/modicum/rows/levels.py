@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from modicum.errors import DataError, SettingError
-from modicum.rows.checks import missing, names_like, reads_as_number
+from modicum.rows.checks import RowNumbers, missing, names_like, reads_as_number
 from modicum.rows.coding import Array, DType, Level, level_key
 from modicum.rows.sources import Source
 
@@ -60,7 +60,7 @@ def joined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
 
-def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
+def numbers(array: pa.Array, name: str, rows: RowNumbers, text_remedy: str) -> Array:
     """Return an Arrow column as a NumPy array of integers, booleans or floats; refuse others."""
     import pyarrow as pa
 
@@ -71,11 +71,11 @@ def numbers(array: pa.Array, name: str, start: int, text_remedy: str) -> Array:
         row = next((i for i in there if not reads_as_number(values[i])), (there or [0])[0])
         said = "text" if isinstance(values[row], str) else "categories"
         raise DataError(
-            f"column {name!r} holds {said} ({values[row]!r} in row {start + row}): {text_remedy}."
+            f"column {name!r} holds {said} ({values[row]!r} in row {rows[row]}): {text_remedy}."
         )
     if array.null_count:
         row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise DataError(missing(name, start + row))
+        raise DataError(missing(name, rows[row]))
     if kind not in ("number", "boolean"):
         raise DataError(
             f"column {name!r} holds values of type {kind}: convert it to a number first, or leave "
@@ -134,7 +134,7 @@ def _sort_levels(name: str, levels: Iterable[Level]) -> list[Level]:
     return sorted(values)  # all are texts, or all are numbers
 
 
-def distinct(array: pa.Array, name: str, start: int = 0) -> tuple[list[Level], Array]:
+def distinct(array: pa.Array, name: str, rows: RowNumbers) -> tuple[list[Level], Array]:
     """Return the distinct values, and for each row the index of its value."""
     import pyarrow as pa
 
@@ -144,12 +144,12 @@ def distinct(array: pa.Array, name: str, start: int = 0) -> tuple[list[Level], A
         array = array.dictionary_encode()
     if array.indices.null_count:
         row = int(np.argmax(array.indices.is_null().to_numpy(zero_copy_only=False)))
-        raise DataError(missing(name, start + row))
+        raise DataError(missing(name, rows[row]))
     values, codes = array.dictionary.to_pylist(), array.indices.to_numpy(zero_copy_only=False)
     for code, value in enumerate(values):
         unusable = not isinstance(value, str | int | float) or value != value
         if unusable and (codes == code).any():
-            row = start + int(np.argmax(codes == code))
+            row = rows[int(np.argmax(codes == code))]
             if value is None or value != value:
                 raise DataError(missing(name, row))
             raise DataError(
@@ -171,7 +171,7 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
             f"{remedy}."
         )
     number = re.compile(f"{NUMBER}|{WITH_COMMA}|{MARKED}")
-    stray = [level for level in texts if not number.fullmatch(level.strip())]
+    stray = {level for level in texts if not number.fullmatch(level.strip())}
     plain = re.compile(f"{NUMBER}|{WITH_COMMA}")
     marked = [level for level in texts if not plain.fullmatch(level.strip())]
     if marked and not stray:
@@ -189,17 +189,15 @@ def refuse_stray_text(source: Source, name: str, levels: Iterable[Level], remedy
         return
     start = 0
     for batch in source.batches([name]):
-        values, codes = distinct(joined(batch.column(name)).drop_null(), name, start)
-        for code in np.unique(codes):
-            if values[code] in stray:
-                column = joined(batch.column(name)).to_pylist()
-                row = start + column.index(values[code])
-                stands = values[code].strip().lower() in STANDS_FOR_MISSING
-                fix = "leave it empty if it stands for a missing value" if stands else "correct it"
-                raise DataError(
-                    f"column {name!r} holds text ({values[code]!r} in row {row}) among numbers: "
-                    f"{fix}, or {remedy}."
-                )
+        column = joined(batch.column(name)).to_pylist()
+        row = next((row for row, value in enumerate(column) if value in stray), None)
+        if row is not None:
+            stands = column[row].strip().lower() in STANDS_FOR_MISSING
+            fix = "leave it empty if it stands for a missing value" if stands else "correct it"
+            raise DataError(
+                f"column {name!r} holds text ({column[row]!r} in row {start + row}) among numbers: "
+                f"{fix}, or {remedy}."
+            )
         start += batch.num_rows
 
 

@@ -211,7 +211,8 @@ class ColumnEncoding(FormulaEncoding):
             for name in columns:
                 if name not in self._levels and kind_of(batch.column(name).type) == "levels":
                     remedy = plain.get(name, "convert it to numbers (such as 0 and 1) first")
-                    numbers(joined(batch.column(name)), name, start, remedy)
+                    rows = range(start, start + batch.num_rows)
+                    numbers(joined(batch.column(name)), name, rows, remedy)
             start += batch.num_rows
             yield batch
 
@@ -254,7 +255,8 @@ def _collect_levels(source: Source, roles: Roles) -> dict[str, tuple[Level, ...]
     start = 0
     for batch in source.batches(names) if names else ():
         for name, levels in occurring.items():
-            values, codes = distinct(batch.column(name), name, start)
+            rows = range(start, start + batch.num_rows)
+            values, codes = distinct(batch.column(name), name, rows)
             levels.update(dict.fromkeys(values[code] for code in np.unique(codes)))
             if len(levels) > MOST_LEVELS:
                 raise DataError(

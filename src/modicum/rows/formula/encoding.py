@@ -23,7 +23,6 @@ from modicum.rows.formula.evaluation import (
     Evaluated,
     NewLevels,
     as_type,
-    check_weights,
     complete_rows,
     counted,
 )
@@ -256,7 +255,7 @@ class FormulaEncoding:
             label = " + ".join(summand.label for summand in summands)
             rows[name] = as_type([total], dtype, [label], columns)[:, 0]
             if name == "weight" and weight is not None:
-                check_weights(weight, rows[name], columns)
+                weight.add(rows[name], columns.row_ids)
         return rows
 
     def __eq__(self, other: object) -> bool:  # states hold arrays, which compare by element

@@ -11,7 +11,6 @@ from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import (
     MissingValueError,
     NewLevelError,
-    WeightCheck,
     require_exact,
     require_finite,
 )
@@ -56,20 +55,12 @@ class BatchColumns:
             if kind_of(array.type) in ("levels", "boolean"):
                 self._cached[name] = self.levels(name)
             else:
-                raw = self.numbers(name)
-                self._require_exact(raw, np.dtype(np.float64), name)
-                self._cached[name] = raw.astype(np.float64)
+                self._cached[name] = self.exact(name, np.dtype(np.float64)).astype(np.float64)
         return self._cached[name]
 
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""
-        try:
-            values, codes = distinct(joined(self.batch.column(name)), name, 0)
-        except DataError:
-            # Row by row, so that the error names the row number in the source.
-            for index in range(len(self)):
-                distinct(joined(self.batch.column(name).slice(index, 1)), name, self.row(index))
-            raise
+        values, codes = distinct(joined(self.batch.column(name)), name, self.row_ids)
         return LevelArray(tuple(values), codes)
 
     def numbers(self, name: str) -> Array:
@@ -80,21 +71,13 @@ class BatchColumns:
                 f"column {name!r} holds text or categories ({array[0].as_py()!r} in row "
                 f"{self.row(0)}) where the formula needs numbers: convert it first."
             )
-        return numbers(array, name, self.row(0), "convert it first")
+        return numbers(array, name, self.row_ids, "convert it first")
 
     def exact(self, name: str, dtype: np.dtype[np.floating]) -> Array:
         """Return a column of numbers, refusing integers that `dtype` cannot hold exactly."""
-        raw = self.numbers(name)
-        self._require_exact(raw, dtype, name)
-        return raw
-
-    def _require_exact(self, values: Array, dtype: np.dtype[np.floating], name: str) -> None:
-        try:
-            require_exact(values, dtype, lambda _: name, 0)
-        except DataError:
-            for index in range(len(self)):
-                require_exact(values[index : index + 1], dtype, lambda _: name, self.row(index))
-            raise
+        values = self.numbers(name)
+        require_exact(values, dtype, [name], self.row_ids)
+        return values
 
 
 class HeldColumns:
@@ -375,21 +358,5 @@ def as_type(
     with np.errstate(over="ignore"):
         for j, value in enumerate(values):
             out[:, j] = value
-        total = out.sum()
-    if not np.isfinite(total):
-        bad = ~np.isfinite(out).all(axis=1)
-        if bad.any():
-            at = int(np.argmax(bad))
-            require_finite(
-                out[at : at + 1], labels, columns.row(at), lambda _, j: float(values[j][at])
-            )
+    require_finite(out, labels, columns.row_ids, lambda row, j: float(values[j][row]))
     return out
-
-
-def check_weights(check: WeightCheck, weights: Array, columns: BatchColumns) -> None:
-    """Refuse a negative weight, naming its row in the source, and add the weights to `check`."""
-    negative = weights < 0
-    if negative.any():
-        at = int(np.argmax(negative))
-        check.add(weights[at : at + 1], columns.row(at))
-    check.add(weights, 0)

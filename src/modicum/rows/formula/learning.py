@@ -16,7 +16,6 @@ from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import (
     BatchColumns,
     HeldColumns,
-    check_weights,
     complete_rows,
     level_array,
 )
@@ -222,7 +221,7 @@ class _Reading:
             self._groupings.collect(columns)
             if weight is not None and check is not None:
                 weights.append(columns.numbers(weight).astype(np.float64))
-                check_weights(check, weights[-1], columns)
+                check.add(weights[-1], columns.row_ids)
             for name, parts in chunks.items():
                 value = columns.column(name)
                 if isinstance(value, LevelArray):
