@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -99,17 +99,11 @@ class NumberField:
         require_finite(array.reshape(len(array), len(labels)), labels, rows, original)
         return array.reshape(len(array), *self.shape)
 
-    def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
-        """All rows; of an array without a copy, if type and layout already fit."""
-        whole = self._arrays[0]
-        fits = not self.columns and whole.dtype == dtype and whole.flags.c_contiguous
-        array = whole if fits else allocate((self.n, *self.shape), dtype)
-        step = block_rows(len(labels))
-        for start in range(0, self.n, step):
-            part = self.part(start, start + step, dtype, labels)
-            if not fits:
-                array[start : start + step] = part
-        return array
+    def ready(self, dtype: DType) -> Array | None:
+        """Return the array that the user gave if type and layout already fit; otherwise None."""
+        array = self._arrays[0]
+        fits = not self.columns and array.dtype == dtype and array.flags.c_contiguous
+        return array if fits else None
 
 
 def _column_arrays(table: pa.Table, scalar: bool) -> list[Array]:
@@ -122,46 +116,37 @@ def _column_arrays(table: pa.Table, scalar: bool) -> list[Array]:
     ]
 
 
-class CodesField:
-    """A factor given by the level of each row: text, whole numbers, or a categorical series.
+class CodedFactor(NamedTuple):
+    """A factor: its levels, the reference first, and the code of each row, of the smallest type."""
 
-    Parameters
-    ----------
-    name, value
-        The factor, and the level of each row.
-    levels
-        The levels in order, the reference first; by default the levels that occur, in the order of
-        the categories if `value` is categorical, otherwise sorted.
-    """
+    levels: tuple[Level, ...]
+    codes: Array
 
-    columns: tuple[str, ...] = ()
-    title: str | None = None
-    shape: tuple[int, ...] = ()
-    floating: Sequence[DType] = ()
-    kind: str | None = None
+    @classmethod
+    def of(cls, name: str, value: object, levels: tuple[Level, ...] | None) -> CodedFactor:
+        """Code the level of each row: text, whole numbers, or a categorical series.
 
-    def __init__(self, name: str, value: object, levels: tuple[Level, ...] | None = None) -> None:
+        Levels that are not given are those that occur, in the order of the categories if `value`
+        is categorical, otherwise sorted. Levels compare as text.
+        """
         values, codes, in_order = _level_codes(name, value)
-        self.n = len(codes)
-        occurring = [values[code] for code in np.unique(codes)]
         if levels is None:
+            occurring = [values[code] for code in np.unique(codes)]
             levels = (reference_first if in_order else ordered)(name, occurring)
         if len(levels) > MOST_LEVELS:
             raise DataError(
                 f"the factor {name!r} has {len(levels):,} levels, more than {MOST_LEVELS:,}: group "
                 "them, or leave it out."
             )
-        self.levels = levels
-        self._codes = _renumber(name, values, codes, levels)
-        self.dtype = self._codes.dtype
-
-    def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
-        """Codes of the rows from `start` up to `stop`."""
-        return self._codes[start:stop]
-
-    def all_rows(self, dtype: DType, labels: Sequence[str]) -> Array:
-        """Codes of all rows."""
-        return self._codes
+        place = {str(level): i for i, level in enumerate(levels)}
+        places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
+        if np.any(places < 0):
+            row = int(np.argmax(places < 0))
+            raise DataError(
+                f"column {name!r} holds {values[codes[row]]!r} in row {row}, which the rows of the "
+                "fit did not; leave such rows out, or fit again with rows that have them."
+            )
+        return cls(levels, places.astype(code_type(len(levels))))
 
 
 def _level_codes(
@@ -178,8 +163,7 @@ def _level_codes(
 
         value = pd.Series(value)
     if is_series(value):
-        array = value if library(value) == "pyarrow" else arrow_column(value, name)
-        column = array.combine_chunks() if hasattr(array, "combine_chunks") else array
+        column = joined(value if library(value) == "pyarrow" else arrow_column(value, name))
     else:
         # As objects: NumPy would turn a list that mixes text and numbers into text.
         plain = np.asarray(value, dtype=getattr(value, "dtype", object))
@@ -199,22 +183,6 @@ def _level_codes(
         column = column.cast(column.type.value_type).combine_chunks() if categorical else column
     values, codes = distinct(column, name, range(len(column)))
     return values, codes, categorical
-
-
-def _renumber(name: str, values: Sequence[Level], codes: Array, levels: tuple[Level, ...]) -> Array:
-    """Return codes as indices into `levels`, in the smallest type; levels compare as text."""
-    place: dict[object, int] = {str(level): i for i, level in enumerate(levels)}
-    places = np.array([place.get(str(value), -1) for value in values], np.intp)[codes]
-    if np.any(places < 0):
-        row = int(np.argmax(places < 0))
-        raise DataError(
-            f"column {name!r} holds {values[codes[row]]!r} in row {row}, which the rows of the fit "
-            "did not; leave such rows out, or fit again with rows that have them."
-        )
-    return places.astype(code_type(len(levels)))
-
-
-RawField: TypeAlias = NumberField | CodesField
 
 
 class FieldSet:
@@ -239,63 +207,60 @@ class FieldSet:
             if not isinstance(name, str):
                 raise SettingError(f"field names must be text, not {name!r}.")
         _refuse_other_order({**values, **factors})
-        self._raw: dict[str, RawField] = {
-            name: _field(name, value) for name, value in values.items()
-        }
-        coded = {
-            name: CodesField(name, value, (levels or {}).get(name))
-            for name, value in factors.items()
-        }
-        self._raw |= coded
-        description = _describe(self._raw, columns, dtype)
-        if description.n == 0 and levels is None:
-            raise DataError(f"field {next(iter(self._raw))!r} has no rows: at least one is needed.")
+        self._numbers = {name: _field(name, value) for name, value in values.items()}
+        coded = {k: CodedFactor.of(k, value, (levels or {}).get(k)) for k, value in factors.items()}
+        self._codes = {name: factor.codes for name, factor in coded.items()}
+        lengths = {name: field.n for name, field in self._numbers.items()}
+        n = _common_length(lengths | {name: len(codes) for name, codes in self._codes.items()})
+        if n == 0 and levels is None:
+            first = next(iter((*values, *factors)))
+            raise DataError(f"field {first!r} has no rows: at least one is needed.")
+        description = Description(
+            n,
+            as_dtype(dtype, [f for field in self._numbers.values() for f in field.floating]),
+            (
+                *(Field(k, field.shape, None, field.kind) for k, field in self._numbers.items()),
+                *(Field(k, (), codes.dtype) for k, codes in self._codes.items()),
+            ),
+            _column_names(self._numbers.get("x"), columns),
+            self._numbers["y"].title if "y" in self._numbers else None,
+        )
         self.description = _with_factors(description, coded) if coded else description
 
-    def _labels(self, f: Field) -> tuple[str, ...]:
-        return self.description.labels(f)
-
-    def in_memory(self) -> MemoryBackend:
-        """Convert and check all rows."""
-        description = self.description
-        arrays = {
-            f.name: self._raw[f.name].all_rows(description.dtype, self._labels(f))
-            for f in description.fields
-        }
-        if "weight" in arrays and description.n:
-            check = WeightCheck("weight")
-            check.add(arrays["weight"], range(description.n))
-            check.finish()
-        return MemoryBackend(description, arrays, lent=True)
-
-    def blocks(self) -> Iterator[Array]:
-        """Convert and check the rows, yielding one block of packed rows at a time."""
-        description, step = self.description, block_rows(self.description.width)
-        check = WeightCheck("weight") if "weight" in self._raw else None
-        for start in range(0, description.n, step):
-            stop = min(start + step, description.n)
+    def chunks(self) -> Iterator[dict[str, Array]]:
+        """Convert and check the rows, one block at a time; arrays that fit are viewed."""
+        about, step = self.description, block_rows(self.description.width)
+        labels = {f.name: about.labels(f) for f in about.fields}
+        check = WeightCheck("weight") if "weight" in self._numbers and about.n else None
+        for start in range(0, about.n, step):
+            stop = min(start + step, about.n)
             parts = {
-                f.name: self._raw[f.name].part(start, stop, description.dtype, self._labels(f))
-                for f in description.fields
+                name: field.part(start, stop, about.dtype, labels[name])
+                for name, field in self._numbers.items()
             }
             if check:
                 check.add(parts["weight"], range(start, stop))
-            yield description.pack(parts)
+            yield parts | {name: codes[start:stop] for name, codes in self._codes.items()}
         if check:
             check.finish()
 
-
-def _describe(raw_fields: Mapping[str, RawField], columns: object, dtype: object) -> Description:
-    """Describe fields together, factors as mere fields of codes."""
-    n = _common_length({name: raw.n for name, raw in raw_fields.items()})
-    described = tuple(
-        Field(name, raw.shape, raw.dtype if isinstance(raw, CodesField) else None, raw.kind)
-        for name, raw in raw_fields.items()
-    )
-    kind = as_dtype(dtype, [f for raw in raw_fields.values() for f in raw.floating])
-    names = _column_names(raw_fields.get("x"), columns)
-    outcome = raw_fields["y"].title if "y" in raw_fields else None
-    return Description(n, kind, described, names, outcome)
+    def in_memory(self) -> MemoryBackend:
+        """Convert and check all rows; arrays that fit are used without a copy."""
+        about = self.description
+        arrays: dict[str, Array] = {}
+        copied: dict[str, Array] = {}
+        for name, field in self._numbers.items():
+            ready = field.ready(about.dtype)
+            if ready is None:
+                copied[name] = allocate((about.n, *field.shape), about.dtype)
+            arrays[name] = copied[name] if ready is None else ready
+        start = 0
+        for chunk in self.chunks():
+            stop = start + len(next(iter(chunk.values())))
+            for name, array in copied.items():
+                array[start:stop] = chunk[name]
+            start = stop
+        return MemoryBackend(about, arrays | self._codes, lent=True)
 
 
 def _common_length(lengths: Mapping[str, int]) -> int:
@@ -352,7 +317,7 @@ def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
     return dict(codes)
 
 
-def _with_factors(description: Description, factors: Mapping[str, CodesField]) -> Description:
+def _with_factors(description: Description, factors: Mapping[str, CodedFactor]) -> Description:
     """Add factors to a description: after the columns of x, in treatment contrasts."""
     shape = next((f.shape for f in description.fields if f.name == "x"), (0,))
     if len(shape) != 1:
@@ -370,7 +335,7 @@ def _with_factors(description: Description, factors: Mapping[str, CodesField]) -
     return replace(description, columns=columns, levels=levels, coding=coding)
 
 
-def _field(name: str, value: object) -> RawField:
+def _field(name: str, value: object) -> NumberField:
     if isinstance(value, str | PathLike):
         raise SettingError(
             f"field {name!r} is a path: use Rows.open for a store, modicum.rows.ingest for files."
@@ -387,7 +352,7 @@ def _field(name: str, value: object) -> RawField:
     return field
 
 
-def _column_names(x: RawField | None, columns: object) -> tuple[str, ...]:
+def _column_names(x: NumberField | None, columns: object) -> tuple[str, ...]:
     if x is None or len(x.shape) != 1:
         if columns is not None:
             raise SettingError(

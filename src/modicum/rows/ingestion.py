@@ -138,7 +138,7 @@ def _packed(
             arrays = {name: value for name, value in source.items() if name != "codes"}
             fields = FieldSet(arrays, None, dtype, source.get("codes"))
             about = fields.description
-            return PackedRows(about, lambda _: fields.blocks(), about.n)
+            return PackedRows(about, lambda _: map(about.pack, fields.chunks()), about.n)
         kind = source.dtype if dtype is None else as_dtype(dtype, [])
         description = replace(source._description, dtype=kind)
         return PackedRows(description, lambda _: _repack_rows(source, description), len(source))
