@@ -25,6 +25,7 @@ from modicum.rows.formula.evaluation import (
     as_type,
     complete_rows,
     counted,
+    no_rows,
 )
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
@@ -198,8 +199,7 @@ class FormulaEncoding:
             encoded = self._encode(columns, dtype, outcome, extra, check, newlevels)
             yield encoded | {group.field: group.codes(columns) for group in groups}
         if not any_rows and outcome and self.outcome is not None:  # there may be none to predict
-            rows = "complete rows" if drop else "rows"
-            raise DataError(f"there are no {rows} in the data: at least one is needed.")
+            raise DataError(no_rows(drop))
         if check:
             check.finish()
 

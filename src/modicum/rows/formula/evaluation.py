@@ -35,11 +35,18 @@ class BatchColumns:
         Rows without missing values in the columns of the formula.
     row_ids
         Row number of each row in the source.
+    held
+        Columns that are converted already.
     """
 
-    def __init__(self, batch: pa.RecordBatch, row_ids: Array) -> None:
+    def __init__(
+        self,
+        batch: pa.RecordBatch | None,
+        row_ids: Array,
+        held: Mapping[str, Array | LevelArray] | None = None,
+    ) -> None:
         self.batch, self.row_ids = batch, row_ids
-        self._cached: dict[str, Array | LevelArray] = {}
+        self._held = dict(held or {})
 
     def __len__(self) -> int:
         return len(self.row_ids)
@@ -48,24 +55,27 @@ class BatchColumns:
         """Return the row number in the source of a row of this batch."""
         return int(self.row_ids[index])
 
+    def _arrow(self, name: str) -> pa.Array:
+        assert self.batch is not None
+        return joined(self.batch.column(name))
+
     def column(self, name: str) -> Array | LevelArray:
         """Return a column for use in an expression: floats, or levels (also for booleans)."""
-        if name not in self._cached:
-            array = joined(self.batch.column(name))
-            if kind_of(array.type) in ("levels", "boolean"):
-                self._cached[name] = self.levels(name)
+        if name not in self._held:
+            if kind_of(self._arrow(name).type) in ("levels", "boolean"):
+                self._held[name] = self.levels(name)
             else:
-                self._cached[name] = self.exact(name, np.dtype(np.float64)).astype(np.float64)
-        return self._cached[name]
+                self._held[name] = self.exact(name, np.dtype(np.float64)).astype(np.float64)
+        return self._held[name]
 
     def levels(self, name: str) -> LevelArray:
         """Return a column as levels, whatever its type."""
-        values, codes = distinct(joined(self.batch.column(name)), name, self.row_ids)
+        values, codes = distinct(self._arrow(name), name, self.row_ids)
         return LevelArray(tuple(values), codes)
 
     def numbers(self, name: str) -> Array:
         """Return a column of numbers in its own type."""
-        array = joined(self.batch.column(name))
+        array = self._arrow(name)
         if kind_of(array.type) == "levels":
             raise DataError(
                 f"column {name!r} holds text or categories ({array[0].as_py()!r} in row "
@@ -78,21 +88,6 @@ class BatchColumns:
         values = self.numbers(name)
         require_exact(values, dtype, [name], self.row_ids)
         return values
-
-
-class HeldColumns:
-    """Whole columns of numbers, from which splines and centring learn."""
-
-    def __init__(self, columns: dict[str, Array]) -> None:
-        self._columns = columns
-
-    def column(self, name: str) -> Array:
-        """Return a column of floats."""
-        return self._columns[name]
-
-    def row(self, index: int) -> int:
-        """Return the number of a row."""
-        return index
 
 
 def complete_rows(
@@ -134,17 +129,22 @@ def complete_rows(
             yield BatchColumns(batch, row_ids), int(absent.sum())
 
 
+def no_rows(drop: bool) -> str:
+    """Return the error message for a table without (complete) rows."""
+    return (
+        f"there are no {'complete rows' if drop else 'rows'} in the data: at least one is needed."
+    )
+
+
 def counted(source: Source) -> Iterator[tuple[BatchColumns, int]]:
     """Yield batches without columns, which only count the rows of a source."""
-    import pyarrow as pa
-
-    nothing, start = pa.record_batch({}), 0
+    start = 0
     if source.rows is None:
         sizes = [batch.num_rows for batch in source.batches(source.names[:1])]
     else:
         sizes = [min(BATCH_ROWS, source.rows - i) for i in range(0, source.rows, BATCH_ROWS)]
     for size in sizes:
-        yield BatchColumns(nothing, np.arange(start, start + size)), 0
+        yield BatchColumns(None, np.arange(start, start + size)), 0
         start += size
 
 
@@ -294,8 +294,7 @@ class Evaluated:
         self, expression: Expression, label: str, levels: tuple[Level, ...], lenient: bool
     ) -> Array:
         """Return the index of each row's level in the levels of the fit."""
-        call = expression.categorical
-        inner = expression if call is None else call.inner
+        inner = expression.inner
         array = level_array(inner, self._columns, self._states)
         places = np.array(level_places(levels, array.values) or [-1])[array.codes]
         if len(places) and places.min() < 0:

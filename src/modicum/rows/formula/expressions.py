@@ -239,6 +239,11 @@ call functions by name only, as in log(x): compute such a column first.
         return CategoricalCall(inner, contrast, reference, levels, bool(spans))
 
     @property
+    def inner(self) -> Expression:
+        """The expression whose values may be levels: the argument of C(...), or this one."""
+        return self if self.categorical is None else self.categorical.inner
+
+    @property
     def tidy(self) -> str:
         """The text in normalized form, with Python's spacing."""
         return self.source(self.tree)

@@ -15,9 +15,9 @@ from modicum.rows.csv import CsvSource
 from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
 from modicum.rows.formula.evaluation import (
     BatchColumns,
-    HeldColumns,
     complete_rows,
     level_array,
+    no_rows,
 )
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import GroupingLevels
@@ -70,54 +70,28 @@ def learn(
     drop
         Whether rows with missing values are dropped.
     """
-    fields = _fields(formula, weight)
-    factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
-    groupings = GroupingLevels(formula.groups, from_csv=isinstance(source, CsvSource))
-    needed = _needed(formula, factors, fields, groupings)
-    kinds = _kinds(source, needed)
-    reading = _Reading(source, kinds, factors, formula.outcome, groupings, needed, weight, drop)
-    reading.read()
-    learned = [reading.factor(expression) for expression in factors]
-    encoding = FormulaEncoding(
-        formula=formula.text,
-        factors=tuple(learned),
-        terms=_encoded_terms(formula, learned),
-        intercept=formula.intercept,
-        outcome=reading.outcome(),
-        fields=fields,
-        groups=formula.groups,
-        groupings=groupings.groupings(),
-        states=reading.states,
-        kinds=kinds,
-        drops=drop,
-    )
-    return Learned(encoding, reading.rows, reading.dropped)
-
-
-def _fields(formula: Formula, weight: str | None) -> dict[str, tuple[str, ...]]:
-    """Return the fields of a row besides x and y, each with the expressions that add up to it."""
-    fields: dict[str, tuple[str, ...]] = {
-        name: (expression.text,) for name, expression in formula.fields
-    }
+    fields: dict[str, tuple[str, ...]] = {name: (e.text,) for name, e in formula.fields}
     if formula.offsets:
         fields["offset"] = tuple(expression.text for expression in formula.offsets)
     if weight is not None:
         fields["weight"] = (Expression.column(weight).text,)
-    return fields
-
-
-def _needed(
-    formula: Formula,
-    factors: Sequence[Expression],
-    fields: Mapping[str, tuple[str, ...]],
-    groupings: GroupingLevels,
-) -> tuple[str, ...]:
-    """Return the columns of the table that any part of the formula uses."""
-    parts = [*factors, *(Expression(text) for texts in fields.values() for text in texts)]
-    if formula.outcome is not None:
-        parts.append(formula.outcome)
-    names = [name for part in parts for name in part.names]
-    return tuple(dict.fromkeys([*names, *groupings.names]))
+    reading = _Reading(formula, fields, source, weight, drop)
+    reading.read()
+    factors = [reading.factor(expression) for expression in reading.factors]
+    encoding = FormulaEncoding(
+        formula=formula.text,
+        factors=tuple(factors),
+        terms=_encoded_terms(formula, factors),
+        intercept=formula.intercept,
+        outcome=None if formula.outcome is None else reading.outcome(formula.outcome),
+        fields=fields,
+        groups=formula.groups,
+        groupings=reading.groupings.groupings(),
+        states=reading.states,
+        kinds=reading.kinds,
+        drops=drop,
+    )
+    return Learned(encoding, reading.rows, reading.dropped)
 
 
 def _encoded_terms(formula: Formula, factors: Sequence[Factor]) -> tuple[Term, ...]:
@@ -157,26 +131,27 @@ class _Reading:
 
     def __init__(
         self,
+        formula: Formula,
+        fields: Mapping[str, tuple[str, ...]],
         source: Source,
-        kinds: Mapping[str, str],
-        factors: Sequence[Expression],
-        outcome: Expression | None,
-        groupings: GroupingLevels,
-        needed: Sequence[str],
         weight: str | None,
         drop: bool,
     ) -> None:
-        self._source, self._kinds, self._outcome = source, kinds, outcome
-        self._groupings, self._weight = groupings, weight
-        self._needed, self._drop = needed, drop
+        self._source, self._weight, self._drop = source, weight, drop
+        self.factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
+        self.groupings = GroupingLevels(formula.groups, from_csv=isinstance(source, CsvSource))
+        outcome = [] if formula.outcome is None else [formula.outcome]
+        further = [Expression(text) for texts in fields.values() for text in texts]
+        used = [name for e in (*self.factors, *further, *outcome) for name in e.names]
+        self._needed = tuple(dict.fromkeys([*used, *self.groupings.names]))
+        self.kinds = _kinds(source, self._needed)
         self.states: dict[str, State] = {}
         self.rows: int | None = None
         self.dropped = 0
-        expressions = [*factors, *([] if outcome is None else [outcome])]
-        self._learners = [e for e in expressions if e.stateful]
-        self._is_levels = {e: self._has_levels(e) for e in expressions if not e.stateful}
+        learned = (*self.factors, *outcome)
+        self._learners = [e for e in learned if e.stateful]
         self._values: dict[Expression, dict[str, Level]] = {
-            e: {} for e, levels in self._is_levels.items() if levels
+            e: {} for e in learned if not e.stateful and self._has_levels(e)
         }
         self._occurring: dict[Expression, set[str]] = {}
         self._numbers: dict[Expression, ColumnArray] = {}
@@ -186,12 +161,10 @@ class _Reading:
         if expression.categorical is not None:
             return True
         if expression.bare is not None:
-            return self._kinds[expression.bare] != "number"
+            return self.kinds[expression.bare] != "number"
         for columns in self._batches(expression.names):
             value = evaluate(expression, columns, {})
-            return isinstance(value, LevelArray) or (
-                isinstance(value, np.ndarray) and value.dtype == bool
-            )
+            return isinstance(value, LevelArray) or getattr(value, "dtype", None) == np.dtype(bool)
         return False
 
     def _batches(self, names: Sequence[str]) -> Iterator[BatchColumns]:
@@ -205,7 +178,7 @@ class _Reading:
         learned = [*self._values, *self._learners]
         learned_from = [name for e in learned for name in e.names]
         weight = self._weight if self._learners else None
-        also = self._groupings.names if weight is None else (*self._groupings.names, weight)
+        also = self.groupings.names if weight is None else (*self.groupings.names, weight)
         names = tuple(dict.fromkeys([*learned_from, *also]))
         self.dropped = 0
         if not names and not self._drop:
@@ -218,7 +191,7 @@ class _Reading:
             rows += len(columns)
             for expression, values in self._values.items():
                 self._collect(expression, values, columns)
-            self._groupings.collect(columns)
+            self.groupings.collect(columns)
             if weight is not None and check is not None:
                 weights.append(columns.numbers(weight).astype(np.float64))
                 check.add(weights[-1], columns.row_ids)
@@ -232,10 +205,11 @@ class _Reading:
                 parts.append(value)
         self.rows = rows
         if rows == 0:
-            raise DataError("there are no (complete) rows in the data: at least one is needed.")
+            raise DataError(no_rows(self._drop))
         if check is not None:
             check.finish()
-        all_rows = HeldColumns({name: np.concatenate(chunks.pop(name)) for name in list(chunks)})
+        held = {name: np.concatenate(chunks.pop(name)) for name in list(chunks)}
+        all_rows = BatchColumns(None, np.arange(rows), held)
         learn = partial(learned_state, np.concatenate(weights) if weights else None)
         for expression in self._learners:
             evaluated = evaluate(expression, all_rows, self.states, learn)
@@ -248,12 +222,10 @@ class _Reading:
     def _collect(
         self, expression: Expression, values: dict[str, Level], columns: BatchColumns
     ) -> None:
-        call = expression.categorical
-        inner = expression if call is None else call.inner
-        array = level_array(inner, columns, {})
+        array = level_array(expression.inner, columns, {})
         counts = np.bincount(array.codes, minlength=len(array.values))
         occurring = [value for value, count in zip(array.values, counts, strict=True) if count]
-        if self._keeps_order(inner):  # the order is that of all categories, even absent ones
+        if self._keeps_order(expression):  # the order is that of all categories, even absent ones
             self._occurring.setdefault(expression, set()).update(map(level_key, occurring))
             occurring = list(array.values)
         for value in occurring:
@@ -264,8 +236,9 @@ class _Reading:
                 f"{columns.row(len(columns) - 1)}: group them, or leave it out."
             )
 
-    def _keeps_order(self, inner: Expression) -> bool:
-        return inner.bare is not None and self._source.has_order(inner.bare)
+    def _keeps_order(self, expression: Expression) -> bool:
+        column = expression.inner.bare
+        return column is not None and self._source.has_order(column)
 
     def _levels(self, expression: Expression) -> tuple[Level, ...]:
         """Return the levels in order, the reference first."""
@@ -280,7 +253,7 @@ class _Reading:
                     "holds: add it, or leave such rows out."
                 )
             return reference_first(expression.label, call.levels, reference)
-        if self._keeps_order(expression if call is None else call.inner):
+        if self._keeps_order(expression):
             occurring = self._occurring[expression]
             levels = tuple(value for key, value in values.items() if key in occurring)
             return reference_first(expression.label, levels, reference)
@@ -305,33 +278,27 @@ class _Reading:
             text, label, names, spans=value.spans, local=min(expression.local, len(names))
         )
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self, expression: Expression) -> Outcome:
         """Return the encoding of the outcome."""
-        if self._outcome is None:
-            return None
-        if self._outcome.stateful:
+        if expression.stateful:
             raise SettingError(
-                f"the outcome {self._outcome.text} is learned from the data: compute it first."
+                f"the outcome {expression.text} is learned from the data: compute it first."
             )
-        values = self._occurring.get(self._outcome, self._values.get(self._outcome, ()))
+        values = self._occurring.get(expression, self._values.get(expression, ()))
         if len(values) == 1:
             (only,) = values
             raise DataError(
-                f"the outcome {self._outcome.text!r} is {only!r} in every row, so there is nothing "
+                f"the outcome {expression.text!r} is {only!r} in every row, so there is nothing "
                 "to explain: check the outcome."
             )
-        levels = self._levels(self._outcome) if self._outcome in self._values else ()
-        return Outcome(self._outcome.text, levels, self._is_alphabetical(self._outcome, levels))
+        levels = self._levels(expression) if expression in self._values else ()
+        return Outcome(expression.text, levels, self._is_alphabetical(expression, levels))
 
     def _is_alphabetical(self, expression: Expression, levels: Sequence[Level]) -> bool:
         """Whether levels are text in alphabetical order that the user did not request."""
-        call = expression.categorical
-        if not all(isinstance(level, str) for level in levels) or (call and call.levels):
+        call, column = expression.categorical, expression.inner.bare
+        texts = [level for level in levels if isinstance(level, str)]
+        if len(texts) < len(levels) or texts != sorted(texts) or (call and call.levels):
             return False
-        if all(reads_as_number(level) for level in levels) or list(levels) != sorted(
-            map(str, levels)
-        ):
-            return False
-        column = (expression if call is None else call.inner).bare
         kind = None if column is None else self._source.types([column])[0]
-        return not bool(getattr(kind, "ordered", False))
+        return not all(map(reads_as_number, texts)) and not getattr(kind, "ordered", False)
