@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 COMPILING = (  # folders and files with tests that run chains or compile much
     *("digest", "engines", "kernels", "methods", "run", "traps"),
     *("test_sample.py", "test_cli.py", "test_readme.py", "test_extending.py", "test_progress.py"),
-    *("test_taylor.py", "test_block_poisson.py", "test_bounds.py"),
+    *("test_taylor.py", "test_likelihood_estimates.py", "test_bounds.py"),
     *("test_networks.py", "test_network_posterior.py", "test_wrapped.py", "test_posteriordb.py"),
     *("test_constraints.py", "test_own.py", "test_from_numpyro.py", "test_integrated.py"),
     *("test_coded_rows.py", "test_sampling.py", "test_effects.py", "test_sklearn.py"),

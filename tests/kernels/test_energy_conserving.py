@@ -77,28 +77,6 @@ def context_of(n, design=Uniform(), weights=None):  # noqa: B008
     )
 
 
-@pytest.mark.parametrize("blocks", [pytest.param(1, marks=SLOW), 4, pytest.param(20, marks=SLOW)])
-def test_replacing_one_block_leaves_a_correlation_of_one_less_its_share(blocks, x64):
-    m, size = 20, 20 // blocks
-
-    @partial(jax.jit, static_argnums=1)
-    def pairs(keys, size):
-        def one(key):
-            a, b, c = jax.random.split(key, 3)
-            before = jax.random.normal(a, (m,))
-            fresh = jax.random.normal(b, (size,))
-            which = jax.random.randint(c, (), 0, blocks)
-            after = Perturbed().replace(before, fresh, which)
-            return before.mean(), after.mean(), (before == after).sum()
-
-        return jax.vmap(one)(keys)
-
-    before, after, kept = pairs(jax.random.split(jax.random.key(1), 40_000), size)
-    assert np.all(np.asarray(kept) == m - size)
-    assert abs(np.corrcoef(before, after)[0, 1] - (1 - 1 / blocks)) < 0.02
-    assert abs(np.var(np.asarray(after)) * m - 1) < 0.04
-
-
 @partial(jax.jit, static_argnums=(0, 3))
 def refresh_often(kernel, key, d, count, context, z, careless=False):
     """Run refreshes at a fixed z; return acceptances and the subsample's values.
@@ -279,19 +257,6 @@ def test_a_step_records_what_it_did_and_leaves_a_consistent_state(x64):
     assert float(draw["variance_estimate"]) == pytest.approx(float(estimate.variance))
     assert int(draw["rows_touched"]) == 3 * 4 + 20 * (int(draw["n_steps"]) + 1)
     assert float(draw["acceptance_rate_u"]) in [k / 3 for k in range(4)]
-
-
-@pytest.mark.parametrize("design", [Uniform(), Weighted()])
-def test_requested_rows_are_a_function_of_the_key(design, x64):
-    kernel = kernel_of(20, 5, 3, design)
-    context = context_of(50, design, np.arange(1.0, 51.0))
-    request = jax.jit(kernel.row_request)
-    first, again, other = (request(jax.random.key(k), context) for k in (1, 1, 2))
-    np.testing.assert_array_equal(first.row_ids, again.row_ids)
-    assert not np.array_equal(first.row_ids, other.row_ids)
-    assert first.row_ids.shape == (3 * 4,)
-    at_start = jax.eval_shape(kernel.initial_row_request, jax.random.key(1), context)
-    assert at_start.row_ids.shape == (20,)
 
 
 # The chain against a known posterior ---------------------------------------------------------

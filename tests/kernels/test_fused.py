@@ -204,16 +204,7 @@ def test_it_draws_what_the_plain_kernel_draws(
     assert all(jax.tree.leaves(types))
 
 
-def test_integrators_and_their_lengths_differ(split, truths):
-    assert split.kernel.move == HMCMove(np.pi / 2, jitter=0.3, split=True)
-    record = truths["split"][1]
-    # lengths are jittered, so the angle of another iteration gives another path
-    (names,) = (names for names in record if "n_steps" in names)
-    assert len(np.unique(np.asarray(record[names])[..., names.index("n_steps")])) > 1
-    leapfrog = np.asarray(truths["leapfrog"][1][POSITION])
-    assert np.abs(leapfrog - np.asarray(record[POSITION])).max() > 1e-3
-
-
+@SLOW
 def test_no_row_need_be_certain(bare, begun, x64):
     _, record = run_plain(bare, begun)
     off = furthest(record, run_fused(bare, replace(fused_of(bare), **PHASED), begun)[1])
@@ -250,16 +241,6 @@ def test_windows_go_on_where_the_last_one_ended(plan, truth, monkeypatch, x64):
     chains.close()
     whole = np.concatenate([part["position"] for part in parts], axis=1)
     assert np.abs(whole - np.asarray(truth[1][POSITION])).max() < 1e-5
-
-
-def test_windows_are_of_one_size(plan):
-    parts = (plan.kernel, plan.context, chain_keys(3, CHAINS), plan.flags, LENGTH, plan.rows)
-    chains = Chains(*parts, "stacked")
-    chains.settled, chains.settled_length = fused_of(plan), 256
-    assert list(chains._windows(0, 1000)) == [(k * 250, 250) for k in range(4)]
-    assert list(chains._windows(3, 257)) == [(3, 129), (132, 128)]
-    assert list(chains._windows(0, 100)) == [(0, 100)]
-    chains.close()
 
 
 @SLOW

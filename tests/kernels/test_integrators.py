@@ -8,7 +8,6 @@ import pytest
 import modicum as mo
 from helpers.targets import location
 from modicum.kernels.integrators import (
-    INTEGRATORS,
     Baoab,
     Friction,
     IntegratorState,
@@ -103,10 +102,6 @@ def test_friction_is_the_dynamics_of_chen_et_al(eta, alpha, corrected, known):
 def test_settings_that_make_no_sense_are_refused(make, word):
     with pytest.raises(mo.SettingError, match=word):
         make()
-
-
-def test_the_registry_holds_what_has_a_file():
-    assert set(INTEGRATORS) == {"langevin", "preconditioned", "underdamped", "friction", "baoab"}
 
 
 def test_derivatives_of_gradients_are_in_the_ledger():

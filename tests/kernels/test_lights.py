@@ -49,12 +49,6 @@ def merge_both(bright, stay, tried, join, n):
     return merge(lists[0], stay, lists[1], join, overlap(bright, tried, n), n)
 
 
-def test_two_lists_know_what_they_share():
-    both = jax.jit(overlap)(np.array([2, 5, 9, 12, 12]), np.array([5, 7, 12, 12]), 12)
-    assert both.is_tried.tolist() == [False, True, False, False, False]
-    assert both.is_bright.tolist() == [True, False, False, False]
-
-
 def test_the_first_lit_rows_fill_the_room():
     rows = Bright(np.array([3, 4, 8, 10]), np.array([0.3, 0.4, 0.8, 1.0]))
     first = jax.jit(first_lit, static_argnums=2)

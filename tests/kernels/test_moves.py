@@ -178,24 +178,6 @@ def test_schedule_adapts_in_warm_up_only(tune):
     assert not fixed.window_end.any()
 
 
-def test_step_size_and_mass_are_learned_and_then_left_alone(x64):
-    flags = schedule(1_000, 50, adapt_mass=True)
-    rng = np.random.default_rng(1)
-    learn = jax.jit(partial(adapt, target_accept=0.8))
-    state = start_adaptation(2, 1.0)
-    for i in range(1_050):
-        now = jax.tree.map(lambda a, i=i: a[i], flags)
-        rate = np.exp(-0.4 * float(state.step_size))  # equals 0.8 at a step of 0.56
-        if i == 1_000:
-            settled = state
-        state = learn(state, now, rng.normal(size=2) * [1.0, 10.0], jnp.asarray(rate))
-    assert abs(float(settled.step_size) - 0.558) < 0.06
-    ratio = settled.inverse_mass[1] / settled.inverse_mass[0]
-    assert 60 < float(ratio) < 160
-    for a, b in zip(jax.tree.leaves(settled), jax.tree.leaves(state), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 @MOVES
 def test_a_move_afresh_is_the_move_with_by_products(move, x64):
     step_size, mass = jnp.asarray(1.0), jnp.array([1.0, 0.5])

@@ -96,27 +96,6 @@ def test_relative_precision_from_a_millionth_to_three(family, order, x64):
 
 
 @families
-def test_the_reference_itself_agrees_with_a_longer_float(family):
-    _, derivative, y = FAMILIES[family]
-    if np.finfo(np.longdouble).eps > 1e-18:
-        pytest.skip("no float longer than 64 bits here")
-    L = np.longdouble
-    f = {
-        "logistic": lambda t: L(y) * t - np.log1p(np.exp(t)),
-        "poisson": lambda t: L(y) * t - np.exp(t),
-        "gaussian": lambda t: -(((L(y) - t) / L(0.7)) ** 2) / 2,
-        "student": lambda t: -L(2.5) * np.log1p(((L(y) - t) / L(0.7)) ** 2 / 4),
-    }[family]
-    e, eta = np.array([[0.3], [1.5]]), ETA[None, :]
-    polynomial = f(L(1) * eta)
-    for k in (1, 2):
-        polynomial = polynomial + L(1) * derivative(k, eta, y) * L(1) * e**k / factorial(k)
-    direct = f(L(1) * eta + e) - polynomial
-    value, _ = exact(derivative, 2, e, eta, y)
-    np.testing.assert_allclose(value, direct.astype(float), rtol=1e-11, atol=1e-14)
-
-
-@families
 def test_higher_derivatives_match_f(family, x64):
     model, _, y = FAMILIES[family]
     eta, outcome = jnp.asarray(ETA), jnp.full(len(ETA), y)

@@ -40,14 +40,6 @@ def test_keys_are_entries_too():
     np.testing.assert_array_equal(jax.random.key_data(got), jax.random.key_data(keys[2]))
 
 
-def test_no_operation_allows_for_negative_positions():
-    def count(function):
-        return len(jax.make_jaxpr(function)(TREE, jnp.uint32(1)).eqns)
-
-    assert count(entry) == 6  # a slice and a squeeze per array
-    assert count(lambda tree, k: jax.tree.map(lambda array: array[k], tree)) > 6
-
-
 @pytest.mark.parametrize("counts", [[3, 0, 2, 0], [0, 0, 4], [5]])
 def test_positions_are_found_in_blocks_some_of_which_are_empty(counts):
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -1,4 +1,4 @@
-"""The block-Poisson estimate: its formula, its expectation, its sign, its gradient."""
+"""Likelihood estimates: their formulas, expectations, signs and gradients."""
 
 from functools import partial
 
@@ -9,11 +9,11 @@ import pytest
 from scipy.stats import poisson
 
 from helpers.targets import TIMES
-from modicum.kernels.designs import Uniform, UniformTables
 from modicum.kernels.likelihood_estimates import (
     EMPTY,
     BlockPoisson,
     BlockPoissonTables,
+    Perturbed,
     most_factors,
 )
 from modicum.methods.ecs.signed_products import NormalFactors
@@ -202,12 +202,6 @@ def test_there_is_room_but_not_to_waste():
     assert BlockPoisson(20, 30, 4).most_parts(1) == BlockPoisson(20, 30, 4).parts
 
 
-def test_a_design_draws_its_rows_like_any_other(x64):
-    estimator = BlockPoisson(20, batch=5, blocks=4)
-    drawn = Uniform().draw(jax.random.key(1), estimator.rows, UniformTables(100))
-    assert drawn.row_ids.shape == (4 * most_factors(6.25) * 5,)
-
-
 def contents(rows, owners, batch):
     """Return the factors of each block, as sorted tuples of their rows."""
     parts = np.asarray(rows).reshape(-1, batch)
@@ -251,3 +245,47 @@ def test_blocks_take_the_place_of_others_whatever_their_numbers_of_factors(x64):
             known = {b: parts for b, parts in known.items() if parts}
             assert contents(rows[: -len(last)], owners, 2) == known
             np.testing.assert_array_equal(rows[-len(last) :], last)
+
+
+# The perturbed estimate ---------------------------------------------------------------------
+
+D = np.random.default_rng(1).gamma(2.0, 3.0, 25) - 4
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_the_perturbed_estimate_is_its_formula(ddof, x64):
+    estimate = jax.jit(lambda D: Perturbed(ddof).combine(D, None, {}))(D)
+    m = len(D)
+    variance = ((D - D.mean()) ** 2).sum() / (m**2 if ddof == 0 else m * (m - 1))
+    assert float(estimate.difference) == pytest.approx(D.mean(), rel=1e-14)
+    assert float(estimate.variance) == pytest.approx(variance, rel=1e-14)
+    assert float(estimate.log) == pytest.approx(D.mean() - variance / 2, rel=1e-14)
+
+
+def test_the_unbiased_divisor_is_the_default_and_is_unbiased(x64):
+    draws = np.random.default_rng(2).gamma(2.0, 1.0, (20_000, 8))  # variance 2
+
+    def variances(ddof):
+        combine = jax.vmap(lambda D: Perturbed(ddof).combine(D, None, {}).variance)
+        return np.asarray(jax.jit(combine)(draws))
+
+    found = variances(1)
+    error = found.std() / np.sqrt(len(found))
+    assert abs(found.mean() - 2 / 8) < 4.5 * error
+    assert Perturbed() == Perturbed(1)
+    assert abs(variances(0).mean() - 2 / 8) > 20 * error  # too small by a factor 1 - 1/m
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_the_gradient_of_the_perturbed_estimate_needs_one_pass(ddof, x64):
+    # grad (dhat - s2/2) = sum_i c_i x_i (1 - (D_i - Dbar) / (m - ddof)) / m
+    rng = np.random.default_rng(3)
+    x, t, m = rng.normal(size=(12, 3)), rng.normal(size=3), 12
+
+    def log(t):
+        return Perturbed(ddof).combine(jnp.sin(jnp.asarray(x) @ t) * 5, None, {}).log
+
+    slope = jax.jit(jax.grad(log))(t)
+    d, c = 5 * np.sin(x @ t), 5 * np.cos(x @ t)
+    right = x.T @ (c * (1 - (d - d.mean()) / (m - ddof))) / m
+    np.testing.assert_allclose(slope, right, rtol=1e-12)
