@@ -15,6 +15,7 @@ from modicum.kernels.energy_conserving import certain_rows
 from modicum.kernels.fused import FusedKernel, pieces
 from modicum.kernels.fused.sizes import PhasedShape
 from modicum.kernels.moves import HMCMove
+from modicum.kernels.remainder import About
 from modicum.methods.ecs.composition import fused_kernel, with_integrator
 from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start
@@ -89,11 +90,12 @@ class Markable:
 
     right: object
 
-    def residual(self, e, eta, y, taylor):
+    def residual(self, e, about):
+        eta, y, taylor = about
         slope_is_wrong, series_is_wrong = (y > 1.5) & (y < 3.5), y > 3.5
         mark = jnp.where(slope_is_wrong, 2, 0) + jnp.where(series_is_wrong, 4, 0)
         taylor = (*taylor[:5], jnp.where(series_is_wrong, 0, taylor[5]), taylor[6])
-        value, slope = self.right.residual(e, eta, y - mark.astype(y.dtype), taylor)
+        value, slope = self.right.residual(e, About(eta, y - mark.astype(y.dtype), taylor))
         return value, jnp.where(slope_is_wrong, 1.01 * slope, slope)
 
 

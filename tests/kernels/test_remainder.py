@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.kernels.remainder import coefficients, remainder
+from modicum.kernels.remainder import About, coefficients, remainder
 
 M = mo.models
 ETA = np.array([-3.0, -1.3, -0.2, 0.0, 0.4, 1.7, 2.9])
@@ -62,7 +62,7 @@ def ours(model, order, e, eta, y):
     """Return value and slope, by automatic differentiation."""
 
     def total(e):
-        values = remainder(model, order, e, eta, y, coefficients(model, eta, y))
+        values = remainder(model, order, e, About(eta, y, coefficients(model, eta, y)))
         return values.sum(), values
 
     slope, values = jax.jit(jax.grad(total, has_aux=True))(e)
@@ -116,8 +116,8 @@ def test_higher_derivatives_match_f(family, x64):
 def in_single(model, e, eta, y):
     """The remainder in float32, about coefficients that were computed in double precision."""
     taylor = coefficients(model, eta, y).astype("float32")
-    single = [a.astype("float32") for a in (e, eta, y)]
-    return remainder(model, 2, *single, taylor)
+    e, eta, y = (a.astype("float32") for a in (e, eta, y))
+    return remainder(model, 2, e, About(eta, y, taylor))
 
 
 def small_steps(dtype):
@@ -196,4 +196,4 @@ def test_a_quadratic_leaves_nothing_over(dtype, x64):
     e, eta, y = (50 * a.astype(dtype) for a in grid(0.6))  # in units in which steps look large
     model = M.Gaussian(scale=35.0)
     taylor = coefficients(model, eta.astype("float64"), y.astype("float64")).astype(dtype)
-    assert np.all(np.asarray(jax.jit(partial(remainder, model, 2))(e, eta, y, taylor)) == 0)
+    assert np.all(np.asarray(jax.jit(partial(remainder, model, 2))(e, About(eta, y, taylor))) == 0)

@@ -39,6 +39,8 @@ from modicum.kernels.expansion import bent_path, bent_sum, group_proxy
 from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy, RowFactor
 from modicum.kernels.remainder import (
+    About,
+    Pair,
     any_by_maximum,
     by_rise,
     coefficients,
@@ -354,22 +356,18 @@ class LinearTaylor:
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row: one product of the whitened rows with z."""
-        about = cached.eta, cached.y, cached.taylor.T
-        d = remainder(self.model, self.order, self.along(cached, z), *about)
+        about = About(cached.eta, cached.y, cached.taylor.T)
+        d = remainder(self.model, self.order, self.along(cached, z), about)
         if proxy.levels is not None:
             assert cached.along is not None
             away = along_levels(z, proxy.levels)[cached.curve]
             e = (cached.along * away).astype(self.precision)
-            d = d - remainder(self.model, self.order, e, *about)
+            d = d - remainder(self.model, self.order, e, about)
         return (cached.scale * d).astype(jnp.float64)
 
-    def residual(
-        self, e: jax.Array, eta: jax.Array, y: jax.Array, taylor: tuple[jax.Array, ...]
-    ) -> tuple[jax.Array, jax.Array]:
-        """Remainder of the expansion at eta + e, and its derivative in e, elementwise."""
-        return remainder_and_slope(
-            self.model, self.order, e, eta, y, taylor, any_by_maximum, by_rise
-        )
+    def residual(self, e: jax.Array, about: About) -> Pair:
+        """Remainder of the expansion at eta + e, and its derivative in e, on an accelerator."""
+        return remainder_and_slope(self.model, self.order, e, about, any_by_maximum, by_rise)
 
     def log_proxy(self, z: jax.Array, proxy: Proxy) -> jax.Array:
         """Return the quadratic, which includes normal priors, plus the other log-priors."""

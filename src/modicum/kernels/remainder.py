@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from math import factorial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,15 @@ from modicum.models import LinearPredictorModel
 
 TERMS = 7  # f / 0! ... f^(6) / 6!
 Coefficients: TypeAlias = jax.Array | tuple[jax.Array, ...]  # item j: coefficient j of every row
+Pair: TypeAlias = tuple[jax.Array, jax.Array]  # a value and its derivative
+
+
+class About(NamedTuple):
+    """What f of each row is expanded about."""
+
+    eta: jax.Array  # its predictor
+    y: jax.Array
+    taylor: Coefficients  # Taylor coefficients of f at eta
 
 
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
@@ -30,23 +39,16 @@ def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> j
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def remainder(
-    model: LinearPredictorModel,
-    order: int,
-    e: jax.Array,
-    eta: jax.Array,
-    y: jax.Array,
-    taylor: jax.Array,
-) -> jax.Array:
+def remainder(model: LinearPredictorModel, order: int, e: jax.Array, about: About) -> jax.Array:
     """f(eta + e) minus its Taylor polynomial of `order`, elementwise.
 
     Differentiable in `e` alone: the expansion point and its coefficients are fixed.
     """
-    near = series(e, taylor, order)[0]
+    near = series(e, about.taylor, order)[0]
     large = far_apart(model, e)
 
     def mixed() -> jax.Array:
-        return jnp.where(large, direct(model, order, e, eta, y, taylor)[0], near)
+        return jnp.where(large, direct(model, order, e, about)[0], near)
 
     # The plain difference costs transcendental functions, so compute it only if some e needs it.
     return jax.lax.cond(jnp.any(large), mixed, lambda: near)
@@ -56,11 +58,10 @@ def remainder(
 def _remainder_slope(
     model: LinearPredictorModel,
     order: int,
-    at: tuple[jax.Array, ...],
-    tangents: tuple[jax.Array, ...],
-) -> tuple[jax.Array, jax.Array]:
-    e, eta, y, taylor = at
-    value, slope = remainder_and_slope(model, order, e, eta, y, taylor)
+    at: tuple[jax.Array, About],
+    tangents: tuple[jax.Array, About],
+) -> Pair:
+    value, slope = remainder_and_slope(model, order, *at)
     return value, slope * tangents[0]
 
 
@@ -68,47 +69,37 @@ def remainder_and_slope(
     model: LinearPredictorModel,
     order: int,
     e: jax.Array,
-    eta: jax.Array,
-    y: jax.Array,
-    taylor: Coefficients,
+    about: About,
     any_of: Callable[[jax.Array], jax.Array] = jnp.any,
-    far: Callable[..., tuple[jax.Array, jax.Array]] | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    far: Callable[..., Pair] | None = None,
+) -> Pair:
     """Return the remainder and its derivative in `e`.
 
     `any_of` is `jnp.any` or an equivalent; `far` computes the difference where e is large.
     """
-    near = series(e, taylor, order)
+    near = series(e, about.taylor, order)
     large = far_apart(model, e)
 
-    def mixed() -> tuple[jax.Array, jax.Array]:
-        beyond = (far or direct)(model, order, e, eta, y, taylor)
+    def mixed() -> Pair:
+        beyond = (far or direct)(model, order, e, about)
         return jnp.where(large, beyond[0], near[0]), jnp.where(large, beyond[1], near[1])
 
     return jax.lax.cond(any_of(large), mixed, lambda: near)
 
 
 def remainder_by_numpy(
-    model: LinearPredictorModel,
-    order: int,
-    e: jax.Array,
-    eta: jax.Array,
-    y: jax.Array,
-    taylor: jax.Array,
+    model: LinearPredictorModel, order: int, e: jax.Array, about: About
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the remainder and two derivatives in `e`, of NumPy arrays with one axis."""
-    f, slope, bend, *_ = model.derivatives(eta + e, y)
+    taylor = about.taylor
+    f, slope, bend, *_ = model.derivatives(about.eta + e, about.y)
     near = series(e, taylor, order)
     far = _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
     for j in range(2, order + 1):
         bend = bend - j * (j - 1) * taylor[j] * power(e, j - 2)
     large = far_apart(model, e)
-    (value, by_series), (slope, slope_by_series) = zip(far, near, strict=True)
-    return (
-        np.where(large, value, by_series),
-        np.where(large, slope, slope_by_series),
-        np.asarray(bend),
-    )
+    value, along = (np.where(large, x, y) for x, y in zip(far, near, strict=True))
+    return value, along, np.asarray(bend)
 
 
 def any_by_maximum(large: jax.Array) -> jax.Array:
@@ -122,7 +113,7 @@ def far_apart(model: LinearPredictorModel, e: jax.Array) -> jax.Array:
     return namespace(e).abs(e) > unit * (0.1 if e.dtype == np.float64 else 0.3)
 
 
-def series(e: jax.Array, taylor: Coefficients, order: int) -> tuple[jax.Array, jax.Array]:
+def series(e: jax.Array, taylor: Coefficients, order: int) -> Pair:
     """Horner sums of the terms above `order`, and of their derivatives."""
     last = TERMS - 1
     slope = last * taylor[last]
@@ -139,34 +130,21 @@ def series_value(e: jax.Array, taylor: Coefficients, order: int) -> jax.Array:
     return value * power(e, order + 1)
 
 
-def direct(
-    model: LinearPredictorModel,
-    order: int,
-    e: jax.Array,
-    eta: jax.Array,
-    y: jax.Array,
-    taylor: Coefficients,
-) -> tuple[jax.Array, jax.Array]:
+def direct(model: LinearPredictorModel, order: int, e: jax.Array, about: About) -> Pair:
     """Return the plain difference and its derivative in `e`, for large e."""
-    f, slope, *_ = model.derivatives(eta + e, y)
-    return _beyond_polynomial(f - taylor[0], slope, e, taylor, order)
+    f, slope, *_ = model.derivatives(about.eta + e, about.y)
+    return _beyond_polynomial(f - about.taylor[0], slope, e, about.taylor, order)
 
 
-def by_rise(
-    model: LinearPredictorModel,
-    order: int,
-    e: jax.Array,
-    eta: jax.Array,
-    y: jax.Array,
-    taylor: Coefficients,
-) -> tuple[jax.Array, jax.Array]:
+def by_rise(model: LinearPredictorModel, order: int, e: jax.Array, about: About) -> Pair:
     """Like `direct`, by the family's `rise`, which accelerator kernels can compute."""
-    return _beyond_polynomial(*model.rise(eta, e, y, taylor[0]), e, taylor, order)
+    rise = model.rise(about.eta, e, about.y, about.taylor[0])
+    return _beyond_polynomial(*rise, e, about.taylor, order)
 
 
 def _beyond_polynomial(
     rise: jax.Array, slope: jax.Array, e: jax.Array, taylor: Coefficients, order: int
-) -> tuple[jax.Array, jax.Array]:
+) -> Pair:
     """Return the remainder and its derivative from f(eta + e) - f(eta) and f'(eta + e)."""
     for j in range(1, order + 1):
         slope = slope - j * taylor[j] * power(e, j - 1)

@@ -23,6 +23,7 @@ from modicum.kernels.control_variates import LinearRows, LinearTaylor, along_lev
 from modicum.kernels.group_residuals import FlatCache, GroupTaylor
 from modicum.kernels.protocols import ControlVariate, LevelCurves, Proxy
 from modicum.kernels.remainder import (
+    About,
     far_apart,
     less_polynomial,
     remainder_by_numpy,
@@ -141,8 +142,8 @@ class NumPyRows:
 
     def _slope(self, e: np.ndarray, block: LinearRows) -> np.ndarray:
         """Derivative in e of the remainder of each row."""
-        about = block.eta, block.y, block.taylor.T
-        return remainder_by_numpy(self._model, self._order, as_either(e), *about)[1]
+        about = About(block.eta, block.y, block.taylor.T)
+        return remainder_by_numpy(self._model, self._order, as_either(e), about)[1]
 
 
 DRAWS_PER_CALL = 32  # draws whose paths are found by one compiled call

@@ -46,7 +46,7 @@ from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.errors import ModicumWarning, SettingError
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.protocols import ControlVariate, Proxy
-from modicum.kernels.remainder import remainder
+from modicum.kernels.remainder import About, remainder
 from modicum.kernels.residuals_by_numpy import NumPyRows, needs_no_compiler
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.drawn_rows import SampledRows
@@ -174,7 +174,8 @@ def _block_values(
     model = control_variate.target.model
     assert isinstance(model, LinearPredictorModel)
     taylor = cached.taylor.T[:, None, :]
-    return cached.scale * remainder(model, control_variate.order, e, cached.eta, cached.y, taylor)
+    about = About(cached.eta, cached.y, taylor)
+    return cached.scale * remainder(model, control_variate.order, e, about)
 
 
 FAR = 0.7  # Pareto k above which weights are unreliable (Vehtari et al. 2024)

@@ -19,6 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.fused.sizes import FIELDS, Memory, Ref, Shape, at_least, gain_of, load
+from modicum.kernels.remainder import About
 from modicum.runtime import Pytree
 
 Vector: TypeAlias = tuple[jax.Array, ...]  # a vector of d numbers, piece by piece
@@ -156,7 +157,7 @@ class FewThreads:
         ]
         eta, y, scale, *taylor = rows.fields
         e = sum(parts[1:], start=parts[0])
-        value, slope = self.residuals.residual(e, eta, y, tuple(taylor))
+        value, slope = self.residuals.residual(e, About(eta, y, tuple(taylor)))
         return Held(scale * value, scale * slope)
 
     # Sums over rows -----------------------------------------------------------------------

@@ -36,7 +36,6 @@ from modicum.kernels.fused.sizes import (
     SCALE,
     STATS,
     TAYLOR,
-    TERMS,
     PhasedShape,
     Shape,
     at_least,
@@ -46,6 +45,7 @@ from modicum.kernels.fused.sizes import (
 from modicum.kernels.likelihood_estimates import EMPTY
 from modicum.kernels.moves import DIVERGENT, HMCMove, PathChances
 from modicum.kernels.protocols import Draw, RowRequest, carried_fields
+from modicum.kernels.remainder import TERMS
 from modicum.models.model import Batch
 
 IN_REGISTERS = 2**11  # largest subsample, in floats, that a program of few threads holds

@@ -35,6 +35,7 @@ from modicum.kernels.fused.sizes import (
     gain_of,
     load,
 )
+from modicum.kernels.remainder import About
 from modicum.runtime import Pytree
 
 Z, PREDICTOR, WEIGHT, VALUE, SLOPE = range(FIELD)  # the first lines of the scratch memory
@@ -252,7 +253,7 @@ class ManyThreads:
         self.predict(z, columns, fresh, is_start)
         e = self.get(PREDICTOR, shape.rows, 0, shape.subsample + shape.certain + shape.fresh)
         eta, y, scale, *taylor = (self.get(FIELD + k, shape.rows) for k in range(FIELDS))
-        value, slope = self.residuals.residual(e, eta, y, tuple(taylor))
+        value, slope = self.residuals.residual(e, About(eta, y, tuple(taylor)))
         value, slope = scale * value, scale * slope
         mean = jnp.sum(jnp.where(self.sampled, value, 0.0)) / shape.subsample
         return Known(value, slope, mean)

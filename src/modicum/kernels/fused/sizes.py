@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from modicum.kernels.remainder import TERMS
+
 Ref: TypeAlias = Any  # a reference to memory; JAX has no public name for it
 EXTRAS = 16  # room for a row's numbers after its columns: eta, y, scale and seven coefficients
 ETA, OUTCOME, SCALE, TAYLOR = 0, 1, 2, 3
-TERMS = 7
 FIELDS = TAYLOR + TERMS  # extras in use
 STATS = 8  # room for statistics per iteration, of which six are in use
 PER_WARP = 2**11  # floats per warp in a program of few threads

@@ -26,7 +26,7 @@ from modicum.kernels.group_residuals import GroupTaylor
 from modicum.kernels.likelihood_estimates import Estimator, Perturbed
 from modicum.kernels.moves import HMCMove, NUTSMove
 from modicum.kernels.protocols import ControlVariate, Move, Settled
-from modicum.kernels.remainder import TERMS
+from modicum.kernels.remainder import TERMS, About
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.settings import EnergyConserving, Fused
 from modicum.methods.ecs.signed_products import Coreset
@@ -100,7 +100,7 @@ def _can_lower(form: LinearTaylor) -> bool:
 
     def program(e: jax.Array, value: jax.Array, slope: jax.Array) -> None:
         at = e[...]
-        value[...], slope[...] = form.residual(at, at, at, (at,) * TERMS)
+        value[...], slope[...] = form.residual(at, About(at, at, (at,) * TERMS))
 
     shape = jax.ShapeDtypeStruct((16,), jnp.float32)
     params = triton.CompilerParams(num_warps=1, num_stages=1)

@@ -17,7 +17,7 @@ import numpy as np
 from modicum.arrays import as_either
 from modicum.kernels.control_variates import LinearTaylor, curve_of_rows
 from modicum.kernels.protocols import LevelCurves, Proxy
-from modicum.kernels.remainder import coefficients, remainder_by_numpy
+from modicum.kernels.remainder import About, coefficients, remainder_by_numpy
 from modicum.models import LinearPredictorModel
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
@@ -182,10 +182,9 @@ def _remainders(
     count = nodes.shape[1]
     repeated = [np.repeat(part, count, axis=0) for part in (eta, y)]
     taylor = np.repeat(coefficients(model, eta, y), count, axis=1)
-    e = (along[:, None] * nodes).ravel()
-    derivatives = remainder_by_numpy(
-        model, control_variate.order, *map(as_either, (e, *repeated, taylor))
-    )
+    about = About(*map(as_either, (*repeated, taylor)))
+    e = as_either((along[:, None] * nodes).ravel())
+    derivatives = remainder_by_numpy(model, control_variate.order, e, about)
     weight = np.reshape(np.asarray(rows.get("weight", 1.0), np.float64), (-1, 1))
     return tuple(
         weight * along[:, None] ** j * each.reshape(nodes.shape)
