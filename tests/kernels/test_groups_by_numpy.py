@@ -93,7 +93,7 @@ def test_residuals_and_slopes_match_the_compiled_study(studied):
     np.testing.assert_array_equal(values, by_numpy.values_in_turn(study.z))
     share, factor = np.full(GROUPS, 1 / GROUPS), np.ones(GROUPS)
     largest = slopes._slopes_by_numpy(by_numpy.gradients(study.z), share, factor)
-    compiled = slopes._compiled_of_groups(*about, share, factor)
+    compiled = slopes._slopes_of_groups(*about, share, factor)
     np.testing.assert_allclose(largest, compiled, rtol=1e-4)
 
 

@@ -12,6 +12,7 @@ from helpers import toy
 from helpers.coded import pair
 from helpers.expansion import Expansion
 from helpers.interrupted import planned
+from helpers.pilots import moments
 from helpers.targets import (
     disagreements,
     flat_draws,
@@ -36,7 +37,6 @@ from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTable
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import StochasticGradientContext
 from modicum.methods.drawn_rows import SampledRows, Tuned, cheapest_certainty, sample_on_host
-from modicum.methods.ecs.pilot_residuals import Pilot
 from modicum.methods.ecs.subsample import choose
 from modicum.methods.sgmcmc.design import _cheapest
 
@@ -243,22 +243,16 @@ def test_the_gradient_of_a_batch_is_unbiased(six, left_in, right, x64):
 # How many -----------------------------------------------------------------------------------
 
 
-def pilot(variance, slope=0.01):
-    each = [np.full(32, float(k)) for k in (variance, 0.0, 0.0)]
-    zero = np.zeros((32, 1))
-    return Pilot(*each, np.full(8, slope), 0.1, 0.1, zero[:, 0], zero, np.ones(1))
-
-
 def test_the_number_is_the_cheapest():
     def falling(count):  # the variance with that many certainty rows
-        return choose(pilot(4_000 / (1 + count / 20)), steps=3, certainty=count)
+        return choose(moments(4_000 / (1 + count / 20)), steps=3, certainty=count)
 
     chosen = cheapest_certainty(falling, "auto", 3, 10_000)
     costs = {count: falling(count).cost for count in (0, 50, 100, 200, 400, 800)}
     assert costs[chosen.certainty] <= min(costs.values()) / 0.95
     assert chosen.certainty > 0
     assert "of the evaluations" in chosen.why["certainty"]
-    assert chosen.subsample < choose(pilot(4_000), steps=3).subsample / 5
+    assert chosen.subsample < choose(moments(4_000), steps=3).subsample / 5
 
 
 @pytest.mark.parametrize(("saved", "count"), [(0.03, 100), (0.08, 200)])
@@ -270,12 +264,14 @@ def test_rows_that_save_hardly_anything_are_not_held(saved, count):
 
 
 def test_none_where_nothing_is_gained():
-    chosen = cheapest_certainty(lambda count: choose(pilot(50), 3, certainty=count), "auto", 3, 999)
+    chosen = cheapest_certainty(
+        lambda count: choose(moments(50), 3, certainty=count), "auto", 3, 999
+    )
     assert (chosen.certainty, chosen.subsample) == (0, 60)
     assert "would not save" in chosen.why["certainty"]
-    few = cheapest_certainty(lambda count: choose(pilot(9e9), 3, certainty=count), "auto", 3, 10)
+    few = cheapest_certainty(lambda count: choose(moments(9e9), 3, certainty=count), "auto", 3, 10)
     assert few.certainty == 0
-    by_hand = cheapest_certainty(lambda count: choose(pilot(50), 3, certainty=count), 70, 3, 10)
+    by_hand = cheapest_certainty(lambda count: choose(moments(50), 3, certainty=count), 70, 3, 10)
     assert (by_hand.certainty, by_hand.why["certainty"]) == (70, "set by hand")
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from modicum.methods.ecs.pilot_residuals import Pilot
+from helpers.pilots import moments
 from modicum.methods.ecs.signed_products import (
     MiniBatches,
     NormalFactors,
@@ -22,9 +22,9 @@ def pilot(deviation=1.0, batch=30, skew=False, slope=0.01, mean=0.0, draws=32, r
         noise = -rng.pareto(1.8, size=(draws, rows))
     noise = (noise - noise.mean(1, keepdims=True)) / noise.std(1, keepdims=True)
     values = mean + deviation * np.sqrt(batch) * noise
-    moments = [((values - mean) ** k).mean(1) for k in (2, 3, 4)]
+    by_draw = [((values - mean) ** k).mean(1) for k in (2, 3, 4)]
     weight = np.full(rows, 1 / rows)
-    return Pilot(*moments, np.full(8, slope), 0.1, 0.1, np.full(draws, float(mean)), values, weight)
+    return moments(*by_draw, slope, draws, mean=mean, values=values, weight=weight)
 
 
 def pilot_sign(pilot, batch, products):

@@ -10,9 +10,15 @@ from scipy.stats import binom, norm
 import modicum as mo
 from helpers.expansion import Expansion, expanded
 from helpers.interrupted import planned
+from helpers.pilots import moments
 from helpers.targets import logistic_rows
 from modicum.kernels.control_variates import LinearTaylor
-from modicum.methods.ecs.pilot_residuals import Pilot, posterior_share, representative_rows, study
+from modicum.methods.ecs.pilot_residuals import (
+    Bias,
+    evaluate,
+    posterior_share,
+    representative_rows,
+)
 from modicum.methods.ecs.subsample import best_sweep, choose, refresh_acceptance
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
@@ -20,11 +26,15 @@ from modicum.models import Target
 DRAWS = np.random.default_rng(1).normal(size=(8, 4))
 
 
-def pilot(variance=1.0, third=0.0, fourth=0.0, slope=0.01, draws=32):
-    """A pilot study with the given moments (numbers, or one per draw)."""
-    each = [np.broadcast_to(np.asarray(a, float), draws) for a in (variance, third, fourth)]
-    nothing = np.zeros((draws, 1))
-    return Pilot(*each, np.full(8, float(slope)), 0.1, 0.1, nothing[:, 0], nothing, np.ones(1))
+def log_bias(study, m, ddof):
+    return Bias(study, m).log(m, ddof)
+
+
+def study(cv, batch, ratio, proxy, draws):
+    """Study rows drawn with another probability than their own, which is `ratio` times that."""
+    probability = np.asarray(batch["probability"])
+    drawn_with = dict(batch) | {"probability": probability / ratio}
+    return evaluate(cv, drawn_with, proxy, draws).pilot(probability)
 
 
 # Moments of the residuals ------------------------------------------------------------------
@@ -158,7 +168,7 @@ SHAPES = {  # third and fourth central moments of residuals of unit variance
 def test_the_expansion_of_the_log_bias(shape, m, ddof):
     make, third, fourth = SHAPES[shape]
     # D_i with Var(D_i) = m, so that sigma^2 = 1
-    found = pilot(m, third * m**1.5, fourth * m**2).log_bias(m, ddof)[0]
+    found = log_bias(moments(m, third * m**1.5, fourth * m**2), m, ddof)[0]
     rng = np.random.default_rng(5)
     D = make(rng, (6_000_000 // m, m)) * m**0.5
     log = D.mean(1, dtype=np.float64) - D.var(1, dtype=np.float64) * m / (m - ddof) / (2 * m)
@@ -170,18 +180,18 @@ def test_the_expansion_of_the_log_bias(shape, m, ddof):
 
 def test_the_normal_case_in_closed_form():
     for m, s2 in ((50, 1.0), (200, 2.0)):
-        b = pilot(m * s2, 0.0, 3 * (m * s2) ** 2).log_bias(m, 0)[0]
+        b = log_bias(moments(m * s2, 0.0, 3 * (m * s2) ** 2), m, 0)[0]
         exact = s2 / 2 - (m - 1) / 2 * np.log1p(s2 / m)
         assert b == pytest.approx(exact, rel=0.15)
 
 
 def test_only_the_variation_of_the_bias_over_the_posterior_counts():
-    assert pilot(100.0, third=5e3).bias(50, 1) == pytest.approx(0, abs=1e-12)
-    varying = pilot(100.0, third=np.linspace(-50, 50, 32))
+    assert moments(100.0, third=5e3).bias(50, 1) == pytest.approx(0, abs=1e-12)
+    varying = moments(100.0, third=np.linspace(-50, 50, 32))
     small = np.std(np.linspace(-50, 50, 32)) / (3 * 50**2)  # to first order the sd of b
     assert varying.bias(50, 1) == pytest.approx(small, rel=0.01)
-    varying = pilot(100.0, third=np.linspace(-5e3, 5e3, 32))
-    tilt = np.exp(varying.log_bias(50, 1))
+    varying = moments(100.0, third=np.linspace(-5e3, 5e3, 32))
+    tilt = np.exp(log_bias(varying, 50, 1))
     assert varying.bias(50, 1) == pytest.approx(np.std(tilt) / np.mean(tilt))
 
 
@@ -191,8 +201,8 @@ def test_the_log_bias_of_rare_and_large_residuals_is_exact():
     values = np.array([[0.0, size]])
     weight = np.array([1 - chance, chance])
     mean = values @ weight
-    moments = [(values - mean[:, None]) ** k @ weight for k in (2, 3, 4)]
-    study = Pilot(*moments, np.ones(1), 0.1, 0.1, mean, values, weight)
+    by_draw = [(values - mean[:, None]) ** k @ weight for k in (2, 3, 4)]
+    study = moments(*by_draw, draws=1, mean=mean, values=values, weight=weight)
     hits = np.arange(m + 1)
     log = (
         hits * size / m
@@ -200,9 +210,9 @@ def test_the_log_bias_of_rare_and_large_residuals_is_exact():
         - m * chance * size / m
     )
     right = np.log(binom.pmf(hits, m, chance) @ np.exp(log))
-    assert study.log_bias(m, 1)[0] == pytest.approx(right, abs=0.005)
-    third, fourth = (moments[k][0] / d for k, d in ((1, 3 * m**2), (2, 12 * m**3)))
-    by_moments = -third - fourth + (moments[0][0] / m) ** 2 / (2 * m)
+    assert log_bias(study, m, 1)[0] == pytest.approx(right, abs=0.005)
+    third, fourth = (by_draw[k][0] / d for k, d in ((1, 3 * m**2), (2, 12 * m**3)))
+    by_moments = -third - fourth + (by_draw[0][0] / m) ** 2 / (2 * m)
     assert abs(by_moments - right) > 0.04
 
 
@@ -214,13 +224,9 @@ def test_the_bound_holds_for_every_mean_and_is_no_larger_than_it_must_be():
     share[:2] = 1e-6
     share /= share.sum()
     third = np.where(np.arange(512) < 2, -4.0, 0.05 * z[:, 0]) * 3 * 50**2
-    zero = np.zeros((512, 1))
     distance = np.linalg.norm(z - share @ z, axis=1)
-    study = Pilot(
-        np.zeros(512), third, np.zeros(512), np.ones(8), 0.1, 0.1, zero[:, 0], zero, np.ones(1),
-        share, distance,
-    )  # fmt: skip
-    tilt = share * np.exp(study.log_bias(50, 1))
+    study = moments(0.0, third, draws=512, share=share, distance=distance)
+    tilt = share * np.exp(log_bias(study, 50, 1))
     shift = np.linalg.norm(tilt / tilt.sum() @ z - share @ z)
     assert shift / z[:, 0].std() <= 1.001 * study.bias(50, 1)
     assert study.bias(50, 1) < 1.1 * shift
@@ -235,7 +241,7 @@ def test_draws_count_as_the_posterior_has_them():
     assert share.sum() == pytest.approx(1)
     even = posterior_share(40.0 * z)  # no draw is where the posterior is
     assert 1 / np.sum(even**2) == pytest.approx(500, rel=0.01)
-    values = pilot(np.arange(32.0) + 1)
+    values = moments(np.arange(32.0) + 1)
     few = replace(values, share=posterior_share(-np.arange(32.0) / 2))
     assert few.quantile(few.variance, 0.5) < values.quantile(values.variance, 0.5) / 3
 
@@ -314,19 +320,19 @@ def test_the_study_is_the_same_for_every_seed():
     ],
 )
 def test_each_criterion_can_bind(given, least, word):
-    study = pilot(**given)
+    study = moments(**given)
     choice = choose(study, steps=4)
     assert word in choice.why["subsample"]
     # the next multiple of G, and the search for the bias goes up by a tenth
     assert least <= choice.subsample <= 1.1 * least + choice.blocks
     assert choice.subsample % choice.blocks == 0
     assert study.bias(choice.subsample, 1) <= 0.05
-    assert np.median(study.spread(choice.subsample)) <= 1
-    assert np.max(study.spread(choice.subsample)) <= 1.2
+    assert np.median(study.variance) <= choice.subsample
+    assert np.max(study.variance) <= 1.2 * choice.subsample
 
 
 def test_a_tighter_bias_asks_for_more_rows():
-    study = pilot(third=np.linspace(-1e5, 1e5, 32))
+    study = moments(third=np.linspace(-1e5, 1e5, 32))
     sizes = [choose(study, steps=4, bias=bias).subsample for bias in (0.5, 0.05, 0.005)]
     assert sizes == sorted(set(sizes))
     assert study.bias(sizes[-1], 1) <= 0.005
@@ -334,19 +340,19 @@ def test_a_tighter_bias_asks_for_more_rows():
 
 def test_no_variance_is_too_large():
     """Where pilot draws expect e^90 counts of a level without any: this was an OverflowError."""
-    assert choose(pilot(1e120), steps=4).subsample >= 10**12  # no table has so many rows
+    assert choose(moments(1e120), steps=4).subsample >= 10**12  # no table has so many rows
 
 
 def test_what_is_set_by_hand_stays():
-    choice = choose(pilot(500.0), steps=4, subsample=120, blocks=12, refreshes=7)
+    choice = choose(moments(500.0), steps=4, subsample=120, blocks=12, refreshes=7)
     assert (choice.subsample, choice.blocks, choice.refreshes) == (120, 12, 7)
     assert all(choice.why[name] == "set by hand" for name in ("subsample", "blocks", "refreshes"))
-    assert choose(pilot(500.0), steps=4, blocks=7).subsample % 7 == 0
+    assert choose(moments(500.0), steps=4, blocks=7).subsample % 7 == 0
 
 
 @pytest.mark.parametrize("m", [2, 20, 37, 100, 101, 1300])
 def test_blocks_divide_a_subsample_set_by_hand(m):
-    choice = choose(pilot(50.0), steps=4, subsample=m)
+    choice = choose(moments(50.0), steps=4, subsample=m)
     assert m % choice.blocks == 0
     assert 1 <= choice.refreshes <= choice.blocks
     assert choice.blocks >= min(m, 20)
@@ -354,16 +360,16 @@ def test_blocks_divide_a_subsample_set_by_hand(m):
 
 @pytest.mark.parametrize(("noise", "refreshes"), [(1e-9, 1), (1e9, 20)])
 def test_refreshes_lie_between_one_and_all_blocks(noise, refreshes):
-    assert choose(pilot(slope=noise), steps=4, subsample=100).refreshes == refreshes
+    assert choose(moments(slope=noise), steps=4, subsample=100).refreshes == refreshes
 
 
 def test_refreshes_balance_cost_and_noise():
-    choice = choose(pilot(100.0, slope=2.0), steps=5, subsample=100)
+    choice = choose(moments(100.0, slope=2.0), steps=5, subsample=100)
     accept = refresh_acceptance(1.0, choice.blocks)
     sweep = np.sqrt(2 * 0.02 * 6 / accept)
     assert choice.refreshes == np.ceil(choice.blocks * sweep)
     # if a fresh row costs sixteen evaluations, it is requested a quarter as often
-    dear = choose(pilot(100.0, slope=2.0), steps=5, subsample=100, fresh=16.0)
+    dear = choose(moments(100.0, slope=2.0), steps=5, subsample=100, fresh=16.0)
     assert dear.refreshes == np.ceil(choice.blocks * sweep / 4)
 
 
@@ -386,6 +392,6 @@ def test_acceptance_of_a_refresh(variance, blocks, rate):
 
 
 def test_everything_chosen_is_explained():
-    choice = choose(pilot(50.0), steps=4)
+    choice = choose(moments(50.0), steps=4)
     assert set(choice.why) == {"subsample", "blocks", "refreshes", "bias_bound", "variance"}
     assert all(choice.why.values())

@@ -7,6 +7,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.pilots import moments
 from helpers.targets import (
     TIMES,
     class_rows,
@@ -19,7 +20,6 @@ from helpers.targets import (
     same_draws,
 )
 from modicum.errors import CrudeControlVariateError
-from modicum.methods.ecs.pilot_residuals import Pilot
 from modicum.methods.ecs.run_checks import Case, look_ahead_signed
 from modicum.methods.ecs.signed_products import Products
 from modicum.models import Target
@@ -160,8 +160,7 @@ def test_crude_control_variates_are_refused_with_a_remedy():
 def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
     target, _ = Target.of(M.Logistic(), logistic_rows(50))
     case = Case(mo.SignedHMCECS(design="uniform"), target, n)
-    each = [np.full(4, k) for k in (1.0, 0.0, 0.0)]
-    pilot = Pilot(*each, np.ones(4), 0.1, 0.1, np.zeros(4), np.zeros((4, 1)), np.ones(1))
+    pilot = moments(draws=4)
     choice = Products(54_000, 5, 10, 1, 20, 0.0, 2.0, 1.0, 1.0, None)
     if not refused:
         assert look_ahead_signed(case, pilot, choice, chosen=True) == []

@@ -42,7 +42,7 @@ def test_names_are_compositions():
     parts = {
         name: tuple(type(part).__name__ for part in resolve(name).parts())
         for name, cls in METHODS.items()
-        if issubclass(cls, mo.methods.sgmcmc.base.StochasticGradientFamily)
+        if issubclass(cls, mo.methods.sgmcmc.family.StochasticGradientFamily)
     }
     assert parts == {
         "stochastic-gradient": ("Underdamped", "Minibatch", "Plain"),

@@ -1,5 +1,7 @@
 """Sums by NumPy equal the compiled ones."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -116,9 +118,9 @@ def sizes_and_values(sums, t):
     ours = weights.expected_residuals(sums, variate, proxy, centre)
     posterior = weights._predictor_posterior(variate, proxy, centre[0])
     compiled = (
-        jax.tree_util.Partial(weights._residuals_compiled, variate)
+        partial(weights._residuals_compiled, variate)
         if sums.target.coding is None
-        else jax.tree_util.Partial(weights._coded_residuals_compiled, variate)
+        else partial(weights._compiled, weights._residuals_from_predictors, variate)
     )
     arguments = (proxy, centre[0]) if sums.target.coding is None else posterior
     theirs = sums.engine.map_rows(compiled, arguments, sums.rows)
@@ -130,7 +132,7 @@ def sizes_and_values(sums, t):
     share = np.linspace(0.1, 1.0, 64)
     slopes = (
         gradient_noise._slopes_by_numpy(map(plain.gradients, z), share, share),
-        np.asarray(gradient_noise._compiled(variate, batch, proxy, z, share, share)),
+        np.asarray(gradient_noise._slopes_of_rows(variate, batch, proxy, z, share, share)),
     )
     return (ours, theirs), values, slopes
 

@@ -25,7 +25,6 @@ from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, Verdict
 from modicum.methods.method import Method, Parameters, Plan, Task
 from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
 from modicum.methods.without_mode import may_have_mean
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import in_double_precision
 
 ROOM = 0.4  # largest Pareto k at which weighted normal draws are chosen, well below the limit 0.5
@@ -178,10 +177,9 @@ def _has_scales(task: Task) -> bool:
 def _may_be_normal(task: Task, study: Study) -> bool:
     """Whether normal draws are worth trying: plain rows, a concave mode, no priors' parameters."""
     concave = not any(note.code in UNFIT for note in study.anchor.notes)
-    plain = not isinstance(task.rows, GroupedRows)
-    if _has_scales(task) or study.proxy.warp is not None:
+    if _has_scales(task) or study.proxy.warp is not None or task.grouped:
         return False
-    return concave and plain and task.target.model.has_mode
+    return concave and task.target.model.has_mode
 
 
 def _enough(verdict: Verdict, curved: bool = False) -> bool:

@@ -58,7 +58,6 @@ from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
 from modicum.models.model import Batch
 from modicum.random import Stream, generator
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import History
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
@@ -221,16 +220,13 @@ class Verdict(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Normal draws, the first of which were weighted to judge them.
-
-    With curves, `growth` is the log of normal approximation over proposal density at each draw.
-    """
+    """Draws of the normal approximation, possibly bent along curves, some of them weighted."""
 
     z: np.ndarray  # (length, chain, d)
+    growth: np.ndarray  # log of normal approximation over proposal density, (length, chain)
     log_ratio: np.ndarray  # posterior over proposal at the draws that were weighted, the first
     verdict: Verdict
-    curves: Curves | None = None  # along which the draws were bent
-    growth: np.ndarray | None = None  # (length, chain)
+    curves: Curves | None = None
 
     @classmethod
     def of(cls, pool: WeighingPool, first: int, curves: Curves | None = None) -> Proposals:
@@ -240,18 +236,15 @@ class Proposals(NamedTuple):
         length = first + max(task.draws, ceil(FEWEST / task.chains))
         d = len(study.centre)
         u = rng.standard_normal((length, task.chains, d))
-        if curves is None:
-            z = study.centre + u
-            weighed = pool.weigh(z.reshape(-1, d)[:TRIAL])
-            return cls(z, weighed.log_ratio, Verdict.judge(*weighed))
-        bent, log_volume = along_curves(as_either(u), curves)
-        away = np.sum(np.asarray(bent) ** 2 - u**2, axis=2) / 2
-        growth = np.asarray(log_volume) - away
-        z = study.centre + np.asarray(bent)
-        flat = z.reshape(-1, d)[:TRIAL]
-        log_ratio, noise = pool.weigh(flat, flat.mean(axis=0))
+        bent, growth = u, np.zeros((length, task.chains))
+        if curves is not None:
+            bent, log_volume = map(np.asarray, along_curves(as_either(u), curves))
+            growth = log_volume - np.sum(bent**2 - u**2, axis=2) / 2
+        z = study.centre + bent
+        some = z.reshape(-1, d)[:TRIAL]
+        log_ratio, noise = pool.weigh(some, None if curves is None else some.mean(axis=0))
         log_ratio = log_ratio + growth.ravel()[:TRIAL]
-        return cls(z, log_ratio, Verdict.judge(log_ratio, noise), curves, growth)
+        return cls(z, growth, log_ratio, Verdict.judge(log_ratio, noise), curves)
 
 
 @dataclass(frozen=True)
@@ -288,9 +281,8 @@ class Laplace(Method):
     @in_double_precision
     def plan(self, task: Task) -> Plan:
         """Find the mode, study the rows, and draw."""
-        grouped = isinstance(task.rows, GroupedRows)
-        if grouped or not task.target.model.has_mode:
-            name = "integrated effects" if grouped else type(task.target.model).__name__
+        if task.grouped or not task.target.model.has_mode:
+            name = "integrated effects" if task.grouped else type(task.target.model).__name__
             raise SettingError(
                 "method='laplace' draws from a normal approximation at the mode and weights the "
                 f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
@@ -344,8 +336,7 @@ class Laplace(Method):
         log_ratio = self._all_ratios(pool, proposals)
         # `lp` as in HMC-ECS: the log-posterior estimated from the rows that were evaluated.
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=2)
-        of_normal = log_ratio if proposals.growth is None else log_ratio - proposals.growth
-        stats = {"lp": of_normal - away + study.anchor.C + study.folded_prior}
+        stats = {"lp": log_ratio - proposals.growth - away + study.anchor.C + study.folded_prior}
         if not self.weighted:
             chances = generator(task.seed, Stream.LAPLACE_ACCEPT).random(log_ratio.shape)
             places, rate = _independence_sampler(log_ratio, chances)
@@ -370,11 +361,9 @@ class Laplace(Method):
     def _all_ratios(self, pool: WeighingPool, proposals: Proposals) -> np.ndarray:
         """Return the log-ratios of all proposals, (length, chain)."""
         z = proposals.z.reshape(-1, proposals.z.shape[2])
-        weighed, growth = len(proposals.log_ratio), proposals.growth
-        parts = [proposals.log_ratio]
+        weighed, parts = len(proposals.log_ratio), [proposals.log_ratio]
         if weighed < len(z):
-            rest = pool.weigh(z[weighed:]).log_ratio
-            parts.append(rest if growth is None else rest + growth.ravel()[weighed:])
+            parts.append(pool.weigh(z[weighed:]).log_ratio + proposals.growth.ravel()[weighed:])
         return np.concatenate(parts).reshape(proposals.z.shape[:2])
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:

@@ -20,6 +20,7 @@ from modicum.models.arrowhead import Factor
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
+from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import Checkpoint, History, PeriodicHook
 from modicum.runtime import Pytree
 
@@ -69,6 +70,11 @@ class Task:
     def ledger(self) -> Ledger:
         """The ledger that counts row evaluations."""
         return self.sums.ledger
+
+    @property
+    def grouped(self) -> bool:
+        """Whether groups, whose effects are integrated out, are drawn in place of rows."""
+        return isinstance(self.rows, GroupedRows)
 
     @property
     def floats_per_row(self) -> int:

@@ -29,7 +29,6 @@ from modicum.models import LinearPredictorModel
 from modicum.passes import Anchor
 from modicum.passes.engine import chunk_bounds
 from modicum.random import Stream, generator
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import to_device
 
 LogPosterior = Callable[[np.ndarray], np.ndarray]  # of points (S, d) in whitened coordinates
@@ -98,7 +97,7 @@ def may_be_curved(task: Task, anchor: Anchor) -> bool:
         isinstance(model, LinearPredictorModel)
         and model.has_mode
         and target.likelihood.size == target.size
-        and not isinstance(task.rows, GroupedRows)
+        and not task.grouped
         and isinstance(anchor.factor, np.ndarray)
         and anchor.factor.ndim == 2
         and (anchor.modes is None or len(anchor.modes) == 1)

@@ -143,14 +143,14 @@ def _linear_pass(
         assert sums.target.arrow is not None
         levels = partial(_residuals_of_levels, control_variate, sums.target.arrow, by_draws)
         return levels, (proxy, jnp.asarray(pilot))
+    pass_over = _by_numpy if target.on_numpy else _compiled
     if by_draws:
-        at_draws = _at_draws_by_numpy if target.on_numpy else _at_draws_compiled
-        return partial(at_draws, control_variate), _predictor_draws(control_variate, proxy, pilot)
+        draws = _predictor_draws(control_variate, proxy, pilot)
+        return partial(pass_over, _residuals_at_draws, control_variate), draws
     centre = pilot.mean(axis=0) if len(pilot) else np.zeros(len(proxy.a))
-    if target.on_numpy or target.coding is not None:
-        of_predictors = _residuals_by_numpy if target.on_numpy else _coded_residuals_compiled
+    if target.on_numpy or target.coding is not None:  # whitening would make coded rows dense
         posterior = _predictor_posterior(control_variate, proxy, centre)
-        return partial(of_predictors, control_variate), posterior
+        return partial(pass_over, _residuals_from_predictors, control_variate), posterior
     return partial(_residuals_compiled, control_variate), (proxy, centre)
 
 
@@ -228,13 +228,22 @@ def _predictor_posterior(
     return PredictorPosterior(point, L @ centre, L, L @ L.T, rows, levels)
 
 
-@jit(static=0)
-def _coded_residuals_compiled(
-    control_variate: LinearTaylor, posterior: PredictorPosterior, batch: Batch, present: jax.Array
+OfRows = Callable[[LinearTaylor, Pytree, Batch], jax.Array]  # residual sizes, in NumPy or JAX
+
+
+@jit(static=(0, 1))
+def _compiled(
+    of_rows: OfRows, cv: LinearTaylor, about: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    """Like `_residuals_compiled`, for coded rows, which whitening would make dense."""
     del present
-    return _residuals_from_predictors(control_variate, posterior, batch)
+    return of_rows(cv, about, batch)
+
+
+@of_numpy
+def _by_numpy(
+    of_rows: OfRows, cv: LinearTaylor, about: Pytree, batch: Batch, present: np.ndarray
+) -> np.ndarray:
+    return map_by_numpy(lambda block: np.asarray(of_rows(cv, about, block)), batch, present)
 
 
 def _residuals_from_predictors(
@@ -317,21 +326,6 @@ def _sums_of_squares(z: np.ndarray) -> np.ndarray:
     return np.asarray(np.einsum("ij,ij->i", z, z))
 
 
-@of_numpy
-def _residuals_by_numpy(
-    control_variate: LinearTaylor,
-    posterior: PredictorPosterior,
-    batch: Batch,
-    present: np.ndarray,
-) -> np.ndarray:
-    """Expected residuals of dense or coded rows in NumPy."""
-
-    def sizes(block: Batch) -> np.ndarray:
-        return np.asarray(_residuals_from_predictors(control_variate, posterior, block))
-
-    return map_by_numpy(sizes, batch, present)
-
-
 class PredictorDraws(NamedTuple):
     """Posterior draws of the coefficients, in raw units."""
 
@@ -378,25 +372,6 @@ def _residuals_at_draws(
         curve, along = rows_along_levels(x, draws.levels)
         residual = residual - remainders(along * as_either(draws.by_level)[:, curve])
     return xp.asarray(batch.get("weight", 1.0) * xp.sqrt(xp.mean(residual**2, axis=0)))
-
-
-@jit(static=0)
-def _at_draws_compiled(
-    control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch, present: jax.Array
-) -> jax.Array:
-    """Residuals at draws, for posteriors that are too far from normal for a variance to do."""
-    del present
-    return _residuals_at_draws(control_variate, draws, batch)
-
-
-@of_numpy
-def _at_draws_by_numpy(
-    control_variate: LinearTaylor, draws: PredictorDraws, batch: Batch, present: np.ndarray
-) -> np.ndarray:
-    """Like `_at_draws_compiled`, in NumPy."""
-    return map_by_numpy(
-        lambda block: np.asarray(_residuals_at_draws(control_variate, draws, block)), batch, present
-    )
 
 
 @jit(static=(0, 1, 2), options=SCATTERS)

@@ -214,11 +214,8 @@ class GroupDesign:
         return DrawnGroups(row_ids, drawn.probability, size, tables.centre[group])
 
 
-def of_groups(
-    design: Design[Any], tables: Pytree, rows: GroupedRows
-) -> tuple[GroupDesign, GroupTables]:
-    """Return a design that requests the rows of the groups that `design` draws."""
+def group_tables(tables: Pytree, rows: GroupedRows) -> GroupTables:
+    """Return the tables of a design that draws groups, with the places of their rows."""
     assert rows.nodes is not None, "nodes are fixed before groups are drawn"
     index = rows.index
-    group_tables = (index.order, index.start[:-1], index.size, rows.nodes.centre)
-    return GroupDesign(design, rows.largest), GroupTables(tables, *group_tables)
+    return GroupTables(tables, index.order, index.start[:-1], index.size, rows.nodes.centre)

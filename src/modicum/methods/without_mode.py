@@ -43,7 +43,6 @@ from modicum.passes.curvature import expanded_prior, prior_slope
 from modicum.passes.sums import Resident, Streamed, hold, log_likelihood
 from modicum.random import Stream, chain_keys, generator, words_at_start
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import Chains, capacity_for, run
 from modicum.runtime import Pytree, in_double_precision, to_device
 
@@ -252,7 +251,7 @@ class AtMean:
 def may_have_mean(task: Task) -> bool:
     """Whether to look for a mean: for a user's model, and rows enough that a subset is cheap."""
     own = task.target.model.users_functions and task.target.model.has_mode
-    all_rows = task.sums.rest is None and not isinstance(task.rows, GroupedRows)
+    all_rows = task.sums.rest is None and not task.grouped
     return own and all_rows and len(task.rows) >= FEWEST * _subset_size(task)
 
 

@@ -213,7 +213,7 @@ class AnchoredProxy:
         # Normal priors are folded into the proxy's quadratic, without its constant; the proxy of
         # groups evaluates the whole prior itself.
         self.folded_prior = 0.0
-        if not isinstance(task.rows, GroupedRows):
+        if not task.grouped:
             self.folded_prior = folded_prior(task.target, anchor.point)[0]
         self._some_rows: np.ndarray | None = None
         self.proxy, self.whitening = self.with_row_factor(self._proxy())
@@ -241,6 +241,11 @@ class AnchoredProxy:
         exact, numbers = target.exact_prior
         mean, precision = exact.normal_approximation(point, V, numbers)
         return np.asarray(folded_prior(target, point, smooth=True)[1] - precision @ (point - mean))
+
+    @property
+    def linear(self) -> bool:
+        """Whether rows enter through a single linear predictor."""
+        return isinstance(self.control_variate, LinearTaylor)
 
     @property
     def arrow(self) -> bool:

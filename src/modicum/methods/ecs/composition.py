@@ -33,7 +33,7 @@ from modicum.methods.ecs.signed_products import Coreset
 from modicum.methods.method import Chosen, Plan, Tuning
 from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_chains
-from modicum.methods.whole_groups import of_groups, uneven_groups
+from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups
 from modicum.models.model import Batch
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import GroupedRows
@@ -172,10 +172,11 @@ class Composition:
 
     def kernel(self, study: Study) -> EnergyConservingKernel:
         """Compose the kernel."""
+        rows, design = study.task.rows, study.design
         return EnergyConservingKernel(
             self._sized_control_variate(study),
             self.estimator,
-            study.row_design,
+            GroupDesign(design, rows.largest) if isinstance(rows, GroupedRows) else design,
             _move(study.method),
             self.subsample,
             self.blocks,
@@ -199,7 +200,7 @@ class Composition:
         if certain is not None:
             tables = study.design.without(certain, tables)
         if isinstance(study.task.rows, GroupedRows):
-            tables = of_groups(study.design, tables, study.task.rows)[1]
+            tables = group_tables(tables, study.task.rows)
         return EnergyConservingContext(
             proxy=study.proxy_of_chains,
             design=tables_for_chains(tables, study.placed),
@@ -222,7 +223,7 @@ class Composition:
 
 def rows_of(study: Study) -> Batch | Rows:
     """Return the rows that chains read, in the order in which the design numbers them."""
-    if isinstance(study.task.rows, GroupedRows):  # group tables hold plain row numbers
+    if study.task.grouped:  # group tables hold plain row numbers
         return study.placed
     return rows_for_chains(study.tables, study.placed)
 

@@ -53,7 +53,6 @@ from modicum.methods.method import Chosen, Outcome, Plan, Task, Tuning, account
 from modicum.methods.without_mode import FullLogPosterior, anchor_at_mean, may_have_mean
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import Chains, History, capacity_for, run
 from modicum.runtime import in_double_precision
 
@@ -230,7 +229,7 @@ class HMCECS(EnergyConserving):
             fixed.get("blocks"),
             fixed.get("refreshes"),
             study.fresh,
-            isinstance(study.task.rows, GroupedRows),
+            study.task.grouped,
             certainty,
         )
 

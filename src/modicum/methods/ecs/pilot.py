@@ -26,10 +26,9 @@ from modicum.kernels.designs import (
     Drawn,
     RowFacts,
     Weighted,
-    WeightTables,
     certainty_rows,
 )
-from modicum.kernels.protocols import LevelCurves, Proxy, RowDesign
+from modicum.kernels.protocols import LevelCurves, Proxy
 from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.drawn_rows import SampledRows, T, cheapest_certainty, with_reason
 from modicum.methods.ecs.anchored_proxy import AnchoredProxy, Expansion, choose_coordinates
@@ -56,7 +55,6 @@ from modicum.methods.weights import (
     ends_near_the_mode,
     expected_residuals,
 )
-from modicum.methods.whole_groups import of_groups
 from modicum.models import LinearPredictorModel
 from modicum.models.model import Batch
 from modicum.passes.no_mode import first_bad_row
@@ -121,9 +119,6 @@ class Study(AnchoredProxy):
         self.design = DESIGNS[self.method.design]()
         self._add_levels(self.straight(weighing))
         self._weigh(self.straight(weighing), self.proxy)
-        self.row_design: RowDesign = self.design
-        if isinstance(task.rows, GroupedRows):
-            self.row_design, _ = of_groups(self.design, self.tables, task.rows)
         self.slope_groups: Batch | None = None
 
     def _weigh(
@@ -131,8 +126,9 @@ class Study(AnchoredProxy):
     ) -> None:
         """Weight all rows by their expected residuals, and make the design's tables."""
         facts = self._facts(draws, proxy, by_draws)
-        self._weighted = design_tables(self.task, Weighted(), facts, stage)
-        self.tables: Pytree = self._weighted
+        # of the design that draws rows in proportion to their expected residuals
+        self.weight_tables = design_tables(self.task, Weighted(), facts, stage)
+        self.tables: Pytree = self.weight_tables
         if type(self.design) is not Weighted:
             self.tables = design_tables(self.task, self.design, facts, stage)
 
@@ -197,8 +193,7 @@ class Study(AnchoredProxy):
     def _expansion(self, draws: np.ndarray) -> Expansion:
         """Choose the coordinates of the control variates, by residuals if there is a choice."""
         rows = self.task.rows
-        grouped = isinstance(rows, GroupedRows)
-        rng = generator(self.task.seed if grouped else SHARED, Stream.COORDINATE_ROWS)
+        rng = generator(self.task.seed if self.task.grouped else SHARED, Stream.COORDINATE_ROWS)
 
         def sampled_rows() -> Batch:
             row_ids = np.sort(rng.choice(len(rows), min(len(rows), COORDINATE_ROWS), replace=False))
@@ -229,10 +224,9 @@ class Study(AnchoredProxy):
 
     def _take_rows(self, rng: np.random.Generator) -> None:
         """Draw the pilot rows by their weights, whatever the design under study."""
-        rows, grouped = self.task.rows, isinstance(self.task.rows, GroupedRows)
-        linear = isinstance(self.control_variate, LinearTaylor)
-        most = PILOT_GROUPS if grouped else PILOT_ROWS if linear else OTHER_ROWS
-        self.pilot_rows = SampledRows.of(rng, rows, most, self._weighted, self.method.floor)
+        rows, grouped = self.task.rows, self.task.grouped
+        most = PILOT_GROUPS if grouped else PILOT_ROWS if self.linear else OTHER_ROWS
+        self.pilot_rows = SampledRows.of(rng, rows, most, self.weight_tables, self.method.floor)
         if grouped:
             self.slope_groups = self.pilot_rows.first(SLOPE_GROUPS, rows)
 
@@ -240,18 +234,18 @@ class Study(AnchoredProxy):
     def _residuals(self) -> Residuals:
         """Residuals of the pilot rows at the pilot draws."""
         _ = self._placement  # if copying has not begun, it begins now
-        grouped = isinstance(self.task.rows, GroupedRows)
-        seed = self.task.seed if grouped else SHARED
-        rng = generator(seed, Stream.PILOT_ROWS if grouped else Stream.STUDY_ROWS)
+        seed, stream = SHARED, Stream.STUDY_ROWS
+        if self.task.grouped:
+            seed, stream = self.task.seed, Stream.PILOT_ROWS
+        rng = generator(seed, stream)
         self._take_rows(rng)
-        linear = isinstance(self.control_variate, LinearTaylor)
         log_proxy, resampled = self._proxy_ratios, self._proxy_ratios is not None
-        if linear and resampled:
+        if self.linear and resampled:
             log_proxy = None
         elif not resampled or self.proxy.bend is not None:
             log_proxy = self.log_ratio(self.draws)
         evaluated = self._evaluate(log_proxy, resampled)
-        if linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
+        if self.linear and np.std(evaluated.log_ratio) > NORMAL and evaluated.finite:
             draws = self._draws_of_short_chains()
             # Chains that go elsewhere show that the expansion is far off, but not what the
             # posterior is like there: the pilot rows were weighted for where it was expected.
@@ -363,14 +357,9 @@ class Study(AnchoredProxy):
             return self.proxy
         return self.proxy._replace(curves=to_device(self.curves))
 
-    @property
-    def weight_tables(self) -> WeightTables:
-        """Tables of the design that draws rows in proportion to their expected residuals."""
-        return self._weighted
-
     def certain(self, count: int) -> CertaintyRows | None:
         """Return the `count` rows with the largest expected residuals."""
-        return certainty_rows(self._weighted, count, self.method.floor) if count else None
+        return certainty_rows(self.weight_tables, count, self.method.floor) if count else None
 
     def pilot_with(self, certainty: int) -> Pilot:
         """Return moments of the residuals of all rows but the certainty rows."""
@@ -394,7 +383,7 @@ class Study(AnchoredProxy):
         None for groups, which differ in their number of rows, and for a factor with very many
         effects, which has too many axes to explore.
         """
-        if isinstance(self.task.rows, GroupedRows) or self.arrow:
+        if self.task.grouped or self.arrow:
             return None
         if certainty not in self._coresets:
             far, log_posterior = self._far_out
@@ -428,8 +417,7 @@ class Study(AnchoredProxy):
         and for groups and factors of many effects, as for a coreset.
         """
         residuals = self._residuals
-        linear = isinstance(self.control_variate, LinearTaylor)
-        if linear or isinstance(self.task.rows, GroupedRows) or self.arrow:
+        if self.linear or self.task.grouped or self.arrow:
             return None
         if np.std(residuals.log_ratio) <= NEARLY_NORMAL:
             return None
@@ -482,7 +470,7 @@ class Study(AnchoredProxy):
         `by_hand` names the setting that fixes how many rows are drawn, if the user gave it.
         """
         setting, n, why = self.method.certainty, len(self.task.rows), None
-        if isinstance(self.task.rows, GroupedRows):
+        if self.task.grouped:
             if setting not in ("auto", 0):
                 raise SettingError(
                     "groups with integrated effects are drawn whole, and have no certainty rows; "
@@ -510,7 +498,7 @@ class Study(AnchoredProxy):
         None with a linear predictor too: if its posterior is not normal, the pilot draws already
         come from such chains.
         """
-        if isinstance(self.control_variate, LinearTaylor):
+        if self.linear:
             return None
         ratios = self._residuals.log_ratio
         if np.std(ratios) <= NORMAL:

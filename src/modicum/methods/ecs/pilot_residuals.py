@@ -14,7 +14,7 @@ noise of the gradient in posterior units.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -62,10 +62,9 @@ class Pilot:
     values, weight
         D of each pilot row, (draws, rows), and the share of the design's draws it represents.
     share
-        Posterior weight of each draw; equal by default.
+        Posterior weight of each draw.
     distance
-        Distance of each draw from their mean, in posterior standard deviations; infinite if
-        unknown.
+        Distance of each draw from their mean, in posterior standard deviations.
     """
 
     variance: np.ndarray
@@ -77,19 +76,8 @@ class Pilot:
     mean: np.ndarray
     values: np.ndarray
     weight: np.ndarray
-    share: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    distance: np.ndarray = field(default_factory=lambda: np.zeros(0))
-
-    def __post_init__(self) -> None:
-        draws = len(self.mean)
-        if not len(self.share):
-            object.__setattr__(self, "share", np.full(draws, 1 / draws))
-        if not len(self.distance):
-            object.__setattr__(self, "distance", np.full(draws, np.inf))
-
-    def spread(self, m: int) -> np.ndarray:
-        """Return sigma^2 = Var(lhat) with m rows, at each draw."""
-        return self.variance / m
+    share: np.ndarray
+    distance: np.ndarray
 
     def quantile(self, values: np.ndarray, at: float) -> float:
         """Return a posterior quantile of a quantity with one value per draw."""
@@ -99,10 +87,6 @@ class Pilot:
     def typical_slope(self) -> float:
         """The median of `slope`."""
         return float(np.median(self.slope))
-
-    def log_bias(self, m: int, ddof: int) -> np.ndarray:
-        """Return b of the perturbed target L(t) p(t) e^b(t) at each draw; see `Bias`."""
-        return Bias(self, m).log(m, ddof)
 
     def bias(self, m: int, ddof: int) -> float:
         """Bound the shift of any posterior mean, in posterior sd; see `Bias.bound`."""
@@ -199,13 +183,14 @@ GROUP_DRAWS = 8  # draws at which NumPy evaluates groups
 EXACT, POWERS = 16, 20  # most parameters for which the covariance is formed; else power iterations
 
 
-def slopes_of_rows(
+def slopes(
     cv: ControlVariate[Pytree],
     batch: Batch,
     proxy: Proxy,
     draws: np.ndarray,
     weight: np.ndarray,
     factor: np.ndarray,
+    of_groups: bool,
 ) -> np.ndarray:
     """Return the largest eigenvalue of the covariance of the rows' gradients, one per draw.
 
@@ -215,25 +200,16 @@ def slopes_of_rows(
         The share of the design's draws that each row represents.
     factor
         Multiplier of each row's residual over `probability`; see `reweighted`.
+    of_groups
+        Whether the batch holds groups in place of rows.
     """
-    if needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
-        return _slopes_by_numpy(map(NumPyRows(cv, batch, proxy).gradients, draws), weight, factor)
-    return np.asarray(_compiled(cv, batch, proxy, draws, weight, factor))
-
-
-def slopes_of_groups(
-    cv: ControlVariate[Pytree],
-    batch: Batch,
-    proxy: Proxy,
-    draws: np.ndarray,
-    weight: np.ndarray,
-    factor: np.ndarray,
-) -> np.ndarray:
-    """Like `slopes_of_rows`, for a batch of groups."""
-    if groups_need_no_compiler(cv) and proxy.a.shape[0] <= EXACT:
+    if of_groups and groups_need_no_compiler(cv) and proxy.a.shape[0] <= EXACT:
         gradients = NumPyGroupValues(cv, batch, proxy).gradients(draws[:GROUP_DRAWS])
         return _slopes_by_numpy(gradients, weight, factor)
-    return np.asarray(_compiled_of_groups(cv, batch, proxy, draws, weight, factor))
+    if not of_groups and needs_no_compiler(cv) and not isinstance(proxy.factor, ArrowFactor):
+        return _slopes_by_numpy(map(NumPyRows(cv, batch, proxy).gradients, draws), weight, factor)
+    compiled = _slopes_of_groups if of_groups else _slopes_of_rows
+    return np.asarray(compiled(cv, batch, proxy, draws, weight, factor))
 
 
 def representative_rows(
@@ -319,8 +295,8 @@ def _slopes_by_numpy(
     return np.array(largest)
 
 
-_compiled = jit(static=0, options=FASTEST_COMPILE)(_slopes)
-_compiled_of_groups = jit(static=0, options=SCATTERS)(_slopes)
+_slopes_of_rows = jit(static=0, options=FASTEST_COMPILE)(_slopes)
+_slopes_of_groups = jit(static=0, options=SCATTERS)(_slopes)
 
 
 BLOCK = 4096  # rows with codes that are whitened at once, and most rows for slopes
@@ -381,13 +357,13 @@ class Residuals:
         """Return moments under a design that draws rows with this `probability`, possibly zero."""
         factor, weight = reweighted(self.probability, probability)
         drawn = slice(None) if np.all(weight > 0) else weight > 0
-        slopes = self._slopes(weight, factor)
+        slope = self._slopes(weight, factor)
         values, weight = self.values[:, drawn] * factor[drawn], weight[drawn]
         mean, second, third, fourth = _moments(values, weight)
         # tails hardly differ between draws, and sorting is expensive
         some = representatives(self.share, 2 * SLOPE_DRAWS)
         tails = np.median([_tail(np.abs(values[k] - mean[k]), weight) for k in some], axis=0)
-        by_draw = (second, third, fourth, slopes, float(tails[0]), float(tails[1]), mean)
+        by_draw = (second, third, fourth, slope, float(tails[0]), float(tails[1]), mean)
         return Pilot(*by_draw, values, weight, self.share, self.distance)
 
     def variance(self, probability: np.ndarray) -> np.ndarray:
@@ -401,7 +377,8 @@ class Residuals:
         at_draws = self.draws[representatives(self.share, SLOPE_DRAWS)]
         if self.few is not None:
             first = slice(len(self.few["probability"]))
-            return slopes_of_groups(form, self.few, proxy, at_draws, weight[first], factor[first])
+            shares = weight[first], factor[first]
+            return slopes(form, self.few, proxy, at_draws, *shares, of_groups=True)
         size = proxy.a.shape[0]
         # rows are not whitened if the factor is an arrow
         products = size if isinstance(proxy.factor, ArrowFactor) else size**2
@@ -413,7 +390,7 @@ class Residuals:
         residual = factor * np.sqrt(sum(squares))
         at, share = representative_rows(weight, count, residual)
         batch = {name: np.asarray(values)[at] for name, values in self.rows.items()}
-        return slopes_of_rows(form, batch, proxy, at_draws, share, factor[at])
+        return slopes(form, batch, proxy, at_draws, share, factor[at], of_groups=False)
 
 
 class Tails(NamedTuple):
@@ -501,27 +478,6 @@ def evaluate(
     where = draws if whitened is None else whitened
     about = (control_variate, proxy, draws, batch, few)
     return Residuals(*about, values, probability, ratio, share, where)
-
-
-def study(
-    control_variate: ControlVariate[Pytree],
-    batch: Batch,
-    ratio: np.ndarray,
-    proxy: Proxy,
-    draws: np.ndarray,
-) -> Pilot:
-    """Study the residuals of the rows in `batch` at draws (draws, d) of equal weight.
-
-    Parameters
-    ----------
-    batch
-        Pilot rows, with their `probability` under the design that is studied.
-    ratio
-        That probability over the one with which the row was drawn: 1 if the designs agree.
-    """
-    probability = np.asarray(batch["probability"])
-    drawn_with = dict(batch) | {"probability": probability / ratio}
-    return evaluate(control_variate, drawn_with, proxy, draws).pilot(probability)
 
 
 def _evaluate(cv: ControlVariate[Pytree], batch: Batch, proxy: Proxy, draws: Array) -> jax.Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,93 +40,53 @@ FLOOR = 0.1  # share of weighted draws that is uniform
 UNCLUSTERED = ("weight", "offset", "probability")  # fields that k-means ignores
 
 
-class DesignSettings(Protocol):
-    """The settings of a method that determine how rows are drawn."""
-
-    @property
-    def design(self) -> str:
-        """The design's name."""
-        ...
-
-    @property
-    def clusters(self) -> int:
-        """Number of clusters of a stratified design."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """Rows drawn at a time."""
-        ...
-
-
 class TabledDesign(NamedTuple):
     """A design, its tables, and the facts they were made from."""
 
+    name: str
     design: Design[Pytree]
     tables: Pytree
     facts: RowFacts
 
 
 def design_of(
-    method: DesignSettings, task: Task, anchor: Anchor | None, order: int
+    name: str, batch: int, clusters: int, task: Task, anchor: Anchor | None, order: int
 ) -> TabledDesign:
-    """Return the design that a method names, with its tables."""
-    design = DESIGNS[method.design]()
+    """Return the design of that name, with its tables."""
+    design = DESIGNS[name]()
 
     def expected() -> np.ndarray | KeptNumbers:
         assert anchor is not None
         return _expected(task, anchor, order)
 
-    def clusters() -> np.ndarray:
-        return _clusters(task, int(method.clusters))
-
-    facts = RowFacts(len(task.rows), int(method.batch), expected, clusters, FLOOR)
-    return TabledDesign(design, design_tables(task, design, facts), facts)
-
-
-class CertaintySettings(Protocol):
-    """The settings of a method that decide about certainty rows."""
-
-    @property
-    def design(self) -> str:
-        """The design's name."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """Rows drawn at a time."""
-        ...
-
-    @property
-    def certainty(self) -> int | Literal["auto"]:
-        """The number of certainty rows."""
-        ...
-
-    @property
-    def step_size(self) -> object:
-        """The step size; None: chosen by the noise of gradients."""
-        ...
+    facts = RowFacts(len(task.rows), batch, expected, lambda: _clusters(task, clusters), FLOOR)
+    return TabledDesign(name, design, design_tables(task, design, facts), facts)
 
 
 def certainty_of(
-    method: CertaintySettings,
+    count: int | Literal["auto"],
     task: Task,
     tabled: TabledDesign,
     fresh_cost: float | None,
+    step_by_hand: bool,
     noise: Callable[[], float],
 ) -> tuple[CertaintyRows | None, str]:
     """Return the rows that every step reads, and the reason for their number.
 
     Parameters
     ----------
+    count
+        The number of certainty rows, if the user set it.
     tabled
         The design, and how it draws rows without certainty rows.
     fresh_cost
         Cost of a fresh row in row evaluations; None: gradients have no control variates.
+    step_by_hand
+        Whether the user set the step size, so that it does not depend on the noise.
     noise
         Variance of the whitened gradient over batches of such draws.
     """
-    count, n = method.certainty, len(task.rows)
+    n = len(task.rows)
     if count != "auto" and count > 0:
         if fresh_cost is None:
             raise SettingError(
@@ -136,21 +96,21 @@ def certainty_of(
         if count >= n:
             raise SettingError(f"certainty={count} leaves none of {n:,} rows to draw; use fewer.")
         ranked = tabled.tables
-        if method.design != "weighted":
+        if tabled.name != "weighted":
             ranked = design_tables(task, Weighted(), tabled.facts)
         return certainty_rows(ranked, count, FLOOR), "set by hand"
     if count == 0:
         return None, "set by hand"
     if fresh_cost is None:
         return None, "gradients have no control variates"
-    if method.design != "weighted":
-        return None, f"rows are drawn by design={method.design!r}, not by their expected residuals"
-    if method.step_size is not None:
+    if tabled.name != "weighted":
+        return None, f"rows are drawn by design={tabled.name!r}, not by their expected residuals"
+    if step_by_hand:
         return None, "step_size is set by hand"
     variance = noise()
     if variance < NOISY:
         return None, f"the gradient noise is small anyway, {variance:.2g} posterior variances"
-    return _cheapest(tabled.tables, int(method.batch), fresh_cost)
+    return _cheapest(tabled.tables, tabled.facts.count, fresh_cost)
 
 
 class _Noise(NamedTuple):

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
 import jax
@@ -69,8 +69,6 @@ from modicum.rows import Rows
 from modicum.run import History, PeriodicHook, place_rows
 from modicum.runtime import in_double_precision, to_device
 
-Start = str | tuple[float, ...] | np.ndarray | None
-
 
 @dataclass(frozen=True)
 class RandomStart:
@@ -93,30 +91,6 @@ class RandomStart:
         return jnp.concatenate([jnp.ravel(leaf) for leaf in leaves])
 
 
-class PlacementSettings(Protocol):
-    """The settings of a method that determine coordinates and starts of its chains."""
-
-    @property
-    def design(self) -> str:
-        """How rows are drawn."""
-        ...
-
-    @property
-    def whiten(self) -> bool | None:
-        """Whether chains move in whitened coordinates."""
-        ...
-
-    @property
-    def start(self) -> Start:
-        """Where chains start."""
-        ...
-
-    @property
-    def spread(self) -> float | None:
-        """Scatter of the starts."""
-        ...
-
-
 @dataclass(frozen=True)
 class Placement:
     """Coordinates of a run, and where its chains start in them."""
@@ -130,15 +104,15 @@ class Placement:
     notes: list[ModicumWarning] = field(default_factory=list)
 
 
-def place_chains(method: PlacementSettings, task: Task, control_variates: bool) -> Placement:
+def place_chains(method: StochasticGradientFamily, task: Task, control_variates: bool) -> Placement:
     """Find the mode if it is needed, and place the chains."""
-    d = task.target.size
+    d, start, spread = task.target.size, method.start, method.spread
     whiten = d <= DENSE_LIMIT if method.whiten is None else method.whiten
     uses = {
         "whiten=True": whiten,
         "control variates": control_variates,
         f"design={method.design!r}": DESIGNS[method.design].needs == "expected",
-        "start='mode'": isinstance(method.start, str) and method.start == "mode",
+        "start='mode'": isinstance(start, str) and start == "mode",
     }
     reasons = [name for name, is_used in uses.items() if is_used]
     if reasons and d > DENSE_LIMIT:
@@ -147,16 +121,43 @@ def place_chains(method: PlacementSettings, task: Task, control_variates: bool) 
             f"{DENSE_LIMIT:,}; leave it out, and use whiten=False and a start of your own."
         )
     at_mode = _anchor(task, reasons[0]) if reasons else None
-    coordinates, anchor = _coordinates(at_mode, whiten, d)
-    start, scatter = _start(method, task, coordinates, at_mode, whiten)
-    random_start = None if whiten or not _is_models(method.start, at_mode) else _random_start(task)
+    coordinates: Coordinates = Parameters(np.zeros(d))
+    anchor = at_mode
+    if at_mode is not None and whiten:
+        coordinates = at_mode
+    elif at_mode is not None:
+        # Parameters relative to the mode; the anchor's sums are needed in these coordinates.
+        coordinates = Parameters(at_mode.point, record=at_mode.record)
+        anchor = replace(at_mode, factor=np.eye(d))
+    if start is None:
+        start = "model" if at_mode is None else "mode"
+    random_start = None
+    if isinstance(start, str) and start == "mode":
+        assert at_mode is not None
+        z, scatter = np.zeros(d), np.ones(()) if whiten else at_mode.dense_factor
+        scatter = (1.0 if spread is None else spread) * scatter  # a draw about the mode
+    else:
+        z, scatter = _away(start, task, coordinates), np.asarray(spread or 0.0)
+        if isinstance(start, str) and start == "model" and not whiten:
+            random_start = _random_start(task)
     notes = [] if at_mode is None else at_mode.notes
-    return Placement(coordinates, anchor, whiten, start, scatter, random_start, notes)
+    return Placement(coordinates, anchor, whiten, z, scatter, random_start, notes)
 
 
-def _is_models(start: Start, at_mode: Anchor | None) -> bool:
-    """Whether chains start at the model's start."""
-    return at_mode is None if start is None else isinstance(start, str) and start == "model"
+def _away(
+    start: str | tuple[float, ...] | np.ndarray, task: Task, where: Coordinates
+) -> np.ndarray:
+    """Return the start that was named, or given as a point, in the chain's coordinates."""
+    named = {"zero": np.zeros(task.target.size), "model": task.start}
+    point = named[start] if isinstance(start, str) else np.asarray(start, np.float64)
+    if point.shape != task.start.shape:
+        raise SettingError(
+            f"the start has {point.size} entries, but the model has {task.start.size} "
+            f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
+        )
+    away, factor = point - where.point, where.factor
+    assert isinstance(factor, np.ndarray)  # effects of groups are refused
+    return np.linalg.solve(factor, away) if factor.ndim else away
 
 
 def _random_start(task: Task) -> RandomStart | None:
@@ -174,45 +175,6 @@ def _anchor(task: Task, reason: str) -> Anchor:
             f"{fault} ({reason} needs the mode; whiten=False, a step_size for the parameters "
             "themselves and a plain minibatch do not.)"
         ) from fault
-
-
-def _coordinates(at_mode: Anchor | None, whiten: bool, d: int) -> tuple[Coordinates, Anchor | None]:
-    if at_mode is None:
-        return Parameters(np.zeros(d)), None
-    if whiten:
-        return at_mode, at_mode
-    # Parameters relative to the mode; the anchor's sums are needed in these coordinates.
-    return Parameters(at_mode.point, record=at_mode.record), replace(at_mode, factor=np.eye(d))
-
-
-def _start(
-    method: PlacementSettings,
-    task: Task,
-    coordinates: Coordinates,
-    at_mode: Anchor | None,
-    whiten: bool,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return where chains start, and the factor of their scatter."""
-    start = method.start
-    if start is None:
-        start = "model" if _is_models(start, at_mode) else "mode"
-    if isinstance(start, str) and start == "mode":
-        assert at_mode is not None
-        spread = 1.0 if method.spread is None else method.spread
-        scatter = np.ones(()) if whiten else at_mode.dense_factor  # a draw about the mode
-        return np.zeros(task.target.size), spread * scatter
-    named = {"zero": np.zeros(task.target.size), "model": task.start}
-    point = named[start] if isinstance(start, str) else np.asarray(start, np.float64)
-    if point.shape != task.start.shape:
-        raise SettingError(
-            f"the start has {point.size} entries, but the model has {task.start.size} "
-            f"unconstrained parameters ({', '.join(task.names[:3])} ...)."
-        )
-    away = point - coordinates.point
-    factor = coordinates.factor
-    assert isinstance(factor, np.ndarray)  # effects of groups are refused
-    z = np.linalg.solve(factor, away) if whiten else away
-    return z, np.asarray(0.0 if method.spread is None else method.spread)
 
 
 PILOT_POINTS = 4
@@ -329,7 +291,9 @@ class StochasticGradientFamily(Method):
         parts = self._checked(task)
         place = place_chains(self, task, parts.estimator.needs_anchor)
         estimator = parts.estimator.bind(task.target, self.precision)
-        tabled = design_of(self, task, place.anchor, estimator.order)
+        tabled = design_of(
+            self.design, self.batch, self.clusters, task, place.anchor, estimator.order
+        )
         kernel = StochasticGradientKernel(
             *(parts.integrator, estimator, parts.selector, tabled.design, int(self.batch)),
             precision=self.precision,
@@ -341,7 +305,8 @@ class StochasticGradientFamily(Method):
         context = self._context(task, place, estimator, tabled, None, placed)
         noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
         fresh_cost = estimator.fresh_cost if isinstance(estimator, Taylor) else None
-        certain, why = certainty_of(self, task, tabled, fresh_cost, noise)
+        by_hand = self.step_size is not None
+        certain, why = certainty_of(self.certainty, task, tabled, fresh_cost, by_hand, noise)
         if certain is not None:
             context = self._context(task, place, estimator, tabled, certain, placed)
             noise = cache(lambda: self._noise(task, rows_for_noise, kernel, context))
