@@ -8,11 +8,19 @@ import numpy as np
 import pytest
 
 from modicum import runtime
-from modicum.runtime import FASTEST_COMPILE, GPU_GRAPHS, jit, make_room, to_device, uncollected
+from modicum.runtime import (
+    FASTEST_COMPILE,
+    GPU_GRAPHS,
+    jit,
+    make_room,
+    to_device,
+    uncollected,
+    usable_options,
+)
 
 
-def traced(log, **options):
-    @jit(static=1, **options)
+def traced(log):
+    @jit(static=1)
     def power(x, k):
         """Raise to a power."""
         log.append(k)
@@ -21,10 +29,9 @@ def traced(log, **options):
     return power
 
 
-@pytest.mark.parametrize("options", [{}, {"options": FASTEST_COMPILE}])
-def test_it_is_traced_once_per_shape_and_static_argument(options):
+def test_it_is_traced_once_per_shape_and_static_argument():
     log = []
-    power = traced(log, **options)
+    power = traced(log)
     assert power.__doc__ == "Raise to a power."
     for _ in range(2):
         np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
@@ -50,34 +57,22 @@ def test_what_was_lowered_and_compiled_is_not_compiled_again():
     assert log == [2]
 
 
-def test_options_the_compiler_does_not_know_are_left_out():
-    # options change with the compiler's version; this one has existed for long
-    known = {"xla_backend_optimization_level": 1}
-    usable = runtime._usable(tuple((known | {"xla_no_such_option": True}).items()))
-    assert usable == known
-    assert runtime._usable(()) is None
-
-
-def test_options_for_a_gpu_are_known_and_taken_on_one_alone(monkeypatch):
-    usable = runtime._usable(tuple(GPU_GRAPHS.items()))
-    assert usable == GPU_GRAPHS  # a misspelt option would be left out silently
-    asked = []
+def test_options_that_the_compiler_does_not_know_or_somebody_set_are_left_out(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)))
-    for backend in ("cpu", "gpu", "tpu"):
-        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
-        assert float(traced([], on_gpu=GPU_GRAPHS)(jnp.asarray(3.0), 2)) == 9
-    assert asked == [runtime.FAST_COMPILE, GPU_GRAPHS, {}]
-
-
-def test_options_that_somebody_set_stay_as_they_are(monkeypatch):
-    asked = []
-    monkeypatch.setattr(runtime, "_usable", lambda options: asked.append(dict(options)))
+    # options change with the compiler's version; these have existed for long
+    known = {"xla_backend_optimization_level": 1, "xla_cpu_enable_fast_math": False}
+    assert usable_options(known | {"xla_no_such_option": True}) == known
+    assert usable_options({}) is None
     monkeypatch.setenv("XLA_FLAGS", "--xla_other=1 --xla_backend_optimization_level=3")
-    assert float(traced([])(jnp.asarray(3.0), 2)) == 9
-    theirs = "xla_backend_optimization_level"
-    assert asked == [{k: v for k, v in runtime.FAST_COMPILE.items() if k != theirs}]
-    assert theirs in runtime.FAST_COMPILE
+    assert usable_options(known) == {"xla_cpu_enable_fast_math": False}
+
+
+def test_options_are_known_and_those_of_the_device(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    for backend, options in (("cpu", FASTEST_COMPILE), ("gpu", GPU_GRAPHS), ("tpu", None)):
+        monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
+        # a misspelt option would be left out silently
+        assert usable_options(FASTEST_COMPILE, GPU_GRAPHS) == options
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -104,16 +99,19 @@ def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path, monkeypatch):
     power = traced(log)
     power(jnp.arange(3.0), 2)
     maps, most = tmp_path / "maps", tmp_path / "most"
+    monkeypatch.setattr(runtime, "MAPS", maps)
+    monkeypatch.setattr(runtime, "MOST", most)
     maps.write_text("map\n" * 700)
     most.write_text("1001\n")
-    assert not make_room(maps, most)
+    assert not make_room()
     power(jnp.arange(3.0), 2)
     assert log == [2]
     most.write_text("1000\n")
-    assert make_room(maps, most)
+    assert make_room()
     np.testing.assert_allclose(power(jnp.arange(3.0), 2), [0, 1, 4])
     assert log == [2, 2]
-    assert not make_room(tmp_path / "none", most)
+    maps.unlink()
+    assert not make_room()
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (1_000, 3)])

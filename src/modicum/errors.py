@@ -195,8 +195,7 @@ def fault_text(fault: Exception) -> str:
     >>> fault_text(ValueError("no such axis"))
     'ValueError: no such axis'
     """
-    message = str(fault).splitlines()
-    return f"{type(fault).__name__}: {message[0] if message else 'no message'}"
+    return f"{type(fault).__name__}: {first_line(str(fault))}"
 
 
 def first_line(fault: BaseException | str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from modicum.errors import SettingError
 from modicum.markup import box, table, tag
@@ -56,10 +56,6 @@ class Ledger:
     sweeps: int = 0
     unit: str = "row"
 
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise SettingError(f"a ledger needs at least one row, not {self.rows}.")
-
     def add(self, purpose: str, evaluations: int, kind: Kind, passes: int = 0) -> None:
         """Enter `evaluations` row evaluations, which include `passes` complete sweeps.
 
@@ -67,14 +63,10 @@ class Ledger:
         ``add("mode", 3 * n, "hessian", passes=3)``.
         """
         evaluations, passes = int(evaluations), int(passes)
-        if kind not in get_args(Kind):
-            raise SettingError(f"unknown kind of evaluation {kind!r}; use one of {get_args(Kind)}.")
-        if evaluations < 0 or passes < 0:
-            raise SettingError("a ledger only grows: evaluations and passes cannot be negative.")
-        if evaluations < passes * self.rows:
+        if not 0 <= passes * self.rows <= evaluations:
             raise SettingError(
                 f"{passes} passes over {self.rows} rows are {passes * self.rows} evaluations, but "
-                f"only {evaluations} were entered; count the passes' rows in `evaluations` too."
+                f"{evaluations} were entered; count the passes' rows in `evaluations` too."
             )
         key = (purpose, kind)
         self.counts[key] = self.counts.get(key, 0) + evaluations
@@ -152,36 +144,34 @@ class Ledger:
             unit=str(values.get("unit", "row")),
         )
 
-    def __repr__(self) -> str:
-        return str(self)
+    def _lines(self) -> list[tuple[str, str, str, str]]:
+        """Return the table that is shown: its head, and a line per purpose and kind."""
+        return [
+            ("purpose", "kind", "evaluations", "passes"),
+            *((p, k, f"{n:,}", f"{n / self.rows:,.1f}") for (p, k), n in self.counts.items()),
+        ]
 
     def _repr_html_(self) -> str:
-        first, *_, last = str(self).splitlines() or [""]
-        lines = [
-            (purpose, kind, f"{n:,}", f"{n / self.rows:,.1f}")
-            for (purpose, kind), n in self.counts.items()
-        ]
-        head = ("purpose", "kind", "evaluations", "passes")
-        share = last if self.share is not None else None
-        return box(tag("b", first), table(head, lines), tag("div", share) if share else None)
+        words, (head, *lines) = str(self).splitlines(), self._lines()
+        share = None if self.share is None else tag("div", words[-1])
+        return box(tag("b", words[0]), table(head, lines), share)
 
     def __str__(self) -> str:
         total = f"{self.evaluations:,} {self.unit} evaluations"
         lines = [f"{total}: {self.passes:,.1f} passes over {self.rows:,} {self.unit}s"]
         if self.counts:
-            table = [("purpose", "kind", "evaluations", "passes")]
-            for (purpose, kind), n in self.counts.items():
-                table.append((purpose, kind, f"{n:,}", f"{n / self.rows:,.1f}"))
-            wide = [max(len(row[i]) for row in table) for i in range(4)]
+            wide = [max(map(len, column)) for column in zip(*self._lines(), strict=True)]
             lines += [
                 f"  {p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {s:>{wide[3]}}"
-                for p, k, n, s in table
+                for p, k, n, s in self._lines()
             ]
         if self.share is not None:
             lines.append(
                 f"full-data HMC: {self.full_data:,} evaluations; this run: {self.share:.2%} of that"
             )
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _totals(self, part: int) -> dict[str, int]:
         totals: dict[str, int] = {}

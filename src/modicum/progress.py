@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,7 @@ class Phase:
         """Report that `done` of `total` are done."""
         self.done = done if self.total is None else min(done, self.total)
         self.detail = self.detail if detail is None else detail
-        if self._show is not None and time.monotonic() >= self._due:
+        if time.monotonic() >= self._due:
             if not self._begun:
                 self._begun = True
                 self._show.begin(self)
@@ -103,7 +103,7 @@ class Phase:
 
     def end(self) -> None:
         """Report that the phase is over."""
-        if self._show is not None and self._begun:
+        if self._begun:
             self._show.end(self)
             self._begun = False
 
@@ -153,52 +153,55 @@ def say(sentence: str, progressbar: Progressbar) -> None:
     """Tell the user about something done unasked; a callback receives it as a phase."""
     if callable(progressbar):
         progressbar(ProgressEvent(sentence))
-    elif progressbar and logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
-        logger.info("%s", sentence)
     elif progressbar:
-        sys.stderr.write(f"modicum: {sentence}\n")
+        _write_line(sentence)
+
+
+def _write_line(line: str) -> None:
+    """Write a line to the log if there is one, else to standard error."""
+    if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
+        logger.info("%s", line)
+    else:
+        sys.stderr.write(f"modicum: {line}\n")
         sys.stderr.flush()
 
 
 # Displays ---------------------------------------------------------------------------------
 
 
-class _Callback:
+class _Display:
+    """Shows phases; this one shows nothing."""
+
+    def begin(self, phase: Phase) -> None:
+        """Show a new phase; an update follows."""
+
+    def update(self, phase: Phase) -> None:
+        """Show what is done."""
+
+    def end(self, phase: Phase) -> None:
+        """Show that the phase is over; its last update was complete."""
+
+
+class _Callback(_Display):
     """Calls the user's function."""
 
     def __init__(self, call: Callable[[ProgressEvent], None]) -> None:
         self.call = call
 
-    def begin(self, phase: Phase) -> None:
-        """Do nothing: an update follows."""
-
     def update(self, phase: Phase) -> None:
         self.call(ProgressEvent(phase.name, phase.done, phase.total, phase.detail))
 
-    def end(self, phase: Phase) -> None:
-        """Do nothing: the last update was complete."""
 
-
-class _Lines:
-    """Writes one line per phase, for a log file."""
+class _Lines(_Display):
+    """Writes one line at the start of each phase, for a log file."""
 
     def begin(self, phase: Phase) -> None:
         total = "" if phase.total is None else f", {phase.total:,} {phase.unit or 'iterations'}"
         detail = f" ({phase.detail})" if phase.detail else ""
-        if logger.hasHandlers() and logger.isEnabledFor(logging.INFO):
-            logger.info("%s%s%s", phase.name, total, detail)
-        else:
-            sys.stderr.write(f"modicum: {phase.name}{total}{detail}\n")
-            sys.stderr.flush()
-
-    def update(self, phase: Phase) -> None:
-        """Do nothing: a log has a line at the start of each phase only."""
-
-    def end(self, phase: Phase) -> None:
-        """Do nothing."""
+        _write_line(f"{phase.name}{total}{detail}")
 
 
-class _Bars:
+class _Bars(_Display):
     """Shows all running phases of the process in one display, as a terminal has room for one."""
 
     def __init__(self, console: Console) -> None:
@@ -236,21 +239,14 @@ class _Bars:
                 self._display = None
 
 
-class _Output(Protocol):
-    """IPython's display handle: the output under a cell."""
-
-    def update(self, data: dict[str, str], *, raw: bool) -> None:
-        """Replace the output."""
-
-
-class _Notebook:
+class _Notebook(_Display):
     """Shows all running phases as text under a notebook's cell, which needs no widgets."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._going: dict[int, Phase] = {}
         self._over: list[str] = []
-        self._handle: _Output | None = None
+        self._handle: Any = None  # of IPython: the output under the cell
         self._drawn = 0.0
 
     def begin(self, phase: Phase) -> None:
@@ -318,11 +314,11 @@ _LINES = _Lines()
 _NOTEBOOK = _Notebook()
 
 
-def _shown_by(progressbar: Progressbar) -> _Callback | _Lines | _Bars | _Notebook | None:
+def _shown_by(progressbar: Progressbar) -> _Display:
     if callable(progressbar):
         return _Callback(progressbar)
     if not progressbar:
-        return None
+        return _Display()
     bars = _bars()
     if bars.console.is_jupyter:
         return _NOTEBOOK

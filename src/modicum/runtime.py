@@ -76,17 +76,17 @@ ALIGNMENT = 64  # bytes; on a CPU, JAX shares NumPy memory whose address is a mu
 
 def aligned(tree: Pytree) -> Pytree:
     """Copy a tree's NumPy arrays to aligned memory, which JAX can use without copying again."""
-    return jax.tree.map(
-        lambda leaf: _aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf, tree
-    )
 
+    def copied(leaf: Pytree) -> Pytree:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        memory = np.empty(leaf.nbytes + ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % ALIGNMENT
+        copy = memory[start : start + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape)
+        copy[...] = leaf
+        return copy
 
-def _aligned_copy(array: np.ndarray) -> np.ndarray:
-    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+    return jax.tree.map(copied, tree)
 
 
 # Threads --------------------------------------------------------------------------------
@@ -162,7 +162,6 @@ one_blas_thread = _OneBLASThread()
 
 # Compilation ----------------------------------------------------------------------------
 
-CompilerOption: TypeAlias = tuple[str, str | bool | int]
 CompilerOptions: TypeAlias = dict[str, str | bool | int]
 
 # XLA's newer CPU code generator and its highest optimisation level take more than half of the
@@ -223,8 +222,7 @@ def jit(
             refuse_forked()  # here, since all of Modicum's computations pass through
             with lock:
                 if not compiled_once:
-                    chosen = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend())
-                    usable = _usable(_not_in_flags(chosen or {}))
+                    usable = usable_options(options, on_gpu)
                     compiled_once.append(
                         jax.jit(function, static_argnums=static, compiler_options=usable)
                     )
@@ -247,36 +245,29 @@ def jit(
     return decorate
 
 
-def _not_in_flags(options: CompilerOptions) -> tuple[CompilerOption, ...]:
-    """Drop the options that XLA_FLAGS sets: the user's choice wins."""
+def usable_options(
+    options: CompilerOptions, on_gpu: CompilerOptions | None = None
+) -> CompilerOptions | None:
+    """Return the options for this device, without those that XLA_FLAGS sets or XLA does not know.
+
+    Options come and go between versions of the compiler.
+    """
+    chosen = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend()) or {}
     flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
-    return tuple((name, value) for name, value in options.items() if name not in flags)
+    left = {name: value for name, value in chosen.items() if name not in flags}
+    fresh = {name: value for name, value in left.items() if name not in _KNOWN}
+    all_known = not fresh or _are_known(fresh)
+    for name, value in fresh.items():
+        _KNOWN[name] = all_known or _are_known({name: value})
+    return {name: value for name, value in left.items() if _KNOWN[name]} or None
 
 
-@cache
-def _usable(options: tuple[CompilerOption, ...]) -> CompilerOptions | None:
-    """Return the options as an argument of `jax.jit`, without those unknown to the compiler."""
-    if not options:
-        return None
-    fresh = [option for option in options if option[0] not in _KNOWN]
-    if fresh and not _are_known(*fresh):  # options come and go between compiler versions
-        fresh = [option for option in fresh if _are_known(option)]
-    _KNOWN.update(name for name, _ in fresh)
-    return {name: value for name, value in options if name in _KNOWN}
+_KNOWN: dict[str, bool] = {}  # whether the compiler has an option: a test takes 30 ms
 
 
-_KNOWN: set[str] = set()  # options that the compiler is known to have: a test takes 30 ms
-
-
-def check_options() -> None:
-    """Test which options the compiler has, in case there is time to do so ahead."""
-    if jax.default_backend() == "cpu":
-        _usable(_not_in_flags(FASTEST_COMPILE))
-
-
-def _are_known(*options: CompilerOption) -> bool:
+def _are_known(options: CompilerOptions) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=dict(options))()
+        jax.jit(lambda: 0, compiler_options=options)()
     except Exception:  # the exception's type depends on the version
         return False
     return True
@@ -325,14 +316,14 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def make_room(maps: Path = MAPS, most: Path = MOST) -> bool:
+def make_room() -> bool:
     """Free compiled code if there is too much of it; return whether it was freed.
 
     Each run with new shapes (folds, groups, another n) compiles its functions anew, and JAX keeps
     the old ones: about 25 MB per run, and hundreds of memory maps, whose number per process the
     system limits. Code that is still needed is compiled again.
     """
-    if COMPILED.since_cleared < MANY and share_of_maps(maps, most) < MOST_MAPS:
+    if COMPILED.since_cleared < MANY and share_of_maps() < MOST_MAPS:
         return False
     let_compiled_code_go()
     COMPILED.since_cleared = 0
@@ -357,12 +348,10 @@ def let_compiled_code_go() -> None:
         ctypes.CDLL(None).malloc_trim(0)  # otherwise the C library keeps freed memory
 
 
-def share_of_maps(maps: Path = MAPS, most: Path = MOST) -> float:
+def share_of_maps() -> float:
     """Return this process's number of memory maps as a share of the system's limit."""
     try:
-        limit = int(most.read_text())
-        with maps.open("rb") as file:
-            return sum(1 for _ in file) / limit
+        return MAPS.read_bytes().count(b"\n") / int(MOST.read_text())
     except OSError:  # not on Linux
         return 0.0
 

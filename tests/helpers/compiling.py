@@ -8,12 +8,12 @@ import pytest
 
 from modicum.methods.ecs import pilot_draws as pilot_chains
 from modicum.run import iterations
-from modicum.runtime import FAST_COMPILE, _usable
+from modicum.runtime import FAST_COMPILE, usable_options
 
 
 def optimised(function, **settings):
     """`jax.jit` for long simulations."""
-    options = _usable(tuple(FAST_COMPILE.items()))
+    options = usable_options(FAST_COMPILE)
     return jax.jit(function, **settings, compiler_options=options)
 
 

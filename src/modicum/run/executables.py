@@ -37,7 +37,14 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 
 from modicum.progress import logger
-from modicum.runtime import Compiled, Pytree, check_options, on_release, refuse_forked
+from modicum.runtime import (
+    FASTEST_COMPILE,
+    Compiled,
+    Pytree,
+    on_release,
+    refuse_forked,
+    usable_options,
+)
 
 Executable: TypeAlias = Callable[..., Pytree]
 TRUSTED = {"modicum", "jax", "jaxlib", "numpy", "blackjax", "builtins", "collections", "functools"}
@@ -56,7 +63,7 @@ def get_ready() -> None:
     refuse_forked()  # the thread would wait forever, and keep the process from ending
 
     def prepare() -> None:
-        check_options()
+        usable_options(FASTEST_COMPILE)  # tested ahead, while there is time
         if _folder() is not None:
             _surroundings()
             _sources()
