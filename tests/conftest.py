@@ -36,10 +36,7 @@ LAST = (  # files that clear compiled code, which other files might have used; t
 )
 SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well
     *("modicum.sklearn.PoissonRegressor", "modicum.sklearn.Regressor"),
-    *(
-        "modicum.posterior.outcomes.OutcomesMixin.effects",
-        "modicum.posterior.mixin.ChecksMixin.loo",
-    ),
+    *("modicum.posterior.group_effects.effects", "modicum.posterior.loo.loo"),
     *("modicum.posterior.comparison.compare", "modicum.digest.digest.digest"),
     *("modicum.models.from_numpyro.from_numpyro", "modicum.models.own.Model"),
 }

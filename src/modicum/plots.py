@@ -235,8 +235,7 @@ def residual_weights(
     """
     whole_number("subsample", subsample)
     whole_number("draws", draws)
-    subject = post.subject(data, "a plot of residuals")
-    sizes = np.sort(residual_sizes(subject, subsample, draws, random_seed))[::-1]
+    sizes = np.sort(residual_sizes(post, data, subsample, draws, random_seed))[::-1]
     if not sizes.sum() > 0:
         raise SettingError(
             "the log-likelihood of every row is exactly quadratic, so all residuals are zero: "
@@ -423,7 +422,7 @@ def shrinkage(
         )
     effects = post.effects(group, levels=levels, prob=prob)
     name = _effect_name(post, group, effect)
-    shrunk = group_effects.shrinkage(post, post.fit(), rows, group, name, effects)
+    shrunk = group_effects.shrinkage(post, rows, group, name, effects)
     raw, (wide, edge) = shrunk.unpooled, shrunk.limits(prob)
     counts, mean = (shrunk.table[column].to_numpy() for column in ("rows", "mean"))
     colour = colour_of(post)
@@ -461,7 +460,7 @@ def _effect_table(
 
 def _effect_name(post: Posterior, group: str, effect: str | None) -> str:
     """Return the name in `post.effects` of an effect given by it or as in the formula (1, dose)."""
-    terms = terms_of(post.fit().model, group)
+    terms = terms_of(post.fitted_model(), group)
     written = {e: n for t in terms for e, n in zip(t.effects, t.sd_names, strict=True)}
     names = list(written.values())
     if effect is None:

@@ -329,7 +329,7 @@ def test_what_the_rows_of_a_group_say_by_themselves(fitted, effects):
     post, rows, _, _ = fitted
     levels = [5, 2, 8]
     pooled = effects[0]["mean"].to_numpy()[:, None]
-    raw = unpooled_effects(post, post.fit(), rows, "g", "g", levels, pooled, 1.0)
+    raw = unpooled_effects(post, rows, "g", "g", levels, pooled, 1.0)
     batch, m = rows.slice(0, len(rows)), post.summary()["mean"]
     for level, mine in zip(levels, raw, strict=True):
         own = batch["g"] == level

@@ -14,7 +14,7 @@ from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.draws import thinned
-from modicum.posterior.group_effects import _group_of, effect_draws, intraclass, unpooled_effects
+from modicum.posterior.group_effects import _group_of, effect_draws, unpooled_effects
 
 G = mo.models.GroupTerm
 SDS, SLOPE = (0.9, 0.4), 0.7
@@ -195,21 +195,24 @@ def test_intraclass_correlations(post, table):
     assert found.loc["ward", "5%"] == pytest.approx(np.quantile(share, 0.05), abs=2e-3)
     # other noise, and Poisson counts of a known mean
     draws = {"group_sd": np.full((1, 4, 2), 0.5)}
-    source = mo.Posterior(draws=draws, stats={}, ledger=post.ledger)
     terms = [G("a"), G("b")]
     rows = mo.Rows(x=np.ones((4, 1)), y=np.array([0.0, 1.0, 2.0, 5.0]))
-    shares = intraclass(source, mo.models.Poisson(groups=terms), rows, 0.9)["mean"]
-    noise = np.log1p(1 / 2)
-    np.testing.assert_allclose(shares[["a", "b"]], 0.25 / (0.5 + noise))
-    assert shares["all groups"] == pytest.approx(0.5 / (0.5 + noise))
-    probit = intraclass(source, mo.models.Probit(groups=terms), None, 0.9)["mean"]
-    assert probit["all groups"] == pytest.approx(0.5 / 1.5)
-    ordinal = intraclass(source, mo.models.Ordinal(groups=terms), None, 0.9)["mean"]
-    assert ordinal["all groups"] == pytest.approx(0.5 / (0.5 + np.pi**2 / 3))
+
+    def shares(model, rows=rows):
+        predictor = ModelPredictor(model)
+        made = mo.Posterior(draws, {}, mo.Ledger(rows=4), predictor=predictor, rows=rows)
+        return made.icc()["mean"]
+
+    poisson, noise = shares(mo.models.Poisson(groups=terms)), np.log1p(1 / 2)
+    np.testing.assert_allclose(poisson[["a", "b"]], 0.25 / (0.5 + noise))
+    assert poisson["all groups"] == pytest.approx(0.5 / (0.5 + noise))
+    for family, noise in ((mo.models.Probit, 1.0), (mo.models.Ordinal, np.pi**2 / 3)):
+        known = shares(family(groups=terms), rows=None)
+        assert known["all groups"] == pytest.approx(0.5 / (0.5 + noise))
     with pytest.raises(mo.SettingError, match="has no established variance"):
-        intraclass(source, mo.models.Gamma(groups=terms), rows, 0.9)
+        shares(mo.models.Gamma(groups=terms))
     with pytest.raises(mo.SettingError, match="this model has none"):
-        intraclass(source, mo.models.Logistic(), rows, 0.9)
+        shares(mo.models.Logistic())
 
 
 def best_alone(rows, base, z):
@@ -246,9 +249,7 @@ def test_levels_of_like_outcomes_have_no_estimate_of_their_own(post, table):
     fields = rows.slice(0, len(rows)) | {"y": y}
     changed = mo.Rows(x=fields["x"], y=y, columns=["dose"], codes={"ward": table[0]["ward"]})
     pooled = post.effects("ward", levels=["w04", "w05"])["mean"].to_numpy().reshape(2, 2)
-    raw = unpooled_effects(
-        post, post.fit(), changed, "ward", "ward", ["w04", "w05"], pooled, SDS[0]
-    )
+    raw = unpooled_effects(post, changed, "ward", "ward", ["w04", "w05"], pooled, SDS[0])
     assert raw[0] == np.inf
     assert np.isfinite(raw[1])
 
@@ -297,7 +298,7 @@ def test_integrated_effects_have_the_moments_of_their_nodes():
     assert few.attrs["draws"] == 100
     assert np.abs(few["sd"] / sd - 1).max() < 0.01
     groups, subset = model.units(rows), thinned(post, 200)[0]
-    drawn = np.concatenate(list(effect_draws(post.fit(), groups, np.arange(30), subset)), axis=1)
+    drawn = np.concatenate(list(effect_draws(post, groups, np.arange(30), subset)), axis=1)
     assert np.abs(drawn[..., 0].std(axis=0) / sd - 1).max() > 0.06
     backwards = post.effects("g", levels=list(range(30))[::-1])
     np.testing.assert_allclose(backwards["mean"], table["mean"][::-1], rtol=1e-6)

@@ -147,7 +147,7 @@ def test_signs_are_respected():
 
 
 def test_refusals():
-    with pytest.raises(SettingError, match="cannot predict"):
+    with pytest.raises(SettingError, match="has no model"):
         make(predictor=None).predict({"x": X})
     with pytest.raises(SettingError, match="dict of arrays"):
         make().predict(X)

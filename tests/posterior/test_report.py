@@ -12,9 +12,9 @@ from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
+from modicum.posterior.charts import _powers, _ticks
 from modicum.posterior.ppc import PredictiveCheck
-from modicum.posterior.report.charts import _powers, _ticks
-from modicum.posterior.report.contents import code_for, lights, overall, predictive_light
+from modicum.posterior.report import code_for, lights, overall, predictive_light
 from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'
@@ -185,7 +185,7 @@ def test_rows_per_level_have_round_ticks():
 
 
 def test_every_class_has_a_picture():
-    from modicum.posterior.report.page import _by_class, _effect
+    from modicum.posterior.report import _by_class, _effect
 
     index = pd.MultiIndex.from_product([[0.0, 1.0, 2.0], [0, 1]], names=["dose", "class"])
     columns = ["mean", "sd", "5%", "95%"]
@@ -196,16 +196,16 @@ def test_every_class_has_a_picture():
     assert "<svg" in _effect("dose, class 0", "dose", parts[0][1])
 
 
-def found(level, **changes):
-    r_hat, ess, diverging = changes.get("r_hat", 1.001), changes.get("ess", 900), 0
+def found(level, r_hat=1.001, ess=900, diverging=0, bias=0.01, warnings=()):
     summary = pd.DataFrame(
         {"r_hat": [1.0, r_hat], "ess_bulk": [ess, 2000.0], "ess_tail": [1500.0, 2000.0]},
         index=["a", "b"],
     )
-    stats = {"diverging": np.arange(4000).reshape(4, 1000) < changes.get("diverging", diverging)}
-    tuning = {"bias_bound": {"value": changes.get("bias", 0.01), "why": ""}}
-    made = lights(summary, (4, 1000), stats, tuning, {}, changes.get("warnings", []))
-    return overall(made)[0] == level
+    stats = {"diverging": np.arange(4000).reshape(4, 1000) < diverging}
+    tuning = {"bias_bound": {"value": bias, "why": ""}}
+    draws = {"a": np.zeros((4, 1000))}
+    run = mo.Posterior(draws, stats, mo.Ledger(rows=1), tuning=tuning, warnings=list(warnings))
+    return overall(lights(run, summary))[0] == level
 
 
 def test_lights():
@@ -223,8 +223,8 @@ def test_lights():
 
 
 def test_a_run_that_says_nothing_of_itself_is_not_called_fine():
-    summary = pd.DataFrame({"r_hat": [np.nan], "ess_bulk": [np.nan], "ess_tail": [np.nan]})
-    assert overall(lights(summary, (1, 1), {}, {}, {}, []))[0] == "bad"
+    run = mo.Posterior({"a": np.zeros((1, 1))}, {}, mo.Ledger(rows=1))
+    assert overall(lights(run, run.summary()))[0] == "bad"
 
 
 def test_a_model_that_misses_the_data_is_doubtful(page):
@@ -239,9 +239,14 @@ def test_a_model_that_misses_the_data_is_doubtful(page):
 
 
 def test_the_code_to_run_it_again_has_offset_and_weights():
-    settings = {"formula": "n ~ age + offset(log_km)", "method": "hmc", "tune": 9, "seed": 1}
-    fields = {"offset": ("log_km", "log_years"), "weight": ("copies",)}
-    code = code_for(settings, fields, "Poisson", 4, 100)
+    formula = "n ~ age + offset(log_km)"
+    names = ("n", "age", "log_km", "log_years", "copies")
+    table = pd.DataFrame({name: np.arange(1.0, 7.0) for name in names})
+    fields = {"offset": "log_years", "weight": "copies"}
+    rows = read_formula(formula, table, progressbar=False, **fields).rows
+    settings = {"formula": formula, "method": "hmc", "tune": 9, "seed": 1}
+    post = posterior(settings=settings, fit_rows=FitRows.of(rows))
+    code = code_for(post, mo.models.Poisson())
     assert """family="poisson", offset='log_years', weights='copies', method="hmc",""" in code
 
 

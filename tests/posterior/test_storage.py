@@ -83,7 +83,7 @@ def test_predictor_is_rebuilt(tmp_path):
 def test_foreign_predictor_is_kept_but_not_rebuilt(post, tmp_path):
     post.save(tmp_path / "p")
     back = Posterior.load(tmp_path / "p")
-    with pytest.raises(SettingError, match="cannot predict"):
+    with pytest.raises(SettingError, match="has no model"):
         back.predict({"x": np.ones(4)})
     back.save(tmp_path / "again")
     assert Posterior.load(tmp_path / "again").predictor_spec == back.predictor_spec
@@ -210,7 +210,7 @@ WHOLE = ["save", "report", "to_netcdf"]
 def plain(post, monkeypatch):
     """Return a posterior that each of the writers can write."""
     pytest.importorskip("h5netcdf")
-    monkeypatch.setattr("modicum.posterior.posterior.report_page", lambda contents: "page" * 1000)
+    monkeypatch.setattr("modicum.posterior.report.report_page", lambda contents: "page" * 1000)
     return Posterior({"beta": post["beta"]}, {}, post.ledger)
 
 

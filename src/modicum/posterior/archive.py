@@ -20,8 +20,8 @@ import numpy as np
 from modicum.errors import AbsentFileError, DataError, ModicumWarning
 from modicum.files import refuse_uri, whole_file
 from modicum.ledger import Ledger
-from modicum.posterior.draws import LabelsLike
 from modicum.posterior.fit_rows import FitRows
+from modicum.posterior.fitted import FittedDraws
 from modicum.rows.json_entries import Json
 
 DEEPEST = 100  # levels of nesting allowed; `write` uses a handful
@@ -187,64 +187,46 @@ def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")
 
 
-FORMAT, VERSION, PAGE = "modicum posterior", 2, "posterior.json"
-KIND = Format(FORMAT, VERSION, PAGE, "a posterior")
+PAGE = "posterior.json"
+POSTERIOR = Format("modicum posterior", 2, PAGE, "a posterior")
+PARTS = ("draws", "stats", "weights", "labels", "tuning", "settings", "predictor")
 
 
-@dataclass(frozen=True)
-class Contents:
-    """The contents of a posterior's file.
+def save(post: FittedDraws, path: str | os.PathLike[str]) -> None:
+    """Save atomically to one file, which holds no executable code.
 
-    Parameters
-    ----------
-    draws, stats, weights, labels, ledger, warnings, tuning, settings
-        As in `modicum.posterior.Posterior`.
-    predictor
-        Description of the predictor, or None.
-    fit_rows
-        Description of the rows of the fit, or None.
+    Raises
+    ------
+    ResourceError
+        If the disk is full; an existing file is left unchanged.
+    SettingError
+        If the file cannot be written, for instance because its folder does not exist.
     """
-
-    draws: dict[str, np.ndarray]
-    stats: dict[str, np.ndarray]
-    weights: np.ndarray | None
-    labels: LabelsLike
-    ledger: Ledger
-    warnings: list[ModicumWarning]
-    tuning: dict[str, Json]
-    settings: dict[str, Json]
-    predictor: dict[str, Json] | None
-    fit_rows: FitRows | None
-
-
-_PLAIN = ("draws", "stats", "weights", "labels", "tuning", "settings", "predictor")
-
-
-def save(contents: Contents, path: str | os.PathLike[str]) -> None:
-    """Write a posterior atomically, through a temporary file next to `path`."""
-    fit = contents.fit_rows
+    fit = post.fit_rows
+    held = vars(post) | {"predictor": post.predictor_spec}
     plain = {
-        "warnings": [doubt.to_dict() for doubt in contents.warnings],
-        "ledger": contents.ledger.to_dict(),
+        "warnings": [doubt.to_dict() for doubt in post.warnings],
+        "ledger": post.ledger.to_dict(),
         "rows": None if fit is None else fit.to_dict(),
     }
-    write(path, KIND, {part: getattr(contents, part) for part in _PLAIN}, plain)
+    write(path, POSTERIOR, {part: held[part] for part in PARTS}, plain)
 
 
-def load(path: str | os.PathLike[str]) -> Contents:
-    """Read a posterior that `save` wrote."""
-    return read(path, KIND, _PLAIN, _contents)
+def load(path: str | os.PathLike[str], make: Callable[..., T]) -> T:
+    """Read a file that `save` wrote; `make` is given its contents, named as in `FittedDraws`."""
 
+    def made(parts: dict[str, Decoded], page: dict[str, Json]) -> T:
+        _check_types(parts)
+        rows = page["rows"]
+        return make(
+            predictor_spec=parts.pop("predictor"),
+            **parts,
+            ledger=Ledger.from_dict(page["ledger"]),
+            warnings=[_warning(doubt) for doubt in page["warnings"]],
+            fit_rows=None if rows is None else FitRows.from_dict(rows),
+        )
 
-def _contents(parts: dict[str, Json], page: dict[str, Json]) -> Contents:
-    _check_types(parts)
-    rows = page["rows"]
-    return Contents(
-        **parts,
-        ledger=Ledger.from_dict(page["ledger"]),
-        warnings=[_warning(doubt) for doubt in page["warnings"]],
-        fit_rows=None if rows is None else FitRows.from_dict(rows),
-    )
+    return read(path, POSTERIOR, PARTS, made)
 
 
 def _check_types(parts: Mapping[str, object]) -> None:

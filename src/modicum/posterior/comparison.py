@@ -22,8 +22,7 @@ from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import Subject
-from modicum.posterior.loo import LeaveOneOut, leave_one_out
+from modicum.posterior.loo import LeaveOneOut, Subject, leave_one_out
 from modicum.posterior.posterior import Posterior
 from modicum.random import Stream, generator
 from modicum.rows import Rows
@@ -195,24 +194,23 @@ def compare(
     """
     require_weighting(method)
     subjects = _subjects(posteriors, data)
-    numbers = _table_numbers(posteriors, data, subjects)
-    _require_same_outcomes(subjects, numbers)
+    _require_same_outcomes(subjects)
     _question_measures(subjects)
     results = leave_one_out(
-        list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match, numbers
+        list(subjects.values()), subsample, draws, random_seed, progressbar, moment_match
     )
     for name, left_out in zip(subjects, results, strict=True):
         left_out.warn(name)
     table = _table(dict(zip(subjects, results, strict=True)), method, random_seed)
     if not evidence:
         return table
-    evidences = {
-        name: log_evidence(subjects[name], POINTS, random_seed, progressbar) for name in table.index
-    }
-    values = np.array([evidences[name].value for name in table.index])
+    found = [
+        log_evidence(*subjects[name][:2], POINTS, random_seed, progressbar) for name in table.index
+    ]
+    values = np.array([one.value for one in found])
     return table.assign(
         log_evidence=values,
-        evidence_error=[evidences[name].error for name in table.index],
+        evidence_error=[one.error for one in found],
         log_bayes_factor=values - values[0],
     )
 
@@ -229,9 +227,9 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
     by_posterior = isinstance(data, Mapping) and set(data) == set(posteriors)
     subjects: dict[str, Subject] = {}
     for name, post in posteriors.items():
-        own = data[name] if by_posterior else data  # type: ignore[index]
+        own = data[name] if isinstance(data, Mapping) and by_posterior else data
         try:
-            subjects[str(name)] = post.subject(own, "a comparison")
+            rows = post.rows_of_fit(own, "a comparison")
         except DataError as fault:
             sentence = f"{name!r}: {fault}"
             if isinstance(own, Rows) and not by_posterior:
@@ -240,39 +238,29 @@ def _subjects(posteriors: object, data: object) -> dict[str, Subject]:
                     "posteriors' names, or leave data out if the posteriors hold their rows."
                 )
             raise DataError(sentence) from None
+        subjects[str(name)] = post, rows, post.table_numbers(own, rows)
     return subjects
 
 
-def _table_numbers(
-    posteriors: Mapping[str, Posterior], data: object, subjects: Mapping[str, Subject]
-) -> list[np.ndarray | None]:
-    """Return the table index of each row, for every posterior: stores sort rows by group."""
-    by_posterior = isinstance(data, Mapping) and set(data) == set(posteriors)
-    return [
-        post.table_numbers(data[name] if by_posterior else data, subjects[str(name)].rows)  # type: ignore[index]
-        for name, post in posteriors.items()
-    ]
-
-
-def _require_same_outcomes(
-    subjects: Mapping[str, Subject], numbers: Sequence[np.ndarray | None]
-) -> None:
+def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
     """Refuse posteriors of different rows, or that leave out different units."""
-    (first, (_, fit, rows)), *others = subjects.items()
-    for (name, (_, other_fit, other)), its_numbers in zip(others, numbers[1:], strict=True):
+    (first, (post, rows, numbers)), *others = subjects.items()
+    model = post.fitted_model()
+    for name, (other_post, other, its_numbers) in others:
+        other_model = other_post.fitted_model()
         if len(other) != len(rows):
             raise DataError(
                 f"{first!r} was fitted to {len(rows):,} rows and {name!r} to {len(other):,}, but "
                 "only fits to the same rows can be compared (rows with missing values may have "
                 "been dropped from one of them); fit both to the rows that are complete for both."
             )
-        if _units(fit.model) != _units(other_fit.model):
+        if _units(model) != _units(other_model):
             raise SettingError(
                 f"{first!r} and {name!r} leave out different things: whole groups where effects "
                 "were integrated out, rows otherwise; hold the effects explicitly "
                 "(groups='explicit'), or integrate both over the same group."
             )
-        field = _difference((fit.model, rows, numbers[0]), (other_fit.model, other, its_numbers))
+        field = _difference((model, rows, numbers), (other_model, other, its_numbers))
         if field is not None:
             why = DIFFERENCES.get(field, f"different values of the field {field!r}")
             raise DataError(f"{first!r} and {name!r} were fitted to {why}.")
@@ -336,8 +324,8 @@ def _values(
 def _question_measures(subjects: Mapping[str, Subject]) -> None:
     """Warn where the likelihood of one family is a density and that of another a probability."""
     kinds: dict[bool, str] = {}  # a model by whether its likelihood is a probability
-    for name, (_, fit, _) in subjects.items():
-        family = _family(fit.model)
+    for name, (post, _, _) in subjects.items():
+        family = _family(post.fitted_model())
         if isinstance(family, LinearPredictorModel):
             kinds.setdefault(family.has_whole_outcomes, name)
     if len(kinds) < 2:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from modicum.errors import ModicumWarning, SettingError, warn
+from modicum.errors import ModicumWarning, SettingError, warn, whole_number
+from modicum.files import require_writable, whole_file
 from modicum.models import IntegratedEffects
-from modicum.models.over_draws import ModelPredictor, log_priors, prior_draws
-from modicum.posterior.draws import Draws, axis_labels
+from modicum.models.over_draws import log_priors, prior_draws
+from modicum.posterior.draws import named_axes
 from modicum.posterior.fit_rows import AlignedRows
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import random_rows
@@ -35,127 +35,104 @@ LARGEST_WHOLE = 2.0**53  # up to this, floats represent every integer
 ROW = "row"  # the dimension of sampled rows
 
 
-@dataclass
-class SampledGroups:
-    """Arrays for the further groups of a DataTree; None for a group that there is not.
+def to_datatree(post: FittedDraws, sample: int = 500, random_seed: int = 0) -> xr.DataTree:
+    """Convert to an ArviZ DataTree, with dimensions named and labelled.
 
-    Attributes
+    The groups are `posterior` and `sample_stats`; if the model is known, `log_prior`, and
+    `prior` if it can be sampled; and if the posterior holds its rows, for a random sample of
+    them, `observed_data`, `log_likelihood`, `posterior_predictive` and `prior_predictive`.
+
+    Parameters
     ----------
-    draws
-        Every `every`-th draw of each chain, for groups with a row dimension.
-    every
-        Thinning interval of `draws`.
-    outcome
-        The field of the rows that holds the outcomes.
-    row_ids
-        Indices of the sampled rows.
-    observed
-        Outcomes of the sampled rows.
-    log_prior
-        Log prior density (chain, draw).
-    log_likelihood, posterior_predictive
-        Log-likelihoods and drawn outcomes of the sampled rows (chain x draw, row).
-    prior, prior_predictive
-        Draws of the prior, and outcomes of the same rows (draw, row).
+    sample
+        Number of rows to sample; with 0, only `posterior` and `sample_stats`, which is instant.
+    random_seed
+        Seed of the sample of rows, and of the predictive draws.
     """
-
-    draws: dict[str, np.ndarray]
-    every: int
-    outcome: str = "y"
-    row_ids: np.ndarray | None = None
-    observed: np.ndarray | None = None
-    log_prior: np.ndarray | None = None
-    log_likelihood: np.ndarray | None = None
-    posterior_predictive: np.ndarray | None = None
-    prior: dict[str, np.ndarray] | None = None
-    prior_predictive: np.ndarray | None = None
+    whole_number("sample", sample, 0)
+    tree = _draws_and_stats(post)
+    if sample and post.restore_predictor() is not None:
+        _add_groups(tree, post, sample, random_seed)
+    return tree
 
 
-def sampled_groups(source: FittedDraws, sample: int, seed: int) -> SampledGroups:
-    """Compute the groups that the model and the rows allow, for `sample` random rows."""
-    fit = source.fit()
-    every = max(1, -(-source.chains * source.num_draws // MOST_DRAWS))
-    thinned_draws = {name: x[:, ::every] for name, x in source.draws.items()}
-    groups = SampledGroups(thinned_draws, every)
-    with suppress(SettingError):  # priors scaled by data that the model has not seen
-        groups.log_prior = log_priors(fit.model, thinned_draws)
-    shapes = {name: x.shape[2:] for name, x in source.draws.items()}
-    with suppress(SettingError):  # a flat prior, say, cannot be drawn from
-        rng = generator(seed, Stream.PRIOR_DRAWS)
-        groups.prior = prior_draws(fit.model, shapes, PRIOR_DRAWS, rng)
-    field = fit.model.outcome_field
-    rows = source.held_rows()
-    if rows is None or field not in rows.fields:
-        return groups
-    ids = np.sort(random_rows(len(rows), sample, seed))
-    sampled = AlignedRows(rows.subset(ids), tuple(rows.fields))
-    groups.observed, groups.row_ids = sampled.rows.slice(0, len(ids))[field], ids
-    groups.outcome = field
-    flat = {name: x.reshape(-1, *x.shape[2:]) for name, x in thinned_draws.items()}
-    predictor = ModelPredictor(fit.model)
-    if not isinstance(fit.model, IntegratedEffects):  # whose likelihoods are of groups, not rows
-        groups.log_likelihood = density_array(predictor, flat, sampled)
-    with suppress(SettingError):  # a model that draws no outcomes
-        posterior = OutcomeDraws(flat, predictor, known_effects(source, flat, sampled))
-        groups.posterior_predictive = outcome_array(posterior, sampled, seed, None)
-        if groups.prior is not None:
-            prior, sampled = prior_outcome_draws(predictor, groups.prior, sampled, seed)
-            groups.prior_predictive = outcome_array(prior, sampled, seed, None)
-    return groups
+def to_netcdf(post: FittedDraws, path: str | os.PathLike[str], sample: int = 500) -> None:
+    """Write the DataTree of `to_datatree` atomically to a netCDF file, which ArviZ reads.
+
+    This needs h5netcdf or netCDF4.
+    """
+    require_writable(path)
+    engine = _netcdf_engine()
+    tree = to_datatree(post, sample)
+    content = tree.to_netcdf(engine=engine)  # in memory: HDF5 crashes where a disk is full
+    with whole_file(path) as part:
+        part.write_bytes(content)
 
 
-def add_groups(tree: xr.DataTree, groups: SampledGroups) -> None:
-    """Add the computed groups to a tree of `to_datatree`."""
+def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) -> None:
+    """Add the groups that the model and the rows allow, for `sample` random rows."""
     import xarray as xr
 
-    chains, number = next(iter(groups.draws.values())).shape[:2]
-    coords = {"chain": np.arange(chains), "draw": groups.every * np.arange(number)}
-    if groups.log_prior is not None:
-        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), groups.log_prior)}, coords)
-    if groups.prior is not None:
-        posterior = tree["posterior"].to_dataset()
-        arrays = {
-            name: (("chain", "draw", *posterior[name].dims[2:]), x[None])
-            for name, x in groups.prior.items()
-        }
-        labels = {k: v for k, v in posterior.coords.items() if k not in ("chain", "draw")}
-        dims_present = {dim for dims, _ in arrays.values() for dim in dims}
-        tree["prior"] = xr.Dataset(arrays, {k: v for k, v in labels.items() if k in dims_present})
-    if groups.row_ids is None:
+    predictor = post.model_predictor()
+    model = predictor.model
+    every = max(1, -(-post.chains * post.num_draws // MOST_DRAWS))
+    draws = {name: x[:, ::every] for name, x in post.draws.items()}
+    chains, number = next(iter(draws.values())).shape[:2]
+    coords = {"chain": np.arange(chains), "draw": every * np.arange(number)}
+    with suppress(SettingError):  # priors scaled by data that the model has not seen
+        log_prior = log_priors(model, draws)
+        tree["log_prior"] = xr.Dataset({"all": (("chain", "draw"), log_prior)}, coords)
+    prior = None
+    with suppress(SettingError):  # a flat prior, say, cannot be drawn from
+        rng = generator(seed, Stream.PRIOR_DRAWS)
+        shapes = {name: x.shape[2:] for name, x in post.draws.items()}
+        prior = prior_draws(model, shapes, PRIOR_DRAWS, rng)
+        tree["prior"] = _prior_group(prior, tree["posterior"].to_dataset())
+    name, rows = model.outcome_field, post.held_rows()
+    if rows is None or name not in rows.fields:
         return
-    rows = {ROW: groups.row_ids}
-    groups = _as_whole_numbers(groups)
-    assert groups.observed is not None
-    name, shape = groups.outcome, groups.observed.shape[1:]
+    ids = np.sort(random_rows(len(rows), sample, seed))
+    sampled = AlignedRows(rows.subset(ids), tuple(rows.fields))
+    flat = {parameter: x.reshape(-1, *x.shape[2:]) for parameter, x in draws.items()}
+    outcomes = {"observed_data": sampled.rows.slice(0, len(ids))[name]}
+    with suppress(SettingError):  # a model that draws no outcomes
+        drawn = OutcomeDraws(flat, predictor, known_effects(post, flat, sampled))
+        predictive = outcome_array(drawn, sampled, seed, None)
+        outcomes["posterior_predictive"] = predictive.reshape(chains, number, *predictive.shape[1:])
+        if prior is not None:
+            drawn, of_prior = prior_outcome_draws(predictor, prior, sampled, seed)
+            outcomes["prior_predictive"] = outcome_array(drawn, of_prior, seed, None)[None]
+    outcomes = _as_whole_numbers(outcomes)
+    shape = outcomes["observed_data"].shape[1:]
     dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(shape))))  # ArviZ's own default names
-    tree["observed_data"] = xr.Dataset({name: (dims, groups.observed)}, rows)
-    density = groups.log_likelihood
-    if density is not None:
-        shaped = density.reshape(chains, number, -1)
-        tree["log_likelihood"] = xr.Dataset({name: (("chain", "draw", ROW), shaped)}, coords | rows)
-    predictive = groups.posterior_predictive
-    if predictive is not None:
-        shaped = predictive.reshape(chains, number, *predictive.shape[1:])
-        outcomes = {name: (("chain", "draw", *dims), shaped)}
-        tree["posterior_predictive"] = xr.Dataset(outcomes, coords | rows)
-    if groups.prior_predictive is not None:
-        prior = {name: (("chain", "draw", *dims), groups.prior_predictive[None])}
-        tree["prior_predictive"] = xr.Dataset(prior, rows)
+    by_draw = ("chain", "draw", *dims)
+    tree["observed_data"] = xr.Dataset({name: (dims, outcomes["observed_data"])}, {ROW: ids})
+    if not isinstance(model, IntegratedEffects):  # whose likelihoods are of groups, not rows
+        density = density_array(predictor, flat, sampled).reshape(chains, number, -1)
+        tree["log_likelihood"] = xr.Dataset({name: (by_draw[:3], density)}, coords | {ROW: ids})
+    for group, at in (("posterior_predictive", coords), ("prior_predictive", {})):
+        if group in outcomes:
+            tree[group] = xr.Dataset({name: (by_draw, outcomes[group])}, at | {ROW: ids})
 
 
-def _as_whole_numbers(groups: SampledGroups) -> SampledGroups:
+def _prior_group(draws: dict[str, np.ndarray], posterior: xr.Dataset) -> xr.Dataset:
+    """Return draws of the prior, with the dimensions and labels of the posterior."""
+    import xarray as xr
+
+    arrays = {name: (posterior[name].dims, x[None]) for name, x in draws.items()}
+    used = {dim for dims, _ in arrays.values() for dim in dims[2:]}
+    return xr.Dataset(arrays, {k: v for k, v in posterior.coords.items() if k in used})
+
+
+def _as_whole_numbers(outcomes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Convert integer-valued outcomes to integers: ArviZ recognises counts by their type."""
-    kinds = ("observed", "posterior_predictive", "prior_predictive")
-    outcomes = {kind: x for kind in kinds if (x := getattr(groups, kind)) is not None}
     are_whole = all(
         np.all((x == np.floor(x)) & (np.abs(x) < LARGEST_WHOLE)) for x in outcomes.values()
     )
-    if not are_whole:
-        return groups
-    return replace(groups, **{kind: x.astype(np.int64) for kind, x in outcomes.items()})
+    return {kind: x.astype(np.int64) if are_whole else x for kind, x in outcomes.items()}
 
 
-def netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:
+def _netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:
     """Return the installed netCDF library, or say what to install."""
     from importlib.util import find_spec
 
@@ -169,24 +146,16 @@ def netcdf_engine() -> Literal["h5netcdf", "netcdf4"]:
     )
 
 
-def to_datatree(
-    source: Draws, settings: Mapping[str, object], warnings: Sequence[ModicumWarning]
-) -> xr.DataTree:
+def _draws_and_stats(post: FittedDraws) -> xr.DataTree:
     """Convert by ArviZ's conventions: groups ``posterior`` and ``sample_stats``."""
     from arviz_base import from_dict
 
-    dims: dict[str, list[str]] = {}
-    coords: dict[str, list[str | int]] = {}
-    for name, x in source.draws.items():
-        shape = x.shape[2:]
-        dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]  # ArviZ's own default names
-        labels = axis_labels(name, shape, source.labels)
-        coords.update(zip(dims[name], labels, strict=True))
-    stats = dict(source.stats)
-    if source.weights is not None:
-        name = weight_name(source.weights)
-        stats[name] = source.weights
-        if source.weighted:
+    dims, coords = named_axes(post)
+    stats = dict(post.stats)
+    if post.weights is not None:
+        name = weight_name(post.weights)
+        stats[name] = post.weights
+        if post.weighted:
             warn(
                 ModicumWarning(
                     "weights-ignored",
@@ -196,8 +165,8 @@ def to_datatree(
                     + (", or post.resample().to_datatree()" if name == "weight" else ""),
                 ),
             )
-    groups = {"posterior": source.draws} | ({"sample_stats": stats} if stats else {})
-    attrs = _attributes(source, settings, warnings)
+    groups = {"posterior": post.draws} | ({"sample_stats": stats} if stats else {})
+    attrs = _attributes(post)
     return from_dict(
         groups,
         dims=dims,
@@ -211,24 +180,22 @@ def weight_name(weights: np.ndarray) -> str:
     return "sign" if np.isin(weights, (-1.0, 1.0)).all() else "weight"
 
 
-def _attributes(
-    source: Draws, settings: Mapping[str, object], warnings: Sequence[ModicumWarning]
-) -> dict[str, str | int | float]:
+def _attributes(post: FittedDraws) -> dict[str, str | int | float]:
     """Keep what netCDF can store of the settings, with the ledger's totals."""
     try:
         modicum_version = version("modicum")
     except PackageNotFoundError:  # run from a source folder that was never installed
         modicum_version = "unknown"
-    plain = {k: v for k, v in settings.items() if isinstance(v, str | int | float)}
+    plain = {k: v for k, v in post.settings.items() if isinstance(v, str | int | float)}
     attrs = {k: int(v) if isinstance(v, bool) else v for k, v in plain.items()}
-    ledger = source.ledger
+    ledger = post.ledger
     attrs |= {
         "inference_library": "modicum",
         "inference_library_version": modicum_version,
         "row_evaluations": ledger.evaluations,
         "data_passes": ledger.passes,
         "data_rows": ledger.rows,
-        "warnings": "\n".join(map(str, warnings)),
+        "warnings": "\n".join(map(str, post.warnings)),
     }
     if ledger.share is not None:
         attrs["share_of_full_data"] = ledger.share

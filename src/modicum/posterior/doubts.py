@@ -10,8 +10,7 @@ from modicum.diagnostics import nested_r_hat, r_hat
 from modicum.diagnostics.convergence import finite_and_moving
 from modicum.errors import ModicumWarning
 from modicum.posterior.draws import Labels, LabelsLike, evenly_spaced, scalar_names, tidy_labels
-from modicum.posterior.summary import diagnose
-from modicum.posterior.weighted import influence, kish_share, weighted_mcse
+from modicum.posterior.weighted import diagnose, influence, kish_share, weighted_mcse
 
 LARGEST_R_HAT = 1.01
 SMALLEST_ESS = 400  # Vehtari et al. (2021): below it, R-hat and ESS themselves are unreliable

@@ -6,9 +6,9 @@ Scalars of a parameter have names: ``beta[age]`` rather than ``beta[0]``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -203,6 +203,20 @@ class Draws:
         return np.atleast_2d(np.cov(flat, rowvar=False))
 
 
+D = TypeVar("D", bound=Draws)
+
+
+def named_axes(source: Draws) -> tuple[dict[str, list[str]], dict[str, list[str | int]]]:
+    """Return the dimensions of each parameter, by ArviZ's default names, and their labels."""
+    dims: dict[str, list[str]] = {}
+    coords: dict[str, list[str | int]] = {}
+    for name, x in source.draws.items():
+        shape = x.shape[2:]
+        dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]
+        coords.update(zip(dims[name], axis_labels(name, shape, source.labels), strict=True))
+    return dims, coords
+
+
 def affordable(source: Draws, rows: int, draws: int | None, fewest: int = FEWEST) -> int:
     """Return how many draws to evaluate `rows` rows at: `draws`, or by default all if affordable.
 
@@ -300,3 +314,38 @@ def equal_places(
     start = generator(seed, Stream.RESAMPLING).random()
     at = np.searchsorted(edges, (np.arange(number) + start) / number * edges[-1])
     return np.asarray(np.minimum(at, total - 1))
+
+
+def resample(post: D, random_seed: int = 0) -> D:
+    """Resample weighted draws into as many equally weighted ones.
+
+    Each draw is repeated in proportion to its weight, up to rounding (systematic resampling),
+    so that software that ignores weights, such as ArviZ, gives correct results. Equally
+    weighted draws are returned unchanged; draws with negative signs are refused.
+
+    Parameters
+    ----------
+    random_seed
+        Seed of the starting point of the resampling.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> draws = {"beta": np.array([[0.0, 1.0, 2.0, 3.0]])}
+    >>> weights = np.array([[2.0, 0.0, 0.0, 2.0]])
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=1), weights=weights)
+    >>> post.resample()["beta"]
+    array([[0., 0., 3., 3.]])
+    """
+    require_positive(post.weights, "resampling")
+    if post.weights is None or not post.weighted:
+        return post
+    shape, number = post.weights.shape, post.weights.size
+    at = equal_places(post.weights.reshape(-1), number, number, random_seed, "resampling")
+
+    def resampled(x: np.ndarray) -> np.ndarray:
+        return np.asarray(x.reshape(-1, *x.shape[2:])[at].reshape(*shape, *x.shape[2:]))
+
+    draws = {name: resampled(x) for name, x in post.draws.items()}
+    stats = {name: resampled(x) for name, x in post.stats.items()}
+    return replace(post, draws=draws, stats=stats, weights=None)

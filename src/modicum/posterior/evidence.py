@@ -31,7 +31,8 @@ from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.curvature import expanded_prior
 from modicum.posterior.draws import require_finite, require_positive_sum, thinned
 from modicum.posterior.exactness import WORST_TAIL
-from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.random import Stream, generator
 
 NOISY = 0.5  # variance of log-weights, due to few draws, above which a covariance is not used
@@ -120,20 +121,53 @@ CLOSE = 1e-10  # relative change at which the iteration stops
 UNCERTAIN = 0.5  # error above which two models can hardly be told apart
 
 
-def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: bool) -> Evidence:
-    """Integrate the likelihood over the prior; see `Posterior.log_evidence`."""
+def log_evidence(
+    post: FittedDraws,
+    data: RowsLike | None = None,
+    points: int = 500,
+    random_seed: int = 0,
+    progressbar: bool = True,
+) -> Evidence:
+    """Estimate the log evidence (marginal likelihood): the likelihood averaged over the prior.
+
+    The difference of two models' log evidences is the log of their Bayes factor. It depends on
+    the priors even if the posteriors do not. For a custom model it is correct only if
+    `log_prior` and `log_likelihood` include their normalising constants.
+
+    All rows are evaluated at `points` draws of the normal distribution with the posterior's
+    mean and covariance, in one pass, and the importance weights are Pareto-smoothed. If their
+    tail is too heavy, bridge sampling with the posterior's draws follows, in another pass.
+
+    Parameters
+    ----------
+    data
+        The rows the posterior was sampled with, or their table; other rows are refused. By
+        default the rows that the posterior holds.
+    points
+        Number of points at which to evaluate all rows.
+    random_seed
+        Seed of the points.
+    progressbar
+        Whether to show progress on a long pass.
+
+    Returns
+    -------
+    Evidence
+        A named tuple: `value`, the log evidence, and `error`, its Monte Carlo standard error.
+    """
+    rows = post.rows_of_fit(data, "the evidence")
     whole_number("points", points, FEWEST)
-    source, fit, rows = subject
-    require_finite(source.draws, "the evidence")
-    if fit.model.has_flat_prior:
+    model = post.fitted_model()
+    require_finite(post.draws, "the evidence")
+    if model.has_flat_prior:
         raise SettingError(
             "the evidence is an average over the prior, which is not defined for a flat prior; "
             "give every parameter a proper prior (mo.priors.Normal ...)."
         )
-    total = source.chains * source.num_draws
-    subset, weights = thinned(source, total)
+    total = post.chains * post.num_draws
+    subset, weights = thinned(post, total)
     require_positive_sum(weights, "the evidence")
-    target, draws = flat_points(fit, rows, subset)
+    target, draws = flat_points(post, rows, subset)
     _require_enough(target, total)
     engine = LocalEngine(progressbar=progressbar)
     ledger = Ledger(rows=len(rows))
@@ -144,13 +178,13 @@ def log_evidence(subject: Subject, points: int, random_seed: int, progressbar: b
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
     log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new)
-    log_ratio += _log_constant(fit.model)
+    log_ratio += _log_constant(model)
     averaged, tail = average(log_ratio)
     if tail <= WORST_TAIL:
         return averaged
     half = draws[bridge]
     draws_ratio = (
-        log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(fit.model)
+        log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(model)
     )
     bridged = _bridge_sampling(draws_ratio, weights[0][bridge], log_ratio)
     _warn_if_uncertain(bridged, tail)

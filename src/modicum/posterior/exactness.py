@@ -21,8 +21,8 @@ differences: with f(s) the row's log-likelihood at mean + s delta,
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -31,21 +31,22 @@ from modicum.diagnostics.convergence import finite_and_moving
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.models import BaseModel
 from modicum.models.over_draws import log_priors
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import log_likelihoods
 from modicum.passes.pointwise import scores as log_posterior_scores
+from modicum.posterior.doubts import Warnings
 from modicum.posterior.draws import (
-    Draws,
-    axis_labels,
     evenly_spaced,
+    named_axes,
     require_finite,
+    require_positive,
     require_positive_sum,
+    resample,
     thinned,
 )
-from modicum.posterior.fit_rows import require_rows_of_fit
-from modicum.posterior.fitted import Fit, Subject, flat_points
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.posterior.population import random_rows
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
@@ -55,56 +56,49 @@ if TYPE_CHECKING:
 
 FEWEST = 25  # draws needed: a Pareto distribution is fitted to the largest fifth of the weights
 WORST_TAIL = 0.7  # Pareto k above which importance weights cannot be trusted
+F = TypeVar("F", bound=FittedDraws)
 
 
-class Correction(NamedTuple):
-    """The draws that were kept, their weights, and what the weights say about the draws.
+def correct(post: F, rows: RowsLike, draws: int = 1000, progressbar: bool = True) -> F:
+    """Make the draws of a subsampling method exact by importance weights, in one pass.
 
-    Attributes
+    A perturbed chain samples a density close to the posterior; the ratio of the two at each
+    draw is its weight. The full log-likelihood is evaluated at up to `draws` evenly spaced
+    draws, and the weights are Pareto-smoothed. The result's summaries use the weights, and
+    ``result.tuning["correction"]`` says how far off the perturbed answer was.
+
+    Parameters
     ----------
-    draws, stats
-        Evenly spaced draws of each chain; `stats` also has their `log_weight`.
-    weights
-        Pareto-smoothed importance weights (chain, draw), the largest 1.
-    ledger
-        The ledger of the posterior, with this pass added.
-    report
-        Pareto k, variance of the log-weights, effective share, largest shift, verdict.
-    warning
-        The reason to doubt the weights, if there is one.
+    rows
+        The rows the posterior was sampled with (after `mo.fit`, the table); others are refused.
+    draws
+        The most draws to keep.
+    progressbar
+        Whether to show progress on a long pass.
     """
-
-    draws: dict[str, np.ndarray]
-    stats: dict[str, np.ndarray]
-    weights: np.ndarray
-    ledger: Ledger
-    report: dict[str, float | str]
-    warning: ModicumWarning | None
-
-
-def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) -> Correction:
-    """Weight draws by posterior over sampled density; see `Posterior.correct`.
-
-    `require_correctable` must have accepted the draws.
-    """
+    has_density = "lp" in post.stats and "log_weight" not in post.stats
+    if not has_density or (post.weights is not None and (post.weights < 0).any()):
+        raise SettingError(
+            "these draws cannot be corrected: that needs draws without negative signs, not yet "
+            "corrected, of a method that records the log-density it sampled (`lp` in stats)."
+        )
     whole_number("draws", draws)
-    number = source.ledger.rows if source.ledger.unit == "row" else None
-    require_rows_of_fit(rows, fit.rows, number, "a correction")
-    every = max(1, -(-source.chains * source.num_draws // draws))
-    subset = {name: x[:, ::every] for name, x in source.draws.items()}
-    stats = {name: x[:, ::every] for name, x in source.stats.items()}
+    same = post.rows_of_fit(rows, "a correction")
+    every = max(1, -(-post.chains * post.num_draws // draws))
+    subset = {name: x[:, ::every] for name, x in post.draws.items()}
+    stats = {name: x[:, ::every] for name, x in post.stats.items()}
     require_finite(subset | {"lp": stats["lp"]}, "a correction")
-    ledger = Ledger.from_dict(source.ledger.to_dict())
-    log_weights = exact_log_posterior(ledger, fit, rows, subset, progressbar) - stats["lp"]
-    if source.weights is not None:  # weights with respect to the density in `lp`
+    ledger = Ledger.from_dict(post.ledger.to_dict())
+    log_weights = _exact_log_posterior(ledger, post, same, subset, progressbar) - stats["lp"]
+    if post.weights is not None:  # weights with respect to the density in `lp`
         with np.errstate(divide="ignore"):
-            log_weights = log_weights + np.log(source.weights[:, ::every])
+            log_weights = log_weights + np.log(post.weights[:, ::every])
     _require_weights(log_weights)
     smoothed, tail = _smooth(log_weights)
     weights = np.exp(smoothed - smoothed.max())
     report = _report(subset, weights, log_weights, tail)
     # Nearly equal weights correct next to nothing, whatever the shape of their tail.
-    doubt = None
+    doubts = post.warnings
     if not tail <= WORST_TAIL and kish_share(weights) < 0.9:
         doubt = warn(
             ModicumWarning(
@@ -114,26 +108,25 @@ def correct(source: Draws, fit: Fit, rows: Rows, draws: int, progressbar: bool) 
                 pareto_k=tail,
             ),
         )
-    return Correction(subset, stats | {"log_weight": log_weights}, weights, ledger, report, doubt)
+        doubts = Warnings([*doubts, doubt])
+    return replace(
+        post,
+        draws=subset,
+        stats=stats | {"log_weight": log_weights},
+        weights=weights,
+        ledger=ledger,
+        warnings=doubts,
+        tuning=post.tuning | {"correction": report},
+    )
 
 
-def require_correctable(source: Draws) -> None:
-    """Refuse draws without a recorded log-density, with signs, or corrected before."""
-    has_density = "lp" in source.stats and "log_weight" not in source.stats
-    if not has_density or (source.weights is not None and (source.weights < 0).any()):
-        raise SettingError(
-            "these draws cannot be corrected: that needs draws without negative signs, not yet "
-            "corrected, of a method that records the log-density it sampled (`lp` in stats)."
-        )
-
-
-def exact_log_posterior(
-    ledger: Ledger, fit: Fit, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
+def _exact_log_posterior(
+    ledger: Ledger, post: FittedDraws, rows: Rows, draws: dict[str, np.ndarray], progressbar: bool
 ) -> np.ndarray:
     """Return the log-posterior of all rows at each draw, (chain, draw), in one pass."""
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
-    target, points = flat_points(fit, rows, flat)
+    target, points = flat_points(post, rows, flat)
     engine = LocalEngine(progressbar=progressbar)
     sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
     total = sums.values(points, "correction") + target.log_priors(points)
@@ -209,33 +202,65 @@ def _report(
 FEWEST_SCALED = 100  # draws needed to see the tail of their weights
 
 
-def sensitivity(source: Draws, model: BaseModel, log_posterior: np.ndarray) -> pd.DataFrame:
-    """Tabulate both sensitivities of every scalar; see `Posterior.sensitivity`.
+def sensitivity(
+    post: FittedDraws, data: RowsLike | None = None, progressbar: bool = True
+) -> pd.DataFrame:
+    """Measure how sensitive the posterior is to prior and likelihood, by power-scaling each.
 
-    The draws must be equally weighted; `log_posterior` (chain, draw) is that of all rows, up to a
-    constant.
+    Effects of groups count as part of the model: the prior is that of all other parameters,
+    standard deviations of effects included. Weighted draws are resampled first.
+
+    Parameters
+    ----------
+    data
+        The rows of the fit, or their table, for a pass that evaluates the log-density at all
+        draws. By default the log-density that the chain recorded is used, at no cost; methods
+        that record none need the rows.
+    progressbar
+        Whether to show progress on that pass.
+
+    Returns
+    -------
+    DataFrame
+        For each scalar its sensitivity to the `prior` and to the `likelihood`, and ArviZ's
+        `diagnosis`. Values above 0.05 matter: sensitivity to the prior alone means that the
+        prior is strong or the data are weak; to both, that prior and data may disagree.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> draws = rng.normal(0, 1, size=(2, 500, 1))  # the prior: the data are uninformative
+    >>> log_density = -0.5 * draws[..., 0] ** 2
+    >>> post = mo.Posterior({"beta": draws}, {"lp": log_density}, mo.Ledger(rows=1))
+    >>> model = mo.models.Logistic(prior_scale=1.0, intercept=False)
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
+    >>> post.sensitivity()["prior"].item() > 0.05
+    True
     """
     from arviz_base import from_dict
     from arviz_stats import psense_summary
 
-    require_finite(source.draws, "a sensitivity")
-    if source.chains * source.num_draws < FEWEST_SCALED:
+    model = post.fitted_model()
+    require_positive(post.weights, "a sensitivity")
+    alike = resample(post)
+    log_posterior = alike.stats.get("lp")
+    if data is not None or log_posterior is None:
+        rows = post.rows_of_fit(data, "a sensitivity")
+        ledger = Ledger(rows=len(rows))
+        log_posterior = _exact_log_posterior(ledger, post, rows, alike.draws, progressbar)
+    require_finite(alike.draws, "a sensitivity")
+    if alike.chains * alike.num_draws < FEWEST_SCALED:
         raise SettingError(
-            f"{too_few(source.chains * source.num_draws, 'draw')} to be reweighted by prior or "
+            f"{too_few(alike.chains * alike.num_draws, 'draw')} to be reweighted by prior or "
             f"likelihood, since the tail of the weights cannot be judged; "
             f"sample at least {FEWEST_SCALED}."
         )
-    assert not source.weighted, "the caller resamples weighted draws"
-    log_likelihood = log_posterior - log_priors(model, source.draws)
-    prior = log_priors(model, source.draws, effects=False)
-    dims: dict[str, list[str]] = {}
-    coords: dict[str, list[str | int]] = {}
-    for name, x in source.draws.items():
-        shape = x.shape[2:]
-        dims[name] = [f"{name}_dim_{i}" for i in range(len(shape))]
-        coords.update(zip(dims[name], axis_labels(name, shape, source.labels), strict=True))
+    log_likelihood = log_posterior - log_priors(model, alike.draws)
+    prior = log_priors(model, alike.draws, effects=False)
+    dims, coords = named_axes(alike)
     groups = {
-        "posterior": {name: x.astype(float) for name, x in source.draws.items()},
+        "posterior": {name: x.astype(float) for name, x in alike.draws.items()},
         "log_prior": {"all": prior - prior.mean()},
         "log_likelihood": {"all": log_likelihood - log_likelihood.mean()},
     }
@@ -278,37 +303,53 @@ class SteinDiscrepancy:
 
 
 def stein_discrepancy(
-    source: Draws,
-    fit: Fit,
-    rows: Rows,
-    draws: int,
-    subsample: int | None,
-    random_seed: int,
-    progressbar: bool,
+    post: FittedDraws,
+    rows: RowsLike,
+    draws: int = 500,
+    subsample: int | None = None,
+    random_seed: int = 0,
+    progressbar: bool = True,
 ) -> SteinDiscrepancy:
-    """Compute the Stein discrepancy; see `Posterior.stein_discrepancy`."""
+    """Measure how far the draws are from the posterior, without a reference to compare with.
+
+    The kernel Stein discrepancy (Gorham and Mackey 2017) needs the gradient of the
+    log-posterior at each draw. From all rows this takes one pass with `draws` gradients per
+    row; from a subsample, one pass for control variates and `subsample` rows per draw.
+
+    Parameters
+    ----------
+    rows
+        The rows the posterior was sampled with (after `mo.fit`, the table); others are refused.
+    draws
+        The most draws to use, evenly spaced.
+    subsample
+        Rows for the gradient at each draw; all by default.
+    random_seed
+        Seed of the subsamples.
+    progressbar
+        Whether to show progress on a long pass.
+    """
     whole_number("draws", draws, 2)  # draws are compared with each other
     whole_number("random_seed", random_seed, 0)
     if subsample is not None:
         whole_number("subsample", subsample)
-    number = None if fit.rows is None else source.ledger.rows
-    require_rows_of_fit(rows, fit.rows, number, PURPOSE)
-    require_finite(source.draws, PURPOSE)
-    subset, weights = thinned(source, draws)
+    same = post.rows_of_fit(rows, PURPOSE)
+    require_finite(post.draws, PURPOSE)
+    subset, weights = thinned(post, draws)
     if weights.size < 2:
         raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
     if not weights.sum() > 0:
         raise SettingError(
             f"{PURPOSE} needs draws whose weights have a positive sum, and here the signs cancel."
         )
-    subsample = None if subsample is None or subsample >= len(rows) else subsample
-    target, points = flat_points(fit, rows, subset)
+    subsample = None if subsample is None or subsample >= len(same) else subsample
+    target, points = flat_points(post, same, subset)
     if not finite_and_moving(points[None]).all():
         raise SettingError(
             "some parameters have the same value in all draws, so there is no discrepancy to "
             "measure; sample again, or fix these parameters in the model."
         )
-    sums = Sums(target, rows, LocalEngine(progressbar=progressbar), Ledger(rows=len(rows)))
+    sums = Sums(target, same, LocalEngine(progressbar=progressbar), Ledger(rows=len(same)))
     scores = log_posterior_scores(sums, points, subsample, random_seed)
     if not np.isfinite(scores).all():
         raise SettingError(
@@ -330,13 +371,15 @@ STEP = 0.1  # e: residuals are accurate to e^2, and rounding is 1e-16 / e^2
 ROUNDING = 1e-13  # smaller residuals, relative to the row's log-likelihood, count as zero
 
 
-def residual_sizes(subject: Subject, number: int, draws: int, random_seed: int) -> np.ndarray:
+def residual_sizes(
+    post: FittedDraws, data: RowsLike | None, number: int, draws: int, random_seed: int
+) -> np.ndarray:
     """Return the root mean square residual over draws, of up to `number` random rows."""
-    source, fit, rows = subject
-    require_finite(source.draws, "a plot of residuals")
-    source_draws, (weights,) = thinned(source, source.chains * source.num_draws)
+    rows = post.rows_of_fit(data, "a plot of residuals")
+    require_finite(post.draws, "a plot of residuals")
+    subset, (weights,) = thinned(post, post.chains * post.num_draws)
     require_positive_sum(weights, "a plot of residuals")
-    target, points = flat_points(fit, rows, source_draws)
+    target, points = flat_points(post, rows, subset)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean
     units = units_of(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))

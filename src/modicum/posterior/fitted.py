@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from modicum.errors import SettingError, argument
+from modicum.errors import SettingError
 from modicum.models import Target
 from modicum.models.model import BaseModel
 from modicum.models.over_draws import ModelPredictor, rebuild
@@ -29,43 +29,17 @@ from modicum.posterior.fit_rows import (
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.rows.json_entries import Json
-from modicum.rows.reading import is_tabular, table_numbers
+from modicum.rows.reading import TableFiles, is_tabular, table_numbers
 
 Predictor: TypeAlias = Callable[[dict[str, np.ndarray], Batch], ArrayLike]
 """Maps draws ``name -> (S, *shape)`` and a batch of rows to expected outcomes (S, rows, ...)."""
-
-
-class Fit(NamedTuple):
-    """The model of a posterior and what is known of the rows it was fitted to.
-
-    Attributes
-    ----------
-    model
-        The model.
-    rows
-        Description of the rows, or None.
-    identity
-        Fingerprint of what the model computed (`Target.identity`), or None.
-    """
-
-    model: BaseModel
-    rows: FitRows | None
-    identity: str | None
-
-
-class Subject(NamedTuple):
-    """Draws, the model they belong to, and the rows it was fitted to."""
-
-    source: Draws
-    fit: Fit
-    rows: Rows
 
 
 @dataclass(repr=False, eq=False)
 class FittedDraws(Draws):
     """Draws of a model's parameters, with the model and the rows if they are known.
 
-    This is the base of the mixins in `outcomes.py` and `checking/mixin.py`; `Posterior` documents
+    Functions of a fit take one; `Posterior`, which has these functions as its methods, documents
     the parameters.
     """
 
@@ -91,36 +65,26 @@ class FittedDraws(Draws):
             self.predictor = rebuild(self.predictor_spec)
         return self.predictor
 
-    def fit(self) -> Fit:
-        """Return the model and what is known of its rows; refuse a posterior without a model."""
+    def model_predictor(self) -> ModelPredictor:
+        """Return the predictor of the model; refuse a posterior without a model."""
         predictor = self.restore_predictor()
         if not isinstance(predictor, ModelPredictor):
             raise SettingError(
-                "this posterior was made or loaded without its model, and a file does not keep a "
-                "custom model; use Posterior.load(path, model=...)."
+                "this posterior has no model: it was made without its model, or loaded from a "
+                "file, which does not keep a custom one; use Posterior.load(path, model=...), or "
+                "compute from posterior.draws."
             )
-        # Modicum's own models do not change; another JAX may trace a custom model differently.
-        comparable = self.predictor_spec is None and self.settings.get("jax") == version("jax")
-        identity = self.settings.get("model") if comparable else None
-        return Fit(predictor.model, self.fit_rows, identity)
+        return predictor
+
+    def fitted_model(self) -> BaseModel:
+        """Return the model; refuse a posterior without one."""
+        return self.model_predictor().model
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the outcome's classes; empty if the classes are numbers."""
         recorded = self.settings.get("outcome_levels")
         levels = recorded or (() if self.rows is None else self.rows.outcome_levels)
         return tuple(map(str, levels))
-
-    def rows_of_fit(self) -> Rows:
-        """Return the rows of the fit, from which effects of known groups are drawn."""
-        rows = self.held_rows()
-        if rows is None:
-            raise SettingError(
-                "predictions for known groups need the rows of the fit, since effects were "
-                "integrated out, and this posterior does not hold them; load it with its rows, by "
-                "Posterior.load(path, data=...), or predict for new groups with "
-                f"{argument('groups', 'new')}."
-            )
-        return rows
 
     def held_rows(self) -> Rows | None:
         """Return the rows of the fit, None if they are not held; refuse rows written to since."""
@@ -146,8 +110,8 @@ class FittedDraws(Draws):
             )
         return AlignedRows(rows, tuple(rows.fields))
 
-    def subject(self, data: RowsLike | None, purpose: str) -> Subject:
-        """Return draws, model and rows of the fit; `data`, if given, must be those rows."""
+    def rows_of_fit(self, data: RowsLike | None, purpose: str) -> Rows:
+        """Return the rows of the fit: `data`, which must be those rows, or the rows held."""
         rows = self.rows if data is None else rows_of_fit(data, self.fit_rows, purpose)
         if rows is None:
             raise SettingError(
@@ -159,7 +123,16 @@ class FittedDraws(Draws):
         else:
             number = self.ledger.rows if self.ledger.unit == "row" else None
             require_rows_of_fit(rows, self.fit_rows, number, purpose)
-        return Subject(self, self.fit(), rows)
+        return rows
+
+    def rows_if_any(self, data: RowsLike | None, purpose: str) -> Rows | None:
+        """Return the rows of the fit as `rows_of_fit` does; None if none are given or held."""
+        return self.held_rows() if data is None else self.rows_of_fit(data, purpose)
+
+    def take_rows(self, data: RowsLike) -> None:
+        """Hold rows, which must be those of the fit, and their table."""
+        self.rows = self.rows_of_fit(data, "a posterior that holds its rows")
+        self.table = None if isinstance(data, Rows) else TableFiles.of(data)
 
     def table_numbers(self, data: RowsLike | None, rows: Rows) -> np.ndarray | None:
         """Return the index of each row of the fit in its table (`data` or the one it holds).
@@ -170,10 +143,14 @@ class FittedDraws(Draws):
         return table_numbers(rows, table) if is_tabular(table) else None
 
 
-def flat_points(fit: Fit, rows: Rows, draws: dict[str, np.ndarray]) -> tuple[Target, np.ndarray]:
+def flat_points(
+    post: FittedDraws, rows: Rows, draws: dict[str, np.ndarray]
+) -> tuple[Target, np.ndarray]:
     """Return the target over `rows`, and draws ``name -> (S, *shape)`` as flat vectors (S, d)."""
-    target, _ = Target.of(fit.model, rows)
-    if fit.identity not in (None, target.identity):
+    target, _ = Target.of(post.fitted_model(), rows)
+    # Modicum's own models do not change; another JAX may trace a custom model differently.
+    comparable = post.predictor_spec is None and post.settings.get("jax") == version("jax")
+    if comparable and post.settings.get("model") not in (None, target.identity):
         raise SettingError(
             "the model no longer computes what it did when the posterior was sampled: a global "
             "variable or an array that its functions read has changed, or Posterior.load was given "

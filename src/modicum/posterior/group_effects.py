@@ -48,7 +48,8 @@ from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.passes.integrated_groups import draw_effects, effect_moments
 from modicum.posterior.draws import Draws, affordable, check_interval, thinned
-from modicum.posterior.fitted import Fit, flat_points
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.posterior.summary import percent
 from modicum.posterior.weighted import (
     normalised,
@@ -73,36 +74,73 @@ TINY, SQRT_2PI = 1e-300, float(np.sqrt(2 * np.pi))
 
 
 def effects(
-    source: Draws,
-    fit: Fit,
-    rows: Rows | None,
-    group: str | None,
-    levels: Sequence[object] | None,
-    draws: int | None,
-    prob: float,
+    post: FittedDraws,
+    group: str | None = None,
+    levels: Sequence[object] | None = None,
+    rows: RowsLike | None = None,
+    draws: int | None = None,
+    prob: float = 0.9,
 ) -> pd.DataFrame:
-    """Tabulate the effects of groups; see `Posterior.effects`."""
+    """Tabulate the effects of groups: mean, sd, interval, and number of rows.
+
+    Effects that were integrated out are computed now, given draws of all other parameters, from
+    the rows of the requested groups.
+
+    Parameters
+    ----------
+    group
+        The field the rows are grouped by; may be left out if there is only one.
+    levels
+        Groups to tabulate, by their values; all by default.
+    rows
+        The rows the posterior was sampled with, or their table; needed for integrated effects
+        if the posterior was loaded from a file without its rows.
+    draws
+        Posterior draws to use for integrated effects, evenly spaced: by default all, or as many
+        as take about 10^8 evaluations of a row, but at least 100. Explicit effects use all.
+    prob
+        Posterior probability of the equal-tailed interval.
+
+    Returns
+    -------
+    DataFrame
+        Indexed by level, or by level and effect if a group has several; `mcse_mean` is the
+        Monte Carlo error of the mean, and `attrs` says how many "draws" were used.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> g = np.repeat(np.arange(30), 20)
+    >>> y = rng.random(600) < 1 / (1 + np.exp(-rng.normal(size=30)[g]))
+    >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"clinic": g})
+    >>> model = mo.models.Logistic(groups="clinic")
+    >>> post = mo.sample(model, rows, method="nuts", draws=200, tune=200, chains=2,
+    ...                  random_seed=1, progressbar=False)
+    >>> list(post.effects("clinic", levels=[3, 4]).columns)
+    ['mean', 'sd', '5%', '95%', 'mcse_mean', 'rows']
+    """
+    rows_of_fit = post.rows_if_any(rows, "a table of effects")
     check_interval(prob)
-    model = fit.model
+    model = post.fitted_model()
     group = _group_of(model, group, levels)
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
-        fit_levels = _levels_of_fit(fit, rows, group)
-        return _explicit_effects(source, family, rows, group, fit_levels, levels, prob)
-    if rows is None:
+        return _explicit_effects(post, family, rows_of_fit, group, levels, prob)
+    if rows_of_fit is None:
         raise SettingError(
             "effects that were integrated out follow from the rows of the fit, which a file "
             "does not keep; give the rows, or their table, as rows=..."
         )
     assert isinstance(model, IntegratedEffects)
-    groups = model.units(rows)
+    groups = model.units(rows_of_fit)
     names = group_levels(groups)
     ids = _level_ids(names, group, levels)
     size = groups.index.size[ids]
     evaluations = int(size.sum()) * model.per_effect**model.effects
-    subset, weights = thinned(source, affordable(source, evaluations, draws, PLENTY))
-    target, chosen, points = _chosen(fit, groups, ids, subset)
+    subset, weights = thinned(post, affordable(post, evaluations, draws, PLENTY))
+    target, chosen, points = _chosen(post, groups, ids, subset)
     parts = []
     for batch, present in map(chosen.chunk, range(len(chosen.chunk_starts) - 1)):
         mean, variance = effect_moments(target, batch, points)
@@ -157,42 +195,41 @@ def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
     return tuple(term for term in model.group_terms if term.field == group)
 
 
-def _levels_of_fit(fit: Fit, rows: Rows | None, group: str) -> Sequence[Level]:
+def _levels_of_fit(post: FittedDraws, rows: Rows | None, group: str) -> Sequence[Level]:
     """Return the levels as the table of the fit holds them: numbers are numbers.
 
     Users join effects with their tables by these levels, and text would match no number.
     """
     if rows is not None:
         return rows.levels.get(group, ())
-    if fit.rows is None or fit.rows.schema.encoding is None:
-        return ()
-    groupings = fit.rows.schema.encoding.groupings
+    encoding = None if post.fit_rows is None else post.fit_rows.encoding
+    groupings = () if encoding is None else encoding.groupings
     return next((grouping.levels for grouping in groupings if grouping.field == group), ())
 
 
 def _explicit_effects(
-    source: Draws,
+    post: FittedDraws,
     model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
-    fit_levels: Sequence[Level],
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
-    """Tabulate effects that are among the draws; `fit_levels` are the levels of the fit's rows."""
+    """Tabulate effects that are among the draws."""
     terms = terms_of(model, group)
     names = [name for term in terms for name in term.names]
     effect_labels = [name for term in terms for name in term.sd_names]
-    (entries,) = source.labels[names[0]]
+    (entries,) = post.labels[names[0]]
     ids = _level_ids(np.asarray(entries, object), group, levels)
-    x = np.stack([source.draws[name][:, :, ids] for name in names], axis=-1)
-    weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
+    x = np.stack([post.draws[name][:, :, ids] for name in names], axis=-1)
+    weights = np.ones(x.shape[:2]) if post.weights is None else post.weights
     size = None
     if rows is not None:
         counts = sum(
             np.bincount(chunk[group], minlength=len(entries)) for chunk in rows.chunks(CHUNK)
         )
         size = np.asarray(counts)[ids]
+    fit_levels = _levels_of_fit(post, rows, group)
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
     table = np.concatenate([tabulated(x, weights, prob), _error(x, weights)], axis=-1)
@@ -284,10 +321,14 @@ def _level_ids(names: np.ndarray, group: str, levels: Sequence[object] | None) -
 
 
 def effect_draws(
-    fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray], seed: int = 0
+    post: FittedDraws,
+    groups: GroupedRows,
+    ids: np.ndarray,
+    draws: dict[str, np.ndarray],
+    seed: int = 0,
 ) -> Iterator[np.ndarray]:
     """Yield draws of the effects of some groups in chunks, (draws, groups, effects) each."""
-    target, chosen, points = _chosen(fit, groups, ids, draws)
+    target, chosen, points = _chosen(post, groups, ids, draws)
     accepted: list[np.ndarray] = []
     for k in range(len(chosen.chunk_starts) - 1):
         batch, present = chosen.chunk(k)
@@ -299,10 +340,10 @@ def effect_draws(
 
 @in_double_precision
 def _chosen(
-    fit: Fit, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray]
+    post: FittedDraws, groups: GroupedRows, ids: np.ndarray, draws: dict[str, np.ndarray]
 ) -> tuple[Target, GroupedRows, np.ndarray]:
     """Return the likelihood, some groups with their nodes, and the draws as flat points."""
-    target, points = flat_points(fit, groups, draws)
+    target, points = flat_points(post, groups, draws)
     model = target.model
     assert isinstance(model, IntegratedEffects)
     assert model.nodes_at is not None, "a run records where its nodes are"
@@ -343,10 +384,44 @@ def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> 
 LATENT = {"logit": np.pi**2 / 3, "probit": 1.0, "cloglog": np.pi**2 / 6}
 
 
-def intraclass(source: Draws, model: object, rows: Rows | None, prob: float) -> pd.DataFrame:
-    """Tabulate intraclass correlations; see `Posterior.icc`."""
+def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> pd.DataFrame:
+    """Tabulate intraclass correlations: the share of the variance that is between groups.
+
+    On the scale of the linear predictor, given the common columns, this is the variance of a
+    group's effects divided by the sum of the variances of all groups' effects and of a row's
+    noise. The noise has variance pi^2/3 for the logit (of ordered classes too), 1 for the
+    probit, the square of a Gaussian's scale, and log(1 + 1/mean) for Poisson counts. If slopes
+    vary by group, their variance is averaged over the rows.
+
+    Parameters
+    ----------
+    rows
+        The rows the posterior was sampled with, or their table; needed for varying slopes and
+        counts if the posterior was loaded from a file without its rows.
+    prob
+        Posterior probability of the equal-tailed interval.
+
+    Returns
+    -------
+    DataFrame
+        One line per grouping factor, and one for all of them if there are several.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> g = np.repeat(np.arange(30), 20)
+    >>> rng = np.random.default_rng(1)
+    >>> y = rng.normal(size=30)[g] + rng.normal(size=600)
+    >>> rows = mo.Rows(x=rng.normal(size=(600, 1)), y=y, codes={"ward": g})
+    >>> model = mo.models.Gaussian(scale=1.0, groups="ward")
+    >>> post = mo.sample(model, rows, draws=200, tune=200, random_seed=1, progressbar=False)
+    >>> bool(0.3 < post.icc().loc["ward", "mean"] < 0.7)
+    True
+    """
     import pandas as pd
 
+    rows_of_fit = post.rows_if_any(rows, "an intraclass correlation")
+    model = post.fitted_model()
     check_interval(prob)
     family = model.family if isinstance(model, IntegratedEffects) else model
     terms = list(family.group_terms) if isinstance(family, LinearPredictorModel) else []
@@ -355,14 +430,14 @@ def intraclass(source: Draws, model: object, rows: Rows | None, prob: float) -> 
     if not terms:
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
     assert isinstance(family, LinearPredictorModel)
-    between = _group_variances(source, terms, rows)
-    within = _noise_variance(family, source, rows)
+    between = _group_variances(post, terms, rows_of_fit)
+    within = _noise_variance(family, post, rows_of_fit)
     total = sum(between.values()) + within
     shares = {name: part / total for name, part in between.items()}
     if len(shares) > 1:
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
-    weights = np.ones(x.shape[:2]) if source.weights is None else source.weights
+    weights = np.ones(x.shape[:2]) if post.weights is None else post.weights
     columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
     index = pd.Index(list(shares), name="group")
     return pd.DataFrame(tabulated(x, weights, prob), index=index, columns=columns)
@@ -471,25 +546,25 @@ class Shrinkage(NamedTuple):
 
 
 def shrinkage(
-    source: Draws, fit: Fit, rows: Rows, group: str, effect: str, effects: pd.DataFrame
+    post: FittedDraws, rows: Rows, group: str, effect: str, table: pd.DataFrame
 ) -> Shrinkage:
     """Compute unpooled effects of a group's levels; of many levels, a choice from few rows to many.
 
-    `effects` is the table of `Posterior.effects`, with the number of rows of each level.
+    `table` is that of `Posterior.effects`, with the number of rows of each level.
     """
-    names = [name for term in terms_of(fit.model, group) for name in term.sd_names]
-    table = one_effect(effects, effect)
-    places = np.arange(len(table))
+    names = [name for term in terms_of(post.fitted_model(), group) for name in term.sd_names]
+    lines = one_effect(table, effect)
+    places = np.arange(len(lines))
     if len(places) > MOST_LEVELS:
-        by_rows = table["rows"].to_numpy().argsort(kind="stable")
+        by_rows = lines["rows"].to_numpy().argsort(kind="stable")
         places = by_rows[np.linspace(0, len(places) - 1, MOST_LEVELS).astype(int)]
-    pooled = effects["mean"].to_numpy().reshape(-1, len(names))[places]
-    (entries,) = source.labels["group_sd"]
+    pooled = table["mean"].to_numpy().reshape(-1, len(names))[places]
+    (entries,) = post.labels["group_sd"]
     assert entries is not None
-    sd = float(source.quantile("group_sd", 0.5)[entries.index(effect)])
-    table = table.iloc[places]
-    selection = (group, effect, list(table.index), pooled, sd)
-    return Shrinkage(table, unpooled_effects(source, fit, rows, *selection), sd)
+    sd = float(post.quantile("group_sd", 0.5)[entries.index(effect)])
+    lines = lines.iloc[places]
+    selection = (group, effect, list(lines.index), pooled, sd)
+    return Shrinkage(lines, unpooled_effects(post, rows, *selection), sd)
 
 
 def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -501,8 +576,7 @@ def one_effect(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 @in_double_precision
 def unpooled_effects(
-    source: Draws,
-    fit: Fit,
+    post: FittedDraws,
     rows: Rows,
     group: str,
     effect: str,
@@ -514,8 +588,8 @@ def unpooled_effects(
 
     Parameters
     ----------
-    source, fit, rows
-        The draws, the model, and the rows of the fit.
+    post, rows
+        The fit, and its rows.
     group, effect
         The factor, and which of its effects, named as in `Posterior.effects`.
     levels
@@ -528,17 +602,17 @@ def unpooled_effects(
     """
     import jax
 
-    model = fit.model
+    model = post.fitted_model()
     integrated = isinstance(model, IntegratedEffects) and group == model.group
     family = model.family if isinstance(model, IntegratedEffects) else model
     assert isinstance(family, LinearPredictorModel)
     terms = terms_of(model, group)
     k = [name for term in terms for name in term.sd_names].index(effect)
     batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
-    weights = source.weights
+    weights = post.weights
     named = {
         name: weighted_mean(x, np.ones(x.shape[:2]) if weights is None else weights)
-        for name, x in source.draws.items()
+        for name, x in post.draws.items()
     }
     predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
     predictors = np.array(predict(named, batch))

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -53,7 +53,8 @@ from modicum.posterior.draws import (
     thinned,
 )
 from modicum.posterior.evidence import NormalProposal, average, log_joint
-from modicum.posterior.fitted import Subject, flat_points
+from modicum.posterior.fit_rows import RowsLike
+from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.posterior.group_effects import group_levels
 from modicum.random import Stream, generator
 from modicum.rows import Rows
@@ -124,6 +125,10 @@ MOST_UNITS = 20  # rows left out this way; if more need it, the model is at faul
 STEPS = 50  # most Newton steps, including halved ones
 CLOSE = 1e-3  # Newton's method stops at a step this long, in posterior standard deviations
 ROUNDING = 1e-12  # relative decrease of a log-density that counts as rounding
+
+
+Subject: TypeAlias = tuple[FittedDraws, Rows, np.ndarray | None]
+"""A fit, its rows, and the index of each in the table; None if they are in the table's order."""
 
 
 class LeftOutAnew(NamedTuple):
@@ -389,28 +394,87 @@ class _Prepared(NamedTuple):
         return row_ids if self.numbers is None else np.sort(self.numbers)[row_ids]
 
 
+def loo(
+    post: FittedDraws,
+    data: RowsLike | None = None,
+    subsample: int | None = None,
+    draws: int = 4000,
+    random_seed: int = 0,
+    progressbar: bool = True,
+    moment_match: bool = False,
+) -> ELPDData:
+    """Estimate how well the model predicts rows it has not seen, without fitting again.
+
+    Pareto-smoothed importance sampling leaves each row out (Vehtari, Gelman and Gabry 2017).
+    If there are many rows, one pass approximates every row from a few draws, and `subsample`
+    rows, drawn in proportion to the likely error of the approximation, correct it (difference
+    estimator; Magnusson et al. 2019), so that no array of draws x rows is held. In a model
+    with explicit effects of groups, single rows are left out; if effects were integrated out,
+    whole groups are.
+
+    Parameters
+    ----------
+    data
+        The rows the posterior was sampled with, or their table; other rows are refused. By
+        default the rows that the posterior holds.
+    subsample
+        Rows to draw, with replacement; by default all rows up to 4,000, and 2,000 of more.
+    draws
+        The most posterior draws to use, evenly spaced.
+    random_seed
+        Seed of the subsample.
+    progressbar
+        Whether to show progress on a long pass.
+    moment_match
+        Whether to evaluate all rows at new points for up to 20 rows with the largest Pareto k,
+        if it is too large: without such a row, the posterior lies beyond the reach of its
+        draws. Each takes a few passes, and 1,000 evaluations of every row.
+
+    Returns
+    -------
+    arviz_stats.utils.ELPDData
+        `elpd`; `se`, its standard error as an estimate for new data; `p`, the effective number
+        of parameters; with `subsample`, `subsampling_se`, the part due to it; and `elpd_i`
+        and `pareto_k` of the rows that were left out, by their index in the table (from 0), or
+        of groups by their names.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> rows = mo.Rows(x=np.ones((500, 1)), y=rng.normal(0.3, 1, size=500))
+    >>> mean = rows.slice(0, 500)["y"].mean()  # under a flat prior
+    >>> draws = {"beta": rng.normal(mean, 500**-0.5, size=(4, 500, 1))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=500), rows=rows)
+    >>> model = mo.models.Gaussian(scale=1.0, intercept=False)
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
+    >>> left_out = post.loo()
+    >>> round(left_out.elpd), round(left_out.p)
+    (-669, 1)
+    """
+    rows = post.rows_of_fit(data, "leaving rows out")
+    numbers = post.table_numbers(data, rows)
+    (left_out,) = leave_one_out(
+        [(post, rows, numbers)], subsample, draws, random_seed, progressbar, moment_match
+    )
+    left_out.warn()
+    return left_out.result()
+
+
 def leave_one_out(
     subjects: Sequence[Subject],
     subsample: int | None,
     draws: int,
     random_seed: int,
     progressbar: bool,
-    moment_match: bool = False,
-    numbers: Sequence[np.ndarray | None] | None = None,
+    moment_match: bool,
 ) -> list[LeaveOneOut]:
-    """Leave the same rows out of all subjects, which share their rows; see `Posterior.loo`.
-
-    Orders may differ: `numbers` holds the table index of each subject's rows, or None for a subject
-    in the table's order.
-    """
+    """Leave the same rows out of all subjects, which share their rows; see `loo`."""
     whole_number("draws", draws, FEWEST)
     if subsample is not None:
         whole_number("subsample", subsample, 2)
     engine = LocalEngine(progressbar=progressbar)
-    prepared = [
-        _prepare(subject, draws, engine, its_numbers)
-        for subject, its_numbers in zip(subjects, numbers or [None] * len(subjects), strict=True)
-    ]
+    prepared = [_prepare(*subject, draws, engine) for subject in subjects]
     counts = {(len(model.units), model.grouped) for model in prepared}
     assert len(counts) == 1, "the caller compares like with like"
     number = len(prepared[0].units)
@@ -434,9 +498,12 @@ def leave_one_out(
 
 
 def _prepare(
-    subject: Subject, draws: int, engine: LocalEngine, numbers: np.ndarray | None
+    source: FittedDraws,
+    rows: Rows,
+    numbers: np.ndarray | None,
+    draws: int,
+    engine: LocalEngine,
 ) -> _Prepared:
-    source, fit, rows = subject
     require_finite(source.draws, "leaving rows out")
     subset, (weights,) = thinned(source, draws)
     counts = weights != 0
@@ -447,7 +514,7 @@ def _prepare(
             f"weights cannot be judged; sample at least {FEWEST}."
         )
     subset = {name: x[counts] for name, x in subset.items()}
-    target, points = flat_points(fit, rows, subset)
+    target, points = flat_points(source, rows, subset)
     ledger = Ledger(rows=len(rows))
     units = units_of(target, rows, engine, ledger)
     log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])

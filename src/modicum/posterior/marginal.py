@@ -18,8 +18,8 @@ from scipy.special import ndtri
 
 from modicum.errors import SettingError, whole_number
 from modicum.models import BaseModel, Beta, Binomial, IntegratedEffects, LinearPredictorModel
-from modicum.models.over_draws import ModelPredictor, length_of
-from modicum.posterior.draws import affordable, thinned
+from modicum.models.over_draws import length_of
+from modicum.posterior.draws import affordable, check_interval, thinned
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.population import Population, population
@@ -103,46 +103,132 @@ class Average(NamedTuple):
 
 
 def marginal(
-    averages: Averages,
-    name: str,
-    at: Sequence[object] | None,
-    slope: bool,
-    prob: float,
-    classes: Sequence[str],
+    post: FittedDraws,
+    column: str,
+    data: RowsLike | None = None,
+    at: Sequence[object] | None = None,
+    slope: bool = False,
+    draws: int | None = None,
+    prob: float = 0.9,
+    subsample: int = 5_000,
+    random_seed: int = 0,
+    groups: Groups | None = None,
 ) -> pd.DataFrame:
-    """Average predictions or slopes; see `Posterior.marginal`."""
-    rows = averages.rows
-    values, levels = rows.values(name), rows.levels(name)
+    """Tabulate the expected outcome as a column varies, all other columns being as they are.
+
+    The column is set to one value at a time in all rows of a sample, and predictions are
+    averaged. After `mo.fit` it is a column of the table, so that splines, interactions and
+    levels follow.
+
+    Parameters
+    ----------
+    column
+        A column of the table, of x, or a factor.
+    data
+        Rows or a table to average over; the rows of the fit by default.
+    at
+        Value or values to set; by default the levels of a factor, all values if they are few,
+        or a grid of twenty from the 1st to the 99th percentile.
+    slope
+        Whether to give marginal effects instead: derivatives with respect to the column,
+        averaged over the rows as they are, or with the column at each value of `at`.
+    draws
+        Posterior draws to use, evenly spaced; by default as many as in `predict`.
+    prob
+        Posterior probability of the equal-tailed interval.
+    subsample
+        The most rows to average over; if there are more, a random sample of them, whose error
+        is part of `sd` and of the interval.
+    random_seed
+        Seed of the sample of rows.
+    groups
+        As in `predict`; new groups are averaged over.
+
+    Returns
+    -------
+    DataFrame
+        By value: `mean`, `sd`, the ends of the interval, and `mcse_mean`, the error of the mean
+        because of the number of draws and the sample of rows; `attrs` says how many "draws" and
+        "rows" were used. `mo.plots.effect` plots it.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> rows = mo.Rows(x=rng.normal(size=(100, 2)), y=np.zeros(100), columns=["dose", "age"])
+    >>> draws = {"beta": np.tile([2.0, -1.0], (1, 100, 1)), "intercept": np.zeros((1, 100))}
+    >>> model = mo.models.Gaussian(scale=1.0)
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=100), rows=rows)
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(model)
+    >>> post.marginal("dose", slope=True)["mean"].round(3).to_dict()
+    {'dose': 2.0}
+    """
+    check_interval(prob)
+    averaged = _averages(post, column, data, draws, subsample, random_seed, groups, at)
+    rows = averaged.rows
+    values, levels = rows.values(column), rows.levels(column)
     at = None if at is None else _listed(at)
     if at == []:
         raise SettingError("at=[] is empty: give at least one value, or leave it out.")
     if slope and levels:
         raise SettingError(
-            f"{name!r} holds levels, which have no slope; compare levels with "
-            f"post.contrast({name!r})."
+            f"{column!r} holds levels, which have no slope; compare levels with "
+            f"post.contrast({column!r})."
         )
     if slope:
-        labels: list[Level] = [name] if at is None else at
+        labels: list[Level] = [column] if at is None else at
         points = [None] if at is None else at
-        estimates = [_slope(averages, name, values, point) for point in points]
+        estimates = [_slope(averaged, column, values, point) for point in points]
     else:
-        labels = at if at is not None else _default_values(name, values, levels)
-        labels = _as_levels(name, labels, levels)
-        estimates = [averages.of(rows.setting(name, _constant(v, len(rows)))) for v in labels]
-    return _table(estimates, averages, labels, name, prob, classes)
+        labels = at if at is not None else _default_values(column, values, levels)
+        labels = _as_levels(column, labels, levels)
+        estimates = [averaged.of(rows.setting(column, _constant(v, len(rows)))) for v in labels]
+    return _table(estimates, averaged, labels, column, prob, post.class_names())
 
 
 def contrast(
-    averages: Averages,
-    name: str,
-    between: Sequence[object] | None,
-    comparison: Comparison,
-    prob: float,
-    classes: Sequence[str],
+    post: FittedDraws,
+    column: str,
+    between: Sequence[object] | None = None,
+    data: RowsLike | None = None,
+    comparison: Comparison = "difference",
+    draws: int | None = None,
+    prob: float = 0.9,
+    subsample: int = 5_000,
+    random_seed: int = 0,
+    groups: Groups | None = None,
 ) -> pd.DataFrame:
-    """Compare average predictions; see `Posterior.contrast`."""
-    rows = averages.rows
-    values, levels = rows.values(name), rows.levels(name)
+    """Compare expected outcomes at values of a column, all others being as they are.
+
+    Parameters
+    ----------
+    column
+        As in `marginal`.
+    between
+        Two values or more; each is compared with the first. By default, each level is compared
+        with the reference level, and a number plus one with the number itself.
+    data
+        Rows or a table to average over; the rows of the fit by default.
+    comparison
+        "difference", "ratio" or "odds ratio" of the average predictions.
+    draws, prob, subsample, random_seed, groups
+        As in `marginal`.
+
+    Returns
+    -------
+    DataFrame
+        By contrast, as in `marginal`.
+    """
+    if isinstance(between, str):
+        raise SettingError(
+            f"between must be a list of values, such as [{between!r}, ...], not one string."
+        )
+    check_interval(prob)
+    if comparison == "odds ratio":
+        _require_chances(post.fitted_model())
+    averaged = _averages(post, column, data, draws, subsample, random_seed, groups, between)
+    rows = averaged.rows
+    values, levels = rows.values(column), rows.levels(column)
     if comparison not in ("difference", "ratio", "odds ratio"):
         raise SettingError(
             f"comparison must be 'difference', 'ratio' or 'odds ratio', not {comparison!r}."
@@ -151,20 +237,20 @@ def contrast(
     if between is not None and len(between) < 2:
         raise SettingError("a contrast needs two values or more; the first of them is the base.")
     if between is None and not levels:
-        base = averages.of(rows.setting(name, values))
-        others = {"+1": averages.of(rows.setting(name, values + 1))}
+        base = averaged.of(rows.setting(column, values))
+        others = {"+1": averaged.of(rows.setting(column, values + 1))}
     else:
-        chosen = between if between is not None else _all_levels(name, levels)
-        chosen = _as_levels(name, chosen, levels)
-        base, *rest = (averages.of(rows.setting(name, _constant(v, len(rows)))) for v in chosen)
+        chosen = between if between is not None else _all_levels(column, levels)
+        chosen = _as_levels(column, chosen, levels)
+        base, *rest = (averaged.of(rows.setting(column, _constant(v, len(rows)))) for v in chosen)
         sign = " - " if comparison == "difference" else " / "
         names = [f"{v}{sign}{chosen[0]}" for v in chosen[1:]]
         others = dict(zip(names, rest, strict=True))
     estimates = [other.compared(base, comparison) for other in others.values()]
-    return _table(estimates, averages, list(others), name, prob, classes)
+    return _table(estimates, averaged, list(others), column, prob, post.class_names())
 
 
-def require_chances(model: BaseModel) -> None:
+def _require_chances(model: BaseModel) -> None:
     """Refuse odds ratios for models whose expected outcomes are not probabilities."""
     family = model.family if isinstance(model, IntegratedEffects) else model
     if not isinstance(family, LinearPredictorModel) or isinstance(family, Binomial | Beta):
@@ -176,8 +262,8 @@ def require_chances(model: BaseModel) -> None:
         )
 
 
-def averages(
-    source: FittedDraws,
+def _averages(
+    post: FittedDraws,
     column: str,
     data: RowsLike | None,
     draws: int | None,
@@ -188,27 +274,27 @@ def averages(
 ) -> Averages:
     """Return what to average over, at these values of the column; None if none were given."""
     whole_number("subsample", subsample)
-    fit = source.fit()
-    by_formula = source.fit_rows is not None and source.fit_rows.encoding is not None
+    predictor = post.model_predictor()
+    by_formula = post.fit_rows is not None and post.fit_rows.encoding is not None
     rows = None
-    if not by_formula and (data is not None or source.rows is not None):
-        rows = source.rows_or_own(data, False, "refuse", groups)
-    table, fitted = (source.table, source.rows) if data is None else (data, None)
-    averaged = population(table, rows, source.fit_rows, subsample, seed, groups, fitted)
-    grouped_rows = with_groups(averaged.as_it_is, fit.model, groups)
+    if not by_formula and (data is not None or post.rows is not None):
+        rows = post.rows_or_own(data, False, "refuse", groups)
+    table, fitted = (post.table, post.rows) if data is None else (data, None)
+    averaged = population(table, rows, post.fit_rows, subsample, seed, groups, fitted)
+    grouped_rows = with_groups(averaged.as_it_is, predictor.model, groups)
     settings = GRID if values is None else len(_listed(values))
-    evaluations = settings * rows_behind(source, grouped_rows)
-    subset, weights = thinned(source, affordable(source, evaluations, draws))
+    evaluations = settings * rows_behind(post, grouped_rows)
+    subset, weights = thinned(post, affordable(post, evaluations, draws))
     if weights.size < 2:
         raise SettingError("one draw shows no uncertainty: use at least two draws.")
-    effects = known_effects(source, subset, grouped_rows)
+    effects = known_effects(post, subset, grouped_rows)
     integrated = [known.field for known in effects if column in averaged.columns_of(known.field)]
     if integrated:
         raise SettingError(
             f"{column!r} is part of a grouping factor whose effects were integrated out: tabulate "
             f"them with post.effects({integrated[0]!r})."
         )
-    drawn = OutcomeDraws(subset, ModelPredictor(fit.model), effects)
+    drawn = OutcomeDraws(subset, predictor, effects)
 
     def expected(batch: Batch) -> np.ndarray:
         return drawn.expected(grouped_rows.marked(batch))[0]

@@ -7,19 +7,28 @@ rows, or counts of outcomes in bins of their values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError, SettingError, whole_number
 from modicum.models import BaseModel, IntegratedEffects
 from modicum.models.over_draws import length_of
-from modicum.posterior.fit_rows import AlignedRows, Batch
-from modicum.posterior.predict import OutcomeDraws, outcomes
+from modicum.posterior.draws import check_interval
+from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.population import (
+    column_values,
+    counted_rows,
+    holds_column,
+    table_sample,
+)
+from modicum.posterior.predict import OutcomeDraws, outcome_draws, outcomes
 from modicum.posterior.weighted import weighted_mean, weighted_quantile
+from modicum.rows.reading import is_tabular, source_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,7 +187,93 @@ class PredictiveCheck:
         ax.legend(frameon=False)
 
 
-def predictive_check(
+def ppc(
+    post: FittedDraws,
+    data: RowsLike | None = None,
+    by: str | None = None,
+    draws: int = 100,
+    bins: int = 10,
+    prob: float = 0.9,
+    subsample: int = 50_000,
+    random_seed: int = 0,
+    prior: bool = False,
+) -> PredictiveCheck:
+    """Check the model by comparing observed outcomes with outcomes that it predicts.
+
+    Binary outcomes are checked for calibration, in bins of their predicted probability; counts
+    by how often each occurs, zeros included (a rootogram); other numbers by their distribution
+    function. With `by`, mean outcomes are compared in bins of a column instead, whether or not
+    the model uses that column. A row with an integer `weight` k gets k predicted outcomes; any
+    other weight multiplies a single one.
+
+    Parameters
+    ----------
+    data
+        Rows or a table with outcomes; the rows of the fit by default.
+    by
+        A column of the rows, or of the table, by which to bin residuals.
+    draws
+        Number of predictive draws.
+    bins
+        Number of bins.
+    prob
+        Probability of the intervals.
+    subsample
+        The most rows to check, repeated by their weights; if there are more, a random sample.
+    random_seed
+        Seed of the sample of rows and of the outcomes.
+    prior
+        Whether to draw the parameters from their prior instead.
+
+    Returns
+    -------
+    PredictiveCheck
+        Has a `table` of the numbers, and `plot()`.
+    """
+    check_interval(prob)
+    whole_number("bins", bins, 2)
+    whole_number("subsample", subsample, 1)
+    if data is None and by is not None:
+        data = _table_with(post, by, subsample, random_seed)
+    table = data if data is not None else post.table
+    all_rows = post.rows_or_own(data, True, "refuse")
+    _require_outcomes(post, all_rows)
+    ids, mass = counted_rows(all_rows.rows, subsample, random_seed)
+    checked = replace(all_rows, rows=all_rows.rows.subset(ids))
+    column = None if by is None else (by, column_values(all_rows.rows, table, by, ids))
+    source, checked = outcome_draws(post, checked, draws, random_seed, None, prior, averaged=True)
+    return _compared(source, checked, mass, column, bins, prob, random_seed, post.class_names())
+
+
+def _table_with(post: FittedDraws, column: str, most: int, seed: int) -> RowsLike | None:
+    """Return random rows of the fit's table if only the table, not the rows, has the column.
+
+    The rows cannot be matched with the table by position: a store of groups is sorted, and
+    rows with missing values may have been left out.
+    """
+    encoding = post.fit_rows.encoding if post.fit_rows is not None else None
+    if post.rows is None or encoding is None or holds_column(post.rows, column):
+        return None
+    if not is_tabular(post.table) or column not in source_of(post.table).names:
+        return None  # `column_values` raises the error
+    needed = dict.fromkeys([*encoding.needed(outcome=True), column])
+    return table_sample(post.table, list(needed), most, seed, encoding, fitted=post.rows)
+
+
+def _require_outcomes(post: FittedDraws, rows: AlignedRows) -> None:
+    """Refuse rows without outcomes."""
+    field = post.fitted_model().outcome_field
+    if field in rows.fields:
+        return
+    if post.rows is not None and field not in post.rows.fields:
+        raise SettingError(
+            f"it is not known which field holds the outcomes: the rows of the fit have "
+            f"{', '.join(sorted(post.rows.fields))}; name it with mo.Model(outcome=...)."
+        )
+    raise SettingError(f"a check needs outcomes: give rows with the field {field!r}.")
+
+
+def _compared(
     source: OutcomeDraws,
     rows: AlignedRows,
     mass: np.ndarray,
@@ -186,9 +281,9 @@ def predictive_check(
     bins: int,
     prob: float,
     seed: int,
-    class_names: Sequence[str] = (),
+    class_names: Sequence[str],
 ) -> PredictiveCheck:
-    """Check rows in memory, in random order, against drawn outcomes; see `Posterior.ppc`.
+    """Check rows in memory, in random order, against drawn outcomes.
 
     `mass` is the weight of each row's outcome.
     """

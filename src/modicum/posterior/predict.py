@@ -10,24 +10,28 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumWarning, SettingError, argument, warn, whole_number
-from modicum.files import within_disk
+from modicum.files import require_writable, within_disk
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
 from modicum.passes.integrated_groups import STEPS
 from modicum.posterior.draws import (
     Draws,
+    affordable,
+    check_interval,
     equal_places,
     require_finite,
     require_positive_sum,
     thinned,
 )
-from modicum.posterior.fit_rows import AlignedRows, Batch, Groups
+from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.group_effects import effect_draws, group_names
 from modicum.posterior.weighted import (
@@ -37,12 +41,17 @@ from modicum.posterior.weighted import (
     weighted_quantile,
 )
 from modicum.random import Stream, generator
+from modicum.rows.formula import NewLevels
+from modicum.rows.sources import is_table, library
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 """Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
+NewGroups: TypeAlias = Literal["one", "average"]
+ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
+MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
 CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
 FIRST_ROWS = 1024  # rows of the first piece, whose outcomes show how many numbers a row has
 
@@ -114,10 +123,76 @@ class Prediction:
         return pd.DataFrame(self.columns(), index=self.index)
 
 
+@names_checked
 def predict(
-    evaluate: Evaluation, weights: np.ndarray, rows: AlignedRows, prob: float
+    post: FittedDraws,
+    rows: RowsLike,
+    draws: int | None = None,
+    prob: float = 0.9,
+    newlevels: NewLevels = "refuse",
+    groups: Groups | None = None,
+    newgroups: NewGroups | None = None,
 ) -> Prediction:
-    """Predict each row's expected outcome from draws with these weights, chunk by chunk."""
+    """Predict the expected outcome of each row, with an interval of probability `prob`.
+
+    Rows are visited a chunk at a time, so that memory stays small however many there are.
+
+    Parameters
+    ----------
+    rows
+        Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+        or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
+        were, with columns in any order and extra columns ignored; or a dict of arrays such
+        as ``{"x": X}`` with the columns in the fit's order.
+    draws
+        Posterior draws to use, evenly spaced. By default all, or of many rows as many as take
+        about 10^8 evaluations of a row, but at least 200; the result says how many they were,
+        and the Monte Carlo error of its means.
+    prob
+        Posterior probability of the equal-tailed interval of the expected outcome.
+    newlevels
+        How to treat a level that the fit did not have, in a table given to a posterior of
+        `mo.fit`: "refuse" it, or treat it as the "reference" level.
+    groups
+        For a model with groups: "known" uses the effects of the rows' own groups, which the fit
+        must have had; "new" takes all groups as new; "any", for a table, is "known" for groups
+        that the fit had and "new" for the others. By default groups must be known, and factors
+        that the rows do not name are averaged over.
+    newgroups
+        What the interval of a new group is about: "one" such group, so that it includes the
+        spread between groups, or the "average" over all of them. The mean is the same. By
+        default "one" with groups="new" or "any", else "average".
+    """
+    check_interval(prob)
+    if newgroups not in (None, "one", "average"):
+        raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
+    custom = post.restore_predictor()
+    new = aligned(rows, post.fit_rows, False, newlevels, groups)
+    evaluate: Evaluation
+    if custom is None or isinstance(custom, ModelPredictor):
+        predictor = post.model_predictor()
+        new = with_groups(new, predictor.model, groups)
+        subset, weights = thinned(post, affordable(post, rows_behind(post, new), draws))
+        drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
+        one = newgroups == "one" or (newgroups is None and groups is not None)
+        evaluate = partial(drawn.expected, scores=normal_scores(weights.size) if one else None)
+    else:
+        subset, weights = thinned(post, affordable(post, len(new), draws))
+
+        def evaluate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+            outcome = np.asarray(custom(subset, batch), float)
+            return outcome, outcome
+
+    mean, lower, upper, error = _mean_interval_error(evaluate, weights, new, prob)
+    is_frame = library(rows) == "pandas" and is_table(rows)
+    index = getattr(rows, "index", None) if is_frame else None
+    return Prediction(mean, lower, upper, prob, weights.size, post.class_names(), index, error)
+
+
+def _mean_interval_error(
+    evaluate: Evaluation, weights: np.ndarray, rows: AlignedRows, prob: float
+) -> np.ndarray:
+    """Return mean, ends and Monte Carlo error of each row's expected outcome, by chunks."""
     count, parts = weights.size, []
     ends = [(1 - prob) / 2, (1 + prob) / 2]
 
@@ -134,9 +209,9 @@ def predict(
 
     for _ in in_pieces(rows, count, summarised):
         pass
-    mean, lower, upper, error = np.concatenate(parts, axis=1)
-    _check_finite(mean, weights)
-    return Prediction(mean, lower, upper, prob, count, mcse_mean=error)
+    table = np.concatenate(parts, axis=1)
+    _check_finite(table[0], weights)
+    return table
 
 
 def in_pieces(
@@ -188,10 +263,6 @@ def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:
             rows=int(bad.sum()),
         ),
     )
-
-
-NewGroups: TypeAlias = Literal["one", "average"]
-ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
 
 
 class RowEffects(NamedTuple):
@@ -299,31 +370,37 @@ def all_new(rows: AlignedRows, names: tuple[str, ...]) -> AlignedRows:
     return replace(rows, first_new={**rows.first_new, **dict.fromkeys(names, -np.inf)})
 
 
-def rows_behind(source: FittedDraws, new: AlignedRows) -> int:
+def rows_behind(post: FittedDraws, new: AlignedRows) -> int:
     """Return how many evaluations of rows each draw costs: of new ones, and for known effects."""
-    model = source.fit().model
+    model = post.fitted_model()
     names = group_names(model)
     some_new = any(name in new.first_new or name not in new.fields for name in names)
     evaluations = len(new) * (ROWS_PER_AVERAGE if some_new else 1)
-    if not isinstance(model, IntegratedEffects) or source.rows is None:
+    if not isinstance(model, IntegratedEffects) or post.rows is None:
         return evaluations
-    index = model.units(source.rows).index
+    index = model.units(post.rows).index
     known = np.isin(index.values, new.groups_of(model.group, new=False))
     return evaluations + STEPS * int(index.size[known].sum())
 
 
 def known_effects(
-    source: FittedDraws, draws: dict[str, np.ndarray], new: AlignedRows
+    post: FittedDraws, draws: dict[str, np.ndarray], new: AlignedRows
 ) -> tuple[RowEffects, ...]:
     """Draw the integrated effects of the groups that rows share with the rows of the fit."""
-    fit = source.fit()
-    model = fit.model
+    model = post.fitted_model()
     if not isinstance(model, IntegratedEffects):
         return ()
     wanted = new.groups_of(model.group, new=False)
     if not len(wanted):
         return ()
-    rows = source.rows_of_fit()
+    rows = post.held_rows()
+    if rows is None:
+        raise SettingError(
+            "predictions for known groups need the rows of the fit, since effects were "
+            "integrated out, and this posterior does not hold them; load it with its rows, by "
+            "Posterior.load(path, data=...), or predict for new groups with "
+            f"{argument('groups', 'new')}."
+        )
     groups = model.units(rows)
     unknown = np.setdiff1d(wanted, groups.index.values)
     if len(unknown):
@@ -332,7 +409,7 @@ def known_effects(
             f"rows out, or predict them with {argument('groups', 'new')}."
         )
     ids = np.searchsorted(groups.index.values, wanted)
-    drawn = np.concatenate(list(effect_draws(fit, groups, ids, draws)), axis=1)
+    drawn = np.concatenate(list(effect_draws(post, groups, ids, draws)), axis=1)
     return (RowEffects(0, *model.effect_scales[0], wanted, drawn),)
 
 
@@ -357,11 +434,61 @@ def new_effects(
     return tuple(effects)
 
 
-MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
+@names_checked
+def predictive(
+    post: FittedDraws,
+    data: RowsLike | None = None,
+    draws: int = 100,
+    random_seed: int = 0,
+    newlevels: NewLevels = "refuse",
+    groups: Groups | None = None,
+    prior: bool = False,
+    out: str | os.PathLike[str] | None = None,
+) -> np.ndarray:
+    """Draw outcomes from the posterior predictive distribution.
+
+    While `predict` gives the expected outcome and its uncertainty, this draws outcomes
+    themselves, including noise. Rows are visited a chunk at a time.
+
+    Parameters
+    ----------
+    data
+        Rows or a table, as `predict` takes them; the rows of the fit by default.
+    draws
+        Outcomes per row, each from a different posterior draw.
+    random_seed
+        Seed of the outcomes.
+    newlevels, groups
+        As in `predict`. All rows of a new group share its effects; where the rows do not name a
+        factor, every row is in a different group.
+    prior
+        Whether to draw the parameters from their prior instead (prior predictive).
+    out
+        A .npy file to write the outcomes to and map into memory, if they exceed memory.
+
+    Returns
+    -------
+    ndarray
+        Outcomes (draws, rows), coded as in the rows.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> draws = {"beta": np.full((1, 100, 1), 2.0), "intercept": np.zeros((1, 100))}
+    >>> post = mo.Posterior(draws, {}, mo.Ledger(rows=3))
+    >>> post.predictor = mo.models.over_draws.ModelPredictor(mo.models.Logistic())
+    >>> post.predictive({"x": [[-9.0], [0.0], [9.0]]}, draws=50).mean(axis=0).round(1)
+    array([0. , 0.5, 1. ])
+    """
+    if out is not None:
+        require_writable(out)
+    new = post.rows_or_own(data, False, newlevels, groups)
+    source, new = outcome_draws(post, new, draws, random_seed, groups, prior)
+    return outcome_array(source, new, random_seed, out)
 
 
 def outcome_draws(
-    source: FittedDraws,
+    post: FittedDraws,
     rows: AlignedRows,
     draws: int,
     seed: int,
@@ -374,21 +501,21 @@ def outcome_draws(
     The draws are equally weighted, except that signs are kept if outcomes will be `averaged`.
     """
     whole_number("draws", draws)
-    fit = source.fit()
-    predictor = ModelPredictor(fit.model)
-    rows = with_groups(rows, fit.model, groups)
+    predictor = post.model_predictor()
+    model = predictor.model
+    rows = with_groups(rows, model, groups)
     if prior:
-        shapes = {name: x.shape[2:] for name, x in source.draws.items()}
-        parameters = prior_draws(fit.model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
+        shapes = {name: x.shape[2:] for name, x in post.draws.items()}
+        parameters = prior_draws(model, shapes, draws, generator(seed, Stream.PRIOR_DRAWS))
         return prior_outcome_draws(predictor, parameters, rows, seed)
     signs = None
-    if averaged and source.weights is not None and (source.weights < 0).any():
-        require_finite(source.draws, "a check")
-        subset, (signs,) = thinned(source, draws)
+    if averaged and post.weights is not None and (post.weights < 0).any():
+        require_finite(post.draws, "a check")
+        subset, (signs,) = thinned(post, draws)
         require_positive_sum(signs, "a check")
     else:
-        subset = equal_draws(source, draws, seed, "drawing outcomes")
-    known = known_effects(source, subset, rows)
+        subset = equal_draws(post, draws, seed, "drawing outcomes")
+    known = known_effects(post, subset, rows)
     new = new_effects(predictor, subset, rows, seed)
     return OutcomeDraws(subset, predictor, (*known, *new), signs), rows
 

@@ -10,12 +10,12 @@ from modicum.errors import DataError, ModicumWarning, SettingError, warn
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import BaseModel
 from modicum.models.outcome_checks import class_fault
-from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.draws import affordable, thinned
-from modicum.posterior.fit_rows import AlignedRows, Batch
+from modicum.posterior.fit_rows import Batch, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws
 from modicum.posterior.predict import OutcomeDraws, in_pieces, known_effects, rows_behind
 from modicum.posterior.weighted import normalised, weighted_mcse, weighted_mean
+from modicum.rows.formula import NewLevels
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +63,37 @@ class Score:
 
 
 def score(
-    source: FittedDraws, predictor: ModelPredictor, rows: AlignedRows, draws: int | None
+    post: FittedDraws, rows: RowsLike, draws: int | None = None, newlevels: NewLevels = "refuse"
 ) -> Score:
-    """Score evenly spaced draws on rows with outcomes, chunk by chunk; see `Posterior.score`."""
+    """Score predictions against observed outcomes: accuracy and log predictive density.
+
+    Both are given for the average prediction of all draws, and for single draws, averaged by
+    chain. Rows are weighted by their `weight`, if they have one, and draws by their signs or
+    weights. The groups of a row must be known: their effects are part of its prediction.
+
+    Parameters
+    ----------
+    rows
+        Modicum rows, whose columns are matched with those of the fit by name; a pandas, polars
+        or Arrow table (after `mo.fit` also a file), which is encoded as the rows of the fit
+        were, with columns in any order and extra columns ignored; or a dict of arrays such
+        as ``{"x": X, "y": y}`` with the columns in the fit's order.
+    draws
+        Posterior draws to use, evenly spaced: equally many of each chain, and at least one.
+        By default as many as in `predict`.
+    newlevels
+        As in `predict`.
+    """
+    predictor = post.model_predictor()
+    new = aligned(rows, post.fit_rows, True, newlevels)
     field = predictor.model.outcome_field
-    if field not in rows.fields:
+    if field not in new.fields:
         raise SettingError(f"scoring needs outcomes: give rows with the field {field!r}.")
-    chains = source.chains
-    number = affordable(source, rows_behind(source, rows), draws)
-    per_chain = min(source.num_draws, max(1, number // chains))
-    subset, weights = thinned(source, chains * per_chain)
-    drawn = OutcomeDraws(subset, predictor, known_effects(source, subset, rows))
+    chains = post.chains
+    number = affordable(post, rows_behind(post, new), draws)
+    per_chain = min(post.num_draws, max(1, number // chains))
+    subset, weights = thinned(post, chains * per_chain)
+    drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
     total = _Total(predictor.model, weights.reshape(chains, per_chain))
 
     def evaluate(piece: Batch) -> np.ndarray:
@@ -81,7 +101,7 @@ def score(
         total.add(expected, density, piece)
         return density if expected is None else expected
 
-    for _ in in_pieces(rows, chains * per_chain, evaluate):
+    for _ in in_pieces(new, chains * per_chain, evaluate):
         pass
     return total.score()
 

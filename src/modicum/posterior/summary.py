@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
-from modicum.errors import ModicumWarning, SettingError
+from modicum.arguments import names_checked
+from modicum.diagnostics import r_hat
+from modicum.errors import SettingError, is_number
 from modicum.markup import box, table, tag
-from modicum.posterior.draws import Draws, check_interval, scalar_names
-from modicum.posterior.weighted import (
-    influence,
-    weighted_ess,
-    weighted_ess_tail,
-    weighted_mcse,
-)
+from modicum.posterior.draws import check_interval, scalar_names
+from modicum.posterior.fitted import FittedDraws
+from modicum.posterior.weighted import diagnose
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,69 +24,45 @@ EFFECTS = "|"  # marks effects of groups, such as "1|ward"; they may be thousand
 CURVE_POINTS = 50  # default number of points of a learning curve
 
 
-def summarise(
-    source: Draws,
-    names: Sequence[str] | str | None,
-    prob: float,
-    superchains: int | None = None,
+@names_checked
+def summary(
+    post: FittedDraws, names: Sequence[str] | str | None = None, prob: float = 0.9
 ) -> pd.DataFrame:
-    """Tabulate mean, sd, an equal-tailed interval, Monte Carlo error, ESS and R-hat.
+    """Tabulate every scalar: mean, sd, interval, Monte Carlo error, ESS, R-hat.
 
-    With `superchains`, chains that share a starting point, nested R-hat is added.
+    The interval is equal-tailed with posterior probability `prob`; its two columns are named
+    after their quantiles, such as ``5%`` and ``95%``. With signs or weights, `mcse_mean`,
+    `ess_bulk`, `ess_tail` and `r_hat` are those of the ratio estimate (delta method, batch
+    means), and ``attrs`` holds the mean weight and the R-hat of the weights. If chains share
+    starting points (`superchains` of `mo.sample`), there is a column `nested_r_hat`. Effects of
+    groups come last; `names` selects parameters (``"beta"``) or single lines (``"beta[age]"``).
     """
     import pandas as pd
 
     check_interval(prob)
+    superchains = post.settings.get("superchains")
     if names is None:
-        names = sorted(source.draws, key=lambda name: EFFECTS in name)
+        names = sorted(post.draws, key=lambda name: EFFECTS in name)
     requests = [names] if isinstance(names, str) else list(names)
     ends = ((1 - prob) / 2, (1 + prob) / 2)
     parts = []
     for name in requests:
-        x = source[name]
-        low, high = source.quantile(name, ends)
+        x = post[name]
+        low, high = post.quantile(name, ends)
         columns = {
-            "mean": source.mean(name),
-            "sd": source.sd(name),
+            "mean": post.mean(name),
+            "sd": post.sd(name),
             percent(ends[0]): low,
             percent(ends[1]): high,
-            **diagnose(x, source.weights if source.weighted else None, superchains),
+            **diagnose(x, post.weights if post.weighted else None, superchains),
         }
-        index = scalar_names(name, x.shape[2:], source.labels)
+        index = scalar_names(name, x.shape[2:], post.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
-    if source.weighted and source.weights is not None:
-        table.attrs["mean_weight"] = float(source.weights.mean())
-        table.attrs["r_hat_weight"] = r_hat(source.weights)
+    if post.weighted and post.weights is not None:
+        table.attrs["mean_weight"] = float(post.weights.mean())
+        table.attrs["r_hat_weight"] = r_hat(post.weights)
     return table
-
-
-def diagnose(
-    x: np.ndarray, weights: np.ndarray | None, superchains: int | None = None
-) -> dict[str, np.ndarray]:
-    """Compute Monte Carlo error, effective sample sizes and R-hat of each scalar of x.
-
-    With signs or weights these are those of the ratio estimate: by the delta method, not ArviZ.
-    """
-    if weights is None:
-        compared = x
-        measured = {
-            "mcse_mean": np.asarray(mcse(x)),
-            "ess_bulk": np.asarray(ess(x)),
-            "ess_tail": np.asarray(ess_tail(x)),
-        }
-    else:
-        values = np.asarray(x, dtype=float)
-        compared = influence(values, weights)
-        measured = {
-            "mcse_mean": weighted_mcse(values, weights),
-            "ess_bulk": weighted_ess(values, weights),
-            "ess_tail": weighted_ess_tail(values, weights),
-        }
-    measured["r_hat"] = np.asarray(r_hat(compared))
-    if superchains is not None:
-        measured["nested_r_hat"] = np.asarray(nested_r_hat(compared, superchains))
-    return measured
 
 
 def percent(level: float) -> str:
@@ -104,9 +77,39 @@ def percent(level: float) -> str:
 
 
 def learning_curve(
-    source: Draws, statistic: Statistic, at: Sequence[float] | None, warmup_rows: float
+    post: FittedDraws,
+    statistic: Statistic,
+    at: Sequence[float] | None = None,
 ) -> pd.DataFrame:
-    """Tabulate a statistic over chains against passes; see `Posterior.learning_curve`."""
+    """Follow a statistic across chains, taken as independent realisations, along the run.
+
+    Parameters
+    ----------
+    statistic
+        Function of the chains' current draws, arrays (chain, *shape) by name, that returns a
+        number or a dict of numbers.
+    at
+        Passes over the rows at which to evaluate it, counted for each chain from its start;
+        by default 50 points from the first draw to the last.
+
+    Returns
+    -------
+    DataFrame
+        Indexed by passes; a column ``value``, or one for each entry of the dict.
+
+    Examples
+    --------
+    >>> import numpy as np, modicum as mo
+    >>> rng = np.random.default_rng(1)
+    >>> draws = {"beta": np.cumsum(rng.normal(size=(200, 30)), axis=1)}
+    >>> stats = {"rows_touched": np.full((200, 30), 50)}
+    >>> post = mo.Posterior(draws, stats, mo.Ledger(rows=100))
+    >>> post.learning_curve(lambda now: now["beta"].var(), at=[0.5, 15]).round(1)
+            value
+    passes
+    0.5       1.0
+    15.0     30.7
+    """
     import pandas as pd
 
     if not callable(statistic):
@@ -114,7 +117,7 @@ def learning_curve(
             "the statistic must be a function of draws by name, such as "
             f"lambda draws: draws['beta'].mean(axis=0), not {statistic!r}."
         )
-    spent = _passes(source, warmup_rows)
+    spent = _passes(post)
     moments = _evenly_spread(spent) if at is None else np.asarray(at, dtype=float)
     if moments.ndim != 1 or not np.isfinite(moments).all():
         raise SettingError(f"`at` must be a sequence of finite numbers of passes, not {at!r}.")
@@ -126,23 +129,24 @@ def learning_curve(
             f"no draw was made by {moments[early].max():g} passes: `at` must start at "
             f"{spent[:, 0].max():.3g} or later."
         )
-    chains = np.arange(source.chains)
+    chains = np.arange(post.chains)
     values = [
-        statistic({name: x[chains, number] for name, x in source.draws.items()}) for number in draws
+        statistic({name: x[chains, number] for name, x in post.draws.items()}) for number in draws
     ]
     lines = [value if isinstance(value, Mapping) else {"value": value} for value in values]
     return pd.DataFrame(lines, index=pd.Index(moments, name="passes"))
 
 
-def _passes(source: Draws, warmup_rows: float) -> np.ndarray:
+def _passes(post: FittedDraws) -> np.ndarray:
     """Return the passes over the rows that each chain had made by each draw, (chain, draw)."""
-    if "rows_touched" not in source.stats:
+    if "rows_touched" not in post.stats:
         raise SettingError(
             "a learning curve needs the number of rows each draw touched (stats['rows_touched']), "
             "which this posterior does not have."
         )
-    touched = np.cumsum(source.stats["rows_touched"], axis=1, dtype=float)
-    return (touched + warmup_rows) / source.ledger.rows
+    before = post.settings.get("warmup_rows", 0)
+    touched = np.cumsum(post.stats["rows_touched"], axis=1, dtype=float)
+    return (touched + (before if is_number(before) else 0)) / post.ledger.rows
 
 
 def _evenly_spread(spent: np.ndarray) -> np.ndarray:
@@ -155,28 +159,32 @@ def _evenly_spread(spent: np.ndarray) -> np.ndarray:
 SHOWN = 12  # scalars shown
 
 
-def posterior_box(source: Draws, title: str, warnings: Sequence[ModicumWarning]) -> str:
+def posterior_box(post: FittedDraws) -> str:
     """Return a box with the first scalars of a posterior, and its warnings."""
-    frame = summarise(source, _first_names(source), 0.9).head(SHOWN)
+    frame = summary(post, _first_names(post)).head(SHOWN)
     lines = [
         (name, *(f"{line[c]:.4g}" for c in frame.columns[:4]), f"{line['ess_bulk']:,.0f}",
          f"{line['r_hat']:.3f}")
         for name, line in frame.iterrows()
     ]  # fmt: skip
     head = ("", *frame.columns[:4], "ess_bulk", "r_hat")
-    total = sum(x[0, 0].size for x in source.draws.values())
+    total = sum(x[0, 0].size for x in post.draws.values())
     more = f"{total - len(frame):,} more scalars: post.summary()" if total > len(frame) else None
-    doubts = tag("ul", [tag("li", str(doubt)) for doubt in warnings]) if warnings else None
-    return box(tag("b", title.strip("<>")), table(head, lines), more and tag("div", more), doubts)
+    doubts = (
+        tag("ul", [tag("li", str(doubt)) for doubt in post.warnings]) if post.warnings else None
+    )
+    return box(
+        tag("b", repr(post).strip("<>")), table(head, lines), more and tag("div", more), doubts
+    )
 
 
-def _first_names(source: Draws) -> list[str]:
+def _first_names(post: FittedDraws) -> list[str]:
     """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
-    ordered = sorted(source.draws, key=lambda name: "|" in name)
+    ordered = sorted(post.draws, key=lambda name: EFFECTS in name)
     names: list[str] = []
     count = 0
     for name in ordered:
         if count < SHOWN:
             names.append(name)
-            count += int(source.draws[name][0, 0].size)
+            count += int(post.draws[name][0, 0].size)
     return names

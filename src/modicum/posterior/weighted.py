@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from modicum.diagnostics import batch_means_variance
+from modicum.diagnostics import batch_means_variance, ess, ess_tail, mcse, nested_r_hat, r_hat
 
 Floats = NDArray[np.float64]
 
@@ -123,3 +123,31 @@ def kish_share(weights: Floats) -> float:
     """Return Kish's effective share ``(sum w)^2 / (R sum w^2)``: 1 if equal, 1/R if one counts."""
     with np.errstate(all="ignore"):
         return float(weights.sum() ** 2 / (weights.size * (weights**2).sum()))
+
+
+def diagnose(
+    x: np.ndarray, weights: np.ndarray | None, superchains: int | None = None
+) -> dict[str, np.ndarray]:
+    """Compute Monte Carlo error, effective sample sizes and R-hat of each scalar of x.
+
+    With signs or weights these are those of the ratio estimate: by the delta method, not ArviZ.
+    """
+    if weights is None:
+        compared = x
+        measured = {
+            "mcse_mean": np.asarray(mcse(x)),
+            "ess_bulk": np.asarray(ess(x)),
+            "ess_tail": np.asarray(ess_tail(x)),
+        }
+    else:
+        values = np.asarray(x, dtype=float)
+        compared = influence(values, weights)
+        measured = {
+            "mcse_mean": weighted_mcse(values, weights),
+            "ess_bulk": weighted_ess(values, weights),
+            "ess_tail": weighted_ess_tail(values, weights),
+        }
+    measured["r_hat"] = np.asarray(r_hat(compared))
+    if superchains is not None:
+        measured["nested_r_hat"] = np.asarray(nested_r_hat(compared, superchains))
+    return measured
