@@ -31,6 +31,7 @@ from modicum.diagnostics.convergence import finite_and_moving
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
+from modicum.models import IntegratedEffects
 from modicum.models.over_draws import log_priors
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import log_likelihoods
@@ -333,6 +334,11 @@ def stein_discrepancy(
     whole_number("random_seed", random_seed, 0)
     if subsample is not None:
         whole_number("subsample", subsample)
+    if isinstance(post.fitted_model(), IntegratedEffects):
+        raise SettingError(
+            f"{PURPOSE} is that of parameters given rows, and here effects of groups were "
+            "integrated out; hold them explicitly (groups='explicit')."
+        )
     same = post.rows_of_fit(rows, PURPOSE)
     require_finite(post.draws, PURPOSE)
     subset, weights = thinned(post, draws)

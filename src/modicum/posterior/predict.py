@@ -166,11 +166,10 @@ def predict(
     check_interval(prob)
     if newgroups not in (None, "one", "average"):
         raise SettingError(f"newgroups must be 'one' or 'average', not {newgroups!r}.")
-    custom = post.restore_predictor()
+    predictor = post.restore_predictor() or post.model_predictor()
     new = aligned(rows, post.fit_rows, False, newlevels, groups)
     evaluate: Evaluation
-    if custom is None or isinstance(custom, ModelPredictor):
-        predictor = post.model_predictor()
+    if isinstance(predictor, ModelPredictor):
         new = with_groups(new, predictor.model, groups)
         subset, weights = thinned(post, affordable(post, rows_behind(post, new), draws))
         drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
@@ -180,7 +179,7 @@ def predict(
         subset, weights = thinned(post, affordable(post, len(new), draws))
 
         def evaluate(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-            outcome = np.asarray(custom(subset, batch), float)
+            outcome = np.asarray(predictor(subset, batch), float)
             return outcome, outcome
 
     mean, lower, upper, error = _mean_interval_error(evaluate, weights, new, prob)

@@ -61,7 +61,7 @@ def report(
 ) -> Path:
     """Write an HTML report: what was fitted, whether to trust it, and the estimates.
 
-    The report is one post-contained file with the model, data and priors, diagnostics with
+    The report is one self-contained file with the model, data and priors, diagnostics with
     traffic lights, coefficients, effects of groups and columns, calibration, the cost compared
     with full data, the warnings, and code to run the fit again. Sections that need the rows say
     so if the posterior was loaded without them and `data` is not given.
