@@ -29,9 +29,7 @@ def fingerprint(
     n, step = description.n, _block_rows(description)
 
     def block(start: int) -> bytes:
-        hashes = _field_hashes(description)
-        _update(hashes, rows_between(start, min(start + step, n)), description)
-        return _join_hashes(hashes)
+        return _block_hash(description, rows_between(start, min(start + step, n)))
 
     starts = range(0, n, step)
     threads = min(len(starts), os.cpu_count() or 1, MOST_THREADS)
@@ -45,50 +43,44 @@ class RunningFingerprint:
     """Computes the fingerprint of rows that arrive in order, some at a time."""
 
     def __init__(self, description: Description) -> None:
-        self._description = description
-        self._step = _block_rows(description)
+        self._description, self._step = description, _block_rows(description)
         self._blocks: list[bytes] = []
-        self._hashes, self._filled, self._rows = _field_hashes(description), 0, 0
+        self._waiting: list[Array] = []
+        self._filled = 0
 
     def update(self, packed: Array) -> None:
         """Add the next packed rows."""
         while len(packed):
             piece, packed = np.split(packed, [self._step - self._filled])
-            _update(self._hashes, self._description.split(piece), self._description)
+            self._waiting.append(np.array(piece))
             self._filled += len(piece)
-            self._rows += len(piece)
             if self._filled == self._step:
                 self._end_block()
 
     def finish(self, description: Description) -> str:
         """Return the fingerprint; `description` now has the final number of rows."""
-        if self._filled:
+        if self._waiting:
             self._end_block()
         return _digest(description, self._blocks)
 
     def _end_block(self) -> None:
-        self._blocks.append(_join_hashes(self._hashes))
-        self._hashes, self._filled = _field_hashes(self._description), 0
+        parts = self._description.split(np.concatenate(self._waiting))
+        self._blocks.append(_block_hash(self._description, parts))
+        self._waiting, self._filled = [], 0
 
 
 def _block_rows(description: Description) -> int:
     return max(1, BLOCK_BYTES // description.row_bytes)
 
 
-def _field_hashes(description: Description) -> dict[str, hashlib._Hash]:
-    return {f.name: hashlib.sha256() for f in description.fields}
-
-
-def _update(
-    hashes: Mapping[str, hashlib._Hash], parts: Mapping[str, Array], description: Description
-) -> None:
-    for name, part in parts.items():
+def _block_hash(description: Description, parts: Mapping[str, Array]) -> bytes:
+    """Return the hashes of the fields of a block, in the order of their names."""
+    hashes = []
+    for name in sorted(parts):
         little = description.dtypes[name].newbyteorder("<")
-        hashes[name].update(np.ascontiguousarray(part, little).reshape(-1).view(np.uint8).data)
-
-
-def _join_hashes(hashes: Mapping[str, hashlib._Hash]) -> bytes:
-    return b"".join(hashes[name].digest() for name in sorted(hashes))
+        data = np.ascontiguousarray(parts[name], little).reshape(-1).view(np.uint8).data
+        hashes.append(hashlib.sha256(data).digest())
+    return b"".join(hashes)
 
 
 def _digest(description: Description, blocks: Iterable[bytes]) -> str:

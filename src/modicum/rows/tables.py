@@ -414,12 +414,10 @@ def _spool(tables: Iterable[object], path: Path) -> int:
                 )
             source = TableSource(table)
             part = source.table(source.names)
-            if writer is None or schema is None:
-                schema = part.schema
-                with _temporary():
-                    writer = pa.ipc.new_file(str(path), schema)
+            schema = schema or part.schema
             part = _cast_to_first(part, schema, number)
             with _temporary():
+                writer = writer or pa.ipc.new_file(str(path), schema)
                 writer.write_table(part, max_chunksize=BATCH_ROWS)
             rows += part.num_rows
     finally:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import glob
 import hashlib
-import importlib.util
 import json
 import os
 import secrets
@@ -44,7 +44,10 @@ from modicum.rows.store import (
     read_entries,
 )
 
-_LOCKS = importlib.util.find_spec("fcntl") is not None
+try:
+    import fcntl
+except ImportError:  # not POSIX
+    fcntl = None  # type: ignore[assignment]
 
 
 class PackedRows(NamedTuple):
@@ -180,12 +183,10 @@ class ShardWriter:
     def write(self, block: Array) -> None:
         """Append packed rows."""
         while len(block):
-            if self._file is None:
-                self._begin()
+            file = self._file or self._begin()
             piece, block = np.split(block, [self._shard_rows - self._filled])
             data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
-            assert self._file is not None
-            self._file.write(data)
+            file.write(data)
             self._digest.update(data)
             self._filled += len(piece)
             self.rows += len(piece)
@@ -204,12 +205,13 @@ class ShardWriter:
             self._file.close()
             self._file = None
 
-    def _begin(self) -> None:
+    def _begin(self) -> BinaryIO:
         self._name = f"rows-{self._folder.number(len(self.shards)):05d}.npy"
         self._file = open(self._folder.local / self._name, "w+b", buffering=0)  # noqa: SIM115
         self._data = npy_header(self._file, 0, self._about)
         self._digest = hashlib.sha256()
         self._filled = 0
+        return self._file
 
     def _end(self) -> None:
         file = self._file
@@ -244,8 +246,9 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
         _clean(store, keep=folder)
         folder.mkdir(exist_ok=identity is not None)
     lock = _lock(folder)  # held until the end; the system releases it if the process dies
-    if lock is None and identity is not None and _LOCKS:
+    if lock is None and identity is not None and fcntl is not None:
         raise SettingError(f"{store} is being written by another process: wait for it.")
+    stays = False
     try:
         yield Folder(folder)
         _sync(folder)
@@ -253,15 +256,11 @@ def staged(store: Path, overwrite: bool, identity: str | None = None) -> Iterato
             _replace(folder, store, overwrite)
         _sync(store.parent)
     except (KeyboardInterrupt, LakeError):
-        if identity is None:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise  # with an identity the folder stays, for the next call to continue
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        stays = identity is not None  # for the next call to continue
         raise
-    else:
-        shutil.rmtree(folder, ignore_errors=True)  # the replaced store
     finally:
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)  # it may hold the replaced store
         if lock is not None:
             os.close(lock)
 
@@ -301,34 +300,27 @@ def refuse_existing(store: Path, overwrite: bool) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    try:
-        import fcntl
-    except ImportError:  # not POSIX: stale folders stay until the user removes them
+    if fcntl is None:  # not POSIX: stale folders stay until the user removes them
         return None
-    descriptor = None
-    try:
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if descriptor is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except OSError:
             os.close(descriptor)
-        return None
-    return descriptor
+    return None
 
 
 def _clean(store: Path, keep: Path) -> None:
     """Remove folders left by killed ingests of the same store, which nobody locks any more."""
-    for folder in store.parent.glob(f".{_literal(store.name)}.ingest-*"):
+    for folder in store.parent.glob(f".{glob.escape(store.name)}.ingest-*"):
         if folder == keep:
             continue
         lock = _lock(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
-
-
-def _literal(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
 
 
 def _replace(folder: Path, store: Path, overwrite: bool) -> None:
