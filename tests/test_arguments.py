@@ -135,3 +135,25 @@ def test_options_of_the_command_line_are_named_in_their_own_thread_only():
             assert running.result() == "--groups new"
             assert argument("groups", "new") == "--groups new"
         assert argument("groups", "new") == "groups='new'"
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: mo.NUTS(target_accept=2),
+            "target_accept must be a number between 0 and 1 or None, not 2; 0.8 is usual.",
+        ),
+        (lambda: mo.HMC(trajectory=0), "must be a positive number, not 0; 1.2 is usual."),
+        (lambda: mo.HMC(step_size=0), "a positive number or None, not 0; None tunes it."),
+        (lambda: mo.FlyMC(rate=2), "None, not 2; None is the default."),
+        (lambda: mo.HMCECS(ddof=2), "ddof must be 0 or 1, not 2; 0 is the paper's divisor."),
+        (lambda: mo.SignedHMCECS(centre="c"), "not 'c'; None chooses it automatically."),
+        (lambda: mo.SGLD(step_size=-1), "not -1; None chooses it automatically."),
+        (lambda: mo.digest("logistic", ROWS), "Logistic(), or a posterior, not str."),
+        (lambda: mo.priors.default(ROWS, 3), "family must be a name or a family, not int."),
+    ],
+)
+def test_refusals_of_settings_keep_their_hints(make, sentence):
+    with pytest.raises(mo.SettingError, match=re.escape(sentence)):
+        make()

@@ -378,7 +378,7 @@ def test_wrong_model_and_rows(small):
         mo.sample(M.Gaussian, rows)
     with pytest.raises(mo.SettingError, match=r"mo.Rows\(x=X, y=y\)"):
         mo.sample(model, np.ones((3, 2)))
-    with pytest.raises(mo.SettingError, match="the first argument must be a model"):
+    with pytest.raises(mo.SettingError, match="must be a model"):
         mo.sample(rows, model)
     with pytest.raises(mo.DataError, match="0 or 1"):
         mo.sample(M.Logistic(), rows)

@@ -223,25 +223,26 @@ def check_settings(settings: Any) -> None:  # a dataclass, for which Python has 
     """Raise unless every field of a dataclass is what its annotation says; its `__post_init__`.
 
     Numbers, booleans, None, `Literal` and `Rule` are checked. A field whose annotation has anything
-    else is left to its class.
+    else is left to its class. A text in the annotation is a hint, which ends the sentence.
 
     Examples
     --------
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
     ... class Stage:
-    ...     steps: Count | Literal["auto"] = "auto"
+    ...     steps: Annotated[Count | Literal["auto"], "100 are usual"] = "auto"
     ...     def __post_init__(self): check_settings(self)
     >>> try:
     ...     Stage(steps=0)
     ... except SettingError as fault:
     ...     print(fault)
-    steps must be a whole number of at least 1 or 'auto', not 0.
+    steps must be a whole number of at least 1 or 'auto', not 0; 100 are usual.
     """
-    for name, rules in _rules(settings.__class__).items():
+    for name, (rules, hint) in _rules(settings.__class__).items():
         value = getattr(settings, name)
         if not any(rule.holds(value) for rule in rules):
-            raise SettingError(f"{name} must be {_listed(map(str, rules))}, not {value!r}.")
+            end = f"; {hint}." if hint else "."
+            raise SettingError(f"{name} must be {_listed(map(str, rules))}, not {value!r}{end}")
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -250,8 +251,8 @@ def _listed(words: Iterable[str]) -> str:
 
 
 @cache
-def _rules(kind: type[Any]) -> dict[str, list[Rule]]:
-    """Return the rules of each field that is checked, one of which its value must fulfil."""
+def _rules(kind: type[Any]) -> dict[str, tuple[list[Rule], str]]:
+    """Return the rules of each field that is checked, one of which must hold, and its hint."""
     try:
         hints = get_type_hints(kind, include_extras=True)
     except NameError:  # the annotations of a user's class may name something local
@@ -260,7 +261,7 @@ def _rules(kind: type[Any]) -> dict[str, list[Rule]]:
         return {}
     found = {field.name: list(_alternatives(hints[field.name])) for field in fields(kind)}
     return {
-        name: [rule for rule in rules if rule is not None]
+        name: ([rule for rule in rules if rule is not None], _hint(hints[name]))
         for name, rules in found.items()
         if None not in rules
     }
@@ -273,11 +274,17 @@ def _alternatives(hint: Any) -> Iterator[Rule | None]:  # a type, in any form th
         for part in parts:
             yield from _alternatives(part)
     elif kind is Annotated:
-        yield next((part for part in parts if isinstance(part, Rule)), None)
+        rules = [part for part in parts if isinstance(part, Rule)]
+        yield from rules or _alternatives(parts[0])
     elif kind is Literal:
         yield from (Rule(repr(part), partial(_equal, part)) for part in parts)
     else:
         yield from PLAIN.get(hint, [None])
+
+
+def _hint(annotation: Any) -> str:
+    extras = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, str)), "")
 
 
 def _equal(known: object, value: object) -> bool:

@@ -13,7 +13,14 @@ from modicum.digest import Digest
 from modicum.errors import ModicumWarning, SettingError, argument, suggestion
 from modicum.methods import Method, resolve
 from modicum.methods.method import Tuning
-from modicum.models import FAMILIES, BaseModel, GroupTerm, LinearPredictorModel, Ordinal
+from modicum.models import (
+    FAMILIES,
+    BaseModel,
+    GroupTerm,
+    LinearPredictorModel,
+    Ordinal,
+    family_named,
+)
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior
@@ -36,20 +43,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow import dataset
 
-# What other libraries call our families.
-CALLED_ELSEWHERE = {
-    "bernoulli": "logistic",
-    "logit": "logistic",
-    "normal": "gaussian",
-    "linear": "gaussian",
-    "t": "student-t",
-    "categorical": "softmax",
-    "multinomial": "softmax",
-    "cumulative": "ordinal",
-    "negbinomial": "negative-binomial",
-    "quantile": "asymmetric-laplace",
-    "zip": "zero-inflated-poisson",
-}
 # What brms has after the outcome's | and Modicum's families do not read.
 FIELDS_ELSEWHERE = {
     "cens": "for times, write event(1 - {0}) and use family='weibull' or 'exponential'; other "
@@ -285,18 +278,6 @@ def model_for(
         return FormulaModel(model, {})
     choice = multilevel(model, _group_terms(encoding, rows), rows, groups)
     return FormulaModel(choice.model, {"groups": {"value": choice.how, "why": choice.why}})
-
-
-def family_named(name: str) -> type[LinearPredictorModel]:
-    """Return the family of this name."""
-    tidy = name.lower().replace("_", "-")
-    if tidy not in FAMILIES:
-        likely = CALLED_ELSEWHERE.get(tidy)
-        hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
-        raise SettingError(
-            f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
-        )
-    return FAMILIES[tidy]
 
 
 def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:

@@ -17,12 +17,12 @@ from modicum.errors import ModicumWarning, SettingError, is_number, whole_number
 from modicum.ledger import Ledger
 from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT
+from modicum.models.target import check_model_and_rows
 from modicum.passes import EngineChoice, Sums, anchor_at_mode, engine_for
 from modicum.passes.curvature import curvature, prior_slope
 from modicum.passes.mode import TOLERANCE
 from modicum.rows import Rows
 from modicum.runtime import in_double_precision
-from modicum.sample import check_model_and_rows
 
 PURPOSE = "log posterior"  # heading of the evaluations in the ledger
 

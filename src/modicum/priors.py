@@ -12,8 +12,8 @@ Laplace(mean=0.0, scale=0.5)
 
 from __future__ import annotations
 
-from modicum.errors import SettingError, suggestion
-from modicum.models import FAMILIES, LinearPredictorModel, Target
+from modicum.errors import SettingError
+from modicum.models import LinearPredictorModel, Target, family_named
 from modicum.models.priors import (
     LKJ,
     Exponential,
@@ -28,6 +28,7 @@ from modicum.models.priors import (
     Prior,
     StudentT,
 )
+from modicum.models.target import check_model_and_rows
 from modicum.rows import Rows
 
 __all__ = [
@@ -70,19 +71,9 @@ def default(rows: Rows, family: str | LinearPredictorModel = "logistic") -> dict
     >>> mo.priors.default(rows, family="logistic")["beta"]
     'normal(0, 0.3062)'
     """
-    if not isinstance(rows, Rows):
-        raise SettingError(
-            f"default priors need mo.Rows, not {type(rows).__name__}; convert a table with "
-            "mo.Rows.from_table(table, outcome='y')."
-        )
-    if isinstance(family, str):
-        if family not in FAMILIES:
-            raise SettingError(
-                f"there is no family {family!r}{suggestion(family, FAMILIES)}; the families are "
-                f"{', '.join(FAMILIES)}."
-            )
-        family = FAMILIES[family]()
-    if not isinstance(family, LinearPredictorModel):
-        raise SettingError(f"family must be a name or a family, not {type(family).__name__}.")
-    target, _ = Target.of(family, rows)
+    model = family_named(family)() if isinstance(family, str) else family
+    if not isinstance(model, LinearPredictorModel):
+        raise SettingError(f"family must be a name or a family, not {type(model).__name__}.")
+    check_model_and_rows(model, rows)
+    target, _ = Target.of(model, rows)
     return target.model.describe_priors(rows)

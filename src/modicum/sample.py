@@ -30,6 +30,7 @@ from modicum.methods.method import Plan, Task
 from modicum.methods.whole_groups import with_fixed_nodes
 from modicum.models import BaseModel, Target
 from modicum.models.model import DENSE_LIMIT, Params
+from modicum.models.target import check_model_and_rows
 from modicum.passes import EngineChoice, Starts, Sums, engine_for
 from modicum.posterior import Posterior
 from modicum.posterior.draws import scalar_names, tidy_labels
@@ -381,32 +382,6 @@ def _about_digest(digest: Digest, plan: Plan, target: Target) -> list[ModicumWar
         "any posterior mean",
     }
     return digest.doubts(point, factor, error)
-
-
-def check_model_and_rows(model: object, rows: object) -> None:
-    """Raise unless `model` is a model and `rows` are unchanged `mo.Rows`; say what to pass."""
-    if not isinstance(model, BaseModel):
-        hint = (
-            "; wrap a NumPyro model as mo.from_numpyro(model, rows), and log-densities in JAX as "
-            "mo.Model(log_prior, log_likelihood)"
-            if callable(model) and not isinstance(model, type)
-            else ""
-        )
-        raise SettingError(
-            "the first argument must be a model such as mo.models.Logistic(), not "
-            f"{_kind(model)}{hint}."
-        )
-    if not isinstance(rows, Rows):
-        raise SettingError(
-            f"the second argument must be mo.Rows, not {_kind(rows)}; wrap arrays as "
-            "mo.Rows(x=X, y=y), a table as mo.Rows.from_table(table, outcome='y'), and open a "
-            "store with mo.Rows.open(folder)."
-        )
-    rows.require_unchanged()
-
-
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def _starts(target: Target, rows: Rows, starts: int | Sequence[Params] | None) -> Starts:

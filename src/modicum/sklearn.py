@@ -22,13 +22,13 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumWarning, NoNoiseError, SettingError, warn
-from modicum.fit import family_named
 from modicum.methods import Method, resolve
 from modicum.models import (
     Gaussian,
     LinearPredictorModel,
     Logistic,
     Softmax,
+    family_named,
 )
 from modicum.models.families import PoissonRates
 from modicum.models.families.real import ScaleFamily

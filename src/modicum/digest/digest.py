@@ -45,6 +45,7 @@ from modicum.models.model import DENSE_LIMIT, Batch, Params
 from modicum.models.outcome_checks import count_classes
 from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.models.priors.units import MomentSums, moment_sums
+from modicum.models.target import check_model_and_rows
 from modicum.models.tracing import expression_digest
 from modicum.passes import (
     NEAR,
@@ -719,9 +720,12 @@ def digest(
     ['beta[x0]', 'beta[x1]', 'intercept']
     """
     refuse_forked()
-    model, data = _model_and_rows(model, rows) if isinstance(model, Posterior) else (model, rows)
-    _check(model, data, like)
-    assert isinstance(data, Rows)
+    if isinstance(model, Posterior):
+        model, rows = _model_and_rows(model, rows)
+    data = check_model_and_rows(model, rows, ", or a posterior")
+    if like is not None and not isinstance(like, Digest):
+        raise SettingError(f"like must be another digest, not {type(like).__name__}.")
+    require_digestible(model, data)
     whole_number("size", size)
     seed = fresh_seed() if random_seed is None else whole_number("random_seed", random_seed, 0)
     passing = engine_for(engine, progressbar)
@@ -741,22 +745,6 @@ def _model_and_rows(post: Posterior, rows: object) -> tuple[BaseModel, Rows]:
         )
     known = rows_of_fit(rows, post.fit_rows, "a digest")
     return predictor.model, known
-
-
-def _check(model: object, rows: object, like: object) -> None:
-    if not isinstance(model, BaseModel):
-        raise SettingError(
-            "the first argument must be a model such as mo.models.Logistic(), or a posterior, not "
-            f"{type(model).__name__}."
-        )
-    if not isinstance(rows, Rows):
-        raise SettingError(
-            f"the second argument must be mo.Rows, not {type(rows).__name__}; wrap arrays as "
-            "mo.Rows(x=X, y=y) and a table as mo.Rows.from_table(table, outcome='y')."
-        )
-    if like is not None and not isinstance(like, Digest):
-        raise SettingError(f"like must be another digest, not {type(like).__name__}.")
-    require_digestible(model, rows)
 
 
 def _make(model: BaseModel, rows: Rows, size: int, seed: int, engine: Engine) -> Digest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, sqrt
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -211,11 +211,11 @@ class FlyMC(Method):
     tuned: bool = True
     update: Literal["implicit", "explicit"] = "implicit"
     inner: Literal["hmc", "nuts", "mala", "random-walk"] | OwnMove = "hmc"
-    rate: Share | None = None
+    rate: Annotated[Share | None, "None is the default"] = None
     capacity: Count | None = None
     trajectory: Positive = 1.2
     jitter: BelowOne = 0.0
-    target_accept: Share | None = None
+    target_accept: Annotated[Share | None, "None is the default"] = None
     step_size: Positive | None = None
     memory_limit: Bytes | None = None
     name: ClassVar[str] = "flymc"

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -75,8 +75,8 @@ class _FullData(Method):
         parameters are whitened at the mode; otherwise dense, up to 50 parameters.
     """
 
-    target_accept: Share | None = None
-    step_size: Positive | None = None
+    target_accept: Annotated[Share | None, "0.8 is usual"] = None
+    step_size: Annotated[Positive | None, "None tunes it"] = None
     memory_limit: Bytes | None = None
     metric: Literal["diagonal", "dense"] | None = None
     of_digests: ClassVar[bool] = True
@@ -336,7 +336,7 @@ class HMC(_FullData):
     1.5
     """
 
-    trajectory: Positive = 1.2
+    trajectory: Annotated[Positive, "1.2 is usual"] = 1.2
     max_steps: Count = 100
     jitter: BelowOne = 0.0
     name: ClassVar[str] = "hmc"

@@ -1,5 +1,6 @@
 """Models of a row: linear-predictor families, neural networks and user-defined models."""
 
+from modicum.errors import SettingError, suggestion
 from modicum.models.families import (
     AsymmetricLaplace,
     Beta,
@@ -82,3 +83,29 @@ FAMILIES: dict[str, type[LinearPredictorModel]] = {
     "weibull": Weibull,
     "asymmetric-laplace": AsymmetricLaplace,
 }
+# What other libraries call our families.
+CALLED_ELSEWHERE = {
+    "bernoulli": "logistic",
+    "logit": "logistic",
+    "normal": "gaussian",
+    "linear": "gaussian",
+    "t": "student-t",
+    "categorical": "softmax",
+    "multinomial": "softmax",
+    "cumulative": "ordinal",
+    "negbinomial": "negative-binomial",
+    "quantile": "asymmetric-laplace",
+    "zip": "zero-inflated-poisson",
+}
+
+
+def family_named(name: str) -> type[LinearPredictorModel]:
+    """Return the family of this name."""
+    tidy = name.lower().replace("_", "-")
+    if tidy not in FAMILIES:
+        likely = CALLED_ELSEWHERE.get(tidy)
+        hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
+        raise SettingError(
+            f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[tidy]

@@ -331,3 +331,33 @@ def _restored(target: Target, named: Mapping[str, Array]) -> Params:
 @jit(static=0)
 def _log_priors(target: Target, points: Array) -> jax.Array:
     return jax.vmap(target.log_prior)(jnp.asarray(points))
+
+
+def check_model_and_rows(model: object, rows: object, besides: str = "") -> Rows:
+    """Return `rows` if they are unchanged `mo.Rows` and `model` is a model; say what to pass.
+
+    `besides` is what a door takes in place of a model, for its message.
+    """
+    if not isinstance(model, BaseModel):
+        hint = (
+            "; wrap a NumPyro model as mo.from_numpyro(model, rows), and log-densities in JAX as "
+            "mo.Model(log_prior, log_likelihood)"
+            if callable(model) and not isinstance(model, type)
+            else ""
+        )
+        raise SettingError(
+            f"model must be a model such as mo.models.Logistic(){besides}, not "
+            f"{_kind(model)}{hint}."
+        )
+    if not isinstance(rows, Rows):
+        raise SettingError(
+            f"rows must be mo.Rows, not {_kind(rows)}; wrap arrays as mo.Rows(x=X, y=y), a "
+            "table as mo.Rows.from_table(table, outcome='y'), and open a store with "
+            "mo.Rows.open(folder)."
+        )
+    rows.require_unchanged()
+    return rows
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

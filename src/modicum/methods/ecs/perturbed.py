@@ -148,7 +148,7 @@ class HMCECS(EnergyConserving):
     subsample: Annotated[int, at_least(2)] | None = None
     bias: Positive = 0.05
     estimator: Annotated[str, one_of(LIKELIHOODS)] = "perturbed"
-    ddof: Annotated[int, among(0, 1)] = 1
+    ddof: Annotated[int, among(0, 1), "0 is the paper's divisor"] = 1
     exact: Literal["delayed"] | None = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs"

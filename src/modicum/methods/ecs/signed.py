@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from modicum.arguments import Count
 from modicum.errors import CrudeControlVariateError
@@ -72,7 +72,7 @@ class SignedHMCECS(EnergyConserving):
 
     products: Count | None = None
     batch: Count | None = None
-    centre: float | None = None
+    centre: Annotated[float | None, "None chooses it automatically"] = None
     tuning: Literal["auto", "paper"] = "auto"
     name: ClassVar[str] = "hmc-ecs-signed"
     summary: ClassVar[str] = "HMC-ECS with signs: means that are exact up to Monte Carlo error"

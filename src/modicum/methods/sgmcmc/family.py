@@ -246,7 +246,7 @@ class StochasticGradientFamily(Method):
         need them. By default half of the free memory, or 256 MiB for a row store.
     """
 
-    step_size: Positive | StepSizes | None = None
+    step_size: Annotated[Positive | StepSizes | None, "None chooses it automatically"] = None
     batch: Count = 100
     design: Annotated[str, one_of(DESIGNS)] = "uniform"
     clusters: Count = 10
