@@ -30,11 +30,6 @@ def test_a_callback_receives_every_phase_to_its_end():
     assert (silent["beta"] == post["beta"]).all()
 
 
-def test_events_are_frozen():
-    with pytest.raises(AttributeError):
-        mo.ProgressEvent("mode").done = 3
-
-
 def test_a_log_gets_one_line_per_phase(caplog):
     with caplog.at_level(logging.INFO, logger="modicum"):
         quick(MODEL, gaussian_rows(150), progressbar=True)
@@ -95,21 +90,15 @@ def test_a_notebook_needs_no_widgets(monkeypatch, recwarn):
     assert not [w for w in recwarn if "ipywidgets" in str(w.message)]
 
 
-def test_what_is_quick_stays_silent():
-    heard = []
-    with pass_progress("gradient", 10, heard.append) as advance:
-        advance(10)
-    assert heard == []
-
-
-def test_a_long_pass_is_counted(monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_long_pass_is_counted_and_a_quick_one_is_silent(patience, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", patience)
     heard = []
     with pass_progress("gradient", 10, heard.append) as advance:
         for _ in range(3):
             advance(4)
-    assert [e.done for e in heard][-1] == 10  # never more than there are
-    assert {e.total for e in heard} == {10}
+    shown = [(0, 10), (4, 10), (8, 10), (10, 10)]  # never more than there are
+    assert [(e.done, e.total) for e in heard] == ([] if patience else shown)
 
 
 def test_phases_inside_each_other_share_one_display(monkeypatch):
@@ -120,12 +109,7 @@ def test_phases_inside_each_other_share_one_display(monkeypatch):
     progress._bars.cache_clear()
     with phase("mode"), phase("gradient", 10, True, "rows") as rows:
         rows.advance(3)
-        bars = progress._bars()
-        assert len(bars._tasks) == 2
-    assert bars._display is None  # both have ended
     with phase("sampling", 5) as sampling:
         sampling.update(5, "accept 0.80")
-    said = screen.getvalue()
-    assert "mode" in said
-    assert "gradient" in said
-    assert "accept 0.80" in said
+    for word in ("mode", "gradient", "sampling", "accept 0.80"):
+        assert word in screen.getvalue()

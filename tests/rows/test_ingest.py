@@ -73,6 +73,10 @@ def sources(table, tmp_path):
         "pandas": frame,
         "polars": pl.from_arrow(table),
         "any library": OfSomeLibrary(table),
+        "lazy": pl.from_arrow(table).lazy().filter(pl.col("a") > -100),
+        "iterator": (frame[i : i + 700] for i in range(0, N, 700)),
+        "list": [table.slice(0, 300), pl.from_arrow(table.slice(300))],
+        "reader": table.to_reader(max_chunksize=500),
     }
 
 

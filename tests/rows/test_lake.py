@@ -89,21 +89,6 @@ def test_csv_files_by_uri(frame, hive, tmp_path):
         ingest(f"{hive.as_uri()}/year=2020/0.csv", tmp_path / "u", **chosen)
 
 
-def test_tables_lazily_in_lists_and_one_by_one(frame, tmp_path):
-    chosen = QUIET | {"predictors": ["a", "k", "g", "year"]}
-    parts = [frame.iloc[i : i + 700].reset_index(drop=True) for i in range(0, N, 700)]
-    arrow = [pa.Table.from_pandas(part) for part in parts]
-    sources = {
-        "lazy": pl.from_pandas(frame).lazy().filter(pl.col("a") > -100),
-        "iterator": iter(parts),
-        "list": arrow,
-        "generator": (pl.from_pandas(part) for part in parts),
-        "reader": pa.Table.from_pandas(frame).to_reader(max_chunksize=500),
-    }
-    for name, source in sources.items():
-        same(ingest(source, tmp_path / name, **chosen), frame)
-
-
 def test_formulas_of_lakes(frame, hive):
     formula = "y ~ a + g + C(year)"
     lazy = pl.from_pandas(frame).lazy()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -207,19 +205,3 @@ def test_repr(tmp_path):
     assert repr(rows) == "Rows(2,000 rows: x (3,), y; float64, 64 kB in memory)"
     store = ingest(rows, tmp_path / "s", progressbar=False)
     assert repr(store) == f"Rows(2,000 rows: x (3,), y; float32, 32 kB in {tmp_path / 's'})"
-
-
-def test_import_is_light():
-    heavy = ("jax", "pandas", "polars", "pyarrow", "rich")
-    code = f"""
-import importlib.machinery, importlib.util, sys, types
-# The whole library may bring more; this package alone must not.
-spec = importlib.util.find_spec("modicum")
-package = types.ModuleType("modicum"); package.__path__ = spec.submodule_search_locations
-sys.modules["modicum"] = package
-import modicum.rows
-modicum.rows.Rows(x=[[1.0, 2.0]], y=[1])
-print([m for m in {heavy} if m in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
