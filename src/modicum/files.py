@@ -1,16 +1,20 @@
-"""Files that users ask for: complete or not at all, and of one process at a time."""
+"""Files that users ask for: whole or not at all, of one process at a time; arrays read warily."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import secrets
 import socket
 import weakref
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from modicum.errors import ResourceError, SettingError
 
@@ -126,6 +130,32 @@ def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError
 
 
 # Locks --------------------------------------------------------------------------------------
+
+
+def check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise a ValueError if a member is compressed, or claims to exceed the file's `size`."""
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
+            raise ValueError(f"{member.filename!r} claims to be larger than the file")
+
+
+def stored_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read an array, after checking that its header agrees with the size of its member."""
+    with archive.open(name) as member:
+        version = np.lib.format.read_magic(member)
+        readers = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
+        shape, fortran, dtype = readers[version](member)
+        size = archive.getinfo(name).file_size - member.tell()
+        if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
+            raise ValueError("an array holds something other than numbers or text")
+        if math.prod(shape) * dtype.itemsize != size:
+            raise ValueError("an array's header does not agree with its size")
+        # to the end of the member: only there does zipfile compare the checksum
+        data = member.read(size + 1)
+    return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")
 
 
 class Lock:

@@ -8,7 +8,6 @@ anything that `write` would not have written is a `DataError`.
 from __future__ import annotations
 
 import json
-import math
 import os
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from modicum.errors import AbsentFileError, DataError, ModicumWarning
-from modicum.files import refuse_uri, whole_file
+from modicum.files import check_members, refuse_uri, stored_array, whole_file
 from modicum.ledger import Ledger
 from modicum.posterior.fit_rows import FitRows
 from modicum.posterior.fitted import FittedDraws
@@ -103,9 +102,7 @@ class _VersionError(Exception):
 
 
 def _page(archive: zipfile.ZipFile, kind: Format, size: int) -> dict[str, Json]:
-    for member in archive.infolist():
-        if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
-            raise ValueError(f"{member.filename!r} claims to be larger than the file")
+    check_members(archive, size)
     page: dict[str, Json] = json.loads(archive.read(kind.page))
     if page["format"] != kind.name:
         raise ValueError("it names another format")
@@ -154,7 +151,7 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Decoded:
     if kind == "array":
         if type(inside) is not int:
             raise TypeError("an array is not numbered")
-        return _read_array(archive, f"{inside}.npy")
+        return stored_array(archive, f"{inside}.npy")
     if kind == "dict":
         items = {k: _decode(v, archive, depth + 1) for k, v in inside}
         for name in items:
@@ -166,25 +163,6 @@ def _decode(value: Json, archive: zipfile.ZipFile, depth: int = 0) -> Decoded:
         raise ValueError("its page is not laid out as Modicum does")
     entries = [_decode(v, archive, depth + 1) for v in inside]
     return tuple(entries) if kind == "tuple" else entries
-
-
-def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Read an array, after checking that its header agrees with the size of its member."""
-    with archive.open(name) as member:
-        version = np.lib.format.read_magic(member)
-        readers = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        shape, fortran, dtype = readers[version](member)
-        size = archive.getinfo(name).file_size - member.tell()
-        if dtype.kind not in "biufcSU" or not dtype.itemsize or min(shape, default=0) < 0:
-            raise ValueError("an array holds something other than numbers or text")
-        if math.prod(shape) * dtype.itemsize != size:
-            raise ValueError("an array's header does not agree with its size")
-        # to the end of the member: only there does zipfile compare the checksum
-        data = member.read(size + 1)
-    return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")
 
 
 PAGE = "posterior.json"

@@ -179,21 +179,16 @@ class Chains:
             self.group = number // _groups(number) if self._stacked else 1
         size = self.group
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
-        self._group_keys: list[Array] = [*self._in_groups(self.keys)]
+        groups = range(len(self._parts))
+        self._group_keys: list[Array] = [self._of_group(self.keys, g) for g in groups]
         begin_with = self.keys if self.start_keys is None else self.start_keys
-        self._group_starts = self._in_groups(words_at_start(begin_with))
+        self._group_starts = [self._of_group(words_at_start(begin_with), g) for g in groups]
         self._pool = ThreadPoolExecutor(min(len(self._parts), os.cpu_count() or 1))
         self._pages = PinnedPages()
         self._fetcher: Fetcher | None = None
         if isinstance(self.rows, Rows):
             self._fetcher = Fetcher(
-                self.kernel,
-                self.context,
-                self.keys,
-                self.rows,
-                self.capacity,
-                self._stacked,
-                begin_with,
+                self.kernel, self.context, self.keys, self.rows, self.capacity, begin_with
             )
         self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
         self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
@@ -425,13 +420,10 @@ class Chains:
         self, batches: Batches | None, start: int = 0, length: int | None = None
     ) -> Batches | None:
         """Return the rows of a compiled call from those of all iterations, beginning at `start`."""
-        if batches is None:
-            return None
-        length = length or self.length
-        return {
-            name: lengthened(values[:, start : start + length], length, axis=1)
-            for name, values in batches.items()
-        }
+        end = start + (length or self.length)
+        return jax.tree.map(
+            lambda values: lengthened(values[:, start:end], end - start, axis=1), batches
+        )
 
     def _bytes_recorded(self, record: Packed) -> int:
         """Return how many bytes all iterations record, given the record of one call."""
@@ -514,14 +506,10 @@ class Chains:
 
     # Groups -------------------------------------------------------------------------------
 
-    def _in_groups(self, keys: np.ndarray) -> list[np.ndarray]:
-        return [keys[s] if self._stacked else keys[s][0] for s in self._parts]
-
-    def _of_group(self, batches: Batches | None, g: int) -> Batches | None:
-        if batches is None:
-            return None
+    def _of_group(self, arrays: Pytree, g: int) -> Pytree:
+        """Return the part of group `g`, without an axis for chains unless they are stacked."""
         part = self._parts[g]
-        return {name: v[part] if self._stacked else v[part][0] for name, v in batches.items()}
+        return jax.tree.map(lambda v: v[part] if self._stacked else v[part.start], arrays)
 
     def _with_axis(self, values: jax.Array | np.ndarray) -> np.ndarray:
         return np.asarray(values) if self._stacked else np.asarray(values)[None]
@@ -557,11 +545,8 @@ class Chains:
     def _take(self, leaves: Sequence[np.ndarray]) -> None:
         structure = self._structure
         self.state = [
-            jax.tree.unflatten(
-                structure,
-                to_device([leaf[part] if self._stacked else leaf[part][0] for leaf in leaves]),
-            )
-            for part in self._parts
+            jax.tree.unflatten(structure, to_device(self._of_group(list(leaves), g)))
+            for g in range(len(self._parts))
         ]
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
@@ -25,12 +24,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
 from modicum.errors import DataError, ResourceError, SettingError
-from modicum.files import DISK_FULL, Lock, refuse_uri
+from modicum.files import DISK_FULL, Lock, check_members, refuse_uri, stored_array
 from modicum.rows.json_entries import Json
 
 FORMAT = "modicum-checkpoint-1"
@@ -289,38 +288,14 @@ def _short(value: object) -> str:
 def _load(path: Path) -> Arrays:
     """Load the arrays of a file, each only if its header agrees with the file's length."""
     try:
-        size = path.stat().st_size
         with zipfile.ZipFile(path) as archive:
-            return {
-                member.filename.removesuffix(".npy"): _array(archive, member, size)
-                for member in archive.infolist()
-            }
+            check_members(archive, path.stat().st_size)
+            names = archive.namelist()
+            return {name.removesuffix(".npy"): stored_array(archive, name) for name in names}
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as fault:
         raise _damaged(path) from fault
     except (ValueError, KeyError, TypeError, NotImplementedError, RecursionError) as fault:
         raise _damaged(path) from fault
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, size: int) -> np.ndarray:
-    if member.compress_type != zipfile.ZIP_STORED or member.file_size > size:
-        raise ValueError("not as Modicum writes it")
-    with archive.open(member) as file:
-        shape, kind = _header(file)
-        length = math.prod(shape) * kind.itemsize
-        if kind.hasobject or min(shape, default=0) < 0 or length != member.file_size - file.tell():
-            raise ValueError("the header does not describe what follows")
-        file.seek(0)
-        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
-        if file.read(1):  # zipfile compares the checksum only at the end of a member
-            raise ValueError("longer than its header says")
-        return array
-
-
-def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    major, _ = np.lib.format.read_magic(file)
-    read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
-    shape, _, kind = read[major](file)
-    return tuple(int(length) for length in shape), kind
 
 
 def _damaged(path: Path) -> DataError:

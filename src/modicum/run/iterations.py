@@ -344,15 +344,6 @@ def _prepared(
     return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
 
-def _row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
-    """Return the rows that iterations read, with a leading axis for iterations."""
-    return jax.vmap(lambda each: kernel.row_request(typed(each)[0], context))(keys)
-
-
-def _initial_row_request(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
-    return kernel.initial_row_request(typed(keys)[0], context)
-
-
 # One chain, which runs in its own thread; its keys come as words, (iterations, 2 keys, 2 words) ...
 @jit(static=(0, 1))
 def ahead(
@@ -370,8 +361,6 @@ def ahead(
 
 begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
 advance = jit(static=(0, 1))(_advance)
-row_requests = jit(static=0)(_row_requests)
-initial_row_request = jit(static=0)(_initial_row_request)
 
 
 # ... and many chains as a leading axis.
@@ -476,15 +465,19 @@ def table_of(settled: Settled, context: Pytree, rows: Batch) -> jax.Array:
 
 
 @jit(static=0)
-def row_requests_together(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
-    """`row_requests` for chains stacked along a leading axis."""
-    return jax.vmap(partial(_row_requests, kernel, context))(keys)
+def row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
+    """Return the rows that iterations read, with leading axes for chains and iterations."""
+
+    def of_iteration(words: Array) -> RowRequest | None:
+        return kernel.row_request(typed(words)[0], context)
+
+    return jax.vmap(jax.vmap(of_iteration))(keys)
 
 
 @jit(static=0)
 def initial_row_requests(kernel: ChainKernel, context: Pytree, keys: Array) -> RowRequest | None:
-    """`initial_row_request` for chains stacked along a leading axis."""
-    return jax.vmap(partial(_initial_row_request, kernel, context))(keys)
+    """Return the rows that chains read before their first iteration, with an axis for chains."""
+    return jax.vmap(lambda words: kernel.initial_row_request(typed(words)[0], context))(keys)
 
 
 SMALL_STORE = 2**28  # bytes up to which the rows of a store are read into memory
@@ -537,10 +530,8 @@ class Fetcher:
         The rows to read from.
     capacity
         Number of iterations to which batches are padded, since compiled loops have one shape.
-    stacked
-        Whether chains are stacked, so that one call returns the requests of all.
     start_keys
-        The keys with which chains begin, if they differ from `keys`.
+        The keys with which chains begin.
     """
 
     kernel: ChainKernel
@@ -548,8 +539,7 @@ class Fetcher:
     keys: np.ndarray
     rows: Rows
     capacity: int
-    stacked: bool
-    start_keys: np.ndarray | None = None
+    start_keys: np.ndarray
     _ahead: tuple[int, int, Future[Batches]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -557,12 +547,9 @@ class Fetcher:
 
     def at_start(self) -> Batches | None:
         """Read the rows for `init`, without an axis for iterations; None if it needs none."""
-        keys = words_at_start(self.keys if self.start_keys is None else self.start_keys)
-        if self.stacked:
-            requests = initial_row_requests(self.kernel, self.context, keys)
-            return None if requests is None else self._read(requests)
-        by_chain = [initial_row_request(self.kernel, self.context, key) for key in keys]
-        return None if by_chain[0] is None else self._read(_joined(by_chain))
+        keys = words_at_start(self.start_keys)
+        requests = initial_row_requests(self.kernel, self.context, keys)
+        return None if requests is None else self._read(requests)
 
     def of(self, first: int, count: int) -> Batches:
         """Return the rows of iterations `first` to `first + count`, prefetched or read now."""
@@ -581,23 +568,14 @@ class Fetcher:
 
     def _fetch(self, first: int, count: int) -> Batches:
         keys = words_of_iterations(self.keys, np.arange(first, first + self.capacity))
-        if self.stacked:
-            requests = row_requests_together(self.kernel, self.context, keys)
-        else:
-            of_chain = partial(row_requests, self.kernel, self.context)
-            requests = _joined([of_chain(key) for key in keys])
+        requests = row_requests(self.kernel, self.context, keys)
         batches = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
-        return {name: lengthened(values, self.capacity, axis=1) for name, values in batches.items()}
+        return jax.tree.map(lambda values: lengthened(values, self.capacity, axis=1), batches)
 
     def _read(self, requests: RowRequest | None) -> Batches:
         """Read the rows of all chains at once, and add the requests' other arrays."""
         on_host = jax.tree.map(np.asarray, requests)
         return self.rows.take(on_host.row_ids) | carried_fields(on_host)
-
-
-def _joined(requests: list[RowRequest | None]) -> RowRequest:
-    """Stack the requests of the chains along a leading axis."""
-    return jax.tree.map(lambda *parts: np.stack(parts), *requests)
 
 
 def lengthened(values: np.ndarray, size: int, axis: int = 0) -> np.ndarray:

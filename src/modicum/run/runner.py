@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Protocol
 
 import jax
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
-from modicum.kernels.protocols import Settled
 from modicum.progress import Phase, Progressbar, logger, phase
+from modicum.run.chain_tasks import ChainTasks
+from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import Stop, stoppable
 from modicum.run.iterations import LENGTH, Record, joined
@@ -143,43 +143,6 @@ class History:
         return replace(self, position=self.position[:, thin - 1 :: thin], stats=stats)
 
 
-class RunningChains(Protocol):
-    """The chains of a run: `Chains` in this process, or `ChainTasks` on other hosts."""
-
-    keys: np.ndarray
-    capacity: int
-    thin: int
-    units: str
-    settled: Settled | None
-
-    def begin(self) -> None:
-        """Initialise every chain."""
-        ...
-
-    def restore(self, leaves: Sequence[np.ndarray]) -> None:
-        """Restore a state from the result of `leaves`."""
-        ...
-
-    def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
-        """Run iterations while prefetching the rows of the next; return their records in parts.
-
-        Each part covers consecutive iterations, with leading axes for chains and iterations.
-        """
-        ...
-
-    def leaves(self) -> list[np.ndarray]:
-        """Return the state as plain arrays with a leading axis for chains."""
-        ...
-
-    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
-        """Apply `function` to the kernel's states of all chains."""
-        ...
-
-    def close(self) -> None:
-        """Release threads, hosts and other resources."""
-        ...
-
-
 @dataclass(frozen=True)
 class PeriodicHook:
     """An update of the chains' states between iterations, such as a pass over all rows.
@@ -256,7 +219,7 @@ def capacity_for(numbers: int, total: int, stacked: int = 1) -> int:
 
 
 def run(
-    chains: RunningChains,
+    chains: Chains | ChainTasks,
     tune: int,
     draws: int,
     progressbar: Progressbar = True,
@@ -304,7 +267,7 @@ def run(
 
 
 def _start_or_resume(
-    chains: RunningChains, tune: int, total: int, checkpoint: Checkpoint | None
+    chains: Chains | ChainTasks, tune: int, total: int, checkpoint: Checkpoint | None
 ) -> tuple[_Book, int]:
     """Start the chains, or restore them from the checkpoint; return iterations done too."""
     book = _Book(tune, in_double=chains.settled is not None)
@@ -338,7 +301,7 @@ def _agree(parts: list[Record], chains: int, recorded: int) -> bool:
 
 
 def _run_chunks(
-    chains: RunningChains,
+    chains: Chains | ChainTasks,
     done: int,
     total: int,
     book: _Book,
