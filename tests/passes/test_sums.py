@@ -74,7 +74,7 @@ def test_sums_match_numpy(family, weighted, small_chunks):
     value, gradient = sums.gradient(t, "test")
     np.testing.assert_allclose(value, numpy_sums(family, rows, t)[0], rtol=1e-13)
     np.testing.assert_allclose(gradient, numpy_sums(family, rows, t)[1], rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(sums.value(t, "test"), value, rtol=1e-14)
+    np.testing.assert_allclose(sums.values(t[None], "test"), value, rtol=1e-14)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -146,7 +146,7 @@ def test_other_families_against_automatic_differentiation(family, small_chunks, 
     orders = jax.jit(lambda t: (*jax.value_and_grad(total)(t), jax.hessian(total)(t)))(t)
     for ours, right in zip(sums.hessian(t, "test"), orders, strict=True):
         np.testing.assert_allclose(ours, right, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(sums.value(t, "test"), orders[0], rtol=1e-12)
+    np.testing.assert_allclose(sums.values(t[None], "test"), orders[0], rtol=1e-12)
 
 
 def test_a_weight_of_two_is_a_row_twice():
@@ -183,7 +183,7 @@ def test_result_does_not_depend_on_where_rows_live(tmp_path, small_chunks):
 def test_every_row_counts_once_whatever_the_chunks(n, small_chunks):
     count = mo.Model(lambda th: 0, lambda th, batch: batch["k"] + 0 * th["a"], {"a": 0.0})
     rows = mo.Rows(k=np.arange(n, dtype=float) + 1)
-    assert sums_of(count, rows)[0].value(np.zeros(1), "t") == n * (n + 1) / 2
+    assert sums_of(count, rows)[0].values(np.zeros((1, 1)), "t") == n * (n + 1) / 2
 
 
 def test_chunks_are_even_and_bounded():
@@ -210,7 +210,7 @@ class _Shape:
 def test_the_ledger_counts_every_pass():
     rows = logistic_rows(100)
     sums, start = sums_of(M.Logistic(), rows)
-    sums.value(start, "a")
+    sums.values(start[None], "a")
     sums.gradient(start, "b")
     sums.hessian(start, "b")
     assert sums.ledger.counts == {("a", "density"): 100, ("b", "gradient"): 100,
@@ -229,4 +229,4 @@ def test_an_error_in_a_chunk_reaches_the_caller(monkeypatch, small_chunks):
     real = engine.padded_chunk
     monkeypatch.setattr(engine, "padded_chunk", broken)
     with pytest.raises(mo.DataError, match="row 500"):
-        sums.value(start, "t")
+        sums.gradient(start, "t")

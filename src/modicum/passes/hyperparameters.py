@@ -236,7 +236,7 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
     exact, numbers = target.exact_prior
     likelihood_size = target.likelihood.size
     _, slope, bent = folded_prior(target, at.point, smooth=True)
-    information, none = -plus(at.B, bent), _none(at)
+    information, none = -plus(at.B, bent), _covariance_like(np.zeros(len(at.point)), at.B)
     logs = exact_log_priors(target, points)
     for k, t in enumerate(points):
         mean, precision = exact.normal_approximation(t, none, numbers, hyperparameters=False)
@@ -249,14 +249,6 @@ def _marginal(at: Curvature, target: Target, points: np.ndarray) -> np.ndarray:
         logs[k] += square / 2
         logs[k] -= half_log_det
     return logs
-
-
-def _none(at: Curvature) -> Covariance:
-    """Return a covariance of zero, dense or an arrow like the Hessian."""
-    if isinstance(at.B, ArrowMatrix):
-        places = np.asarray(at.B.big), np.asarray(at.B.border)
-        return ArrowCovariance.of_variances(np.zeros(len(at.point)), *places)
-    return np.zeros((len(at.point), len(at.point)))
 
 
 def _integral(

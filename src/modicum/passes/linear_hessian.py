@@ -196,17 +196,22 @@ def _block_sum(
     target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a block."""
-    model = target.model
-    assert isinstance(model, LinearPredictorModel)
-    theta = target.unravel(t)
-    predictors = model.predictor_vector(theta, batch)
-    count = predictors.shape[1] - len(model.extras)  # q
-    f, f1, f2 = row_derivatives(model, predictors, model.outcome(batch))
-    weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
-    f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
-
+    model, f, f1, f2 = _weighted_derivatives(target, t, batch, present)
+    count = f1.shape[1] - len(model.extras)  # q
     gradient, hessian = assemble(model, model.matrix(batch), f1, f2, count)
     return f.sum(), gradient, hessian
+
+
+def _weighted_derivatives(
+    target: Target, t: Array, batch: Batch, present: Array
+) -> tuple[LinearPredictorModel, jax.Array, jax.Array, jax.Array]:
+    """Return the model, and f, f' and f'' of each row times its weight, which is 0 for padding."""
+    model = target.model
+    assert isinstance(model, LinearPredictorModel)
+    predictors = model.predictor_vector(target.unravel(t), batch)
+    f, f1, f2 = row_derivatives(model, predictors, model.outcome(batch))
+    weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
+    return model, weight * f, weight[:, None] * f1, weight[:, None, None] * f2
 
 
 def assemble(
@@ -278,15 +283,11 @@ def arrow_hessian_sum(
     layout: ArrowLayout, target: Target, t: Array, batch: Batch, present: Array
 ) -> tuple[jax.Array, ...]:
     """Return log-likelihood and gradient of a chunk at `t`, and D, C' and E of its Hessian."""
-    model = target.model
-    assert isinstance(model, LinearPredictorModel)
-    predictors = model.predictor_vector(target.unravel(t), batch)
-    f, f1, f2 = row_derivatives(model, predictors, model.outcome(batch))
-    weight = jnp.where(present, batch.get("weight", 1.0), 0.0)
-    f, f1, f2 = weight * f, weight[:, None] * f1, weight[:, None, None] * f2
+    model, f, f1, f2 = _weighted_derivatives(target, t, batch, present)
     f1, f2, h = f1.astype(jnp.float64), f2.astype(jnp.float64), f2[:, 0, 0].astype(jnp.float64)
 
-    matrix = _with_ones(layout.border_matrix(dict(batch)), model)
+    matrix = layout.border_matrix(dict(batch))
+    matrix = matrix.with_ones() if model.intercept else matrix
     level = jnp.asarray(batch[layout.field]).astype(jnp.int32)
     own = layout.own_columns(dict(batch)).astype(jnp.float64)
     shape = (layout.levels, len(layout.firsts))
@@ -300,7 +301,7 @@ def arrow_hessian_sum(
     cross = _cross(matrix, level, h[:, None] * own, shape)
     mixed = [_level_sums(shape, level, extra[:, None] * own)[..., None] for extra in f2[:, 0, 1:].T]
     cross = jnp.concatenate([cross, *mixed], axis=-1)
-    corner = _corner(products.weighted(h), [products.transposed(e) for e in f2[:, 0, 1:].T], f2)
+    corner = _blocks(products, f2, 1)  # E: columns of the border, then the other parameters
     in_order = flat_vector(layout.big, layout.border[: along.size], gradient, along)
     return f.sum(), jnp.asarray(in_order), blocks, cross, corner
 
@@ -319,23 +320,9 @@ def as_matrix(
     )
 
 
-def _with_ones(matrix: ModelMatrix, model: LinearPredictorModel) -> ModelMatrix:
-    """Append a column of ones if there is an intercept."""
-    return matrix.with_ones() if model.intercept else matrix
-
-
 def _level_sums(shape: tuple[int, ...], level: jax.Array, values: jax.Array) -> jax.Array:
     """Sum the values of the rows of each level."""
     return jnp.zeros(shape).at[level].add(values, mode="promise_in_bounds")
-
-
-def _corner(columns: jax.Array, mixed: list[jax.Array], f2: jax.Array) -> jax.Array:
-    """Return E: the columns of the border, followed by the family's other parameters."""
-    width, extras = columns.shape[0], len(mixed)
-    corner = jnp.zeros((width + extras, width + extras)).at[:width, :width].set(columns)
-    for e, line in enumerate(mixed):
-        corner = corner.at[width + e, :width].set(line).at[:width, width + e].set(line)
-    return corner.at[width:, width:].set(f2[:, 1:, 1:].sum(0))
 
 
 def _cross(

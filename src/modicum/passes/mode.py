@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
 
 import numpy as np
 
@@ -169,34 +169,26 @@ def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
     return replace(sums, rows=groups.subset(group_ids))
 
 
-class _Ascent(NamedTuple):
-    """Where Newton ended, and whether it stopped because no step increases the log-posterior."""
-
-    at: Curvature
-    stuck: bool
-
-
 def _climb(
     sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
-) -> _Ascent:
+) -> tuple[Curvature, bool]:
     """Run damped Newton, after L-BFGS if the log-posterior may not be concave."""
     if not isinstance(sums.target.model, LinearPredictorModel | IntegratedEffects):
         start, origin = _quasi_newton(sums, start, purpose), None
-    return _ascent(sums, start, purpose, goal, origin)
+    return ascend(sums, start, purpose, goal, origin)
 
 
-def ascend(sums: Sums, start: np.ndarray, purpose: str, goal: float) -> Curvature:
-    """Run damped Newton until the whitened gradient norm is below `goal` or no step rises."""
-    return _ascent(sums, start, purpose, goal).at
-
-
-def _ascent(
+def ascend(
     sums: Sums, start: np.ndarray, purpose: str, goal: float, origin: np.ndarray | None = None
-) -> _Ascent:
+) -> tuple[Curvature, bool]:
+    """Run damped Newton until the whitened gradient norm is below `goal` or no step rises.
+
+    Return where it ended, and whether it stopped because no step increases the log-posterior.
+    """
     origin, prior = start if origin is None else origin, flat_prior(sums.target)
-    if prior is None:
-        return _rise(sums, start, purpose, goal, origin, None)
-    with one_blas_thread.for_small(len(start)):  # each step factors a matrix
+    # with a stand-in prior, each step factors a matrix
+    few = nullcontext() if prior is None else one_blas_thread.for_small(len(start))
+    with few:
         return _rise(sums, start, purpose, goal, origin, prior)
 
 
@@ -207,7 +199,7 @@ def _rise(
     goal: float,
     origin: np.ndarray,
     prior: StandInPrior | None,
-) -> _Ascent:
+) -> tuple[Curvature, bool]:
     at = curvature(sums, start, purpose, prior)
     if not at.finite:
         kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
@@ -221,12 +213,12 @@ def _rise(
             break
         better, damping = _step(sums, at, purpose, damping, origin, prior)
         if better is None:  # no ascent left at working precision
-            return _Ascent(at, True)
+            return at, True
         idle = idle + 1 if _is_idle(at, better) else 0
         at = better
         if idle == IDLE_STEPS and sums.target.model.users_functions:
-            return _Ascent(at, True)
-    return _Ascent(at, False)
+            return at, True
+    return at, False
 
 
 def _is_idle(at: Curvature, better: Curvature) -> bool:

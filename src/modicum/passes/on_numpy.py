@@ -39,20 +39,31 @@ def map_by_numpy(
 @of_numpy
 def gradient_by_numpy(
     target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, ...]:
     """Sum log-likelihood and gradient at `t` over the present rows of a chunk."""
+    return _chunk_sums(target, t, batch, present, second=False)
+
+
+@of_numpy
+def hessian_by_numpy(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a chunk."""
+    return _chunk_sums(target, t, batch, present, second=True)
+
+
+def _chunk_sums(
+    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray, second: bool
+) -> tuple[np.ndarray, ...]:
     model = target.model
     assert isinstance(model, LinearPredictorModel)
     with np.errstate(all="ignore"):
         if target.coding is None:
-            value, gradient = 0.0, np.zeros(len(t))
-            for _, f, slope, _ in _first_order(model, t, batch, present):
-                value += f
-                gradient += slope
-            return np.asarray(value), gradient
+            return _dense_sums(model, t, batch, present, second)
         (all_present,) = in_blocks(batch, present, len(present))
         coded = _CodedRows(model, t, all_present)
-        return np.asarray(coded.value), coded.gradient()
+        first = np.asarray(coded.value), coded.gradient()
+        return (*first, coded.hessian()) if second else first
 
 
 @of_numpy
@@ -72,21 +83,6 @@ def values_by_numpy(
             f = np.reshape(model.value(as_either(eta.ravel()), as_either(y)), eta.shape)
             values += np.asarray(block.get("weight", np.ones(len(f))), np.float64) @ f
     return (values,)
-
-
-@of_numpy
-def hessian_by_numpy(
-    target: Target, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sum log-likelihood, gradient and Hessian at `t` over the present rows of a chunk."""
-    model = target.model
-    assert isinstance(model, LinearPredictorModel)
-    with np.errstate(all="ignore"):
-        if target.coding is None:
-            return _hessian_dense(model, t, batch, present)
-        (all_present,) = in_blocks(batch, present, len(present))
-        coded = _CodedRows(model, t, all_present)
-        return np.asarray(coded.value), coded.gradient(), coded.hessian()
 
 
 def in_blocks(
@@ -122,33 +118,26 @@ def _derivatives(
 # Dense rows -------------------------------------------------------------------------------
 
 
-def _hessian_dense(
-    model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sum log-likelihood, gradient and Hessian over dense rows."""
-    columns = np.shape(batch["x"])[1]
-    value, gradient, hessian = 0.0, np.zeros(len(t)), np.zeros((len(t), len(t)))
-    room = np.empty((0, columns))
-    for x, f, slope, f2 in _first_order(model, t, batch, present):
-        room = room if len(room) else np.empty_like(x)  # the first block is the largest
-        value += f
-        gradient += slope
-        hessian += _weighted(x, f2, len(t) - columns, room)
-    return np.asarray(value), gradient, hessian
-
-
-def _first_order(
-    model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray
-) -> Iterator[tuple[np.ndarray, float, np.ndarray, np.ndarray]]:
-    """Yield the columns of each block, its log-likelihood and gradient, and f'' of its rows."""
-    columns = np.shape(batch["x"])[1]
+def _dense_sums(
+    model: LinearPredictorModel, t: np.ndarray, batch: Batch, present: np.ndarray, second: bool
+) -> tuple[np.ndarray, ...]:
+    """Sum log-likelihood, gradient and, if `second`, Hessian over dense rows."""
+    columns, room = np.shape(batch["x"])[1], None
+    value, gradient = 0.0, np.zeros(len(t))
+    hessian = np.zeros((len(t), len(t)) if second else 0)
     for block in in_blocks(batch, present):
         x = block["x"]
         wide = x.astype(np.float64, copy=False)  # once, for both products
         eta = wide @ t[:columns] + (t[columns] if model.intercept else 0.0)
         f, (f1, f2) = _derivatives(model, eta, block)
         slope = f1 @ wide
-        yield x, f, np.append(slope, np.sum(f1)) if model.intercept else slope, f2
+        value += f
+        gradient += np.append(slope, np.sum(f1)) if model.intercept else slope
+        if second:
+            room = np.empty_like(x) if room is None else room  # the first block is the largest
+            hessian += _weighted(x, f2, len(t) - columns, room)
+    first = np.asarray(value), gradient
+    return (*first, hessian) if second else first
 
 
 def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:

@@ -238,7 +238,7 @@ def find_modes(
 
 def _mode_of_all_rows(sums: Sums, point: np.ndarray, within: float) -> Curvature | None:
     try:
-        at = ascend(sums, point, "other modes", within)
+        at, _ = ascend(sums, point, "other modes", within)
     except ConvergenceError:
         return None
     concave = bool(np.linalg.eigvalsh(at.dense_precision)[0] > 0)

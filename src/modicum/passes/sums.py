@@ -144,22 +144,14 @@ class Sums:
     clock: Clock = field(default_factory=Clock, compare=False)
 
     def value(self, t: np.ndarray, purpose: str) -> float:
-        """Log-likelihood at `t`: the first term of eq. 4.4 of the HMC-ECS paper, summed."""
-        (value,) = self._sweep(_value_sum, t, purpose, "density")
-        return float(value) + float(self._rest_values(t))
+        """Log-likelihood at `t`."""
+        return float(self.values(t[None], purpose)[0])
 
     def values(self, points: np.ndarray, purpose: str) -> np.ndarray:
-        """Log-likelihood at many points, (points, d), in one pass over the rows."""
-        self.enter(purpose, len(points), "density", passes=1)
+        """Log-likelihood at many points, (points, d), in one pass: eq. 4.4 of the HMC-ECS paper."""
         few = len(points) * len(self.rows) <= FEW_VALUES and self.target.coding is None
         chunk_sum = values_by_numpy if few and self.gradient_on_numpy else _values_sum
-        (values,) = self.engine.map_reduce(
-            partial(chunk_sum, self.target.likelihood),
-            self._of_likelihood(points),
-            self.rows,
-            purpose,
-        )
-        return np.asarray(values) + self._rest_values(points)
+        return self._at_points(chunk_sum, points, purpose, "density") + self._rest_values(points)
 
     def gradient(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray]:
         """Log-likelihood and its gradient at `t` (C and A)."""
@@ -171,14 +163,8 @@ class Sums:
 
     def gradients(self, points: np.ndarray, purpose: str) -> np.ndarray:
         """Gradient of the log-likelihood at many points, (points, d), in one pass."""
-        self.enter(purpose, len(points), "gradient", passes=1)
-        (gradients,) = self.engine.map_reduce(
-            partial(_gradients_sum, self.target.likelihood),
-            self._of_likelihood(points),
-            self.rows,
-            purpose,
-        )
-        return self._padded(np.asarray(gradients) + self._rest_slopes(points))
+        gradients = self._at_points(_gradients_sum, points, purpose, "gradient")
+        return self._padded(gradients + self._rest_slopes(points))
 
     def curvature(self, t: np.ndarray, purpose: str) -> tuple[float, np.ndarray, Symmetric]:
         """C, A and B at `t` as `hessian` returns them, but B is an arrow if the target has one."""
@@ -236,6 +222,14 @@ class Sums:
         self.clock.took(kind, len(self.rows), time.perf_counter() - started)
         return sums
 
+    def _at_points(
+        self, chunk_sum: TargetSum, points: np.ndarray, purpose: str, kind: Kind
+    ) -> np.ndarray:
+        self.enter(purpose, len(points), kind, passes=1)
+        function = partial(chunk_sum, self.target.likelihood)
+        (sums,) = self.engine.map_reduce(function, self._of_likelihood(points), self.rows, purpose)
+        return np.asarray(sums)
+
     def _rest_values(self, t: np.ndarray) -> np.ndarray | float:
         return 0.0 if self.rest is None else self.rest.values(self._of_likelihood(t))
 
@@ -258,11 +252,6 @@ def log_likelihood_sum(target: Target, t: Array, batch: Batch, present: Array) -
     """Sum the log-likelihood over the present rows of a chunk, in float64."""
     values = target.log_likelihood(t, batch)
     return jnp.sum(jnp.where(present, values, 0.0).astype(jnp.float64))
-
-
-@compiled_pass
-def _value_sum(target: Target, t: Array, batch: Batch, present: Array) -> tuple[jax.Array]:
-    return (sum_in_blocks(partial(log_likelihood_sum, target, t), batch, present),)
 
 
 @compiled_pass
@@ -400,10 +389,6 @@ def _sweep(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slop
     return total
 
 
-def _forward(target: Target, source: Source, t: jax.Array, chunks: Pytree) -> Slope:
-    return _sweep(target, source, t, chunks)
-
-
 def _backward(
     target: Target, source: Source, slope: jax.Array, tangent: jax.Array
 ) -> tuple[jax.Array, None]:
@@ -411,4 +396,4 @@ def _backward(
     return tangent * slope, None
 
 
-log_likelihood.defvjp(_forward, _backward)
+log_likelihood.defvjp(_sweep, _backward)
