@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -45,28 +45,26 @@ def block_rows(width: int) -> int:
     return max(1, BLOCK // max(width, 1))
 
 
-def require_finite(
-    block: Array, labels: Sequence[str], rows: RowNumbers, original: Callable[[int, int], float]
-) -> None:
-    """Refuse NaN and infinity in `block` (rows, width), naming the column and the row.
+def in_type(values: Array, dtype: DType, labels: Sequence[str], rows: RowNumbers) -> Array:
+    """Return numbers in a type, as a view if type and layout fit; refuse what it cannot hold.
 
-    `original(row, column)` is the value as the user gave it. It distinguishes an infinity in the
-    data from a finite number that is too large for the narrower type.
+    Those are NaN and infinity, numbers that are too large, and integers that would be rounded.
+    `values` has one entry of its first axis per row, with a label for each number in it.
     """
+    require_exact(values, dtype, labels, rows)
     # A sum cannot hide a NaN or an infinity and costs a fifth of isfinite().all(). The sum itself
     # may overflow, in which case the elementwise check decides.
     with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(block.sum()):
-            return
-    finite = np.isfinite(block)
-    if finite.all():
-        return
-    row, column = (int(i) for i in np.argwhere(~finite)[0])
-    label, value, number = labels[column], original(row, column), rows[row]
+        array: Array = np.ascontiguousarray(values, dtype=dtype)
+        if np.isfinite(array.sum()) or np.isfinite(array).all():
+            return array
+    at = int(np.argmin(np.isfinite(array)))
+    (row, column), value = divmod(at, len(labels)), values.reshape(-1)[at]
+    label, number = labels[column], rows[row]
     if np.isfinite(value):
         raise DataError(
             f"column {label!r} holds {value} in row {number}, too large for "
-            f"{block.dtype.name}: rescale the column or pass {argument('dtype', 'float64')}."
+            f"{dtype.name}: rescale the column or pass {argument('dtype', 'float64')}."
         )
     if np.isnan(value):
         raise DataError(missing(label, number, "NaN"))

@@ -15,10 +15,9 @@ from modicum.rows.checks import (
     WeightCheck,
     as_dtype,
     block_rows,
+    in_type,
     name_list,
     reads_as_number,
-    require_exact,
-    require_finite,
 )
 from modicum.rows.coding import Array, DType, Level, code_type, treatment
 from modicum.rows.description import KINDS, Description, Field
@@ -81,23 +80,12 @@ class NumberField:
 
     def part(self, start: int, stop: int, dtype: DType, labels: Sequence[str]) -> Array:
         """Rows from `start` up to `stop`; a view if type and layout already fit."""
-        parts, labels = [array[start:stop] for array in self._arrays], self.columns or labels
-        several, rows = len(parts) > 1, range(start, stop)
-        for j, part in enumerate(parts):
-            own = labels[j : j + 1] if several else labels
-            require_exact(part, dtype, own, rows)
-        with np.errstate(over="ignore"):
-            array: Array = np.ascontiguousarray(parts[0], dtype=dtype)
-            if several:
-                array = np.empty((len(parts[0]), len(parts)), dtype)
-                for j, part in enumerate(parts):
-                    array[:, j] = part
-
-        def original(row: int, column: int) -> float:
-            return float(parts[column][row] if several else parts[0][row].reshape(-1)[column])
-
-        require_finite(array.reshape(len(array), len(labels)), labels, rows, original)
-        return array.reshape(len(array), *self.shape)
+        rows, parts = range(start, stop), [array[start:stop] for array in self._arrays]
+        if len(parts) == 1:
+            array = in_type(parts[0], dtype, self.columns or labels, rows)
+            return array.reshape(len(array), *self.shape)
+        named = zip(parts, self.columns, strict=True)
+        return np.stack([in_type(part, dtype, [name], rows) for part, name in named], axis=1)
 
     def ready(self, dtype: DType) -> Array | None:
         """Return the array that the user gave if type and layout already fit; otherwise None."""

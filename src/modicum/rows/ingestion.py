@@ -9,11 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-import numpy as np
-
 from modicum.errors import SettingError, whole_number
 from modicum.progress import Progressbar
-from modicum.rows.checks import as_dtype, block_rows, require_exact, require_finite
+from modicum.rows.checks import as_dtype, block_rows, in_type
 from modicum.rows.coding import Level
 from modicum.rows.csv import reread
 from modicum.rows.description import Array, Description
@@ -158,15 +156,10 @@ def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
     after = replace(description, fields=numbers, coding=None)
     before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(description.width)):
-        original = before.pack(chunk)
-        row_ids = range(start, start + len(original))
-        if description.dtype.kind == "u":
-            require_exact(original, description.dtype, labels, row_ids)
-        with np.errstate(over="ignore"):
-            block = original.astype(description.dtype, copy=False)
-        require_finite(block, labels, row_ids, lambda row, col, o=original: o[row, col])  # type: ignore[misc]
+        block = before.pack(chunk)
+        block = in_type(block, description.dtype, labels, range(start, start + len(block)))
+        yield description.pack(chunk | after.split(block))
         start += len(block)
-        yield block if description.coding is None else description.pack(chunk | after.split(block))
 
 
 def _recognise(

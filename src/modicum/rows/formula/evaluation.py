@@ -11,8 +11,8 @@ from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import (
     MissingValueError,
     NewLevelError,
+    in_type,
     require_exact,
-    require_finite,
 )
 from modicum.rows.coding import Array, DType, Level, code_type, level_places
 from modicum.rows.formula.expressions import Expression
@@ -352,10 +352,8 @@ def level_array(
 def as_type(
     values: list[Array], dtype: DType, labels: Sequence[str], columns: BatchColumns
 ) -> Array:
-    """Stack columns in the type of the rows; refuse values that are not finite."""
+    """Stack columns in the type of the rows; refuse values that it cannot hold."""
     out = np.empty((len(columns), len(values)), dtype)
-    with np.errstate(over="ignore"):
-        for j, value in enumerate(values):
-            out[:, j] = value
-    require_finite(out, labels, columns.row_ids, lambda row, j: float(values[j][row]))
+    for j, value in enumerate(values):
+        out[:, j] = in_type(value, dtype, labels[j : j + 1], columns.row_ids)
     return out
