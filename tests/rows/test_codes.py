@@ -60,13 +60,6 @@ def test_categories_keep_their_order_and_those_that_do_not_occur_are_left_out():
         assert rows.slice(0, 4)["gas"].tolist() == [1, 2, 1, 0]
 
 
-def test_codes_take_the_smallest_type_that_fits():
-    for levels, kind in ((256, np.uint8), (257, np.uint16)):
-        rows = mo.Rows(codes={"k": np.arange(levels)})
-        assert rows.dtypes["k"] == kind
-        assert rows.nbytes == levels * np.dtype(kind).itemsize
-
-
 @pytest.mark.parametrize(
     ("codes", "said"),
     [

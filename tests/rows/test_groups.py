@@ -1,6 +1,7 @@
 """Rows as groups, in memory and in a store sorted by group."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
@@ -8,6 +9,7 @@ from modicum.errors import DataError, SettingError
 from modicum.methods.whole_groups import uneven_groups
 from modicum.rows import ingest
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex
+from modicum.rows.reading import read_formula
 from modicum.rows.sorting import sorted_blocks
 
 
@@ -96,3 +98,10 @@ def test_store_sorted_by_group(tmp_path):
     with pytest.raises(SettingError, match="one number per row"):
         ingest(fields, tmp_path / "other", sort_by="x", progressbar=False)
     assert not (tmp_path / "other").exists()
+
+
+def test_rows_of_a_formula_with_groups_alone_may_be_stored_again(tmp_path):
+    frame = pd.DataFrame({"y": np.arange(8.0), "g": list("abcdabcd")})
+    rows = read_formula("y ~ 1 + (1 | g)", frame, progressbar=False).rows
+    store = ingest(rows, tmp_path / "s", dtype=None, progressbar=False)
+    assert store.fingerprint() == rows.fingerprint()

@@ -1,6 +1,9 @@
-"""Tables become rows: roles, categoricals and errors, the same for three libraries."""
+"""Tables become rows: roles, categoricals, schemas and errors, the same for three libraries."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from modicum.errors import DataError, SettingError
-from modicum.rows import Rows, ingest
+from modicum.rows import CodedTerm, Coding, Rows, RowsSchema, ingest
 
 COLUMNS = {
     "delay": [3.5, -1.0, 0.0, 12.25, 7.0],
@@ -89,13 +92,6 @@ def test_chosen_predictors(table):
     assert whole.columns[:3] == ("delay", "carrier[DL]", "carrier[UA]")
 
 
-def test_dtype_follows_the_floating_columns():
-    frame = pd.DataFrame({"a": np.float32([1, 2]), "b": [1, 2], "y": [0, 1]})
-    assert Rows.from_table(frame).dtype == np.float32
-    assert Rows.from_table(frame.astype({"a": float})).dtype == np.float64
-    assert Rows.from_table(frame[["b", "y"]]).dtype == np.float64
-
-
 def test_an_unused_column_may_hold_anything():
     frame = pd.DataFrame({"a": [1, 2], "y": [0, 1], "junk": [object(), "u"]})
     assert Rows.from_table(frame, predictors=["a"]).columns == ("a",)
@@ -153,9 +149,9 @@ def test_long_table_keeps_row_numbers():
         ({"dtype": "int8"}, "dtype must be float32, float64, uint8 or None"),
     ],
 )
-def test_settings_are_checked(table, settings, message):
+def test_settings_are_checked(settings, message):
     with pytest.raises(SettingError, match=message):
-        Rows.from_table(table, **{"outcome": "late", **settings})
+        Rows.from_table(pd.DataFrame(COLUMNS), **{"outcome": "late", **settings})
 
 
 def test_text_is_levels_and_no_outcome(table):
@@ -221,13 +217,74 @@ def test_a_factor_may_have_the_name_of_a_field():
     }  # fmt: skip
 
 
-def test_codes_take_a_tenth_of_the_bytes():
-    n, rng = 2_000, np.random.default_rng(1)
-    sizes = {"carrier": 16, "dest": 104, "month": 12, "hour": 19, "origin": 3}  # as in the flights
-    columns = {name: rng.integers(0, size, n) for name, size in sizes.items()}
-    frame = pd.DataFrame({**columns, "distance": rng.normal(size=n).astype("f4"), "y": 0})
-    settings = {"categorical": list(sizes), "dtype": "float32"}
-    coded, dense = (Rows.from_table(frame, **settings, dense=dense) for dense in (False, True))
-    assert coded.columns == dense.columns
-    assert 10 * coded.row_bytes < dense.row_bytes
-    assert np.array_equal(coded.coding.densely(coded.slice(0, n)), dense.slice(0, n)["x"])
+# Schemas --------------------------------------------------------------------------------
+
+FRAME = pd.DataFrame(
+    {
+        "delay": [3.5, -1.0, 0.0],
+        "carrier": ["UA", "AA", "DL"],
+        "hour": [5, 6, 5],
+        "late": [1, 0, 0],
+    }
+)
+ROLES = {"outcome": "late", "categorical": {"carrier": "DL", "hour": None}}
+EXPECTED = RowsSchema(
+    columns=("delay", "carrier[AA]", "carrier[UA]", "hour[6]"),
+    fields={"x": (1,), "carrier": (), "hour": (), "y": ()},
+    outcome="late",
+    levels={"carrier": ("DL", "AA", "UA"), "hour": ("5", "6")},
+    coding=Coding((0,), (CodedTerm("carrier", 1, 2), CodedTerm("hour", 3, 1))),
+)
+DENSE = replace(EXPECTED, fields={"x": (4,), "y": ()}, coding=None)
+
+
+def test_schema_of_tables_and_stores(tmp_path):
+    assert Rows.from_table(FRAME, **ROLES).schema == EXPECTED
+    ingest(FRAME, tmp_path / "s", **ROLES, progressbar=False)
+    assert Rows.open(tmp_path / "s").schema == EXPECTED
+    copy = ingest(tmp_path / "s", tmp_path / "t", progressbar=False)
+    assert copy.schema == EXPECTED
+    assert Rows.from_table(FRAME, **ROLES, dense=True).schema == DENSE
+    other = Rows.from_table(FRAME, outcome="late", categorical=["carrier", "hour"]).schema
+    assert other != EXPECTED
+    assert other.reference == {"carrier": "AA", "hour": "5"}
+
+
+def test_schema_of_arrays():
+    schema = Rows(x=np.eye(3), y=[0, 1, 1], c=np.zeros((3, 2, 4))).schema
+    assert schema == RowsSchema(("x0", "x1", "x2"), {"x": (3,), "y": (), "c": (2, 4)})
+    assert schema.outcome is None
+    assert schema.levels == schema.reference == {}
+    assert Rows(c=np.eye(3)).schema.columns == ()
+
+
+def test_schema_survives_json():
+    for schema in (EXPECTED, Rows(x=np.eye(2)).schema):
+        assert RowsSchema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": [1, 2]},
+        {"columns": None},
+        {"fields": ["x"]},
+        {"fields": {"x": ["four"]}},
+        {"outcome": 3},
+        {"levels": {"carrier": [1]}},
+        {"reference": {}},
+        {"reference": {"carrier": "ZZ", "hour": "5"}},
+    ],
+)
+def test_damaged_schema(change):
+    with pytest.raises(DataError, match="the saved schema of the rows is damaged"):
+        RowsSchema.from_dict({**EXPECTED.to_dict(), **change})
+
+
+def test_columns_of_any_name():
+    names = ["a`b`c", "", "`", "x + y", "class", "µ"]
+    frame = pd.DataFrame({name: [float(i), 7.0] for i, name in enumerate(names)})
+    rows = Rows.from_table(frame.assign(y=[0, 1], **{"g`": ["u", "v"]}))
+    assert rows.columns == (*names, "g`[v]")
+    assert rows.slice(0, 1)["x"].tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert Rows.from_table(frame, outcome="`").outcome == "`"

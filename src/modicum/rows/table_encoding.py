@@ -173,16 +173,16 @@ class ColumnEncoding(FormulaEncoding):
     @cached_property
     def _levels(self) -> set[str]:
         """The columns that hold levels."""
-        return {Expression(f.expression).names[0] for f in self.factors if f.levels}
+        return {_name(f.expression) for f in self.factors if f.levels}
 
     def describe(self, n: int, dtype: DType) -> Description:
         """Describe `n` rows, which hold no formula."""
         about = replace(
             describe(self, n, dtype),
-            outcome=None if self.outcome is None else Expression(self.outcome.expression).label,
+            outcome=None if self.outcome is None else _name(self.outcome.expression),
             levels={f.label: f.levels for f in self.factors if f.levels},
             terms={},
-            parts={part: Expression(text).label for part, (text,) in self.fields.items()},
+            parts={part: _name(text) for part, (text,) in self.fields.items()},
             encoding=None,
         )
         if not self.dense or about.coding is None:
@@ -215,6 +215,11 @@ class ColumnEncoding(FormulaEncoding):
                     numbers(joined(batch.column(name)), name, rows, remedy)
             start += batch.num_rows
             yield batch
+
+
+def _name(text: str) -> str:
+    """Return the column that an expression of one column reads."""
+    return Expression(text).names[0]
 
 
 def learn_columns(
