@@ -11,7 +11,7 @@ import pytest
 from helpers.targets import TIMES
 from modicum.kernels.firefly import (
     Bright,
-    Lights,
+    SeenLights,
     explicit,
     first_lit,
     implicit,
@@ -104,7 +104,7 @@ def one_update(update, key, proposals, capacity, lights, rate):
     draw_key, light_key = jax.random.split(key)
     tried = skip_through(draw_key, rate, jnp.asarray(N), proposals)
     both = overlap(bright, tried.number, N)
-    before = Lights(
+    before = SeenLights(
         bright, log_odds[bright], tried.number, log_odds[tried.number], both, tried.complete,
         jnp.asarray(rate), jnp.asarray(N),
     )  # fmt: skip

@@ -127,7 +127,6 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
 
     def init(self, key: jax.Array, batch: None, context: FullDataContext) -> FullDataState:
         """Start at a draw about the anchor, or about the mode assigned to this chain."""
-        del batch
         size = context.point.shape[0]
         z = self.spread * jax.random.normal(key, (size,))
         if context.starts is not None:
@@ -148,7 +147,6 @@ class FullDataKernel(Kernel[FullDataState, FullDataContext]):
         context: FullDataContext,
     ) -> tuple[FullDataState, Draw]:
         """Follow one trajectory, and adapt to it during warm-up."""
-        del batch
         learned = state.adaptation
         move = partial(_move_dense, self.move) if self.dense else self.move
         point, info = move(

@@ -37,7 +37,7 @@ Family = TypeVar("Family", bound=LinearPredictorModel)
 # The protocol of a bound ------------------------------------------------------------------
 
 
-class Expansion(NamedTuple):
+class BoundExpansion(NamedTuple):
     """A row's bound at some linear predictors: a constant, and a quadratic with its derivatives.
 
     Shapes (rows,), (rows,), (rows, q) and (rows, q, q).
@@ -78,7 +78,7 @@ class Bound(ABC, Generic[Family]):
         """log(L_k / B_k) of each row: not negative, up to rounding."""
 
     @abstractmethod
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
         """Return the quadratic whose sum over rows `collapse` turns into the sum of log B."""
 
     def collapse(
@@ -92,7 +92,6 @@ class Bound(ABC, Generic[Family]):
 
         `extras` are the model's parameters besides the coefficients, (..., extras).
         """
-        del weight, extras
         return jnp.asarray(constant + quadratic)
 
     def log_bound(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
@@ -255,27 +254,24 @@ class LogisticBound(Bound[Logistic]):
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """xi = |eta|."""
-        del y
         return jnp.abs(predictors[:, 0])
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """xi = 1.5."""
-        del y
         return jnp.full_like(predictors[:, 0], UNTUNED)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """log cosh(xi/2) - log cosh(eta/2) - a (eta^2 - xi^2): the odd parts cancel."""
-        del y
         eta = predictors[:, 0]
         return _log_cosh(tight / 2) - _log_cosh(eta / 2) - _a(tight) * (eta - tight) * (eta + tight)
 
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
         """The parabola a eta^2 + (y - 1/2) eta + c."""
         eta, a = predictors[:, 0], _a(tight)
         c = -a * tight**2 - _log_cosh(tight / 2) - jnp.log(2.0)
         value = a * eta**2 + (y - 0.5) * eta + c
         slope = 2 * a * eta + (y - 0.5)
-        return Expansion(
+        return BoundExpansion(
             jnp.zeros_like(eta),
             value,
             slope[:, None],
@@ -314,17 +310,14 @@ class SoftmaxBound(Bound[Softmax]):
 
     def tight_at(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """The predictors themselves."""
-        del y
         return predictors
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """Zero, where all classes are equally likely."""
-        del y
         return jnp.zeros_like(predictors)
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
         """Height of log L above the parabola; the predictor of the observed class cancels."""
-        del y
         away = predictors - tight
         before = with_reference(tight)
         pi = jax.nn.softmax(before, axis=-1)[:, :-1]
@@ -332,14 +325,14 @@ class SoftmaxBound(Bound[Softmax]):
         rise = total - jax.nn.logsumexp(before, axis=-1)
         return jnp.sum(pi * away, axis=-1) + 0.5 * _form(away) - rise
 
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
         """The parabola and its derivatives."""
         q = predictors.shape[1]
         f, slope, *_ = self.model.derivatives(tight, y)
         away = predictors - tight
         value = f + jnp.sum(slope * away, axis=-1) - 0.5 * _form(away)
         curvature = jnp.broadcast_to(-_curvature(q), (len(f), q, q))
-        return Expansion(jnp.zeros_like(f), value, slope - away @ _curvature(q), curvature)
+        return BoundExpansion(jnp.zeros_like(f), value, slope - away @ _curvature(q), curvature)
 
 
 def _curvature(q: int) -> jax.Array:
@@ -381,7 +374,6 @@ class StudentTBound(Bound[StudentT]):
 
     def untuned(self, predictors: jax.Array, y: jax.Array) -> jax.Array:
         """u0 = 1, a residual of one scale: the constant that leaves the fewest rows bright."""
-        del y
         return jnp.ones_like(predictors[:, 0])
 
     def gap(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> jax.Array:
@@ -390,13 +382,13 @@ class StudentTBound(Bound[StudentT]):
         w = (self._squared(predictors, y) - tight) / (nu + tight)
         return (nu + 1) / 2 * (w - jnp.log1p(w))
 
-    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> Expansion:
+    def expand(self, predictors: jax.Array, y: jax.Array, tight: jax.Array) -> BoundExpansion:
         """-kappa (y - eta)^2, still to be divided by s^2; the constant is K'."""
         nu, r = self.model.df, y - predictors[:, 0]
         kappa = (nu + 1) / (2 * (nu + tight))
         constant = self.model.log_constant() - (nu + 1) / 2 * jnp.log1p(tight / nu) + kappa * tight
         curvature = jnp.broadcast_to(-2 * kappa, r.shape)[:, None, None]
-        return Expansion(constant, -kappa * r**2, (2 * kappa * r)[:, None], curvature)
+        return BoundExpansion(constant, -kappa * r**2, (2 * kappa * r)[:, None], curvature)
 
     def collapse(
         self,

@@ -412,7 +412,6 @@ class AutodiffTaylor:
 
     def cache(self, batch: Batch, proxy: Proxy) -> AutodiffRows:
         """Keep the rows as they are."""
-        del proxy
         fields = {k: jnp.asarray(v) for k, v in batch.items() if k != "probability"}
         return AutodiffRows(fields, 1.0 / jnp.asarray(batch["probability"]))
 

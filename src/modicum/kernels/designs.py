@@ -106,7 +106,6 @@ class Design(ABC, Generic[Tables]):
 
     def without(self, certain: CertaintyRows, tables: Tables) -> Tables:
         """Return the tables of this design over all rows but the certainty rows."""
-        del certain, tables
         raise SettingError(
             f"{type(self).__name__} cannot leave rows out of its draws; use certainty=0, or "
             'design="weighted".'
@@ -210,12 +209,10 @@ class Weighted(Design[WeightTables]):
 
     def probability_of(self, drawn: Drawn, tables: WeightTables) -> np.ndarray:
         """Return the probability with which the rows were drawn."""
-        del tables
         return np.asarray(drawn.probability)
 
     def without(self, certain: CertaintyRows, tables: WeightTables) -> WeightTables:
         """Return the tables that `certainty_rows` derived from these."""
-        del tables
         return certain.rest
 
 

@@ -100,7 +100,6 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
 
     def initial_row_request(self, key: jax.Array, context: FlyContext) -> Candidates:
         """Request the rows that may be bright, found by a pass before the run."""
-        del key
         return context.start
 
     def row_request(self, key: jax.Array, context: FlyContext) -> Proposed:
@@ -181,7 +180,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
         """
         n, bright, tried = context.n, state.bright, batch.rows
         shared = overlap(bright.number, tried.number, n)
-        lights = Lights(
+        lights = SeenLights(
             bright.number,
             self.bounded.log_ratio(bright.rows, state.z, context.bound),
             tried.number,
@@ -205,7 +204,7 @@ class FlyKernel(Kernel[FlyState, FlyContext]):
 # invariant, and both change all lights simultaneously (section 3.2).
 
 
-class Lights(NamedTuple):
+class SeenLights(NamedTuple):
     """Input of an update: the numbers of bright rows and proposed rows, with log r of each."""
 
     bright: jax.Array  # ascending, n where there is no row
@@ -227,7 +226,7 @@ class Change(NamedTuple):
     touched: jax.Array  # number of rows whose likelihood was needed
 
 
-def implicit(key: jax.Array, lights: Lights) -> Change:
+def implicit(key: jax.Array, lights: SeenLights) -> Change:
     """Turn bright rows dark with probability min(1, q/r), and dark rows tried bright with r/q.
 
     Arrays have room for a fixed number of proposals, and dropping the rest would break detailed
@@ -250,7 +249,7 @@ def implicit(key: jax.Array, lights: Lights) -> Change:
     )
 
 
-def explicit(key: jax.Array, lights: Lights) -> Change:
+def explicit(key: jax.Array, lights: SeenLights) -> Change:
     """Draw the lights of the rows tried anew, on with probability r / (1 + r).
 
     This is valid for any rows chosen independently of the lights, so it does not matter whether all

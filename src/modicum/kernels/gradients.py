@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arguments import Count, among, check_settings
-from modicum.errors import SettingError
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.protocols import ControlVariate, Proxy, StochasticGradientContext
 from modicum.kernels.whitening import scaled, unwhiten
@@ -62,13 +61,11 @@ class BaseGradientEstimator(ABC):
 
         `certain` holds the certainty rows, with a `probability` of one; None if there are none.
         """
-        del anchor
         assert certain is None, "only control variates leave rows out of the draws"
         return ()
 
     def prepare(self, batch: Batch, context: StochasticGradientContext) -> Pytree:
         """Do the work on a batch (with its `probability`) that does not depend on the state."""
-        del context
         # Codes stay integers and bytes stay bytes: networks scale pixels by their type.
         return {
             name: field if field.dtype.kind == "u" else jnp.asarray(field, self.precision)
@@ -77,12 +74,10 @@ class BaseGradientEstimator(ABC):
 
     def certain_rows(self, context: StochasticGradientContext) -> int:
         """The number of certainty rows, which every step reads."""
-        del context
         return 0
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Pytree:
         """Return a chain's initial memory, before its first renewal; () for none."""
-        del z, context
         return ()
 
     @abstractmethod
@@ -105,22 +100,15 @@ class Minibatch(BaseGradientEstimator):
         self, z: jax.Array, batch: Batch, memory: Pytree, context: StochasticGradientContext
     ) -> jax.Array:
         """Differentiate the minibatch log-posterior in reverse mode."""
-        del memory
-        return minibatch_gradient(_bound_target(self.target), z, batch, context)
+        target = _bound_target(self.target)
 
+        def log_posterior(z: jax.Array) -> jax.Array:
+            t = unwhiten(z, context)
+            rows = {name: field for name, field in batch.items() if name != "probability"}
+            values = target.log_likelihood(t, rows)
+            return target.log_prior(t) + jnp.mean(values / batch["probability"])
 
-def minibatch_gradient(
-    target: Target, z: jax.Array, batch: Batch, context: StochasticGradientContext
-) -> jax.Array:
-    """Estimate the gradient of U at z from the rows of one batch."""
-
-    def log_posterior(z: jax.Array) -> jax.Array:
-        t = unwhiten(z, context)
-        rows = {name: field for name, field in batch.items() if name != "probability"}
-        values = target.log_likelihood(t, rows)
-        return target.log_prior(t) + jnp.mean(values / batch["probability"])
-
-    return -jax.grad(log_posterior)(z)
+        return -jax.grad(log_posterior)(z)
 
 
 class TaylorTables(NamedTuple):
@@ -165,8 +153,6 @@ class Taylor(BaseGradientEstimator):
         """Return the anchor's proxy in the chain's coordinates, and the certainty rows."""
         assert anchor is not None
         target = _bound_target(self.target)
-        if anchor.factor.ndim < 2:
-            raise SettingError("control variates need the anchor's factor as a matrix.")
         about = proxy(anchor, target, self.order)
         if certain is None:
             return TaylorTables(about)
@@ -185,7 +171,6 @@ class Taylor(BaseGradientEstimator):
         self, z: jax.Array, batch: Pytree, memory: Pytree, context: StochasticGradientContext
     ) -> jax.Array:
         """Differentiate sum q + mean D + log prior, in float64 whatever the state's type."""
-        del memory
         (expansion, certain), cv = context.estimator, self.control_variate
 
         def log_posterior(z: jax.Array) -> jax.Array:
@@ -204,7 +189,7 @@ class Snapshot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SVRG(BaseGradientEstimator):
+class SVRG(Minibatch):
     """G_I(z) - G_I(snapshot) + G(snapshot), with G_I a batch's gradient and G the full gradient.
 
     Parameters
@@ -224,7 +209,6 @@ class SVRG(BaseGradientEstimator):
 
     def start(self, z: jax.Array, context: StochasticGradientContext) -> Snapshot:
         """Allocate a snapshot; the first is taken before the first step."""
-        del context
         return Snapshot(jnp.zeros_like(z), jnp.zeros_like(z))
 
     def snapshot(
@@ -241,9 +225,8 @@ class SVRG(BaseGradientEstimator):
         self, z: jax.Array, batch: Batch, memory: Snapshot, context: StochasticGradientContext
     ) -> jax.Array:
         """Combine the batch's gradients at z and at the snapshot with the full gradient."""
-        target = _bound_target(self.target)
-        at_position = minibatch_gradient(target, z, batch, context)
-        at_snapshot = minibatch_gradient(target, memory.z, batch, context)
+        at_position = super().gradient(z, batch, memory, context)
+        at_snapshot = super().gradient(memory.z, batch, memory, context)
         return at_position - at_snapshot + memory.gradient
 
 

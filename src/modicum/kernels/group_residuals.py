@@ -100,10 +100,10 @@ class _Piece(NamedTuple):
         return values[:, self.group]
 
 
-def _pieces(typical: int, cached: PaddedCache) -> tuple[int, jax.Array]:
+def _pieces(form: GroupTaylor, cached: PaddedCache) -> tuple[int, jax.Array]:
     """Return the rows per piece, and the number of pieces that all rows fill."""
     count, width = cached.eta.shape
-    rows = int(np.clip(typical * count // PIECES, SHORTEST, LONGEST))
+    rows = int(np.clip(form.typical * count // PIECES, SHORTEST, LONGEST))
     rows = 8 * ceil(min(rows, count * width) / 8)
     return rows, (jnp.sum(cached.size) + rows - 1) // rows
 
@@ -122,23 +122,16 @@ def _predictors(
     return jax.lax.optimization_barrier(eta), z, rows  # computed once, not in every sum
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def group_likelihoods(
-    model: IntegratedEffects, typical: int, moving: Moving, nodes: Nodes, cached: PaddedCache
-) -> jax.Array:
-    """l_j of each group of `cached`, at predictors that moved by `moving`.
-
-    `typical` is the number of rows that a group usually has.
-    """
-    return jax.nn.logsumexp(_log_terms(model, typical, moving, nodes, cached), axis=1)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _likelihoods(form: GroupTaylor, moving: Moving, nodes: Nodes, cached: PaddedCache) -> jax.Array:
+    """l_j of each group of `cached`, at predictors that moved by `moving`."""
+    return jax.nn.logsumexp(_log_terms(form, moving, nodes, cached), axis=1)
 
 
-def _log_terms(
-    model: IntegratedEffects, typical: int, moving: Moving, nodes: Nodes, cached: PaddedCache
-) -> jax.Array:
+def _log_terms(form: GroupTaylor, moving: Moving, nodes: Nodes, cached: PaddedCache) -> jax.Array:
     """log w_jk + sum_i f, (groups, nodes)."""
-    rows, number = _pieces(typical, cached)
-    count = len(cached.size)
+    rows, number = _pieces(form, cached)
+    model, count = form.model, len(cached.size)
 
     def add(k: jax.Array, sums: jax.Array) -> jax.Array:
         piece = _Piece.of(k, rows, cached)
@@ -150,17 +143,16 @@ def _log_terms(
     return nodes.log_weight + jax.lax.fori_loop(0, number, add, zero).T
 
 
-@group_likelihoods.defjvp
+@_likelihoods.defjvp
 def _likelihoods_slope(
-    model: IntegratedEffects,
-    typical: int,
+    form: GroupTaylor,
     at: tuple[Moving, Nodes, PaddedCache],
     tangents: tuple[Moving, object, object],
 ) -> tuple[jax.Array, jax.Array]:
-    terms = _log_terms(model, typical, *at)
+    terms = _log_terms(form, *at)
     value = jax.nn.logsumexp(terms, axis=1)
     p = jnp.exp(terms - value[:, None])
-    by_row, scores, by_extra = _scores(model, typical, *at, p.T)
+    by_row, scores, by_extra = _scores(form, *at, p.T)
     e, T, extras = tangents[0]
     change = jnp.sum(by_row * e, axis=1)
     # the derivative of z_i'T v_k in T_ab is z_ia v_kb
@@ -171,20 +163,15 @@ def _likelihoods_slope(
 
 
 def _scores(
-    model: IntegratedEffects,
-    typical: int,
-    moving: Moving,
-    nodes: Nodes,
-    cached: PaddedCache,
-    p: jax.Array,
+    form: GroupTaylor, moving: Moving, nodes: Nodes, cached: PaddedCache, p: jax.Array
 ) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
     """Derivatives of l_j in the predictor of each row, given the nodes' probabilities (nodes, j).
 
     Also, at each node, of sum_i f in the effects (effects, nodes, groups) and in each extra.
     """
-    rows, number = _pieces(typical, cached)
+    rows, number = _pieces(form, cached)
     count, width = cached.eta.shape
-    extras = moving[2]
+    model, extras = form.model, moving[2]
 
     def add(k: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         by_row, scores, *by_extra = sums
@@ -311,7 +298,7 @@ class GroupTaylor:
         T, extras = model.covariance.factor(theta), model.extras_of(theta)
         shift = jnp.einsum("jw,jwa->ja", e, cached.near.weighted)
         nodes = model.nodes_near(cached.near, *jax.lax.stop_gradient((T, shift)))
-        exact = group_likelihoods(model, self.typical, (e, T, extras), nodes, cached)
+        exact = _likelihoods(self, (e, T, extras), nodes, cached)
         phi = partial(expansion_coordinates, self.target, unit=proxy.unit)
         step = phi(proxy.point + away) - phi(proxy.point)
         expansion = cached.value

@@ -92,7 +92,6 @@ class Integrator(ABC):
 
     def derivatives(self, size: int) -> int:
         """Number of derivatives of the batch gradient per step, with `size` coordinates."""
-        del size
         return 0
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
@@ -105,7 +104,6 @@ class Integrator(ABC):
 
     def drift(self, state: IntegratorState, h: jax.Array) -> IntegratorState:
         """Move to the point where the gradient is needed."""
-        del h
         return state
 
     @abstractmethod
@@ -132,7 +130,6 @@ class Integrator(ABC):
 
     def response(self, h: float) -> Response | None:
         """Return the step along one coordinate, if it is linear in position, momentum, gradient."""
-        del h
         return None
 
     def noise_ratio(
@@ -147,7 +144,6 @@ class Integrator(ABC):
         `mean` and `variance` are moments of the gradient of U over batches. While the ratio S is
         small, plain batches inflate posterior variances by a factor of 1 + S.
         """
-        del mean, context
         step = self.response(h)
         assert step is not None
         return np.asarray(variance * (step.kick @ step.kick) / (step.noise @ step.noise))
@@ -181,7 +177,6 @@ class Langevin(Integrator):
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """Return a state without memory."""
-        del key
         return IntegratorState(z, ())
 
     def kick(
@@ -246,7 +241,6 @@ class Preconditioned(Integrator):
 
     def start(self, key: jax.Array, z: jax.Array) -> IntegratorState:
         """Return a state without a mean square, which the first gradient initialises."""
-        del key
         return IntegratorState(z, (jnp.zeros_like(z), jnp.zeros((), bool)))
 
     def kick(

@@ -40,7 +40,7 @@ class Estimate(NamedTuple):
 EMPTY = np.uint32(2**32 - 1)  # the block of a slot that holds no part
 
 
-class Placement(NamedTuple):
+class Slots(NamedTuple):
     """Where the parts of a fresh block go in the subsample."""
 
     slots: jax.Array  # slot of each part; beyond the last slot for parts beyond the block's number
@@ -80,9 +80,9 @@ class Estimator(ABC, Generic[Tables]):
         """
         return fresh, jnp.arange(counts.size, dtype=jnp.uint32)
 
-    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
+    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Slots:
         """Find slots for the `count` parts of a fresh block that takes the place of `block`."""
-        return Placement(block, owners, True)
+        return Slots(block, owners, True)
 
     def replace(
         self,
@@ -142,7 +142,6 @@ class Perturbed(EveryRow):
 
     def combine(self, values: jax.Array, present: jax.Array, tables: object) -> Estimate:
         """lhat - sigma-hat^2 / 2 (eq. 4.5), minus the part of lhat that is known exactly."""
-        del present, tables
         mean, variance = self.mean_and_variance(values)
         return Estimate(mean - variance / 2, mean, variance)
 
@@ -259,7 +258,7 @@ class BlockPoisson(Estimator[BlockPoissonTables]):
 
         return jax.tree.map(gather, fresh), owners
 
-    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Placement:
+    def place(self, block: jax.Array, count: jax.Array, owners: jax.Array) -> Slots:
         """Find slots for a fresh block's factors: the first that are empty or the block's own."""
         free = (owners == block) | (owners == EMPTY)
         number = jnp.cumsum(free)  # free slots up to each
@@ -267,7 +266,7 @@ class BlockPoisson(Estimator[BlockPoissonTables]):
         slots = jnp.sum(number <= part[:, None], axis=1)  # index of the free slot for each part
         slots = jnp.where(part < count, slots, self.slots)
         taken = jnp.where(number <= count, block, EMPTY)
-        return Placement(slots, jnp.where(free, taken, owners), count <= number[-1])
+        return Slots(slots, jnp.where(free, taken, owners), count <= number[-1])
 
     def replace(
         self,

@@ -48,14 +48,12 @@ class Plain(Selector):
 
     def batches(self, integrator: Integrator) -> int:
         """Return 1."""
-        del integrator
         return 1
 
     def select(
         self, key: jax.Array, gradients: jax.Array, matching: Callable[[], NoiseMatch]
     ) -> tuple[jax.Array, Draw]:
         """Return the only gradient."""
-        del key, matching
         return gradients[0], {}
 
 
@@ -225,7 +223,6 @@ class StochasticGradientKernel(Kernel[StochasticGradientState, StochasticGradien
         self, key: jax.Array, batch: None, context: StochasticGradientContext
     ) -> StochasticGradientState:
         """Start at the context's `start` or a random point, plus scatter."""
-        del batch
         place_key, dynamics_key = jax.random.split(key)
         start = context.start
         if self.random_start is not None:

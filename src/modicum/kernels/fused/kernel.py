@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,17 +56,6 @@ PROGRAMS: dict[type, Callable[..., None]] = {
     Shape: few_threads.run,
     PhasedShape: many_threads.run,
 }
-
-
-class Script(NamedTuple):
-    """Random numbers of iterations, with leading axes for chains and iterations."""
-
-    which: jax.Array  # blocks to be proposed anew
-    log_chance: jax.Array  # logs of the uniforms that accept these blocks
-    momentum: jax.Array
-    log_accept: jax.Array  # log of the uniform that accepts the end of the trajectory
-    steps: jax.Array
-    drift: jax.Array  # h/2, and a, b, c of a step that takes (z, p) to (a z + b p, a p - c z)
 
 
 @dataclass(frozen=True)
@@ -162,20 +150,25 @@ class FusedKernel:
 
     # Iterations ---------------------------------------------------------------------------
 
+    @property
+    def move(self) -> HMCMove:
+        """The move of `plain`."""
+        assert isinstance(self.plain.move, HMCMove)
+        return self.plain.move
+
     def script(
         self, key: jax.Array, step_size: jax.Array, context: EnergyConservingContext
-    ) -> Script:
-        """Draw the random numbers of one iteration, the same as `plain` draws."""
+    ) -> tuple[jax.Array, ...]:
+        """Draw the random numbers of one iteration, the same as `plain` draws.
+
+        Return the inputs from `which` to `drift` of `Memory`.
+        """
         refresh, path = self.plain.chances(key, context)
-        move = self.plain.move
-        assert isinstance(move, HMCMove)
         assert isinstance(path, PathChances)
-        steps, h = move.steps(path, step_size)
-        turned = (jnp.cos(h), jnp.sin(h), jnp.sin(h)) if move.split else (1.0, h, 0.0)
+        steps, h = self.move.steps(path, step_size)
+        turned = (jnp.cos(h), jnp.sin(h), jnp.sin(h)) if self.move.split else (1.0, h, 0.0)
         drift = jnp.stack([h / 2, *map(jnp.asarray, turned)])
-        return Script(
-            refresh.block, refresh.log_uniform, path.momentum, path.log_uniform, steps, drift
-        )
+        return refresh.block, refresh.log_uniform, path.momentum, path.log_uniform, steps, drift
 
     def advance(
         self,
@@ -198,7 +191,10 @@ class FusedKernel:
         """
         length, size = keys.shape[1], state.z.shape[1]
         shape = self.shape(size)
-        script, inputs = self.inputs(keys, state, fresh, count, context)
+        step_size = state.adaptation.step_size
+        of_chain = jax.vmap(partial(self.script, context=context), in_axes=(0, None))
+        *_, steps, _ = script = jax.vmap(of_chain)(keys, step_size)
+        inputs = self.inputs(script, state, fresh, count, context)
         positions, stats, last, places, *_ = self.launch(shape, length, inputs)
         at = places.reshape(len(places), -1)[:, : shape.subsample, None]
         held = jnp.take_along_axis(inputs[1], at, axis=1)
@@ -209,50 +205,39 @@ class FusedKernel:
         estimate = jax.vmap(partial(self.plain.estimator.combine, tables=tables))
         log = estimate(values, state.owners != EMPTY).log
         after = state._replace(z=z, subsample=chosen, values=values, log=log)
-        step_size = state.adaptation.step_size
-        return after, self._draws(positions[..., :size], stats, script, step_size, context)
+        return after, self._draws(positions[..., :size], stats, steps, step_size, context)
 
     def inputs(
         self,
-        keys: jax.Array,
+        script: tuple[jax.Array, ...],
         state: EnergyConservingState,
         fresh: jax.Array,
         count: jax.Array,
         context: EnergyConservingContext,
-    ) -> tuple[Script, tuple[jax.Array, ...]]:
-        """Return the random numbers, and the inputs of the programs."""
+    ) -> tuple[jax.Array, ...]:
+        """Return the inputs of the programs, in the order of `Memory`."""
         chains, size = state.z.shape
         shape = self.shape(size)
-        step_size = state.adaptation.step_size
-        of_chain = jax.vmap(partial(self.script, context=context), in_axes=(0, None))
-        script = jax.vmap(of_chain)(keys, step_size)
-        subsample: LinearRows = state.subsample
+        width = shape.width
         flat = fresh.reshape(chains, -1, fresh.shape[-1])
-        pool = jnp.concatenate([_pool_rows(subsample, shape.width), flat], axis=1)
+        pool = jnp.concatenate([_pool_rows(state.subsample, width), flat], axis=1)
         certain = jnp.zeros((1, pool.shape[2]), jnp.float32)
         if context.certain is not None:
-            certain = _pool_rows(context.certain, shape.width)
+            certain = _pool_rows(context.certain, width)
             certain = _padded(certain, shape.certain_places, axis=0)
-        width = shape.width
-        inputs: tuple[jax.Array, ...] = (
-            jnp.stack([count.astype(jnp.int32), jnp.int32(0)]),  # `ManyThreads` explains the 0
-            pool,
-            certain,
-            script.which.astype(jnp.int32),
-            script.log_chance.astype(jnp.float32),
-            _padded(script.momentum.astype(jnp.float32), width),
-            script.log_accept.astype(jnp.float32),
-            script.steps.astype(jnp.int32),
-            script.drift.astype(jnp.float32),
-            _padded(state.z.astype(jnp.float32), width),
-            _padded(context.proxy.a.astype(jnp.float32), width),
+        which, chance, momentum, *others = script
+        both = jnp.stack([count.astype(jnp.int32), jnp.int32(0)])  # `ManyThreads` explains the 0
+        inputs = (
+            *(both, pool, certain, which, chance, _padded(momentum, width), *others),
+            *(_padded(state.z, width), _padded(context.proxy.a, width)),
         )
+        inputs = tuple(x.astype(jnp.float32 if x.dtype.kind == "f" else jnp.int32) for x in inputs)
         if shape.scratch:
-            own, others = pool[:, : shape.subsample, width:], certain[: shape.certain, width:]
-            alike = jnp.broadcast_to(others, (chains, *others.shape))
+            own, last = pool[:, : shape.subsample, width:], certain[: shape.certain, width:]
+            alike = jnp.broadcast_to(last, (chains, *last.shape))
             fields = own if context.certain is None else jnp.concatenate([own, alike], axis=1)
             inputs = (*inputs, jnp.swapaxes(_padded(fields, shape.row_lines[-1], axis=1), 1, 2))
-        return script, inputs
+        return inputs
 
     def launch(
         self, shape: Shape | PhasedShape, length: int, inputs: tuple[jax.Array, ...]
@@ -276,11 +261,9 @@ class FusedKernel:
         ]
         if shape.scratch:
             outputs.append(jax.ShapeDtypeStruct((chains, *shape.scratch), jnp.float32))
-        move = self.plain.move
-        assert isinstance(move, HMCMove)
         run = PROGRAMS[type(shape)]
         call = pl.pallas_call(
-            partial(run, self.residuals, shape, move.split, self.interpret),
+            partial(run, self.residuals, shape, self.move.split, self.interpret),
             out_shape=outputs,
             grid=(chains,),
             in_specs=[whole(x) if k in shared else of_chain(x) for k, x in enumerate(inputs)],
@@ -296,7 +279,7 @@ class FusedKernel:
         self,
         positions: jax.Array,
         stats: jax.Array,
-        script: Script,
+        steps: jax.Array,
         step_size: jax.Array,
         context: EnergyConservingContext,
     ) -> Draw:
@@ -304,7 +287,7 @@ class FusedKernel:
         log, accepted, mean, variance, gain, energy = (
             stats[..., k].astype(jnp.float64) for k in range(6)
         )
-        plain, steps = self.plain, script.steps
+        plain = self.plain
         rows = plain.subsample + certain_rows(context)
         return {
             "position": positions,  # stays float32 for the transfer to the host
