@@ -17,10 +17,11 @@ from modicum.cli import ColumnChoice, app, build_model, read_rows
 from modicum.cli.output import done_line
 
 SHORT = ["--draws", "100", "--tune", "100", "--chains", "2", "--seed", "1", "--method", "hmc"]
+IN_PYTHON = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
 USUAL = ["--outcome", "well", "--categorical", "ward=B"]  # the same columns: compiled once
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table():
     rng = np.random.default_rng(1)
     x = rng.normal(size=300).round(3)
@@ -38,6 +39,16 @@ def csv(table, tmp_path):
     path = tmp_path / "patients.csv"
     table.to_csv(path, index=False)
     return path
+
+
+@pytest.fixture(scope="module")
+def fitted(table, tmp_path_factory):
+    """Return the folder of a fit without a formula, and what the command printed."""
+    folder = tmp_path_factory.mktemp("fitted")
+    table.to_csv(folder / "patients.csv", index=False)
+    return folder / "run", run(
+        "fit", folder / "patients.csv", *USUAL, "--out", folder / "run", *SHORT
+    )
 
 
 def run(*arguments):
@@ -63,9 +74,8 @@ def test_no_warm_up_is_not_mentioned():
     assert "1,000 draws after 500 of warm-up, seed 1" in done_line(post)
 
 
-def test_fit_prints_and_writes(csv, tmp_path):
-    out = tmp_path / "run"
-    result = run("fit", csv, *USUAL, "--out", out, *SHORT)
+def test_fit_prints_and_writes(fitted):
+    out, result = fitted
     assert result.exit_code == 0, result.output
     assert "Read 300 rows" in result.stdout
     assert "ward: 3 levels, compared with B" in result.stdout
@@ -79,20 +89,10 @@ def test_fit_prints_and_writes(csv, tmp_path):
     assert not (out / "checkpoint").exists()  # the run is complete
 
 
-def test_fit_agrees_with_python(csv, table, tmp_path):
-    run("fit", csv, *USUAL, "--out", tmp_path / "run", *SHORT)
+def test_fit_agrees_with_python(fitted, table):
     rows = mo.Rows.from_table(table, outcome="well", categorical={"ward": "B"})
-    post = mo.sample(
-        mo.models.Logistic(),
-        rows,
-        method="hmc",
-        draws=100,
-        tune=100,
-        chains=2,
-        random_seed=1,
-        progressbar=False,
-    )
-    saved = mo.Posterior.load(tmp_path / "run" / "posterior")
+    post = mo.sample(mo.models.Logistic(), rows, progressbar=False, **IN_PYTHON)
+    saved = mo.Posterior.load(fitted[0] / "posterior")
     np.testing.assert_array_equal(saved["beta"], post["beta"])
 
 
@@ -193,66 +193,62 @@ def test_ingest_then_fit_the_store(csv, tmp_path):
     assert "is a row store" in text
 
 
-def test_summary_of_a_saved_run(csv, tmp_path):
-    out = tmp_path / "run"
-    run("fit", csv, *USUAL, "--out", out, *SHORT)
-    result = run("summary", out, "--prob", "0.5")
+def test_summary_of_a_saved_run(fitted, csv, tmp_path):
+    result = run("summary", fitted[0], "--prob", "0.5")
     assert result.exit_code == 0
     assert "beta[dose]" in result.stdout
     assert "25%" in result.stdout
     assert "there is no posterior" in refused("summary", tmp_path / "nowhere")
     assert "is not a posterior" in refused("summary", csv)
+    wrong = refused("predict", fitted[0], csv, "--out", tmp_path / "p.csv")
+    assert "not from a fit with a formula" in wrong
 
 
-def test_a_misspelt_outcome_is_suggested(csv, tmp_path):
-    text = refused("fit", csv, "--outcome", "wel", "--out", tmp_path / "run")
-    assert "did you mean 'well'?" in text
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("much,A,1", ["('much' in row 300) among numbers", "pass --categorical dose"]),
+        (",A,1", ["column 'dose' holds", "in row 300"]),
+    ],
+)
+def test_values_that_are_no_numbers_are_explained_in_options(csv, tmp_path, line, words):
+    csv.write_text(csv.read_text() + line + "\n")
+    said = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
+    assert [word for word in words if word not in said] == []
 
 
-def test_text_columns_are_explained_in_options(csv, tmp_path):
-    csv.write_text(csv.read_text() + "much,A,1\n")
-    text = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
-    assert "('much' in row 300) among numbers" in text
-    assert "pass --categorical dose" in text
-
-
-def test_missing_values_are_named(csv, tmp_path):
-    csv.write_text(csv.read_text() + ",A,1\n")
-    text = refused("fit", csv, *USUAL, "--out", tmp_path / "run")
-    assert "column 'dose' holds" in text
-    assert "in row 300" in text
+COLUMNS, FORMULA = ("--outcome", "well", "--predictors", "dose"), ("well ~ dose",)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--family", "logistics"], "did you mean 'logistic'?"),
-        (["--scale", "2"], "--scale does not apply"),
-        (["--method", "hmcc"], "there is no method 'hmcc'"),
-        (["--draws", "0"], "draws must be"),
-        (["--prior-scale", "-1"], "prior_scale must be"),
+        (("--outcome", "wel"), "did you mean 'well'?"),
+        ((), "--outcome"),
+        ((*COLUMNS, "--family", "logistics"), "did you mean 'logistic'?"),
+        ((*COLUMNS, "--scale", "2"), "--scale does not apply"),
+        ((*COLUMNS, "--method", "hmcc"), "there is no method 'hmcc'"),
+        ((*COLUMNS, "--draws", "0"), "draws must be"),
+        ((*COLUMNS, "--prior-scale", "-1"), "prior_scale must be"),
+        (("--outcome", "dose", "--predictors", "well", "--family", "poisson"), "needs counts"),
+        ((*COLUMNS, "--groups", "explicit"), "needs a formula with group terms"),
+        ((*FORMULA, "--groups", "some"), "must be explicit or integrate"),
+        ((*FORMULA, "--set", "desing=u"), "did you mean 'design'"),
+        ((*FORMULA, "--set", "design=best"), "design must be"),
+        ((*FORMULA, "--method", "nuts", "--set", "subsample=3"), "is not a setting of nuts"),
+        ((*FORMULA, "--outcome", "well"), "leave out --outcome"),
+        ((*FORMULA, "--no-intercept"), "write '0 +'"),
+        ((*FORMULA, "--missing", "no"), "--missing must be"),
+        (("well ~ dos",), "column 'dos'"),
     ],
 )
-def test_bad_settings_are_a_clear_error(csv, tmp_path, options, said):
-    usual = ["--outcome", "well", "--predictors", "dose", "--out", tmp_path / "run"]
-    assert said in refused("fit", csv, *usual, *options)
+def test_what_cannot_be_fitted_is_one_line(csv, tmp_path, options, said):
+    assert said in refused("fit", csv, *options, "--out", tmp_path / "run")
 
 
-def test_an_outcome_outside_the_support(csv, tmp_path):
-    text = refused(
-        *("fit", csv, "--family", "poisson", "--outcome", "dose", "--predictors", "well"),
-        *("--out", tmp_path / "run"),
-    )
-    assert "but Poisson needs counts" in text
-
-
-def test_no_file_and_no_outcome(csv, tmp_path):
+def test_a_file_that_is_not_there_and_an_out_that_is_one(csv, tmp_path):
     nowhere = tmp_path / "nowhere.csv"
     assert "there is no file" in refused("fit", nowhere, "--outcome", "y", "--out", tmp_path / "r")
-    assert "--outcome" in refused("fit", csv, "--out", tmp_path / "r")
-
-
-def test_out_that_is_a_file(csv):
     assert "is not a folder" in refused("fit", csv, "--outcome", "well", "--out", csv)
 
 
@@ -309,17 +305,6 @@ def test_every_family_and_its_settings_are_in_the_help():
     assert options["method"].default == inspect.signature(mo.sample).parameters["method"].default
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("n ~ 1", "--groups", "some"), "must be explicit or integrate"),
-        (("--outcome", "n", "--groups", "explicit"), "needs a formula with group terms"),
-    ],
-)
-def test_groups_that_are_held_in_no_way(tmp_path, options, words):
-    assert words in refused("fit", "no.csv", *options, "--out", tmp_path / "run")
-
-
 def test_a_report_that_cannot_be_written_is_refused_before_any_draw(tmp_path):
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     said = refused("fit", "no.csv", "n ~ 1", "--report", "--out", tmp_path / "run")
@@ -354,8 +339,7 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     assert "<figcaption>dose</figcaption>" in report  # the effect of a column, from the file
     assert "report.html" in said.stdout
     post = mo.Posterior.load(out / "posterior")
-    settings = {"draws": 100, "tune": 100, "chains": 2, "random_seed": 1, "method": "hmc"}
-    mine = mo.fit(formula, table, progressbar=False, **settings)
+    mine = mo.fit(formula, table, progressbar=False, **IN_PYTHON)
     np.testing.assert_allclose(mine.draws["beta"], post.draws["beta"], rtol=1e-8)
     page = json.loads(run("summary", out, "--json").stdout)
     assert page["settings"]["formula"] == formula
@@ -378,25 +362,6 @@ def test_a_formula_is_fitted_summarised_and_predicted(csv, table, tmp_path):
     lenient = ["--newlevels", "reference", "--out", tmp_path / "q.csv"]
     assert run("predict", out, tmp_path / "new.parquet", *lenient).exit_code == 0
     assert not list(tmp_path.glob(".*.part"))
-
-
-def test_bad_settings_and_formulas_are_one_line(csv, tmp_path):
-    out = ["--out", tmp_path / "run"]
-    assert "did you mean 'design'" in refused("fit", csv, "well ~ dose", *out, "--set", "desing=u")
-    assert "is not a setting of nuts" in refused(
-        "fit", csv, "well ~ dose", *out, "--method", "nuts", "--set", "subsample=3"
-    )
-    assert "design must be" in refused("fit", csv, "well ~ dose", *out, "--set", "design=best")
-    assert "leave out --outcome" in refused("fit", csv, "well ~ dose", *out, "--outcome", "well")
-    assert "column 'dos'" in refused("fit", csv, "well ~ dos", *out)
-    assert "write '0 +'" in refused("fit", csv, "well ~ dose", *out, "--no-intercept")
-    assert "--missing must be" in refused("fit", csv, "well ~ dose", *out, "--missing", "no")
-    assert "not from a fit with a formula" in refused_prediction(csv, tmp_path)
-
-
-def refused_prediction(csv, tmp_path):
-    run("fit", csv, *USUAL, "--out", tmp_path / "plain", *SHORT)
-    return refused("predict", tmp_path / "plain", csv, "--out", tmp_path / "p.csv")
 
 
 def test_outcomes_that_are_text_are_reported(csv, table, tmp_path):
