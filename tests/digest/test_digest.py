@@ -93,17 +93,19 @@ def test_it_is_sampled_to_the_posterior_of_all_rows(digest, full):
     assert post.tuning["digest_error"]["value"] < 0.02
 
 
-def test_sums_alone_would_not_be_enough(digest, rows):
+@pytest.fixture(scope="module")
+def crude(digest):
     """Negative control: with a pool of zero weight, a digest is the Laplace approximation."""
-    crude = replace(digest, pool=replace(digest.pool, share=np.full(len(digest.pool), 1e-9)))
+    return replace(digest, pool=replace(digest.pool, share=np.full(len(digest.pool), 1e-9)))
+
+
+def test_sums_alone_would_not_be_enough(crude, digest, rows):
     assert wrong(crude, rows) > 10 * wrong(digest, rows)
 
 
 @pytest.mark.slow
-def test_sums_alone_are_sampled_to_another_posterior(digest, full):
-    crude = replace(digest, pool=replace(digest.pool, share=np.full(len(digest.pool), 1e-9)))
-    post = sampled(MODEL, crude)
-    assert "mean" in disagreements(flat_draws(post), full)
+def test_sums_alone_are_sampled_to_another_posterior(crude, full):
+    assert "mean" in disagreements(flat_draws(sampled(MODEL, crude)), full)
 
 
 @pytest.mark.slow
@@ -353,11 +355,16 @@ def test_rows_that_were_never_added_are_warned_of(arrays, digest):
 # Formulas and users' own models ------------------------------------------------------------
 
 
+def some_trips(n):
+    rng = np.random.default_rng(1)
+    trips = pd.DataFrame({"dose": rng.normal(size=n), "ward": rng.choice(list("abc"), n)})
+    eta = trips["dose"] - (trips["ward"] == "b")
+    return trips.assign(well=rng.random(n) < 1 / (1 + np.exp(-eta)))
+
+
 @pytest.mark.slow
 def test_a_fit_makes_one_and_takes_one_again(tmp_path):
-    rng = np.random.default_rng(1)
-    trips = pd.DataFrame({"dose": rng.normal(size=3000), "ward": rng.choice(list("abc"), 3000)})
-    trips["well"] = rng.random(3000) < 1 / (1 + np.exp(-trips["dose"] + (trips["ward"] == "b")))
+    trips = some_trips(3000)
     settings = RUN | {"draws": 400, "method": "hmc"}
     post = mo.fit("well ~ dose + ward", trips, **settings)
     made = mo.digest(post, trips, size=600, random_seed=1, progressbar=False)
@@ -373,9 +380,7 @@ def test_a_fit_makes_one_and_takes_one_again(tmp_path):
 
 
 def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
-    rng = np.random.default_rng(1)
-    trips = pd.DataFrame({"dose": rng.normal(size=1500), "ward": rng.choice(list("abc"), 1500)})
-    trips["well"] = rng.random(1500) < 1 / (1 + np.exp(-trips["dose"]))
+    trips = some_trips(1500)
     settings = {"draws": 50, "method": "laplace", "random_seed": 1, "progressbar": False}
     post = mo.fit("well ~ dose + ward", trips, **settings)
     made = mo.digest(post, trips, size=600, random_seed=1, progressbar=False)
