@@ -51,7 +51,7 @@ class NumberField:
             import pyarrow as pa
 
             self.title = str(value.name) if getattr(value, "name", None) else None
-            column = value if library(value) == "pyarrow" else arrow_column(value, name)
+            column = arrow_column(value, name)
             self._arrays = _column_arrays(pa.table({name: column}), name in SCALARS)
             self.columns = (name,)
         elif is_table(value):
@@ -151,7 +151,7 @@ def _level_codes(
 
         value = pd.Series(value)
     if is_series(value):
-        column = joined(value if library(value) == "pyarrow" else arrow_column(value, name))
+        column = joined(arrow_column(value, name))
     else:
         # As objects: NumPy would turn a list that mixes text and numbers into text.
         plain = np.asarray(value, dtype=getattr(value, "dtype", object))

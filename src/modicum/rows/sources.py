@@ -6,7 +6,6 @@ files are in `modicum.rows.tables` and `modicum.rows.csv`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -145,7 +144,6 @@ class TableSource(Source):
         self._table = table
         raw = table.column_names if library(table) == "pyarrow" else list(table.columns)
         self.names = tuple(str(name) for name in raw)
-        self._twice = {name for name, count in Counter(self.names).items() if count > 1}
         self._keys = dict(zip(self.names, raw, strict=True))
         self.rows = table.num_rows if library(table) == "pyarrow" else len(table)
 
@@ -153,7 +151,7 @@ class TableSource(Source):
         """Return the named columns as an Arrow table."""
         import pyarrow as pa
 
-        return pa.table({name: self._column(name) for name in columns})
+        return pa.table({name: arrow_column(self._values(name), name) for name in columns})
 
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns."""
@@ -175,19 +173,16 @@ class TableSource(Source):
         return super()._hint(name)
 
     def _values(self, name: str) -> Any:  # a column of the library whose table it is
-        if name in self._twice:
-            raise DataError(f"column {name!r} occurs more than once: rename one of them.")
+        refuse_repeated([name], self.names)
         return self._table[self._keys[name]]
-
-    def _column(self, name: str) -> pa.Array | pa.ChunkedArray:
-        values = self._values(name)
-        return values if library(values) == "pyarrow" else arrow_column(values, name)
 
 
 def arrow_column(series: Any, name: str) -> pa.Array | pa.ChunkedArray:  # of any library
-    """Return a pandas or polars series as an Arrow array."""
+    """Return a column as an Arrow array."""
     import pyarrow as pa
 
+    if library(series) == "pyarrow":
+        return series
     try:
         if library(series) == "polars":
             return series.to_arrow()
@@ -259,16 +254,11 @@ def _polars(compute: Callable[[], T]) -> T:
         ) from None
 
 
-def is_dictionary(kind: pa.DataType) -> bool:
-    """Whether columns of this type are dictionary-encoded."""
-    from pyarrow import types as kinds
-
-    return bool(kinds.is_dictionary(kind))
-
-
 def keeps_order(kind: pa.DataType, schema: pa.Schema) -> bool:
     """Whether a column is an ordered dictionary, or a category written by pandas."""
-    return is_dictionary(kind) and bool(kind.ordered or b"pandas" in (schema.metadata or {}))
+    from pyarrow import types
+
+    return types.is_dictionary(kind) and (kind.ordered or b"pandas" in (schema.metadata or {}))
 
 
 def require_columns(path: str | PurePath, columns: Sequence[str], names: Sequence[str]) -> None:

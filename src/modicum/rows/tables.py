@@ -30,6 +30,7 @@ from modicum.rows.sources import (
     Source,
     TableSource,
     frame_of_columns,
+    is_series,
     is_table,
     keeps_order,
     library,
@@ -84,8 +85,12 @@ def open_table(
         places = [table]
     elif isinstance(table, list | tuple) and table and all(map(_is_place, table)):
         places = list(table)
-    elif isinstance(table, Iterator | list | tuple) or hasattr(table, "__arrow_c_stream__"):
-        return SpooledSource(table)  # type: ignore[arg-type]
+    elif isinstance(table, Iterator | list | tuple):
+        return SpooledSource(table)
+    elif hasattr(table, "__arrow_c_stream__") and not is_series(table):
+        import pyarrow as pa
+
+        return SpooledSource(pa.RecordBatchReader.from_stream(table))
     else:
         raise SettingError(
             f"a {type(table).__name__} cannot be read as a table: pass a path, a data frame, a "
