@@ -38,7 +38,6 @@ from modicum.progress import Progressbar, phase, say
 from modicum.random import chain_keys, fresh_seed
 from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.rows.json_entries import Json
 from modicum.rows.rows import doubtful_weights
 from modicum.run import (
@@ -350,7 +349,7 @@ def _problem(model: BaseModel, rows: Rows | Digest, settings: RunSettings) -> _P
         ledger = Ledger(rows=len(rows))
         return _Problem(target, start, Starts(), units, Sums(target, units, engine, ledger, rest))
     units = model.units(rows)
-    ledger = Ledger(rows=len(units), unit="group" if isinstance(units, GroupedRows) else "row")
+    ledger = Ledger(rows=len(units), unit=units.unit)
     target, start = Target.of(model, units, ledger)
     model.check_variation(rows)
     where = _starts(target, units, settings.starts)

@@ -20,7 +20,6 @@ from modicum.models.arrowhead import Factor
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import Checkpoint, History, PeriodicHook
 from modicum.runtime import Pytree
 
@@ -74,7 +73,7 @@ class Task:
     @property
     def grouped(self) -> bool:
         """Whether groups, whose effects are integrated out, are drawn in place of rows."""
-        return isinstance(self.rows, GroupedRows)
+        return self.rows.unit == "group"
 
     @property
     def floats_per_row(self) -> int:

@@ -22,7 +22,7 @@ from modicum.models.priors import LKJ, OWN, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.terms import INTERCEPT, GroupTerm, constant_slope, refuse_remote_slope
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows, GroupIndex, members_of
+from modicum.rows.grouped_rows import GroupedRows, GroupIndex
 from modicum.runtime import Array
 
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes differ from those of the integral
@@ -186,7 +186,7 @@ class IntegratedEffects(GroupIntegrals):
         """Return the model with all priors fixed, and the positions of the varying columns."""
         if self.scales is not None:
             return self
-        members = members_of(rows)
+        members = rows.members
         family = self.family.resolved(members)
         columns = tuple(_column_of_x(members, name) for name in self.slopes)
         if isinstance(self.group_sd, tuple):
@@ -243,7 +243,7 @@ class IntegratedEffects(GroupIntegrals):
 
     def start(self, rows: Rows) -> Params:
         """Start where the family does, with small standard deviations and no correlation."""
-        members = members_of(rows)
+        members = rows.members
         assert self.scales is not None
         theta = dict(self.family.start(members))
         if OWN in theta and not self.family.groups:
@@ -307,7 +307,7 @@ class IntegratedEffects(GroupIntegrals):
 
     def check(self, rows: Rows) -> None:
         """Refuse what the family refuses; `units` has checked the groups."""
-        self.family.check(members_of(rows))
+        self.family.check(rows.members)
 
     def expected(self, theta: Params, batch: Batch) -> jax.Array:
         """Mean outcome of each row, averaged over the population of groups.

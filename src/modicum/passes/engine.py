@@ -211,8 +211,7 @@ class LocalEngine(Engine):
     ) -> Iterator[Pytree]:
         """Yield the results of all chunks in order."""
         bounds = chunk_bounds(rows)
-        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
-        with pass_progress(description, len(rows), self.progressbar, unit) as advance:
+        with pass_progress(description, len(rows), self.progressbar, f"{rows.unit}s") as advance:
             numbers = range(len(bounds))
             parts = chunk_results(function, arguments, rows, numbers, dtype, self.threads)
             for (start, stop), part in zip(bounds, parts, strict=True):

@@ -20,7 +20,6 @@ from modicum.models.model import Batch
 from modicum.passes.curvature import Curvature
 from modicum.passes.sums import Sums
 from modicum.rows import Rows, first_not_finite
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import jit
 
 # Noise below these shares of the outcome's spread is rounding error: at a mode, and where the
@@ -202,7 +201,7 @@ def _family_and_rows(sums: Sums) -> tuple[object, Rows]:
     model, rows = sums.target.model, sums.rows
     if isinstance(model, IntegratedEffects):
         model = model.family
-    return model, rows.members if isinstance(rows, GroupedRows) else rows
+    return model, rows.members
 
 
 def _spread(rows: Batch) -> float:

@@ -48,7 +48,6 @@ from modicum.passes.worker import (
 )
 from modicum.progress import PATIENCE, Progressbar, phase
 from modicum.rows import Rows, weight_classes
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.rows.weight_classes import (
     CLASSES,
     ArrayOrder,
@@ -110,8 +109,7 @@ class RayEngine(Engine):
             Share(turn, "results", (work, source, numbers, dtype), bounds[numbers[-1]][1])
             for turn, numbers in enumerate(_tasks(len(bounds), len(self._actors)))
         )
-        unit = "groups" if isinstance(rows, GroupedRows) else "rows"
-        for answer in self.sweep(tasks, len(rows), description, unit):
+        for answer in self.sweep(tasks, len(rows), description, f"{rows.unit}s"):
             yield from answer
 
     def keeps(self, rows: Rows) -> bool:

@@ -379,7 +379,7 @@ class _Prepared(NamedTuple):
     @property
     def grouped(self) -> bool:
         """Whether the units are groups."""
-        return isinstance(self.units, GroupedRows)
+        return self.units.unit == "group"
 
     def places(self, row_ids: np.ndarray) -> np.ndarray:
         """Return the indices among the units of rows given by their rank in the table."""

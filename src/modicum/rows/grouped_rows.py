@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -159,17 +159,23 @@ class GroupedRows(Rows):
         Where the quadrature nodes of the groups are, once they are known.
     """
 
+    unit: ClassVar[str] = "group"
     RESERVED = ("group_of_row", "group_rows", "group_centre", "group_point", "row_weight")
 
     def __init__(self, members: Rows, index: GroupIndex, nodes: NodePlaces | None = None) -> None:
         self._description, self._backend = members._description, members._backend
         self._fingerprint = members._fingerprint
-        self.members, self.index, self.nodes = members, index, nodes
+        self._members, self.index, self.nodes = members, index, nodes
         reserved = [name for name in self.RESERVED if name in members.fields]
         if reserved:
             raise SettingError(
                 f"the field name '{reserved[0]}' is reserved for grouped rows; rename that field."
             )
+
+    @property
+    def members(self) -> Rows:
+        """The individual rows."""
+        return self._members
 
     def with_nodes(self, nodes: NodePlaces) -> GroupedRows:
         """Return these groups with quadrature nodes placed at `nodes`."""
@@ -286,8 +292,3 @@ class GroupedRows(Rows):
             batch["group_centre"] = self.nodes.centre[padded]
             batch["group_point"] = self.nodes.point
         return batch
-
-
-def members_of(rows: Rows) -> Rows:
-    """Return the individual rows, which row ids refer to, of rows that may be grouped."""
-    return rows.members if isinstance(rows, GroupedRows) else rows

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -95,6 +95,8 @@ class Rows:
     >>> rows.columns, rows.take([0, 1])["carrier"]
     (('carrier[DL]', 'carrier[UA]'), array([2, 0], dtype=uint8))
     """
+
+    unit: ClassVar[str] = "row"  # what has a log-likelihood and is drawn; see `GroupedRows`
 
     def __init__(
         self,
@@ -326,6 +328,11 @@ class Rows:
         if self.is_store:
             raise SettingError("the columns of a store cannot be reordered: ingest it again.")
         return Rows._at(description, self._backend)
+
+    @property
+    def members(self) -> Rows:
+        """The individual rows, which row numbers refer to: these, unless they are grouped."""
+        return self
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.

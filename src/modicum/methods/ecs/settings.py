@@ -16,7 +16,6 @@ from modicum.methods.method import Method, OwnMove, Task
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
-from modicum.rows.grouped_rows import members_of
 from modicum.run import RowPlacement, executables
 
 Fused: TypeAlias = bool | Literal["auto"]
@@ -103,7 +102,7 @@ class EnergyConserving(Method):
 
     def start_copying(self, task: Task) -> RowPlacement:
         """Start copying the rows for the chains: in the background, which takes one core."""
-        return RowPlacement(members_of(task.rows), self.memory_limit)
+        return RowPlacement(task.rows.members, self.memory_limit)
 
     def find_anchor(self, task: Task) -> Anchor:
         """Return the anchor at the mode, at the mean, or at the user's point."""
