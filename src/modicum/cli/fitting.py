@@ -26,10 +26,9 @@ from modicum.models.multilevel import HoldEffects
 from modicum.posterior import Posterior
 from modicum.results import WITHOUT_TABLE, Origin
 from modicum.rows import Rows, ingest
-from modicum.rows.ingestion import is_store
 from modicum.rows.json_entries import Json
 from modicum.rows.lake import Listing
-from modicum.rows.reading import Missing, TableRows, read_formula
+from modicum.rows.reading import Missing, TableRows, is_store, read_formula
 from modicum.run import ChainCount
 from modicum.sample import RunSettings, draw
 

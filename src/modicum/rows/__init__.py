@@ -2,7 +2,7 @@
 
 from modicum.rows.coding import CodedTerm, Coding
 from modicum.rows.description import RowsSchema
-from modicum.rows.ingestion import ingest
+from modicum.rows.reading import ingest
 from modicum.rows.rows import NotFinite, Rows, first_not_finite
 
 __all__ = ["CodedTerm", "Coding", "NotFinite", "Rows", "RowsSchema", "first_not_finite", "ingest"]

@@ -262,7 +262,11 @@ class Description:
             scales = range(len(self.coding.dense), f.width)
             dense = (self.columns[place] for place in self.coding.dense)
             return (*dense, *(f"x[{j}]" for j in scales))
-        return field_labels(f, self.columns)
+        if f.name == "x" and len(self.columns) == f.width:
+            return self.columns
+        if f.shape == ():
+            return (f.name,)
+        return tuple(f"{f.name}[{', '.join(map(str, at))}]" for at in np.ndindex(*f.shape))
 
     def like(self, schema: RowsSchema) -> Description:
         """Return this description with the columns and coding of `schema`, whose levels it uses."""
@@ -457,12 +461,3 @@ def _levels(name: str, value: object) -> tuple[Level, ...]:
     if len(levels) < 2 or len(set(levels)) < len(levels) or entry["reference"] != levels[0]:
         raise ValueError(f"the levels of column {name!r} are not valid")
     return levels
-
-
-def field_labels(f: Field, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a label per number of a field: column names for x, numbered labels otherwise."""
-    if f.name == "x" and len(columns) == f.width:
-        return columns
-    if f.shape == ():
-        return (f.name,)
-    return tuple(f"{f.name}[{', '.join(map(str, at))}]" for at in np.ndindex(*f.shape))
