@@ -199,14 +199,21 @@ def one_of(registry: Collection[str]) -> Rule:
     return Rule("one of", lambda v: isinstance(v, str) and v in registry, registry)
 
 
+def _is_point(value: Any) -> bool:
+    """Whether a value is numbers, or converts to them."""
+    try:
+        np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
+
+
 Count: TypeAlias = Annotated[int, at_least(1)]
 Positive: TypeAlias = Annotated[float, number("a positive number", lambda v: v > 0)]
 Share: TypeAlias = Annotated[float, number("a number between 0 and 1", lambda v: 0 < v < 1)]
 BelowOne: TypeAlias = Annotated[float, number("at least 0 and below 1", lambda v: 0 <= v < 1)]
 Bytes: TypeAlias = Annotated[int, number("a number of bytes", lambda v: v >= 0)]
-Point: TypeAlias = Annotated[
-    tuple[float, ...] | np.ndarray, Rule("a point", lambda v: not isinstance(v, str))
-]
+Point: TypeAlias = Annotated[tuple[float, ...] | np.ndarray, Rule("a point", _is_point)]
 
 PLAIN: dict[Any, list[Rule]] = {
     int: [Rule("a whole number", is_whole)],

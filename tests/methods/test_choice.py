@@ -12,7 +12,6 @@ from helpers.targets import logistic_rows
 from modicum.cli.fitting import build_method
 from modicum.methods import auto as choice
 from modicum.methods import cost
-from modicum.methods.laplace import Verdict
 from modicum.sklearn import LinearRegression, LogisticRegression, PoissonRegressor, Regressor
 
 M = mo.models
@@ -48,46 +47,12 @@ def test_normal_draws_are_taken_where_they_are_enough_and_reported(post, heard):
     assert post.tuning["pool_noise"] < choice.STILL
 
 
-def test_there_is_room_to_spare_unless_weights_hardly_differ():
-    assert choice._enough(Verdict(0.39, 0.9, 0.001))
-    assert not choice._enough(Verdict(0.45, 0.9, 0.001))
-    assert choice._enough(Verdict(0.45, 0.9999, 0.001))
-    assert not choice._enough(Verdict(0.75, 0.9999, 0.001))
-    assert not choice._enough(Verdict(0.1, 0.5, 0.001))
-    assert not choice._enough(Verdict(0.1, 0.9999, 0.02))
-    assert choice._enough(Verdict(0.45, 0.9, 0.001), curved=True)
-    assert not choice._enough(Verdict(0.55, 0.9, 0.001), curved=True)
-    assert not choice._enough(Verdict(0.45, 0.75, 0.001), curved=True)
-
-
 def test_no_clock_decides(post, monkeypatch):
     monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-30)
     monkeypatch.setattr(cost, "COMPILING", 1e9)
     again = mo.sample(M.Logistic(), ROWS, draws=500, method="auto", **RUN)
     np.testing.assert_array_equal(again.draws["beta"], post.draws["beta"])
     assert again.tuning["method"] != post.tuning["method"]  # only the reported seconds differ
-
-
-def test_seconds_count_rows_steps_and_iterations_but_not_calls(monkeypatch):
-    task = task_of(M.Logistic(), logistic_rows(60))
-    monkeypatch.setattr(cost, "_seconds_per_gradient", lambda task: 1e-6)
-    monkeypatch.setattr(cost, "_chains_at_once", lambda chains: chains)
-    work = cost.Work(rows=3e6, iterations=1_000, steps=7_000, chains=2)
-    (seconds,) = cost.seconds_for(task, work)
-    own = 1_000 * cost.ITERATION + 7_000 * cost.STEP
-    assert seconds == pytest.approx(cost._seconds_of_compiling(task) + (own + 3.0) / 2)
-    # pretend that compiled calls take a millisecond plus a given time per evaluation
-    evaluation = {"more": 0.0}
-
-    def quickest(evaluate):
-        evaluate()
-        evaluation["calls"] = evaluation.get("calls", 0) + 1
-        return 1e-3 + (evaluation["more"] if evaluation["calls"] % 2 == 0 else 0.0)
-
-    monkeypatch.setattr(cost, "_quickest", quickest)
-    assert cost.seconds_per_row(task, task.start) == cost.LEAST
-    evaluation["more"] = 6e-5
-    assert cost.seconds_per_row(task, task.start) == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("setting", [{"tune": 20}, {"thin": 2}, {"parallel": "stacked"}])

@@ -31,30 +31,6 @@ def pilot_sign(pilot, batch, products):
     return MiniBatches(pilot, batch).sign(products, np.zeros(()))
 
 
-def test_theory_of_factors_without_noise():
-    sure = NormalFactors(difference=0.5, deviation=0.0, products=10, lower=-9.5)
-    assert (sure.positive, sure.chain_sign, sure.log_variance) == (1.0, 1.0, 0.0)
-    assert sure.log_mean == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("setting", "sign"),
-    [
-        ((0.0, 10.0, 20, -20.0), 0.844),
-        ((0.0, 5.0, 20, -20.0), 0.99993),
-        ((0.5, 3.0, 5, -4.5), 0.888),
-    ],
-)
-def test_the_sign_of_the_chain_is_milder_than_that_of_fresh_rows(setting, sign):
-    factors = NormalFactors(*setting)
-    assert factors.chain_sign == pytest.approx(sign, abs=1e-3)
-    assert factors.chain_sign > 2 * factors.positive - 1
-
-
-def test_small_noise_has_the_variance_of_its_expansion():
-    assert NormalFactors(0.0, 2.0, 200, -200.0).log_variance == pytest.approx(2**2 / 200, rel=0.01)
-
-
 def test_tiny_noise_follows_the_delta_method():
     """With identical rows the mixture would have more components than fit in memory."""
     near, beyond = (NormalFactors(0.5, d, 20, -19.0).log_moments() for d in (1.5e-2, 1.2e-2))

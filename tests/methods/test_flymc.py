@@ -10,15 +10,13 @@ import pytest
 
 import modicum as mo
 from helpers import toy
-from helpers.interrupted import Crash, planned, saved_iterations
+from helpers.interrupted import planned
 from helpers.targets import (
     class_rows,
     disagreements,
     flat_draws,
     gaussian_rows,
     logistic_rows,
-    quick,
-    same_draws,
 )
 from models.test_bounds import Flat
 from modicum.kernels import firefly as kernel
@@ -27,7 +25,7 @@ from modicum.kernels.firefly import implicit
 from modicum.methods.flymc import look_back
 from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start
-from modicum.run import History, runner
+from modicum.run import History
 from modicum.run.iterations import begin_together
 
 M = mo.models
@@ -145,58 +143,6 @@ def test_every_family_against_all_rows(problem):
     assert disagreements(flat_draws(post), flat_draws(theirs)) == []
 
 
-# Reproducible ------------------------------------------------------------------------------
-
-FLY = {"method": mo.FlyMC(), "tune": 60}
-
-
-@pytest.fixture(scope="module")
-def small():
-    return M.Logistic(), logistic_rows(600, dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def first(small):
-    return quick(*small, **FLY)
-
-
-def test_store_and_memory_give_the_same_draws(small, first, tmp_path):
-    model, rows = small
-    store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=100, progressbar=False)
-    assert same_draws(first, quick(model, store, **FLY))
-    # and so do rows that are fetched ahead, like those of a large store
-    ahead = quick(model, store, **FLY | {"method": mo.FlyMC(memory_limit=0)})
-    assert same_draws(first, ahead)
-    for name, values in first.stats.items():
-        np.testing.assert_array_equal(ahead.stats[name], values)
-
-
-@SLOW
-def test_stacked_chains_draw_from_the_same_posterior(small, first):
-    stacked = quick(*small, **FLY, parallel="stacked")
-    np.testing.assert_allclose(stacked["beta"][:, :5], first["beta"][:, :5], rtol=1e-6)
-
-
-def test_a_crash_loses_nothing(small, first, tmp_path, monkeypatch):
-    real = mo.run.Checkpoint.append
-
-    def append(self, done, *rest):
-        real(self, done, *rest)
-        if done >= 70:  # in the middle of sampling
-            raise Crash
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "CHUNK_SECONDS", 0.0)  # a checkpoint every iteration
-        patch.setattr(mo.run.Checkpoint, "append", append)
-        with pytest.raises(Crash):
-            quick(*small, **FLY, checkpoint=tmp_path)
-    assert saved_iterations(tmp_path) == 70
-    resumed = quick(*small, **FLY, checkpoint=tmp_path)
-    assert same_draws(first, resumed)
-    assert resumed.ledger.counts == first.ledger.counts
-    assert resumed.tuning == first.tuning
-
-
 # Honest accounts ---------------------------------------------------------------------------
 
 
@@ -284,27 +230,8 @@ def test_too_many_bright_rows_are_warned_of():
     assert plan.notes == []
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"tuned": "yes"}, {"update": "both"}, {"inner": "gibbs"}, {"rate": 0.0}, {"rate": 1.5},
-        {"capacity": 0}, {"capacity": 2.5}, {"trajectory": -1.0}, {"step_size": "big"},
-        {"target_accept": 1.0}, {"jitter": 1.0},
-    ],
-)  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(settings):
-    with pytest.raises(mo.SettingError, match=next(iter(settings))):
-        mo.FlyMC(**settings)
-
-
 def test_models_without_a_bound_are_refused_before_any_pass(monkeypatch):
     monkeypatch.setattr(Task, "anchor_at_mode", None)
     rows = gaussian_rows(50)
     with pytest.raises(mo.SettingError, match="not for Gaussian; use method='hmc-ecs'"):
         planned(M.Gaussian(), rows, mo.FlyMC())
-
-
-def test_the_name_is_known():
-    from modicum.methods import resolve
-
-    assert resolve("flymc") == mo.FlyMC()

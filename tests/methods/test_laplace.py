@@ -222,10 +222,6 @@ def test_the_verdict_and_the_doubts_that_follow_from_it():
 
 
 def test_refusals():
-    with pytest.raises(mo.SettingError, match="pool must be a whole number"):
-        mo.Laplace(pool=1)
-    with pytest.raises(mo.SettingError, match="weighted must be True or False"):
-        mo.Laplace(weighted="yes")
     images = mo.Rows(x=np.ones((9, 2)), y=np.arange(9) % 3)
     with pytest.raises(mo.SettingError, match="impossible with MLP"):
         mo.sample(M.MLP(), images, method="laplace", **RUN)

@@ -295,8 +295,3 @@ def test_columns_that_many_rows_determine_have_none(monkeypatch):
 
     monkeypatch.setattr(level_curves, "_sums_by_numpy", never)
     assert planned(mo.models.Logistic(), rows, mo.HMCECS())[0].memo.proxy.levels is None
-
-
-def test_the_setting_is_checked():
-    with pytest.raises(mo.SettingError, match="levels"):
-        mo.HMCECS(levels="yes")

@@ -83,8 +83,6 @@ def test_by_default_too_all_rows_are_used_and_a_fixed_step_is_refused():
     assert "no mode that could be found" in plan.tuning["method"]
     with pytest.raises(mo.ConvergenceError, match="no mode was found"):
         sampled(KINKED, mo.Rows(y=Y), method=mo.NUTS(step_size=0.1))
-    with pytest.raises(mo.SettingError, match="metric must be"):
-        mo.NUTS(metric="sparse")
 
 
 # A family's mode that is not found ---------------------------------------------------------

@@ -1,6 +1,6 @@
 """The list of methods gives names, help and errors, also for one added as CONTRIBUTING.md says."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -35,6 +35,20 @@ def test_a_name_makes_the_method_with_its_default_settings(name):
     assert type(method) is METHODS[name] is getattr(mo, METHODS[name].__name__)
     assert resolve(method) is method
     assert resolve(type(method)) == method
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_is_checked_and_the_sentence_names_it(name):
+    made = METHODS[name]()
+    for field in fields(made):
+        for nonsense in (object(), "nonsense", -0.5):
+            if nonsense != -0.5 or field.name not in ("centre", "start", "anchor"):
+                with pytest.raises(mo.SettingError) as caught:
+                    replace(made, **{field.name: nonsense})
+                text = str(caught.value)
+                assert field.name in text
+                assert text.endswith(".")
+                assert "\n" not in text
 
 
 class Context(NamedTuple):

@@ -14,7 +14,6 @@ from helpers.targets import (
     Conjugate,
     flat_draws,
     location,
-    logistic_rows,
     mean_and_error,
     same_draws,
 )
@@ -170,33 +169,6 @@ def test_snapshots_make_gradients_exact_here(whole):
     assert sample(mo.SGLD(**RAW)).tuning["gradient_noise"]["value"] > 0.05
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        mo.EWSG(step_size=0.05, batch=5),
-        pytest.param(mo.SGHMCCV(step_size=0.1, batch=4), marks=pytest.mark.slow),
-        pytest.param(mo.CPSGHMC(step_size=0.05, batch=8, clusters=4), marks=pytest.mark.slow),
-    ],
-    ids=lambda method: method.name,
-)
-@pytest.mark.parametrize("parallel", ["threads", pytest.param("stacked", marks=pytest.mark.slow)])
-def test_from_disk_as_from_memory(method, parallel, tmp_path):
-    rows = logistic_rows(300, dtype="float32")  # as a store holds them
-    store = mo.rows.ingest(rows, tmp_path / "store", shard_rows=70, progressbar=False)
-    ahead = replace(method, memory_limit=0)  # always fetched ahead
-    found = []
-    for source, using in ((rows, method), (store, ahead)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", mo.ModicumWarning)
-            found.append(
-                mo.sample(
-                    mo.models.Logistic(), source, method=using, draws=40, tune=10, chains=2,
-                    random_seed=1, progressbar=False, parallel=parallel,
-                )
-            )  # fmt: skip
-    assert same_draws(*found)
-
-
 # Right answers -----------------------------------------------------------------------------
 
 
@@ -299,17 +271,10 @@ def test_many_parameters_in_single_precision():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: mo.SGLD(batch=0), "batch must be a whole number of at least 1"),
-        (lambda: mo.SGLD(step_size=-1.0), "step_size must be a positive number"),
         (lambda: mo.SGLD(design="even"), "design must be one of"),
-        (lambda: mo.SGLD(start="mean"), "start must be"),
-        (lambda: mo.SGLD(precision="float16"), "precision must be"),
-        (lambda: mo.EWSG(index_steps=0), "index_steps must be"),
-        (lambda: mo.EWSG(weights="quadratic"), "weights must be"),
         (lambda: mo.EWSG(x="zero", weights="linear"), "all equal"),
         (lambda: mo.SGHMC(period=5), 'belong to form="friction"'),
         (lambda: mo.SGLDCV(order=3), "order must be 1 or 2"),
-        (lambda: mo.SVRGLD(every=0), "every must be"),
         (lambda: mo.StochasticGradient(integrator="verlet"), "there is no integrator"),
         (lambda: mo.StochasticGradient(estimator="tailor"), "did you mean 'taylor'"),
         (

@@ -179,6 +179,7 @@ def _anchor(task: Task, reason: str) -> Anchor:
 
 PILOT_POINTS = 4
 T = TypeVar("T")
+DesignName: TypeAlias = Annotated[str, one_of(DESIGNS)]
 StepSizes: TypeAlias = Annotated[
     Callable[[int], float], Rule("a function of the iteration number", callable)
 ]
@@ -248,7 +249,7 @@ class StochasticGradientFamily(Method):
 
     step_size: Annotated[Positive | StepSizes | None, "None chooses it automatically"] = None
     batch: Count = 100
-    design: Annotated[str, one_of(DESIGNS)] = "uniform"
+    design: DesignName = "uniform"
     clusters: Count = 10
     certainty: Annotated[int, at_least(0)] | Literal["auto"] = "auto"
     whiten: bool | None = None

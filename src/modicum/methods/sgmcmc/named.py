@@ -19,7 +19,7 @@ from modicum.kernels.integrators import (
     Underdamped,
 )
 from modicum.kernels.stochastic_gradient import Exponential, Plain
-from modicum.methods.sgmcmc.family import Parts, StochasticGradientFamily
+from modicum.methods.sgmcmc.family import DesignName, Parts, StochasticGradientFamily
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class SGLDCV(StochasticGradientFamily):
     """
 
     order: int = 2
-    design: str = "weighted"
+    design: DesignName = "weighted"
     name: ClassVar[str] = "sgld-cv"
     summary: ClassVar[str] = "SGLD with control variates about the mode"
 
@@ -189,7 +189,7 @@ class SGHMCCV(SGHMC):
     """
 
     order: int = 2
-    design: str = "weighted"
+    design: DesignName = "weighted"
     name: ClassVar[str] = "sghmc-cv"
     summary: ClassVar[str] = "SGHMC with control variates about the mode"
 
@@ -211,7 +211,7 @@ class CPSGHMC(SGHMC):
     'stratified'
     """
 
-    design: str = "stratified"
+    design: DesignName = "stratified"
     name: ClassVar[str] = "cp-sghmc"
     summary: ClassVar[str] = "SGHMC with batches from clusters of similar rows"
 
