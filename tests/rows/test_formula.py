@@ -11,7 +11,7 @@ import pytest
 
 from modicum.errors import DataError, SettingError
 from modicum.rows.description import describe
-from modicum.rows.formula import FormulaEncoding, GroupTerm, learn, parse
+from modicum.rows.formula import FormulaEncoding, ParsedGroup, learn, parse
 from modicum.rows.sources import TableSource
 
 formulaic = pytest.importorskip("formulaic")
@@ -143,16 +143,16 @@ def test_group_terms_and_offsets_are_taken_out() -> None:
     assert not formula.intercept
     assert [e.text for e in formula.offsets] == ["log(n) - 1"]
     assert formula.groups == (
-        GroupTerm(("g",)),
-        GroupTerm(("g",), ("x",), False),
-        GroupTerm(("g", "h"), ("x",), False),
+        ParsedGroup(("g",)),
+        ParsedGroup(("g",), ("x",), False),
+        ParsedGroup(("g", "h"), ("x",), False),
     )
 
 
 def test_slopes_are_called_as_their_columns_are() -> None:
     formula = parse("y ~ `air time` + (1 + `air time` | g)")
     assert [f.label for f in formula.terms[0]] == ["air time"]
-    assert formula.groups == (GroupTerm(("g",), ("1", "air time")),)
+    assert formula.groups == (ParsedGroup(("g",), ("1", "air time")),)
 
 
 @pytest.mark.parametrize("formula", ["y ~ `1` + `0` + `.`", "y ~ .", "y ~ `1` + Q('0') + `.` - 1"])

@@ -29,7 +29,7 @@ from modicum.passes.group_hessian import group_hessian_by_numpy, group_hessian_s
 from modicum.passes.linear_hessian import arrow_hessian_sum, as_matrix, linear_hessian_sum
 from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy, values_by_numpy
 from modicum.rows import Rows
-from modicum.rows.description import DType
+from modicum.rows.coding import DType
 from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import COMPILED, Array, Pytree, free_memory, jit, to_device
 

@@ -15,16 +15,12 @@ from modicum.errors import DataError, ModicumError
 from modicum.rows.coding import (
     CODE_TYPES,
     STORED_TYPES,
+    Array,
     Coding,
+    DType,
     Level,
     code_type,
     level_names,
-)
-from modicum.rows.coding import (
-    Array as Array,  # which those who describe rows hold
-)
-from modicum.rows.coding import (
-    DType as DType,
 )
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.json_entries import (

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from modicum.rows.description import Array, Description
+from modicum.rows.coding import Array
+from modicum.rows.description import Description
 
 # SHA-256, not BLAKE2: processors have instructions for it.
 BLOCK_BYTES = 1 << 22

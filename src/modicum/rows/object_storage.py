@@ -19,7 +19,8 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, argument, first_line
 from modicum.files import place_name
-from modicum.rows.description import Array, Description
+from modicum.rows.coding import Array
+from modicum.rows.description import Description
 from modicum.rows.lake import LakeError, file_system, is_remote, with_retries
 from modicum.rows.store import (
     DESCRIPTION,

@@ -21,9 +21,9 @@ from modicum.errors import SettingError, argument, whole_number
 from modicum.files import is_uri, place_name, whole_file
 from modicum.progress import Progressbar, phase, say
 from modicum.rows.checks import MissingValueError, as_dtype, block_rows, in_type
-from modicum.rows.coding import Level, level_names
+from modicum.rows.coding import Array, Level, level_names
 from modicum.rows.csv import reread
-from modicum.rows.description import Array, Description, describe
+from modicum.rows.description import Description, describe
 from modicum.rows.fields import FieldSet
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
 from modicum.rows.formula.evaluation import complete_rows
@@ -36,7 +36,7 @@ from modicum.rows.object_storage import holds_store
 from modicum.rows.rows import Rows
 from modicum.rows.sources import BATCH_ROWS, Source, is_columns, is_table
 from modicum.rows.store import DESCRIPTION
-from modicum.rows.table_encoding import ColumnChoice, learn_columns
+from modicum.rows.table_encoding import ChosenColumns, learn_columns
 from modicum.rows.tables import is_dataset, open_table
 from modicum.rows.writing import PackedRows, refuse_taken, write_store
 
@@ -116,7 +116,7 @@ def ingest(
         whole_number("shard_rows", shard_rows)
     if not isinstance(store, str | os.PathLike):
         raise SettingError(f"the store must be a path, not a {type(store).__name__}.")
-    choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
+    choice = ChosenColumns(outcome, predictors, offset, weight, categorical, dense)
     table = _recognise(source, choice, encoding)
     # With weights, an ingest starts over: their check needs the weights of all rows.
     identity = None if weight is not None else identity_of(table, choice, dtype, encoding)
@@ -141,11 +141,11 @@ def identity_of(source: object, *settings: object) -> str | None:
 
 
 def _packed(
-    source: Source | Rows | Mapping[str, object], choice: ColumnChoice, dtype: object
+    source: Source | Rows | Mapping[str, object], choice: ChosenColumns, dtype: object
 ) -> PackedRows:
     """Return the rows of a source, of which only those of a table can be read from the middle."""
     if isinstance(source, Rows | Mapping):
-        if choice != ColumnChoice():
+        if choice != ChosenColumns():
             raise SettingError(
                 "outcome, predictors, offset, weight, categorical and dense choose columns of a "
                 "table, but the source already has fields: leave them out."
@@ -181,7 +181,7 @@ def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
 
 
 def _recognise(
-    source: object, choice: ColumnChoice, encoding: str
+    source: object, choice: ChosenColumns, encoding: str
 ) -> Source | Rows | Mapping[str, object]:
     """Return the source as rows, a mapping of fields, or a table to read in order."""
     if isinstance(source, Rows | Mapping):

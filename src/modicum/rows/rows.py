@@ -14,14 +14,14 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.markup import box, table, tag
 from modicum.rows.checks import RowIndexError, block_rows, names_like
-from modicum.rows.coding import Coding, Level
-from modicum.rows.description import Array, Description, DType, RowsSchema
+from modicum.rows.coding import Array, Coding, DType, Level
+from modicum.rows.description import Description, RowsSchema
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.lake import is_remote, local_path
 from modicum.rows.memory import MemoryBackend, encoded, fill
 from modicum.rows.sources import TableSource, is_table
-from modicum.rows.table_encoding import ColumnChoice, encoding_like, learn_columns
+from modicum.rows.table_encoding import ChosenColumns, encoding_like, learn_columns
 
 
 class Backend(Protocol):
@@ -175,9 +175,9 @@ class Rows:
         >>> Rows.from_table(flights[:1], like=rows).slice(0, 1)["carrier"]
         array([2], dtype=uint8)
         """
-        choice = ColumnChoice(outcome, predictors, offset, weight, categorical, dense)
+        choice = ChosenColumns(outcome, predictors, offset, weight, categorical, dense)
         if like is not None:
-            if choice != ColumnChoice():
+            if choice != ChosenColumns():
                 raise SettingError(
                     "like= already determines the columns: leave the other column arguments out."
                 )

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from modicum.errors import SettingError
-from modicum.rows.description import Array, Description
+from modicum.rows.coding import Array
+from modicum.rows.description import Description
 
 RUN_BYTES = 1 << 27  # bytes per run, and bytes merged at a time
 SAMPLES = 1024  # values of each run from which the middle of a range is chosen

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from modicum.errors import DataError
-from modicum.rows.description import Array, Description
+from modicum.rows.coding import Array
+from modicum.rows.description import Description
 from modicum.rows.json_entries import integer, mapping, sequence, text
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"

@@ -18,7 +18,7 @@ from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import as_dtype, name_list, names_like
 from modicum.rows.coding import Array, DType, Level
 from modicum.rows.description import Description, Field, RowsSchema, describe
-from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
+from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.structure import Factor
 from modicum.rows.levels import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
 
 
-class ColumnChoice(NamedTuple):
+class ChosenColumns(NamedTuple):
     """The columns the user named, as in `Rows.from_table`; `resolve` checks them."""
 
     outcome: str | None = "y"
@@ -72,7 +72,7 @@ class Roles(NamedTuple):
         return [*(name for name in self.predictors if name not in self.references), *self.scalars]
 
 
-def resolve(names: Sequence[str], choice: ColumnChoice) -> Roles:
+def resolve(names: Sequence[str], choice: ChosenColumns) -> Roles:
     """Check the user's column names against the table's, and assign each column its role."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -165,7 +165,7 @@ class ColumnEncoding(FormulaEncoding):
             factors=tuple(factors),
             terms=tuple(Term(f.label, (((i, bool(f.levels)),),)) for i, f in enumerate(factors)),
             intercept=True,
-            outcome=None if roles.outcome is None else Outcome(text[roles.outcome]),
+            outcome=None if roles.outcome is None else EncodedOutcome(text[roles.outcome]),
             fields={part: (text[name],) for part, name in roles.parts.items()},
             dense=roles.dense,
         )
@@ -223,7 +223,7 @@ def _name(text: str) -> str:
 
 
 def learn_columns(
-    source: Source, choice: ColumnChoice, dtype: object
+    source: Source, choice: ChosenColumns, dtype: object
 ) -> tuple[ColumnEncoding, DType]:
     """Learn the levels of a table's columns, and the type of its numbers.
 
@@ -287,7 +287,7 @@ def encoding_like(
     column_of = {field: table_column(field, source.names) for field in schema.levels}
     coded = {f"{f}[{v}]": column_of[f] for f, levels in schema.levels.items() for v in levels[1:]}
     weight = schema.parts.get("weight")
-    choice = ColumnChoice(
+    choice = ChosenColumns(
         schema.outcome if outcome else None,
         list(dict.fromkeys(coded.get(column, column) for column in schema.columns)),
         schema.parts.get("offset"),

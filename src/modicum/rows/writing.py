@@ -24,7 +24,8 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.files import place_name
 from modicum.progress import Progressbar, phase
-from modicum.rows.description import Array, Description
+from modicum.rows.coding import Array
+from modicum.rows.description import Description
 from modicum.rows.fingerprint import RunningFingerprint
 from modicum.rows.json_entries import mapping, sequence
 from modicum.rows.lake import LakeError, is_remote, local_path

@@ -3,6 +3,6 @@
 from modicum.rows.formula.encoding import FormulaEncoding
 from modicum.rows.formula.evaluation import NewLevels
 from modicum.rows.formula.learning import Learned, learn
-from modicum.rows.formula.parsing import Formula, GroupTerm, parse
+from modicum.rows.formula.parsing import Formula, ParsedGroup, parse
 
-__all__ = ["Formula", "FormulaEncoding", "GroupTerm", "Learned", "NewLevels", "learn", "parse"]
+__all__ = ["Formula", "FormulaEncoding", "Learned", "NewLevels", "ParsedGroup", "learn", "parse"]

@@ -29,8 +29,8 @@ from modicum.rows.formula.evaluation import (
 )
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
-from modicum.rows.formula.parsing import GroupTerm
-from modicum.rows.formula.structure import Factor, Layout, Part, lay_out
+from modicum.rows.formula.parsing import ParsedGroup
+from modicum.rows.formula.structure import Factor, MatrixLayout, Part, lay_out
 from modicum.rows.formula.transforms import State
 from modicum.rows.json_entries import Json, mapping, plain, restored, sequence
 from modicum.rows.levels import kind_of
@@ -43,7 +43,7 @@ MOST_NUMBERS = 1_000_000  # in the saved state of a transform
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EncodedOutcome:
     """The outcome's expression and, if it is a class, its levels: codes 0, 1, ...
 
     `alphabetical` levels are text that the user has not ordered, so they are not ordered classes.
@@ -93,16 +93,16 @@ class FormulaEncoding:
     factors: tuple[Factor, ...]
     terms: tuple[Term, ...]
     intercept: bool
-    outcome: Outcome | None
+    outcome: EncodedOutcome | None
     fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    groups: tuple[GroupTerm, ...] = ()
+    groups: tuple[ParsedGroup, ...] = ()
     groupings: tuple[Grouping, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
     drops: bool = False
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> MatrixLayout:
         """The columns of the model matrix and how rows store them."""
         return lay_out(self.factors, [(term.name, term.parts) for term in self.terms])
 

@@ -17,7 +17,7 @@ from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import NewGroupError
 from modicum.rows.coding import Array, Level, code_type, level_key, level_places, loose_key
 from modicum.rows.formula.evaluation import BatchColumns
-from modicum.rows.formula.parsing import GroupTerm
+from modicum.rows.formula.parsing import ParsedGroup
 from modicum.rows.levels import NUMBER, RESERVED, ordered
 
 
@@ -120,7 +120,7 @@ class GroupingLevels:
         Whether levels are texts of a CSV file, which may write one group as both "6" and "6.0".
     """
 
-    def __init__(self, groups: Iterable[GroupTerm], from_csv: bool = False) -> None:
+    def __init__(self, groups: Iterable[ParsedGroup], from_csv: bool = False) -> None:
         factors = dict.fromkeys(group.group for group in groups)
         for reserved in {grouping_name(names) for names in factors} & set(RESERVED):
             raise SettingError(

@@ -12,7 +12,7 @@ from modicum.errors import DataError, SettingError
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Array, Level, level_key
 from modicum.rows.csv import CsvSource
-from modicum.rows.formula.encoding import FormulaEncoding, Outcome, Term
+from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.evaluation import (
     BatchColumns,
     complete_rows,
@@ -278,7 +278,7 @@ class _Reading:
             text, label, names, spans=value.spans, local=min(expression.local, len(names))
         )
 
-    def outcome(self, expression: Expression) -> Outcome:
+    def outcome(self, expression: Expression) -> EncodedOutcome:
         """Return the encoding of the outcome."""
         if expression.stateful:
             raise SettingError(
@@ -292,7 +292,7 @@ class _Reading:
                 "to explain: check the outcome."
             )
         levels = self._levels(expression) if expression in self._values else ()
-        return Outcome(expression.text, levels, self._is_alphabetical(expression, levels))
+        return EncodedOutcome(expression.text, levels, self._is_alphabetical(expression, levels))
 
     def _is_alphabetical(self, expression: Expression, levels: Sequence[Level]) -> bool:
         """Whether levels are text in alphabetical order that the user did not request."""

@@ -38,7 +38,7 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True)
-class GroupTerm:
+class ParsedGroup:
     """Effects that vary between the levels of a grouping factor: ``(1 + dose | ward)``.
 
     Parameters
@@ -54,7 +54,7 @@ class GroupTerm:
     Examples
     --------
     >>> parse("late ~ dist + (1 + hour | carrier/tailnum)").groups[1]
-    GroupTerm(group=('carrier', 'tailnum'), effects=('1', 'hour'), correlated=True)
+    ParsedGroup(group=('carrier', 'tailnum'), effects=('1', 'hour'), correlated=True)
     """
 
     group: tuple[str, ...]
@@ -93,7 +93,7 @@ class Formula:
     terms: tuple[tuple[Expression, ...], ...]
     intercept: bool
     offsets: tuple[Expression, ...] = ()
-    groups: tuple[GroupTerm, ...] = ()
+    groups: tuple[ParsedGroup, ...] = ()
     fields: tuple[tuple[str, Expression], ...] = ()
 
     @property
@@ -209,10 +209,10 @@ def _sides(text: str) -> tuple[str, str]:
     return left, right
 
 
-def _terms_side(text: str) -> tuple[str, list[Expression], list[GroupTerm]]:
+def _terms_side(text: str) -> tuple[str, list[Expression], list[ParsedGroup]]:
     """Separate what follows ~ into the text of common terms, offsets, and group terms."""
     offsets: list[Expression] = []
-    groups: list[GroupTerm] = []
+    groups: list[ParsedGroup] = []
     common: list[str] = []
     for sign, piece in _split(text, "+-"):
         call = FIELD.fullmatch(piece)
@@ -366,7 +366,7 @@ def _expansion(text: str, others: int) -> int:
     return count
 
 
-def _group_terms(inside: str) -> list[GroupTerm]:
+def _group_terms(inside: str) -> list[ParsedGroup]:
     """Parse the group terms inside brackets; g/h means g, and h within g."""
     parts = _split_at_bar(inside)
     assert parts is not None, "the caller has checked that there is a bar"
@@ -391,15 +391,15 @@ def _group_terms(inside: str) -> list[GroupTerm]:
     texts = ("1",) * intercept + slopes
     if not texts or not left.strip():
         raise SettingError(f"the group term ({inside.strip()}) has no effects before |: add 1.")
-    terms: list[GroupTerm] = []
+    terms: list[ParsedGroup] = []
     outer: tuple[str, ...] = ()
     for group in columns:
         outer = (*outer, *group)
-        terms.append(GroupTerm(outer, texts, correlated))
+        terms.append(ParsedGroup(outer, texts, correlated))
     return terms
 
 
-def _refuse_groups_of_outcome(outcome: Expression, groups: Sequence[GroupTerm]) -> None:
+def _refuse_groups_of_outcome(outcome: Expression, groups: Sequence[ParsedGroup]) -> None:
     """Refuse to group rows by columns that determine the outcome."""
     for group in groups:
         if outcome.names and set(outcome.names) <= set(group.group):

@@ -114,7 +114,7 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """All columns of the model matrix, and how rows store them.
 
     Parameters
@@ -195,7 +195,9 @@ def _merge(old: Part, part: Part) -> tuple[Part, Part] | None:
     return old, tuple((f, False) if (f, r) == more[0] else (f, r) for f, r in part)
 
 
-def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ...]]]) -> Layout:
+def lay_out(
+    factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ...]]]
+) -> MatrixLayout:
     """Lay out the columns: those of a term are adjacent, in the order of the terms.
 
     Parameters
@@ -230,7 +232,7 @@ def lay_out(factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ..
     coded_terms = [term for block, at in coded for term in _coded_terms(block, at, numbers)]
     coding = Coding(tuple(dense.values()), tuple(coded_terms))
     codes = tuple(dict.fromkeys(b.codes for b, _ in coded if b.codes is not None))
-    return Layout(coding, tuple(names), places, tuple(numbers), codes)
+    return MatrixLayout(coding, tuple(names), places, tuple(numbers), codes)
 
 
 @dataclass(frozen=True)
