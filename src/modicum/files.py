@@ -129,7 +129,7 @@ def _not_written(path: str | os.PathLike[str], error: Exception) -> SettingError
     return SettingError(f"'{os.fspath(path)}' cannot be written ({reason}): name another file.")
 
 
-# Locks --------------------------------------------------------------------------------------
+# Arrays -------------------------------------------------------------------------------------
 
 
 def check_members(archive: zipfile.ZipFile, size: int) -> None:
@@ -156,6 +156,9 @@ def stored_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
         # to the end of the member: only there does zipfile compare the checksum
         data = member.read(size + 1)
     return np.ndarray(shape, dtype, buffer=bytearray(data), order="F" if fortran else "C")
+
+
+# Locks --------------------------------------------------------------------------------------
 
 
 class Lock:

@@ -46,20 +46,24 @@ class Extent(NamedTuple):
     bad: int  # index of the first that is not finite; -1 if all are
 
 
-class KeptOrder(Protocol):
-    """Row numbers sorted by class, kept where the rows are; `np.asarray` gathers them all."""
+class RowOrder(Protocol):
+    """An order of rows that also reads them."""
 
     def __len__(self) -> int: ...
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows at these places, an array of any shape."""
+        ...
+
+
+class KeptOrder(RowOrder, Protocol):
+    """Row numbers sorted by class, kept where the rows are; `np.asarray` gathers them all."""
 
     def __getitem__(self, places: slice | np.ndarray, /) -> np.ndarray:
         """Row numbers at these places of the order."""
         ...
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray: ...
-
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at these places, an array of any shape."""
-        ...
 
 
 class KeptNumbers(Protocol):
@@ -138,16 +142,6 @@ def order_of_classes(kinds: np.ndarray, size: np.ndarray) -> np.ndarray:
 
 
 # Rows in an order ---------------------------------------------------------------------------
-
-
-class RowOrder(Protocol):
-    """An order of rows that also reads them, such as `KeptOrder`."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows at these places, an array of any shape."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
