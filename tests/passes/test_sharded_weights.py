@@ -38,15 +38,17 @@ class EngineHere(RayEngine):
     def owners(self, rows, row_ids):
         return np.asarray(row_ids) // 20_000 % 3
 
-    def numbers(self, rows):
-        return NumbersAtWorkers(Shards(self, (1, None), rows), "design")
-
     def _answer(self, call):
         return call.answers[0]
 
-    def forget(self):
-        for worker in self.workers:
-            worker._kept.clear()
+
+def numbers_at(engine, rows):
+    return NumbersAtWorkers(Shards(engine, (1, None), rows), "design")
+
+
+def forget(engine):
+    for worker in engine.workers:
+        worker._kept.clear()
 
 
 class _Handle:
@@ -78,7 +80,7 @@ def there(rows, monkeypatch):
     monkeypatch.setattr(weight_classes, "BLOCK", SHARD)
     workers = EngineHere(rows, (sizes, 2.0))
     assert chunk_rows(rows) % SHARD
-    return workers, weight_tables(workers.numbers(rows))
+    return workers, weight_tables(numbers_at(workers, rows))
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_tables_and_order_match_one_machine(rows, here, there):
     np.testing.assert_array_equal(np.asarray(tables.order), here.order)
     np.testing.assert_array_equal(tables.order[N - 7 :], here.order[N - 7 :])
     np.testing.assert_array_equal(tables.order[N - 30_000 :: 5], here.order[N - 30_000 :: 5])
-    workers.forget()  # like workers that replace others
+    forget(workers)  # like workers that replace others
     np.testing.assert_array_equal(tables.order[places], here.order[places])
 
 
@@ -153,7 +155,7 @@ def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
         return np.where(batch["x"][:, 0] == arguments, np.nan, 1.0)
 
     at = rows.slice(70_001, 70_002)["x"][0, 0]
-    assert EngineHere(rows, (broken, at)).numbers(rows).extent().bad == 70_001
+    assert numbers_at(EngineHere(rows, (broken, at)), rows).extent().bad == 70_001
     whole = LocalEngine(1, progressbar=False).map_rows(broken, at, rows)
     assert extent_of(whole).bad == 70_001
     assert extent_of(np.ones(10, np.float32)).bad == -1
