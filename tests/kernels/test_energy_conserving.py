@@ -129,6 +129,17 @@ def test_refreshes_are_accepted_as_often_as_theory_says(variance, refreshes, x64
 WEIGHTS = np.array([1.0, 3.0, 2.0])
 
 
+def check_law(kernel, d, context, z, outcome, right):
+    """Compare how often each outcome occurs with its probability; careless refreshes must fail."""
+    keys = jax.random.split(jax.random.key(3), 32)
+    for careless in (False, True):
+        run = jax.vmap(lambda key: refresh_often(kernel, key, d, 1500, context, z, careless))  # noqa: B023
+        found = outcome(run(keys))[:, 200:]
+        each = (found[..., None] == np.arange(len(right))).mean(1)
+        off = np.abs(each.mean(0) - right) / (each.std(0) / np.sqrt(len(each)))
+        assert off.max() > 2 * TIMES if careless else off.max() < TIMES
+
+
 @pytest.mark.parametrize("design", [pytest.param(Uniform(), marks=SLOW), Weighted()])
 def test_the_subsample_has_its_conditional_law_exactly(design, x64):
     # three rows, two positions: nine subsamples with known probabilities given z
@@ -146,18 +157,10 @@ def test_the_subsample_has_its_conditional_law_exactly(design, x64):
 
     kernel = kernel_of(2, 2, 2, design, slope=1.0)
 
-    def frequencies(careless):
-        keys = jax.random.split(jax.random.key(3), 32)
-        run = jax.vmap(lambda key: refresh_often(kernel, key, d, 1500, context, z, careless)[1])
-        values = np.asarray(run(keys))[:, 200:]
-        which = np.abs(values[..., None] - D).argmin(-1) @ [3, 1]
-        each = (which[..., None] == np.arange(9)).mean(1)
-        return each.mean(0), each.std(0) / np.sqrt(len(each))
+    def which(run):
+        return np.abs(np.asarray(run[1])[..., None] - D).argmin(-1) @ [3, 1]
 
-    at, error = frequencies(careless=False)
-    assert np.all(np.abs(at - right) < TIMES * error)
-    at, error = frequencies(careless=True)
-    assert np.any(np.abs(at - right) > 2 * TIMES * error)
+    check_law(kernel, d, context, z, which, right)
 
 
 def test_block_poisson_subsamples_have_their_conditional_law_exactly(x64):
@@ -173,17 +176,10 @@ def test_block_poisson_subsamples_have_their_conditional_law_exactly(x64):
     # |Lhat| weights: each of N ~ Poisson(2) factors brings |f|, so N ~ Poisson(2 E|f|)
     right = poisson.pmf(np.arange(6), 2 * np.abs(f).mean())
 
-    def frequencies(careless):
-        keys = jax.random.split(jax.random.key(3), 32)
-        run = jax.vmap(lambda key: refresh_often(kernel, key, d, 1500, context, z, careless)[2])
-        number = np.asarray(run(keys))[:, 200:].sum(-1)
-        each = (number[..., None] == np.arange(6)).mean(1)
-        return each.mean(0), each.std(0) / np.sqrt(len(each))
+    def number(run):
+        return np.asarray(run[2]).sum(-1)
 
-    at, error = frequencies(careless=False)
-    assert np.all(np.abs(at - right) < TIMES * error)
-    at, error = frequencies(careless=True)
-    assert np.any(np.abs(at - right) > 2 * TIMES * error)
+    check_law(kernel, d, context, z, number, right)
 
 
 def test_a_step_reads_the_rows_of_the_factors_that_its_blocks_have(x64):

@@ -196,10 +196,6 @@ def test_there_is_room_but_not_to_waste():
     for mean in (1, 2, 5, 20, 100, 1000):
         room = most_factors(mean)
         assert poisson.sf(room, mean) <= 1e-6 < poisson.sf(room - 1, mean)
-    assert BlockPoisson(20, 30, 4).slots == most_factors(25)
-    assert BlockPoisson(3, 30, 3).slots == most_factors(3.75)
-    assert BlockPoisson(20, 30, 4).most_parts(8) == most_factors(40, 1e-12)
-    assert BlockPoisson(20, 30, 4).most_parts(1) == BlockPoisson(20, 30, 4).parts
 
 
 def contents(rows, owners, batch):

@@ -131,23 +131,6 @@ def test_frequency_weights_are_repeated_rows():
         np.testing.assert_allclose(a.residuals(z), found, rtol=1e-8, atol=1e-14)
 
 
-def test_an_offset_moves_the_expansion_point_of_a_row():
-    a = expanded("poisson", 2)
-    rows = a.rows
-    bare = mo.Rows(**{k: v for k, v in all_of(rows).items() if k != "offset"})
-    b = Expansion(mo.models.Poisson(), bare, 2, form=LinearTaylor)
-    np.testing.assert_allclose(
-        np.asarray(a.cached.eta) - np.asarray(b.cached.eta),
-        all_of(rows)["offset"],
-        atol=1e-12,
-    )
-    # the third derivative is the rate, so residuals scale with exp(offset) to leading order
-    z = np.full(4, 1e-3)
-    same_z = np.linalg.solve(b.anchor.factor, a.anchor.factor @ z)
-    ratio = a.residuals(z) / b.residuals(same_z)
-    np.testing.assert_allclose(ratio, np.exp(all_of(rows)["offset"]), rtol=1e-6)
-
-
 def test_rows_may_have_fields_of_any_name():
     # the cache of a control variate must not hide fields that the model reads
     n, rng = 50, np.random.default_rng(2)
