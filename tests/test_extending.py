@@ -7,7 +7,10 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
+from typer.testing import CliRunner
 
 import modicum as mo
 from helpers.compiling import optimised_chains
@@ -21,7 +24,7 @@ from helpers.targets import (
     quick,
     softplus,
 )
-from modicum.cli.fitting import build_model
+from modicum.cli import app
 from modicum.kernels.designs import DESIGNS, Design, Drawn
 from modicum.kernels.integrators import INTEGRATORS, Langevin
 from modicum.kernels.likelihood_estimates import LIKELIHOODS, Estimate, EveryRow
@@ -30,6 +33,7 @@ from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES, LinearPredictorModel
 from modicum.models.priors.distributions import DISTRIBUTIONS, Prior
+from modicum.sklearn import Regressor
 from modicum_lab.datasets.dataset import Dataset, Recipe
 from modicum_lab.datasets.source import Source
 
@@ -61,38 +65,67 @@ class WaitingTimes(LinearPredictorModel):
     def log_density(self, eta, y):
         return eta[0] - y * jnp.exp(eta[0])
 
-    def derivatives(self, eta, y):
-        r = y * jnp.exp(eta)
-        return eta - r, 1 - r, -r, -r
-
-    def higher_derivatives(self, eta, y):
-        r = y * jnp.exp(eta)
-        return -r, -r, -r
-
     def mean(self, eta):
         return jnp.exp(-eta[0])
+
+    def draw_outcomes(self, rng, eta, batch):
+        return rng.exponential(np.exp(-eta[..., 0]))
 
     def outcome_fault(self, y):
         return y <= 0, "positive times"
 
 
-def test_a_family(monkeypatch):
+def everything_by_file(post, rows, folder):
+    """Return what a posterior is asked for most; saved and loaded, it gives the same answers."""
+    post.save(folder / "post")
+    both = []
+    for one in (post, mo.Posterior.load(folder / "post")):
+        check = one.ppc(rows, random_seed=1)
+        drawn = [one.predictive(rows, draws=40, prior=prior, random_seed=1) for prior in (0, 1)]
+        assert np.isfinite(one.loo(rows).elpd)
+        both.append((one.predict(rows).mean, *drawn, check.table.to_numpy()))
+    for ours, theirs in zip(*both, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    return both[0]
+
+
+@pytest.fixture
+def waiting(monkeypatch):
     monkeypatch.setitem(FAMILIES, "waiting-times", WaitingTimes)
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(4_000, 1))
-    y = rng.exponential(np.exp(-0.3 - 0.5 * x[:, 0]))
-    rows = mo.Rows(x=x, y=y)
-    model = build_model("waiting-times", {"intercept": True, "scale": None})
-    post = mo.sample(model, rows, method="hmc-ecs", **RUN)
+    x = rng.normal(size=4_000)
+    return pd.DataFrame({"y": rng.exponential(np.exp(-0.3 - 0.5 * x)), "x": x})
 
-    def waiting(points):
-        eta = points[:, :1] * x[:, 0] + points[:, 1:]
+
+def test_a_family(waiting, tmp_path):
+    post = mo.fit("y ~ x", waiting, family="waiting-times", method="hmc-ecs", **RUN)
+    x, y = waiting["x"].to_numpy(), waiting["y"].to_numpy()
+
+    def log_density(points):
+        eta = points[:, :1] * x + points[:, 1:]
         return eta.sum(axis=1) - np.exp(eta) @ y
 
-    assert disagreements(flat_draws(post), exact_draws(waiting, np.zeros(2), count=1_000)) == []
+    assert disagreements(flat_draws(post), exact_draws(log_density, np.zeros(2), count=1_000)) == []
+    assert post.summary().index.tolist() == ["beta[x]", "intercept"]
     assert abs(post.mean("beta")[0] - 0.5) < 0.1
+    expected, drawn, before, _ = everything_by_file(post, waiting, tmp_path)
+    assert abs(np.log(expected).mean() + 0.3) < 0.1
+    assert stats.kstest(drawn.ravel()[::40], y).pvalue > 1e-3
+    assert np.ptp(np.log(before)) > 2 * np.ptp(np.log(drawn))  # the prior is wide
+
+
+def test_a_family_from_the_command_line_and_scikit_learn(waiting, tmp_path):
+    waiting.to_csv(tmp_path / "times.csv", index=False)
+    options = ["--family", "waiting-times", "--method", "laplace", "--draws", "200"]
+    run = ["fit", str(tmp_path / "times.csv"), "y ~ x", *options]
+    result = CliRunner().invoke(app, [*run, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "beta[x]" in result.output
+    wrong = waiting.assign(y=-1.0)
     with pytest.raises(mo.DataError, match="positive times"):
-        mo.sample(model, mo.Rows(x=x, y=-np.ones(4_000)), **RUN)
+        mo.fit("y ~ x", wrong, family="waiting-times", **RUN)
+    regressor = Regressor("waiting-times", method="laplace").fit(waiting[["x"]], waiting["y"])
+    assert abs(np.log(regressor.predict(waiting[["x"]])).mean() + 0.3) < 0.1
 
 
 @dataclass(frozen=True)
@@ -113,11 +146,8 @@ class LogisticPrior(Prior):
     def centre(self):
         return self.mean
 
-    @staticmethod
-    def precision(square, *numbers):
-        _, scale = numbers
-        r = np.sqrt(square)
-        return np.tanh(r / (2 * scale)) / (scale * r)
+    def draw(self, rng, shape):
+        return rng.logistic(self.mean, self.scale, shape)
 
 
 def test_a_prior(monkeypatch, truth, tmp_path):
@@ -132,9 +162,10 @@ def test_a_prior(monkeypatch, truth, tmp_path):
 
     assert disagreements(flat_draws(post), exact_draws(with_prior, np.zeros(4), count=1_000)) == []
     assert disagreements(flat_draws(post), without) != []
-    post.save(tmp_path / "post")
-    again = mo.Posterior.load(tmp_path / "post")
-    assert again.predict(rows).mean[0] == post.predict(rows).mean[0]
+    everything_by_file(post, rows, tmp_path)
+    r = np.array([0.01, 0.05])
+    automatic = LogisticPrior.precision(r**2, np.zeros(2), np.full(2, 0.02))
+    np.testing.assert_allclose(automatic, np.tanh(r / 0.04) / (0.02 * r), rtol=1e-5)
 
 
 class HalvesTables(NamedTuple):

@@ -19,8 +19,8 @@ from modicum.models import (
     GroupTerm,
     LinearPredictorModel,
     Ordinal,
-    family_named,
 )
+from modicum.models.families import family_named
 from modicum.models.model import Params
 from modicum.models.multilevel import HoldEffects, multilevel
 from modicum.models.priors.distributions import Prior

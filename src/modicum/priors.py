@@ -13,7 +13,8 @@ Laplace(mean=0.0, scale=0.5)
 from __future__ import annotations
 
 from modicum.errors import SettingError
-from modicum.models import LinearPredictorModel, Target, family_named
+from modicum.models import LinearPredictorModel, Target
+from modicum.models.families import family_named
 from modicum.models.priors import (
     LKJ,
     Exponential,

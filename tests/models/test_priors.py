@@ -1,7 +1,5 @@
 """The distributions of `mo.priors`, what their keys mean, and how they are saved."""
 
-from dataclasses import dataclass
-
 import jax
 import numpy as np
 import pandas as pd
@@ -104,21 +102,6 @@ def table_rows():
     table = pd.DataFrame({"y": rng.integers(0, 2, 60), "age": rng.normal(size=60)})
     table["town"] = rng.choice(["a", "b", "c"], 60)
     return mo.Rows.from_table(table, outcome="y", categorical=["town"])
-
-
-def test_a_prior_of_coefficients_says_what_normal_stands_for_it():
-    class Narrow(mo.priors.Prior):
-        mean = 0.0
-        density = staticmethod(lambda value: -(value**4))
-
-    class Wide(Narrow):
-        precision = staticmethod(lambda square: 4 * square)
-
-    for kind in (Narrow, Wide):
-        dataclass(frozen=True)(kind)
-    assert Wide().centre == 0
-    with pytest.raises(mo.SettingError, match="Narrow is a prior of coefficients"):
-        Narrow()
 
 
 def test_a_key_means_a_column_a_categorical_column_or_all():

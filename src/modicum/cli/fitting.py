@@ -21,7 +21,8 @@ from modicum.engines import EngineChoice, Local, Ray
 from modicum.errors import ModicumWarning, SettingError, suggestion
 from modicum.files import Lock, place_name, refuse_uri, whole_file
 from modicum.methods import HMCECS, NUTS, Auto, Laplace, Method, resolve
-from modicum.models import BaseModel, LinearPredictorModel, family_named
+from modicum.models import BaseModel, LinearPredictorModel
+from modicum.models.families import family_named
 from modicum.models.multilevel import HoldEffects
 from modicum.posterior import Posterior
 from modicum.results import WITHOUT_TABLE, Origin

@@ -7,13 +7,14 @@ one pass over the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logit
 
 from modicum.errors import DataError, SettingError
 from modicum.models.model import BaseModel, Params
@@ -31,7 +32,6 @@ from modicum.models.priors import (
     is_positive,
     moments,
 )
-from modicum.models.priors.distributions import normal_log_density
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.priors.resolved import (
     PriorTable,
@@ -55,6 +55,33 @@ from modicum.models.terms import (
 from modicum.rows import Coding, Rows
 
 
+class Coordinate(NamedTuple):
+    """An unbounded coordinate of a bounded parameter, known by the prefix of its name."""
+
+    prefix: str
+    sd: float  # of its default prior, about 0
+    natural: Callable[[jax.Array], jax.Array]  # to the parameter
+    free: Callable[[jax.Array], jax.Array]  # and back
+
+
+COORDINATES = (
+    Coordinate("log_", 5.0, jnp.exp, jnp.log),  # from 3e-7 to 3e6 within three sds
+    Coordinate("logit_", 2.5, jax.nn.sigmoid, logit),  # from 0.0006 to 0.9994
+)
+
+
+def coordinate_of(name: str) -> tuple[Coordinate, str]:
+    """Return the coordinate on which an extra parameter is sampled, and the parameter's own name.
+
+    Examples
+    --------
+    >>> coordinate_of("log_scale")[1]
+    'scale'
+    """
+    (found,) = [one for one in COORDINATES if name.startswith(one.prefix)]
+    return found, name.removeprefix(found.prefix)
+
+
 @dataclass(frozen=True, repr=False)
 class CoefficientPriors(BaseModel):
     """The settings and priors of a model's coefficients; see `LinearPredictorModel`."""
@@ -68,7 +95,8 @@ class CoefficientPriors(BaseModel):
     groups: str | GroupTerm | Sequence[str | GroupTerm] = ()
     coding: Coding | None = None
 
-    extras: ClassVar[tuple[str, ...]] = ()  # names of the parameters that are not coefficients
+    extras: ClassVar[tuple[str, ...]] = ()  # parameters besides the coefficients, on coordinates
+    extras_have_unit: ClassVar[bool] = False  # whether they have a unit, as the outcome has
 
     def __post_init__(self) -> None:
         if self.prior_scale is not None:
@@ -137,31 +165,43 @@ class CoefficientPriors(BaseModel):
 
     def log_prior(self, theta: Params) -> jax.Array:
         """Independent priors of beta, the (centred) intercept, the extras and hyperparameters."""
+        return self.known_priors(theta).log_density(theta)
+
+    def known_priors(self, theta: Params) -> ModelPriors:
+        """Return the priors of parameters laid out as `theta`: resolved, or given as scales."""
         if self.resolved_priors is not None:
-            return self.resolved_priors.log_density(theta)
+            return self.resolved_priors
         if not self.has_raw_priors:
             raise SettingError(
                 f"the default priors of {type(self).__name__} are in the units of the data, so "
                 "they need rows: use model.resolved(rows), or give the scales."
             )
-        total = normal_log_density(theta["beta"], jnp.asarray(self.prior_scale))
-        if self.intercept:
-            scale = jnp.asarray(self.intercept_scale)
-            total += normal_log_density(theta["intercept"], scale)
-        for name in self.extras:
-            scale = jnp.asarray(self.extra_scale(name))
-            total += normal_log_density(theta[name], scale)
-        return total
+        extras = ((name, self.extra_scale(name)) for name in self.extras)
+        return ModelPriors(
+            self._scaled_priors(np.shape(theta["beta"])[-1]),
+            self._intercept_prior(None, None)[0],
+            extras=tuple((name, Normal(0.0, scale)) for name, scale in extras if scale is not None),
+        )
 
     def log_folded_prior(self, theta: Params) -> jax.Array:
         """Return the part that is quadratic in the parameters: normal and flat priors."""
-        priors = self.resolved_priors
-        return self.log_prior(theta) if priors is None else priors.log_folded(theta)
+        return self.known_priors(theta).log_folded(theta)
+
+    def log_effects(self, theta: Params) -> jax.Array:
+        """Log-density of group effects given their covariance, which is part of the log-prior."""
+        return self.known_priors(theta).log_effects(theta)
+
+    def draw_prior(
+        self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
+    ) -> dict[str, Params]:
+        """Draw parameters independently from their priors."""
+        q = shapes["intercept"] if "intercept" in shapes else shapes.get("beta", (0,))[:-1]
+        beta = np.empty(shapes.get("beta", (0,)))
+        return self.known_priors({"beta": beta}).draw(q, number, rng)
 
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """Return the part that is not quadratic, for parameters laid out as `theta`, or None."""
-        priors = self.resolved_priors
-        return None if priors is None else priors.exact(shapes_of(theta))
+        return self.known_priors(theta).exact(shapes_of(theta))
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]
@@ -170,24 +210,15 @@ class CoefficientPriors(BaseModel):
 
     def has_normal_prior(self, theta: Params) -> Params:
         """Which parameters have a normal prior, in the structure of `theta`."""
-        if self.resolved_priors is not None:
-            return self.resolved_priors.normal(theta)
-        return jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta)
+        return self.known_priors(theta).normal(theta)
 
     def shrunk(self, theta: Params) -> Params:
         """Mark coefficients with a horseshoe prior, and the horseshoe's own parameters."""
-        priors = self.resolved_priors
-        return super().shrunk(theta) if priors is None else priors.shrunk(theta)
+        return self.known_priors(theta).shrunk(theta)
 
     def prior_distances(self, theta: Params) -> Params | None:
         """Distances in prior sds; for the intercept, at the point in x where its prior holds."""
-        if self.resolved_priors is not None:
-            return self.resolved_priors.distances(theta)
-        if not self.has_raw_priors:
-            return None
-        scales = {"beta": self.prior_scale, "intercept": self.intercept_scale}
-        scales |= {name: self.extra_scale(name) for name in self.extras}
-        return {name: value / np.asarray(scales[name]) for name, value in theta.items()}
+        return self.known_priors(theta).distances(theta)
 
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Name each prior: "normal(mean, sd)"."""
@@ -323,14 +354,13 @@ class CoefficientPriors(BaseModel):
     def _coefficient_priors(self, rows: Rows, data: Moments | None) -> tuple[Prior, ...]:
         """Return the prior of each column: its own, its term's, the common or the default one."""
         places = common_columns(self.group_terms, rows)
-        columns = len(places)
         by_key = dict(self.prior_table)
         common = by_key.pop("common", None)
+        priors: list[Prior]
         if common is not None:
-            priors = [common] * columns
+            priors = [common] * len(places)
         elif self.prior_scale is not None:
-            scales = np.broadcast_to(np.asarray(self.prior_scale), columns)
-            priors = [Normal(0.0, float(scale)) for scale in scales]
+            priors = [*self._scaled_priors(len(places))]
         else:
             priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_expect(data))]
         others = self.prior_keys(self.group_terms)
@@ -349,6 +379,11 @@ class CoefficientPriors(BaseModel):
             for j in named[key]:
                 priors[places.index(j)] = by_key[key]
         return tuple(self._in_units(prior, j, data) for j, prior in enumerate(priors))
+
+    def _scaled_priors(self, columns: int) -> tuple[Prior, ...]:
+        """Return normal priors of the scales that were given, in raw units."""
+        scales = np.broadcast_to(np.asarray(self.prior_scale, float), columns)
+        return tuple(Normal(0.0, float(scale)) for scale in scales)
 
     def _in_units(self, prior: Prior, column: int, data: Moments | None) -> Prior:
         """Fix the unit and resolution of a horseshoe; return other priors unchanged."""
@@ -409,15 +444,19 @@ class CoefficientPriors(BaseModel):
         return Normal(0.0, 10.0)
 
     def extra_scale(self, name: str) -> float | None:
-        """Prior standard deviation of an extra parameter about 0; None to scale it by the data."""
-        raise KeyError(name)
+        """Prior standard deviation of an extra parameter about 0; None for the default prior."""
+        del name
+        return None
 
     def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Return the default prior of an extra parameter."""
-        raise KeyError(name)
+        """Return the default prior of an extra parameter on its coordinate: wide, about 0."""
+        del data
+        return Normal(0.0, coordinate_of(name)[0].sd)
 
     def extra_start(self, name: str, prior: Prior) -> float:
-        """Return where the search for the mode of an extra parameter starts: where its prior is."""
+        """Return where the search for the mode starts: at 0, or with a unit where its prior is."""
+        if not self.extras_have_unit:
+            return 0.0
         return float(np.log(prior.centre)) if is_logged(name) else prior.centre
 
 

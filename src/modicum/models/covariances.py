@@ -82,6 +82,13 @@ def partial_exponents(count: int, eta: float | jax.Array) -> np.ndarray | jax.Ar
     return eta + (count - 2 - column) / 2
 
 
+def draw_partials(count: int, eta: float, rng: np.random.Generator, number: int) -> np.ndarray:
+    """Draw the numbers x of `number` LKJ(eta) correlation matrices."""
+    alpha = np.asarray(partial_exponents(count, eta))
+    r = 2 * rng.beta(alpha, alpha, size=(number, len(alpha))) - 1
+    return np.asarray(np.arctanh(r))
+
+
 def unnormalized_lkj(x: jax.Array, count: int, eta: float | jax.Array) -> jax.Array:
     """Log-density of the numbers x of an LKJ(eta) correlation matrix, without its constant.
 

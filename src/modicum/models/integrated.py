@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.models.families import Cloglog, Logistic, Probit, Softmax
+from modicum.models.covariances import draw_partials
+from modicum.models.families import Cloglog, Logistic, Probit
 from modicum.models.integrals import GroupIntegrals
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Labels, Params
-from modicum.models.priors import LKJ, OWN, is_positive, moments
+from modicum.models.priors import LKJ, OWN, HalfNormal, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.terms import INTERCEPT, GroupTerm, constant_slope, refuse_remote_slope
 from modicum.rows import Rows
@@ -80,7 +81,7 @@ class IntegratedEffects(GroupIntegrals):
     nodes_at: tuple[float, ...] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.family, LinearPredictorModel) or isinstance(self.family, Softmax):
+        if not isinstance(self.family, LinearPredictorModel) or self.family.predictor_per_class:
             kind = self.family if isinstance(self.family, type) else type(self.family)
             raise SettingError(
                 "groups can be integrated out of families with one linear predictor, such as "
@@ -173,6 +174,23 @@ class IntegratedEffects(GroupIntegrals):
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """Return the prior of the family's explicit effects, whose joint density has no mode."""
         return self.family.exact_prior(theta) if self.family.groups else None
+
+    def log_effects(self, theta: Params) -> jax.Array:
+        """Log-density of the family's explicit effects given their sds."""
+        return self.family.log_effects(theta)
+
+    def draw_prior(
+        self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
+    ) -> Params:
+        """Draw the family's parameters, and the covariance of the effects."""
+        assert self.scales is not None
+        theta = self.family.draw_prior(shapes, number, rng)
+        sds = [HalfNormal(scale).draw(rng, (number,)) for scale in self.scales]
+        theta["group_log_sd"] = np.log(np.stack(sds, axis=1))
+        if self.covariance.pairs:
+            partials = draw_partials(self.effects, self.concentration, rng, number)
+            theta["group_partial"] = partials
+        return theta
 
     def shrunk(self, theta: Params) -> Params:
         """Mark what the family's priors shrink, which excludes the groups' sds."""

@@ -8,10 +8,11 @@ the model's other parameters (a log-scale), which are the same for every row.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import pi
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ import numpy as np
 
 from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
-from modicum.models.coefficients import CoefficientPriors
+from modicum.models.coefficients import CoefficientPriors, coordinate_of
 from modicum.models.matrix import ModelMatrix, model_matrix
 from modicum.models.model import NEW, Batch, Labels, Params
 from modicum.models.outcome_checks import check_codes, check_outcomes, refuse_mistaken_fields
@@ -28,6 +29,7 @@ from modicum.models.terms import check_groups, common_columns
 from modicum.rows import Rows
 from modicum.runtime import Array
 
+Derivatives: TypeAlias = tuple[jax.Array, ...]  # f and its derivatives, elementwise over rows
 NEW_GROUP_NODES = 21  # quadrature nodes that average over the effects of new groups
 
 
@@ -65,6 +67,7 @@ class LinearPredictorModel(CoefficientPriors):
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
+    predictor_per_class: ClassVar[bool] = False  # rather than a single one
     # Whether `derivatives` and `higher_derivatives` also take NumPy arrays (`modicum.arrays`), so
     # that sums over all rows need no compiler.
     on_numpy: ClassVar[bool] = False
@@ -75,13 +78,35 @@ class LinearPredictorModel(CoefficientPriors):
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log-likelihood of one row; `eta` is the vector of its predictors."""
 
-    @abstractmethod
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """f, f', f'', f''' in the (first) linear predictor, elementwise over rows."""
+    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+        """f, f', f'', f''' in the linear predictor, elementwise over rows.
 
-    @abstractmethod
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        Automatic, unless a family has formulas: they compile faster, and NumPy takes them too. Not
+        for families with extra parameters, which are differentiated jointly in all predictors.
+        """
+        return self._automatic(eta, y, 3)
+
+    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
         """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
+        return self._automatic(eta, y, 6)[4:]
+
+    def _automatic(self, eta: jax.Array, y: jax.Array, highest: int) -> Derivatives:
+        if self.extras:
+            raise SettingError(
+                f"{type(self).__name__} has the parameter {coordinate_of(self.extras[0])[1]} "
+                "besides its linear predictor, so it has no derivatives in that predictor alone."
+            )
+        outcome = "()" if len(self.outcome_fields) == 1 else "(s)"
+        f: Callable[..., jax.Array] = jnp.vectorize(
+            lambda eta, y: self.log_density(eta[None], y), signature=f"(),{outcome}->()"
+        )
+
+        def of_order(order: int, eta: jax.Array) -> jax.Array:
+            if order == 0:
+                return f(eta, y)
+            return jax.jvp(partial(of_order, order - 1), (eta,), (jnp.ones_like(eta),))[1]
+
+        return tuple(of_order(order, jnp.asarray(eta)) for order in range(highest + 1))
 
     def value(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """f alone, elementwise over rows; overridden where the derivatives are costly."""
@@ -268,9 +293,16 @@ class LinearPredictorModel(CoefficientPriors):
         return theta
 
     def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Name the parameters, with the effects of groups and hyperparameters apart."""
+        """Name the parameters, with the effects of groups and hyperparameters apart.
+
+        Extra parameters are reported themselves, rather than on their coordinates.
+        """
         rest = {name: leaf for name, leaf in theta.items() if name != OWN}
-        return self.split_effects(super().report(rest)) | self.report_own(theta)
+        named = self.split_effects(super().report(rest)) | self.report_own(theta)
+        for extra in self.extras:
+            coordinate, name = coordinate_of(extra)
+            named[name] = coordinate.natural(named.pop(extra))
+        return named
 
     def split_effects(self, named: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Split `beta` into common coefficients and named group effects, which follow them."""
@@ -301,6 +333,10 @@ class LinearPredictorModel(CoefficientPriors):
             names = [name for group in priors.groups for name in group.term.names]
             parts = [theta["beta"], *(theta.pop(name) for name in names)]
             theta["beta"] = jnp.concatenate([jnp.asarray(part) for part in parts])
+        for extra in self.extras:
+            coordinate, name = coordinate_of(extra)
+            if name in theta:
+                theta[extra] = coordinate.free(jnp.asarray(theta.pop(name)))
         return theta | own
 
     def labels(self, rows: Rows) -> Labels:

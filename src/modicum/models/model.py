@@ -13,6 +13,7 @@ import numpy as np
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of
+from modicum.random import typed
 from modicum.rows import Rows
 from modicum.runtime import Array
 
@@ -107,6 +108,11 @@ class BaseModel(ABC):
         """
         del theta
         return None
+
+    def log_effects(self, theta: Params) -> jax.Array:
+        """Return the part of the log-prior that is the density of group effects given their sds."""
+        del theta
+        return jnp.zeros(())
 
     def expansions(self) -> dict[str, str | None]:
         """Return the parameters sampled on the log scale, and the coordinate each is expanded in.
@@ -223,6 +229,17 @@ class BaseModel(ABC):
     def simulates_prior(self) -> bool:
         """Whether `simulate_prior` draws parameters."""
         return type(self).simulate_prior is not BaseModel.simulate_prior
+
+    def draw_prior(
+        self, shapes: Mapping[str, tuple[int, ...]], number: int, rng: np.random.Generator
+    ) -> Params:
+        """Draw unconstrained parameters from the prior, with a leading axis of length `number`.
+
+        `shapes` are those of the reported parameters.
+        """
+        del shapes
+        words = rng.integers(0, 2**32, size=(number, 2), dtype=np.uint32)
+        return jax.jit(jax.vmap(lambda w: self.simulate_prior(typed(w))))(words)
 
     def simulate_prior(self, key: jax.Array) -> Params:
         """Draw unconstrained parameters from the prior, for prior predictive draws."""

@@ -1,7 +1,7 @@
 """The choice between explicit group effects and effects that are integrated out.
 
 Explicit effects (`groups=` of a family) suit crossed factors of up to a few thousand levels, and
-one factor with more (`models.arrowhead`). The rows that a step needs then grow like d^3 / n with the
+one factor with more (`arrowhead`). The rows that a step needs then grow like d^3 / n with the
 number of parameters d: rows of thin groups are far from quadratic in their group's effect. Effects
 of one factor, the one with the most levels, can instead be integrated out (`IntegratedEffects`),
 however many they are; the effects of other factors stay explicit.
@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from modicum.errors import SettingError, argument
 from modicum.models.arrowhead import MOST_BORDER, MOST_NUMBERS, arrow_fits
-from modicum.models.families import Softmax
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel
@@ -97,10 +96,10 @@ def _require_groups_are_possible(family: LinearPredictorModel, how: str | None) 
     """Refuse an unknown way to treat effects, and a family without a single predictor."""
     if how not in (None, "explicit", "integrate"):
         raise SettingError(f"groups must be 'explicit' or 'integrate', not {how!r}.")
-    if isinstance(family, Softmax):
+    if family.predictor_per_class:
         raise SettingError(
-            "groups need a family with one linear predictor, but Softmax has one per class; "
-            "leave the group terms out, or compare two classes with family='logistic'."
+            f"groups need a family with one linear predictor, but {type(family).__name__} has one "
+            "per class; leave the group terms out, or compare two classes with family='logistic'."
         )
 
 

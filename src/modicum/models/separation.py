@@ -76,6 +76,11 @@ class Separation:
         )
 
 
+def warned(found: Separation | None, passes: int) -> tuple[ModicumWarning | None, int]:
+    """Return the warning of a search that found something, and the passes it took."""
+    return None if found is None else found.warning(), passes
+
+
 @dataclass(frozen=True)
 class _Sides:
     """Rows and their classes; the last class is the reference, with predictor 0."""

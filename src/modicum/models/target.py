@@ -291,8 +291,9 @@ class Target:
 
     def named_only(self, points: np.ndarray) -> dict[str, np.ndarray] | None:
         """Report flat vectors without compiling, where `report` only names entries; else None."""
-        plain = type(self.model).report is LinearPredictorModel.report
-        if not plain or self.model.has_groups or self.likelihood.size < self.size:
+        model = self.model
+        names_only = type(model).report is LinearPredictorModel.report and not model.expansions()
+        if not names_only or model.has_groups or self.likelihood.size < self.size:
             return None
         shaped = zip(self.places.items(), self.shapes, strict=True)
         return {

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import expansion
-from modicum.models import LinearPredictorModel, Softmax, Target
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.arrowhead import ArrowLayout, ArrowMatrix, flat_vector
 from modicum.models.matrix import CodedMatrix, ModelMatrix
 from modicum.models.model import Batch
@@ -237,7 +237,7 @@ def row_derivatives(
     model: LinearPredictorModel, predictors: jax.Array, y: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return f of each row, and its gradient and Hessian in the row's predictors."""
-    if predictors.shape[1] == 1 and not isinstance(model, Softmax):  # Softmax of two classes
+    if predictors.shape[1] == 1 and not model.predictor_per_class:  # Softmax of two classes
         f, f1, f2, _ = model.derivatives(predictors[:, 0], y)
         return f, f1[:, None], f2[:, None, None]
     return jax.vmap(expansion(model.log_density))(predictors, y)

@@ -1,5 +1,6 @@
-"""The linear-predictor families, one kind of outcome per file."""
+"""The linear-predictor families, one kind of outcome per file, and their names."""
 
+from modicum.errors import SettingError, suggestion
 from modicum.models.families.classes import Ordinal, Softmax
 from modicum.models.families.counts import (
     HurdlePoisson,
@@ -11,6 +12,7 @@ from modicum.models.families.counts import (
 from modicum.models.families.positive import Exponential, Gamma, InverseGaussian, Weibull
 from modicum.models.families.proportions import Beta, Binomial, Cloglog, Logistic, Probit
 from modicum.models.families.real import AsymmetricLaplace, Gaussian, StudentT
+from modicum.models.linear_predictor import LinearPredictorModel
 
 __all__ = [
     "AsymmetricLaplace",
@@ -33,3 +35,53 @@ __all__ = [
     "Weibull",
     "ZeroInflatedPoisson",
 ]
+
+# The name of each family in `mo.fit`, in scikit-learn's `Regressor` and on the command line; the
+# posterior of a family listed here is saved with its model.
+FAMILIES: dict[str, type[LinearPredictorModel]] = {
+    "logistic": Logistic,
+    "gaussian": Gaussian,
+    "poisson": Poisson,
+    "student-t": StudentT,
+    "softmax": Softmax,
+    "probit": Probit,
+    "cloglog": Cloglog,
+    "binomial": Binomial,
+    "beta": Beta,
+    "negative-binomial": NegativeBinomial,
+    "zero-inflated-poisson": ZeroInflatedPoisson,
+    "hurdle-poisson": HurdlePoisson,
+    "gamma": Gamma,
+    "inverse-gaussian": InverseGaussian,
+    "ordinal": Ordinal,
+    "exponential": Exponential,
+    "weibull": Weibull,
+    "asymmetric-laplace": AsymmetricLaplace,
+}
+
+# What other libraries call our families.
+CALLED_ELSEWHERE = {
+    "bernoulli": "logistic",
+    "logit": "logistic",
+    "normal": "gaussian",
+    "linear": "gaussian",
+    "t": "student-t",
+    "categorical": "softmax",
+    "multinomial": "softmax",
+    "cumulative": "ordinal",
+    "negbinomial": "negative-binomial",
+    "quantile": "asymmetric-laplace",
+    "zip": "zero-inflated-poisson",
+}
+
+
+def family_named(name: str) -> type[LinearPredictorModel]:
+    """Return the family of this name."""
+    tidy = name.lower().replace("_", "-")
+    if tidy not in FAMILIES:
+        likely = CALLED_ELSEWHERE.get(tidy)
+        hint = suggestion(name, FAMILIES) if likely is None else f" (did you mean {likely!r}?)"
+        raise SettingError(
+            f"there is no family {name!r}{hint}; the families are {', '.join(FAMILIES)}."
+        )
+    return FAMILIES[tidy]

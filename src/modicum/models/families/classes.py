@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +13,13 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError, whole_number
 from modicum.models.families.links import bounded_exp, log1m_exp, softplus
-from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes
-from modicum.models.priors import Moments, Normal
-from modicum.models.separation import find_ordinal_separation, find_separation
+from modicum.models.priors import Moments
+from modicum.models.separation import find_ordinal_separation, find_separation, warned
 from modicum.rows import Rows
 from modicum.runtime import Array
-
-Derivatives = tuple[jax.Array, ...]
 
 
 def with_reference(eta: jax.Array) -> jax.Array:
@@ -45,6 +43,7 @@ class Softmax(LinearPredictorModel):
     """
 
     classes: int | None = None
+    predictor_per_class: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,24 +62,11 @@ class Softmax(LinearPredictorModel):
         return padded[y.astype(int)] - jax.nn.logsumexp(padded)
 
     def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f, gradient, Hessian and third derivatives in the q predictors, by row.
-
-        Shapes (rows,), (rows, q), (rows, q, q), (rows, q, q, q).
-        """
+        """f and its gradient in the q predictors, (rows,) and (rows, q); no more is ever needed."""
         q = eta.shape[-1]
         pi = jnp.exp(eta - jax.nn.logsumexp(with_reference(eta), axis=-1, keepdims=True))
         hot = jax.nn.one_hot(y.astype(int), q + 1, dtype=eta.dtype)[..., :q]
-        centred = jnp.eye(q) - pi[..., None, :]  # row a: e_a - pi
-        covariance = jnp.einsum("...c,...ca,...cb->...ab", pi, centred, centred)
-        reference = 1 - pi.sum(-1)
-        covariance += reference[..., None, None] * pi[..., :, None] * pi[..., None, :]
-        third = jnp.einsum("...c,...ca,...cb,...cd->...abd", pi, centred, centred, centred)
-        third -= reference[..., None, None, None] * jnp.einsum("...a,...b,...c->...abc", pi, pi, pi)
-        return jax.vmap(self.log_density)(eta, y), hot - pi, -covariance, -third
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Unavailable: softmax control variates are differentiated automatically."""
-        raise SettingError("Softmax has several predictors; its expansion stops at order 3.")
+        return jax.vmap(self.log_density)(eta, y), hot - pi
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class, the reference last."""
@@ -93,9 +79,7 @@ class Softmax(LinearPredictorModel):
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the classes."""
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
-        beta = np.asarray(theta["beta"])
-        separation, passes = find_separation(rows, beta, intercept, reversed=False)
-        return None if separation is None else separation.warning(), passes
+        return warned(*find_separation(rows, np.asarray(theta["beta"]), intercept, reversed=False))
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by the Gumbel-max trick."""
@@ -118,9 +102,6 @@ class Softmax(LinearPredictorModel):
         classes = class_names(rows, self.predictors(rows), "class ")
         named: Labels = {"beta": (classes, tuple(rows.columns))} if rows.columns else {}
         return named | {"intercept": (classes,)}
-
-
-GAP_SD = 5.0  # prior sd of the log of the distance between two cutpoints
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,16 +143,6 @@ class Ordinal(LinearPredictorModel):
         count = 0 if self.classes is None else self.classes - 2
         return tuple(f"log_gap_{k:04d}" for k in range(1, count + 1))
 
-    def extra_scale(self, name: str) -> float | None:
-        """Return None, for the default prior."""
-        del name
-        return None
-
-    def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Return a wide prior about a distance of 1 in log-odds."""
-        del name, data
-        return Normal(0.0, GAP_SD)
-
     def resolved(self, rows: Rows, data: Moments | None = None) -> Self:
         """Return the model with its classes counted and all priors fixed."""
         counted = self if self.classes is not None else replace(self, classes=count_classes(rows))
@@ -195,17 +166,6 @@ class Ordinal(LinearPredictorModel):
         place = y.astype(jnp.int32)
         of_row = (table.at[place].get(mode="promise_in_bounds") for table in tables)
         return _log_chance(self.linear(theta, batch), y, len(cuts), *of_row)
-
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Unavailable: the family is differentiated automatically."""
-        raise SettingError(
-            "Ordinal has cutpoints besides its linear predictor, so it has no derivatives in that "
-            "predictor alone."
-        )
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Unavailable, as `derivatives` are."""
-        return self.derivatives(eta, y)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of each class."""
@@ -235,8 +195,7 @@ class Ordinal(LinearPredictorModel):
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the ordered classes."""
         cutpoints = np.asarray(self.report(theta)["cutpoint"])
-        separation, passes = find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
-        return None if separation is None else separation.warning(), passes
+        return warned(*find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints))
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by where a logistic variable about eta falls among the cutpoints."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from modicum.arrays import namespace
 from modicum.errors import ModicumWarning
-from modicum.models.families.extras import LOGIT, Coordinate, ExtraParameter, LogLink
+from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     LINKS,
     bounded_exp,
@@ -24,11 +23,10 @@ from modicum.models.families.links import (
     log_some,
     softplus,
 )
+from modicum.models.linear_predictor import Derivatives
 from modicum.models.model import Batch, Params
 from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
-
-Derivatives = tuple[jax.Array, ...]
 
 
 def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
@@ -37,7 +35,19 @@ def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 @dataclass(frozen=True, repr=False)
-class Poisson(LogLink):
+class _Counts(LogLink):
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns along which all counts are 0."""
+        del theta
+        return find_silent_counts(rows, self.intercept)
+
+    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Allow only whole numbers from 0."""
+        return count_fault(y)
+
+
+@dataclass(frozen=True, repr=False)
+class Poisson(_Counts):
     """Poisson regression with log link: counts, log-rate linear in x (exposure as log-offset).
 
     Examples
@@ -81,15 +91,6 @@ class Poisson(LogLink):
         del batch
         return draw_counts(rng, bounded_exp(eta[..., 0]))
 
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns along which all counts are 0."""
-        del theta
-        return find_silent_counts(rows, self.intercept)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0."""
-        return count_fault(y)
-
 
 @dataclass(frozen=True, repr=False)
 class PoissonRates(Poisson):
@@ -101,7 +102,7 @@ class PoissonRates(Poisson):
 
 
 @dataclass(frozen=True, repr=False)
-class NegativeBinomial(ExtraParameter, LogLink):
+class NegativeBinomial(ExtraParameter, _Counts):
     """Negative binomial regression with log link: counts that vary more than Poisson's.
 
     The variance is mu + overdispersion mu^2 (statsmodels calls it alpha; its inverse is the shape
@@ -114,7 +115,7 @@ class NegativeBinomial(ExtraParameter, LogLink):
     ('log_overdispersion',)
     """
 
-    extra: ClassVar[str] = "overdispersion"
+    extras: ClassVar[tuple[str, ...]] = ("log_overdispersion",)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """With a = overdispersion: gamma(y + 1/a) / gamma(1/a) y!, (a mu)^y, (1 + a mu)^(-y - 1/a).
@@ -138,19 +139,10 @@ class NegativeBinomial(ExtraParameter, LogLink):
         rate = bounded_exp(eta[..., 0]) * rng.standard_gamma(size) / size
         return draw_counts(rng, rate)
 
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns along which all counts are 0."""
-        del theta
-        return find_silent_counts(rows, self.intercept)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0."""
-        return count_fault(y)
-
 
 @dataclass(frozen=True, repr=False)
-class _Zeros(ExtraParameter, LogLink):
-    coordinate: ClassVar[Coordinate] = LOGIT
+class _Zeros(ExtraParameter, _Counts):
+    draw_others = staticmethod(draw_counts)  # of rows without an extra zero
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw the extra zeros with their probability, and counts otherwise."""
@@ -158,14 +150,6 @@ class _Zeros(ExtraParameter, LogLink):
         zero = rng.random(eta.shape[:-1]) < chances(LINKS["logit"], eta[..., 1])
         counts = self.draw_others(rng, bounded_exp(eta[..., 0]))
         return np.where(zero, 0.0, counts)
-
-    @abstractmethod
-    def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
-        """Draw the counts of rows without an extra zero."""
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0."""
-        return count_fault(y)
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,16 +165,7 @@ class ZeroInflatedPoisson(_Zeros):
     ('logit_zero_inflation',)
     """
 
-    extra: ClassVar[str] = "zero_inflation"
-
-    def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
-        """Draw Poisson counts."""
-        return draw_counts(rng, rate)
-
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns along which all counts are 0."""
-        del theta
-        return find_silent_counts(rows, self.intercept)
+    extras: ClassVar[tuple[str, ...]] = ("logit_zero_inflation",)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(pi + (1 - pi) e^-mu) for a zero, log(1 - pi) plus the Poisson's for other counts."""
@@ -221,11 +196,9 @@ class HurdlePoisson(_Zeros):
     ('logit_zero_chance',)
     """
 
-    extra: ClassVar[str] = "zero_chance"
-
-    def draw_others(self, rng: np.random.Generator, rate: np.ndarray) -> np.ndarray:
-        """Draw Poisson counts above zero."""
-        return draw_counts_above_zero(rng, rate)
+    extras: ClassVar[tuple[str, ...]] = ("logit_zero_chance",)
+    draw_others = staticmethod(draw_counts_above_zero)
+    separation = LogLink.separation  # every zero is from the hurdle, whatever its rate
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log pi for a zero; for others log(1 - pi) plus the Poisson's minus log(1 - e^-mu)."""

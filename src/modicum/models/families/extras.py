@@ -7,94 +7,30 @@ are differentiated automatically, jointly in the linear predictor and that coord
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logit
 
-from modicum.errors import DataError, SettingError
+from modicum.errors import DataError
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Params
 from modicum.models.outcome_checks import CHUNK
-from modicum.models.priors import Moments, Normal, Prior
+from modicum.models.priors import Moments, Normal
 from modicum.rows import Rows
-from modicum.runtime import Array
 
 LARGEST_OFFSET = 700.0  # its exponential is still finite
 
 
-@dataclass(frozen=True)
-class Coordinate:
-    """An unbounded coordinate of a bounded parameter.
-
-    Attributes
-    ----------
-    prefix
-        Prefix of its name.
-    sd
-        Standard deviation of its default prior.
-    natural, free
-        Maps from the coordinate to the parameter, and back.
-    """
-
-    prefix: str
-    sd: float
-    natural: Callable[[jax.Array], jax.Array]
-    free: Callable[[jax.Array], jax.Array]
-
-
-LOG = Coordinate("log_", 5.0, jnp.exp, jnp.log)  # from 3e-7 to 3e6 within three sds
-LOGIT = Coordinate("logit_", 2.5, jax.nn.sigmoid, logit)  # from 0.0006 to 0.9994
-
-
 @dataclass(frozen=True, repr=False)
 class ExtraParameter(LinearPredictorModel):
-    """A family with one parameter besides the coefficients.
+    """A family with one parameter besides the coefficients, named in `extras`.
 
-    `extra` is its name, which must sort after "intercept", as parameters are laid out in
-    alphabetical order. Its default prior is normal on the coordinate: mean 0, and a standard
-    deviation of 5 for a logarithm and 2.5 for a logit.
+    The name has the prefix of its coordinate, "log_" or "logit_", and must sort after "intercept",
+    as parameters are laid out in alphabetical order. The default prior is normal on the coordinate:
+    mean 0, and a standard deviation of 5 for a logarithm and 2.5 for a logit.
     """
-
-    extra: ClassVar[str]
-    coordinate: ClassVar[Coordinate] = LOG
-    has_unit: ClassVar[bool] = False  # whether it is measured in a unit, as the outcome is
-
-    @property
-    def extras(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Name of the parameter on its coordinate."""
-        return (self.coordinate.prefix + self.extra,)
-
-    def extra_scale(self, name: str) -> float | None:
-        """Return None, for the default prior."""
-        del name
-        return None
-
-    def extra_prior(self, name: str, data: Moments) -> Normal:
-        """Return a wide prior about 0."""
-        del name, data
-        return Normal(0.0, self.coordinate.sd)
-
-    def extra_start(self, name: str, prior: Prior) -> float:
-        """Return 0 for a parameter without a unit, however wide its prior is."""
-        return super().extra_start(name, prior) if self.has_unit else 0.0
-
-    def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Report the parameter itself rather than its coordinate."""
-        named = super().report(theta)
-        named[self.extra] = self.coordinate.natural(named.pop(self.extras[0]))
-        return named
-
-    def restore(self, named: Mapping[str, Array]) -> Params:
-        """Undo `report`, back to the coordinate."""
-        theta = super().restore(named)
-        if self.extra in theta:
-            theta[self.extras[0]] = self.coordinate.free(theta.pop(self.extra))
-        return theta
 
     @abstractmethod
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
@@ -107,17 +43,6 @@ class ExtraParameter(LinearPredictorModel):
     def log_likelihood(self, theta: Params, batch: Batch) -> jax.Array:
         """Evaluate all rows at once, so terms in the extra parameter alone are computed once."""
         return self.density(self.linear(theta, batch), theta[self.extras[0]], self.outcome(batch))
-
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Unavailable: such a family is differentiated automatically."""
-        raise SettingError(
-            f"{type(self).__name__} has the parameter {self.extra} besides its linear predictor, "
-            "so it has no derivatives in that predictor alone."
-        )
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
-        """Unavailable, as `derivatives` are."""
-        return self.derivatives(eta, y)
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,6 +21,7 @@ from modicum.arrays import HALF_LOG_2PI, namespace
 from modicum.errors import DataError, ModicumWarning
 from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
 from modicum.models.families.links import bounded_exp, draw_log_gammas, log_gamma, stirling_rest
+from modicum.models.linear_predictor import Derivatives
 from modicum.models.model import Batch, Params
 from modicum.models.outcome_checks import refuse_constant
 from modicum.models.priors import Moments, Normal
@@ -41,7 +42,7 @@ class Gamma(ExtraParameter, LogLink):
     ('log_shape',)
     """
 
-    extra: ClassVar[str] = "shape"
+    extras: ClassVar[tuple[str, ...]] = ("log_shape",)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """k (s - e^s + 1) + log(k) / 2 - log y, s = log(y / mu), minus Stirling's remainder."""
@@ -84,8 +85,8 @@ class InverseGaussian(ExtraParameter, LogLink):
     ('log_shape',)
     """
 
-    extra: ClassVar[str] = "shape"
-    has_unit: ClassVar[bool] = True
+    extras: ClassVar[tuple[str, ...]] = ("log_shape",)
+    extras_have_unit: ClassVar[bool] = True
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / 2 pi y^3) / 2 - shape (y / mu - 1)^2 / 2y."""
@@ -123,7 +124,6 @@ class InverseGaussian(ExtraParameter, LogLink):
         return positive_fault(y)
 
 
-Derivatives = tuple[jax.Array, ...]
 SMALL = 0.02  # below this, ten terms of the series are exact in double precision
 SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n
 
@@ -217,7 +217,7 @@ class Weibull(ExtraParameter, _Survival):
     ('log_shape',)
     """
 
-    extra: ClassVar[str] = "shape"
+    extras: ClassVar[tuple[str, ...]] = ("log_shape",)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log(shape / y) + z - e^z for an event, -e^z if censored; z = shape (log y - eta)."""

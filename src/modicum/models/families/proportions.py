@@ -23,22 +23,32 @@ from modicum.models.families.links import (
     log_gamma,
     softplus,
 )
-from modicum.models.linear_predictor import LinearPredictorModel
+from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
 from modicum.models.model import Batch, Params
 from modicum.models.outcome_checks import refuse_constant
 from modicum.models.priors import Moments
-from modicum.models.separation import find_separation
+from modicum.models.separation import find_separation, warned
 from modicum.rows import Rows
-
-Derivatives = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True, repr=False)
-class _Binary(LinearPredictorModel):
+class _Successes(LinearPredictorModel):
+    """A family of successes and failures."""
+
+    on_numpy: ClassVar[bool] = True
+
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns that separate successes from failures."""
+        intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
+        beta, trials = np.asarray(theta["beta"])[None], "trials" in self.outcome_fields
+        return warned(*find_separation(rows, beta, intercept, reversed=True, trials=trials))
+
+
+@dataclass(frozen=True, repr=False)
+class _Binary(_Successes):
     """A family of outcomes that are 0 or 1, defined by the probability of a 1."""
 
     link: ClassVar[Link]
-    on_numpy: ClassVar[bool] = True
 
     def pseudo_variance(self, data: Moments) -> float:
         """1 / (p (1 - p)) at the share of ones."""
@@ -52,13 +62,6 @@ class _Binary(LinearPredictorModel):
         """Draw Bernoulli outcomes."""
         del batch
         return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
-
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns that separate ones from zeros."""
-        intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
-        beta = np.asarray(theta["beta"])[None]
-        separation, passes = find_separation(rows, beta, intercept, reversed=True)
-        return None if separation is None else separation.warning(), passes
 
     def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
         """Allow only 0 and 1."""
@@ -164,7 +167,7 @@ OPEN = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)  # smallest and larges
 
 
 @dataclass(frozen=True, repr=False)
-class Binomial(LinearPredictorModel):
+class Binomial(_Successes):
     """Binomial regression: y successes in `trials`, a field of the rows.
 
     Outcomes are given as in brms and bambi, by successes and trials, not as a share. As everywhere,
@@ -189,7 +192,6 @@ class Binomial(LinearPredictorModel):
     field_meaning: ClassVar[dict[str, str]] = {
         "trials": "COLUMN is the number of trials of each row, and the outcome that of successes"
     }
-    on_numpy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -222,13 +224,6 @@ class Binomial(LinearPredictorModel):
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of a success."""
         return LINKS[self.link].chance(eta[0])
-
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns that separate successes from failures."""
-        intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
-        beta = np.asarray(theta["beta"])[None]
-        separation, passes = find_separation(rows, beta, intercept, reversed=True, trials=True)
-        return None if separation is None else separation.warning(), passes
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw the number of successes in each row's trials."""
@@ -276,7 +271,7 @@ class Beta(ExtraParameter):
     ('log_precision',)
     """
 
-    extra: ClassVar[str] = "precision"
+    extras: ClassVar[tuple[str, ...]] = ("log_precision",)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Beta log-density; gamma(a) = gamma(a + 1) / a avoids overflow as a or b goes to 0."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import factorial, inf, lgamma, log, pi, sqrt
@@ -20,14 +19,11 @@ from scipy.special import polygamma, psi
 from modicum.arrays import is_numpy, namespace
 from modicum.errors import SettingError
 from modicum.models.families.links import LINKS, bounded_exp, draw_log_gammas, softplus
-from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.model import Batch, Params
+from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
+from modicum.models.model import Batch
 from modicum.models.outcome_checks import refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
-from modicum.runtime import Array
-
-Derivatives = tuple[jax.Array, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +48,7 @@ class ScaleFamily(LinearPredictorModel):
     scale_prior: float | None = None
 
     on_numpy: ClassVar[bool] = True  # at a known scale
+    extras_have_unit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,23 +91,8 @@ class ScaleFamily(LinearPredictorModel):
 
     def known_scale(self) -> float:
         """Return the known scale, for derivatives in eta alone."""
-        if self.scale is None:
-            raise SettingError("derivatives in eta alone need a known scale; give scale=.")
+        assert self.scale is not None, "derivatives in eta alone are those of a known scale"
         return self.scale
-
-    def report(self, theta: Params) -> dict[str, jax.Array]:
-        """Report `scale` rather than its logarithm."""
-        named = super().report(theta)
-        if "log_scale" in named:
-            named["scale"] = jnp.exp(named.pop("log_scale"))
-        return named
-
-    def restore(self, named: Mapping[str, Array]) -> Params:
-        """Take the logarithm of a reported scale."""
-        theta = super().restore(named)
-        if "scale" in theta:
-            theta["log_scale"] = jnp.log(theta.pop("scale"))
-        return theta
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Return the centre of the outcome."""

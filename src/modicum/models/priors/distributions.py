@@ -47,13 +47,6 @@ class Prior(ABC):
     positive: ClassVar[tuple[str, ...]] = ()  # arguments that must be above zero
 
     def __post_init__(self) -> None:
-        approximated = self.support == "real" and not self.quadratic
-        if approximated and type(self).precision is Prior.precision:
-            raise SettingError(
-                f"{type(self).__name__} is a prior of coefficients that is not quadratic, so it "
-                "needs a method `precision`: w(r) = -(log p)'(r) / r at r^2 = square, the "
-                "precision of the normal that approximates it near the mode."
-            )
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.name in self.positive and not is_positive(value):
@@ -94,10 +87,20 @@ class Prior(ABC):
         """
         return float("inf")
 
-    @staticmethod
-    def precision(square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
-        """w(r) at r^2 = `square`, the second moment about the centre."""
-        raise AssertionError("`__post_init__` refuses a prior that needs this and lacks it")
+    @classmethod
+    def precision(cls, square: np.ndarray, *numbers: np.ndarray) -> np.ndarray:
+        """w(r) at r^2 = `square`, the second moment about the mean; automatic without a formula."""
+        r, names = np.sqrt(square), [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        value, arguments = numbers[names.index("mean")] + r, [jnp.asarray(x) for x in numbers]
+        slope = jax.grad(lambda value: jnp.sum(cls.density(value, *arguments)))(jnp.asarray(value))
+        return np.asarray(-slope / r)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values, for prior predictive checks."""
+        raise SettingError(
+            f"the prior {self} cannot be drawn from; give a proper prior of independent "
+            "coefficients, such as mo.priors.Normal."
+        )
 
     def to_dict(self) -> dict[str, str | float]:
         """Return plain JSON values: the distribution's name and its arguments."""
@@ -146,6 +149,10 @@ class Normal(Prior):
         """The standard deviation."""
         return self.sd
 
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return self.mean + self.sd * rng.standard_normal(shape)
+
 
 @dataclass(frozen=True)
 class StudentT(Prior):
@@ -189,6 +196,10 @@ class StudentT(Prior):
         df, _, scale = numbers
         return np.asarray((df + 1) / (df * scale**2 + square))
 
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return self.mean + self.scale * rng.standard_t(self.df, shape)
+
 
 @dataclass(frozen=True)
 class Laplace(Prior):
@@ -226,6 +237,10 @@ class Laplace(Prior):
         """1 / (scale r)."""
         _, scale = numbers
         return np.asarray(1 / (scale * np.sqrt(square)))
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return rng.laplace(self.mean, self.scale, shape)
 
 
 # Nodes in the logarithm of the local scale. For an integrand that is analytic within pi / 4 of the
@@ -368,6 +383,10 @@ class LogNormal(Prior):
         """The median."""
         return float(np.exp(self.mean))
 
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return rng.lognormal(self.mean, self.sd, shape)
+
 
 @dataclass(frozen=True)
 class HalfNormal(Prior):
@@ -390,6 +409,10 @@ class HalfNormal(Prior):
         (sd,) = numbers
         return Normal.density(value, jnp.zeros_like(sd), sd) + np.log(2)
 
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return np.abs(self.sd * rng.standard_normal(shape))
+
 
 @dataclass(frozen=True)
 class HalfCauchy(Prior):
@@ -411,6 +434,10 @@ class HalfCauchy(Prior):
         """-log(1 + (value / scale)^2), plus its constant."""
         (scale,) = numbers
         return -jnp.log1p((value / scale) ** 2) - jnp.log(scale) + np.log(2 / np.pi)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return np.abs(self.scale * rng.standard_cauchy(shape))
 
 
 @dataclass(frozen=True)
@@ -438,6 +465,10 @@ class Exponential(Prior):
     def centre(self) -> float:
         """The mean."""
         return 1 / self.rate
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return rng.exponential(1 / self.rate, shape)
 
 
 @dataclass(frozen=True)
@@ -467,6 +498,10 @@ class Gamma(Prior):
     def centre(self) -> float:
         """The mean."""
         return self.shape / self.rate
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw independent values."""
+        return rng.gamma(self.shape, 1 / self.rate, shape)
 
 
 @dataclass(frozen=True)

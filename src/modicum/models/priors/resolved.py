@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, suggestion
-from modicum.models.covariances import correlations, partials_of
+from modicum.models.covariances import correlations, draw_partials, partials_of
 from modicum.models.priors.distributions import (
     LKJ,
     Flat,
@@ -162,6 +162,18 @@ class GroupPrior:
     def partials(self) -> int:
         """Number of correlations."""
         return len(self.term.cor_names)
+
+    def draw(self, number: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Draw logarithms of sds, transformed partial correlations, and effects of all levels."""
+        count = len(self.sds)
+        log_sd = np.log(np.stack([prior.draw(rng, (number,)) for prior in self.sds], axis=1))
+        partials = np.zeros((number, 0))
+        if self.partials:
+            partials = draw_partials(count, self.correlation.eta, rng, number)
+        own = np.concatenate([log_sd, partials], axis=1)
+        factor = np.asarray(jax.vmap(lambda hyper: covariance_factor(hyper, count))(own))
+        normal = rng.standard_normal((number, count, self.levels))
+        return log_sd, partials, (factor @ normal).reshape(number, -1)
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -333,6 +345,28 @@ class ModelPriors:
         shared = (np.asarray(like.scale), np.asarray(like.slab))
         by_column = tuple(np.broadcast_to(number, where.shape).ravel() for number in arguments.T)
         return SharedScale(tuple(map(int, where.ravel())), int(tau)), (*shared, *by_column)
+
+    # Draws -----------------------------------------------------------------------------------
+
+    def draw(self, q: tuple[int, ...], number: int, rng: np.random.Generator) -> dict[str, Pytree]:
+        """Draw `number` sets of parameters, for predictors of shape `q`."""
+        columns = [prior.draw(rng, (number, *q)) for prior in self.coefficients]
+        beta = np.stack(columns, axis=-1) if columns else np.zeros((number, *q, 0))
+        theta: dict[str, Pytree] = {}
+        if self.intercept is not None:
+            at_centre = self.intercept.draw(rng, (number, *q))
+            theta["intercept"] = at_centre - (beta @ np.array(self.centre) if self.centre else 0.0)
+        for name, prior in self.extras:
+            value = prior.draw(rng, (number,))
+            positive = is_logged(name) and prior.support == "positive"
+            theta[name] = np.log(value) if positive else value
+        drawn = [group.draw(number, rng) for group in self.groups]
+        theta["beta"] = np.concatenate([beta, *(effects for *_, effects in drawn)], axis=-1)
+        if drawn:
+            theta[OWN] = {LOG_SD: np.concatenate([log_sd for log_sd, *_ in drawn], axis=1)}
+            partials = [x for _, x, _ in drawn if x.shape[1]]
+            theta[OWN] |= {PARTIAL: np.concatenate(partials, axis=1)} if partials else {}
+        return theta
 
     # Hyperparameters -------------------------------------------------------------------------
 
