@@ -266,7 +266,7 @@ class BaseModel(ABC):
             return None
         overridden = type(self).random_start is not BaseModel.random_start
         start = (lambda key: self.random_start(rows, key)) if overridden else None
-        return trace_of(self, self.start(rows), rows, start)
+        return trace_of(self.log_prior, self.log_likelihood, self.start(rows), rows, start)
 
     def require(self, rows: Rows, *fields: str) -> None:
         """Refuse rows that lack one of `fields`."""

@@ -13,8 +13,10 @@ rows hardest to classify and some of the easiest, adding rows until none is on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -81,6 +83,11 @@ def warned(found: Separation | None, passes: int) -> tuple[ModicumWarning | None
     return None if found is None else found.warning(), passes
 
 
+Classified: TypeAlias = tuple[np.ndarray, np.ndarray]  # columns and classes of some rows
+Classify: TypeAlias = Callable[[np.ndarray, Mapping[str, np.ndarray]], Classified]
+"""From the columns and fields of rows; a row may count more than once."""
+
+
 @dataclass(frozen=True)
 class _Sides:
     """Rows and their classes; the last class is the reference, with predictor 0."""
@@ -88,21 +95,18 @@ class _Sides:
     rows: Rows
     classes: int
     intercept: bool
-    reversed: bool  # whether the outcome 1 is class 0, as in logistic regression
+    classify: Classify
 
     @property
     def references(self) -> dict[str, str]:
         """Names of reference levels whose indicator the columns span, by field of codes."""
-        coding = self.rows.coding
+        coding, levels = self.rows.coding, self.rows.levels
         if coding is None or not self.intercept:
             return {}
-        levels, whole = (
-            self.rows.levels,
-            [t for t in coding.terms if t.reference and t.scale is None],
-        )
-        return {t.field: f"{t.field}[{levels[t.field][0]}]" for t in whole if t.field in levels}
+        whole = [t.field for t in coding.terms if t.reference and t.scale is None]
+        return {field: f"{field}[{levels[field][0]}]" for field in whole if field in levels}
 
-    def chunks(self, references: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def chunks(self, references: bool = False) -> Iterator[Classified]:
         """Yield columns (with reference levels last if wanted) and classes of weighted rows."""
         coding, step = self.rows.coding, CHUNK
         if coding is not None:
@@ -115,67 +119,36 @@ class _Sides:
                 columns = np.column_stack([columns, *(chunk[f] == 0 for f in self.references)])
             yield self.classify(np.asarray(columns, np.float64), chunk)
 
-    def classify(
-        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the columns and classes of a chunk, where a row may count more than once."""
-        y = np.asarray(chunk["y"]).astype(int)
-        return x, 1 - y if self.reversed else y
-
     def margins(self, direction: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Predictor of each row's class minus the largest other one; `direction` is (q, ...)."""
         eta = np.zeros((len(x), self.classes))
-        eta[:, :-1] = x @ direction[:, : x.shape[1]].T + (
-            direction[:, -1] if self.intercept else 0.0
-        )
+        at_zero = direction[:, -1] if self.intercept else 0.0
+        eta[:, :-1] = x @ direction[:, : x.shape[1]].T + at_zero
         own = np.take_along_axis(eta, y[:, None], axis=1)[:, 0]
         np.put_along_axis(eta, y[:, None], -np.inf, axis=1)
         return own - eta.max(axis=1)
 
 
-@dataclass(frozen=True)
-class _Trials(_Sides):
+def _both(first: np.ndarray, second: np.ndarray) -> Classified:
+    """Return rows of class 0, and then of class 1."""
+    classes = np.r_[np.zeros(len(first), int), np.ones(len(second), int)]
+    return np.r_[first, second], classes
+
+
+def _by_trials(x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
     """Successes (class 0) against failures; a row with both counts in both classes."""
-
-    def classify(
-        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        won, lost = chunk["y"] > 0, chunk["y"] < chunk["trials"]
-        classes = np.r_[np.zeros(int(won.sum()), int), np.ones(int(lost.sum()), int)]
-        return np.r_[x[won], x[lost]], classes
+    return _both(x[chunk["y"] > 0], x[chunk["y"] < chunk["trials"]])
 
 
-@dataclass(frozen=True)
-class _Counts(_Sides):
-    """Rows with a positive count (class 0) against rows with count 0; or with an event or none."""
-
-    field: str
-
-    def classify(
-        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return x, np.asarray(chunk[self.field] == 0).astype(int)
-
-
-@dataclass(frozen=True)
-class _Thresholds(_Sides):
+def _by_threshold(thresholds: int, x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
     """Ordered classes: a row of class k lies above threshold k - 1 (class 0) and below k (class 1).
 
     Thresholds are further indicator columns. Each row involves two at most: where no class is
     empty, rows on the right side of both put all thresholds in order.
     """
-
-    thresholds: int
-
-    def classify(
-        self, x: np.ndarray, chunk: Mapping[str, np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        y = np.asarray(chunk["y"]).astype(int)
-        above, below = y > 0, y < self.thresholds
-        identity = np.eye(self.thresholds)
-        over = np.c_[x[above], identity[y[above] - 1]]
-        under = np.c_[x[below], identity[y[below]]]
-        return np.r_[over, under], np.r_[np.zeros(len(over), int), np.ones(len(under), int)]
+    y, identity = np.asarray(chunk["y"]).astype(int), np.eye(thresholds)
+    above, below = y > 0, y < thresholds
+    return _both(np.c_[x[above], identity[y[above] - 1]], np.c_[x[below], identity[y[below]]])
 
 
 def find_ordinal_separation(
@@ -185,7 +158,7 @@ def find_ordinal_separation(
 
     `beta` and `cutpoints` are the mode of a cumulative logit model.
     """
-    sides = _Thresholds(rows, 2, False, False, len(cutpoints))
+    sides = _Sides(rows, 2, False, partial(_by_threshold, len(cutpoints)))
     mode = np.r_[beta, -cutpoints][None]
     if mode.size > WIDEST:
         return None, 0
@@ -223,7 +196,13 @@ def find_separation(
     trials
         Whether outcomes are numbers of successes, out of the field `trials`.
     """
-    sides = (_Trials if trials else _Sides)(rows, len(beta) + 1, intercept is not None, reversed)
+
+    def by_class(x: np.ndarray, chunk: Mapping[str, np.ndarray]) -> Classified:
+        y = np.asarray(chunk["y"]).astype(int)
+        return x, 1 - y if reversed else y
+
+    classify = _by_trials if trials else by_class
+    sides = _Sides(rows, len(beta) + 1, intercept is not None, classify)
     mode = beta if intercept is None else np.c_[beta, intercept]
     columns, names = beta.shape[1], (*rows.columns, *sides.references.values())
     ranges = _Ranges(sides.classes, len(names))
@@ -251,11 +230,11 @@ def find_silent_counts(
     Where all rows with a positive count have one value of a column, and the others lie on one side
     of it, the likelihood increases without bound in the coefficient, as for a level without counts.
     """
-    sides = _Counts(rows, 2, intercept, False, field)
     events = field == "event"
-    none, counts = (
-        ("every time is censored", "events") if events else ("every count is 0", "counts")
-    )
+    none, counts = "every count is 0", "counts"
+    if events:
+        none, counts = "every time is censored", "events"
+    sides = _Sides(rows, 2, intercept, lambda x, chunk: (x, (chunk[field] == 0).astype(int)))
     names = (*rows.columns, *sides.references.values())
     ranges = _Ranges(2, len(names))
     for x, y in sides.chunks(references=True):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Generic, ParamSpec, Protocol, TypeVar
+from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -83,26 +83,19 @@ def _evaluated(expression: AsTraced[ClosedJaxpr], *arguments: Array) -> list[jax
     return jaxpr_as_fun(expression.traced)(*arguments)
 
 
-class Traceable(Protocol):
-    """The functions of a model that are traced."""
-
-    def log_prior(self, theta: Pytree) -> jax.Array:
-        """Log-density of the prior."""
-        ...
-
-    def log_likelihood(self, theta: Pytree, batch: Mapping[str, Array]) -> jax.Array:
-        """Log-density of each row."""
-        ...
+LogPrior: TypeAlias = Callable[[Pytree], jax.Array]
+LogLikelihood: TypeAlias = Callable[[Pytree, Mapping[str, Array]], jax.Array]
 
 
 @in_double_precision
 def trace_of(
-    model: Traceable,
+    log_prior: LogPrior,
+    log_likelihood: LogLikelihood,
     theta: Pytree,
     rows: Rows,
     random_start: Callable[[jax.Array], Pytree] | None = None,
 ) -> Trace:
-    """Trace a model's functions and their gradients on a few rows shaped like `rows`.
+    """Trace functions and their gradients on a few rows shaped like `rows`.
 
     Gradients are traced because a function may define its own derivative (`jax.custom_jvp`).
 
@@ -113,8 +106,9 @@ def trace_of(
     """
     first = rows.slice(0, min(len(rows), 8))
     shapes, batch = (jax.tree.map(_abstract, tree) for tree in (theta, first))
-    digest, captured = _digest_once(model, shapes, batch)
-    if _digest_once(model, shapes, batch)[0] != digest:
+    functions = (log_prior, log_likelihood)
+    digest, captured = _digest_once(*functions, shapes, batch)
+    if _digest_once(*functions, shapes, batch)[0] != digest:
         raise SettingError(
             "the model's functions compute something different each time they are traced, so "
             "there is no posterior to sample; take Python's or NumPy's random numbers, the clock "
@@ -125,14 +119,16 @@ def trace_of(
     return Trace(digest, captured)
 
 
-def _digest_once(model: Traceable, theta: Pytree, batch: Pytree) -> tuple[str, int]:
+def _digest_once(
+    log_prior: LogPrior, log_likelihood: LogLikelihood, theta: Pytree, batch: Pytree
+) -> tuple[str, int]:
     """Digest both functions, in fresh wrappers: JAX caches the traces of functions it has seen."""
 
     def prior(theta: Pytree) -> tuple[jax.Array, Pytree]:
-        return jax.value_and_grad(lambda t: model.log_prior(t))(theta)
+        return jax.value_and_grad(lambda t: log_prior(t))(theta)
 
     def likelihood(theta: Pytree, batch: Pytree) -> tuple[jax.Array, Pytree]:
-        values, pull_back = jax.vjp(lambda t: model.log_likelihood(t, batch), theta)
+        values, pull_back = jax.vjp(lambda t: log_likelihood(t, batch), theta)
         return values, pull_back(jnp.ones_like(values))
 
     try:
