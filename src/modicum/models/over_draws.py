@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from math import ceil
 from typing import TypeAlias
 
@@ -164,7 +164,9 @@ def _plain(value: object) -> object:
         return value.to_dict()
     if isinstance(value, tuple):
         return [_plain(entry) for entry in value]
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    return value
 
 
 def rebuild(description: Mapping[str, Json]) -> ModelPredictor | None:

@@ -165,7 +165,7 @@ class Target:
         if not smooth or self.exact_prior is None:
             return folded
         exact, numbers = self.exact_prior
-        return folded + exact.log_smooth(jnp.asarray(t), numbers)
+        return folded + exact.log_density(jnp.asarray(t), numbers, smooth_only=True)
 
     @property
     def scatters(self) -> bool:

@@ -11,9 +11,10 @@ no pass over the rows. Priors of logarithms are smooth, and stay as they are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -44,34 +45,33 @@ class NonCentred(NamedTuple):
     ratio: np.ndarray  # information in the data times the squared scale, at the anchor
 
 
-class ExactTerm(Protocol):
+class ExactTerm(ABC):
     """The prior of some entries of t. Hashable."""
 
-    @property
-    def smooth(self) -> bool:
-        """Whether Newton's method climbs the log-density itself rather than a normal."""
-        ...
+    smooth: bool = False  # whether Newton's method climbs the log-density itself, not a normal
 
+    @abstractmethod
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density at t, including that of the hyperparameters."""
-        ...
 
     def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """Return t with the hyperparameters near their marginal mode."""
-        ...
+        """Return t with the hyperparameters, if there are any, near their marginal mode."""
+        del covariance, numbers
+        return t
 
+    @abstractmethod
     def normal_approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
     ) -> Sequence[NormalApproximation]:
         """Return normals that approximate the term about t, with or without hyperparameters."""
-        ...
 
     def non_centred(self, t: np.ndarray, information: np.ndarray) -> NonCentred | None:
         """Return the entries that are sampled relative to a scale, or None.
 
         `information` is the data's information about each entry, given all others.
         """
-        ...
+        del t, information
+        return None
 
 
 @dataclass(frozen=True)
@@ -80,21 +80,20 @@ class ExactPrior:
 
     terms: tuple[ExactTerm, ...]
 
-    def log_density(self, t: jax.Array, numbers: tuple[Numbers, ...]) -> jax.Array:
-        """Log-density at t."""
+    def log_density(
+        self, t: jax.Array, numbers: tuple[Numbers, ...], smooth_only: bool = False
+    ) -> jax.Array:
+        """Log-density at t of all terms, or of the smooth ones."""
         pairs = zip(self.terms, numbers, strict=True)
-        return sum((term.log_density(t, of_term) for term, of_term in pairs), jnp.zeros(()))
+        return sum(
+            (term.log_density(t, own) for term, own in pairs if term.smooth or not smooth_only),
+            jnp.zeros(()),
+        )
 
     @property
     def smooth(self) -> tuple[bool, ...]:
         """Which terms are smooth."""
         return tuple(term.smooth for term in self.terms)
-
-    def log_smooth(self, t: jax.Array, numbers: tuple[Numbers, ...]) -> jax.Array:
-        """Log-density at t of the smooth terms."""
-        pairs = zip(self.terms, numbers, strict=True)
-        smooth = (term.log_density(t, of_term) for term, of_term in pairs if term.smooth)
-        return sum(smooth, jnp.zeros(()))
 
     def settle(
         self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...]
@@ -125,7 +124,12 @@ class ExactPrior:
         the covariance.
         """
         mean = t.copy()
-        parts = self._approximations(t, covariance, numbers, hyperparameters)
+        parts = [
+            part
+            for term, own in zip(self.terms, numbers, strict=True)
+            if not term.smooth
+            for part in term.normal_approximations(t, covariance, own, hyperparameters)
+        ]
         if isinstance(covariance, ArrowCovariance):
             arrow = ArrowMatrix.zeros(covariance.big, covariance.border)
             for where, centre, inverse in parts:
@@ -141,48 +145,25 @@ class ExactPrior:
             precision[np.ix_(where.ravel(), where.ravel())] += square
         return mean, precision
 
-    def _approximations(
-        self, t: np.ndarray, covariance: Covariance, numbers: tuple[Numbers, ...], own: bool
-    ) -> list[NormalApproximation]:
-        """Return the normal approximations of all terms that are not smooth."""
-        pairs = zip(self.terms, numbers, strict=True)
-        return [
-            part
-            for term, of_term in pairs
-            if not term.smooth
-            for part in term.normal_approximations(t, covariance, of_term, own)
-        ]
-
 
 @dataclass(frozen=True)
-class Independent:
-    """Independent entries with distributions of one kind; with `logged`, t has their logarithms.
+class Independent(ExactTerm):
+    """Independent entries with distributions of one kind.
 
-    Numbers: the arguments of the distribution, one array each.
+    If `smooth`, t has their logarithms: on the real line a density may have a kink, or be nearly
+    flat. Numbers: the arguments of the distribution, one array each.
     """
 
     kind: type[Prior]
     where: tuple[int, ...]
-    logged: bool = False
-
-    @property
-    def smooth(self) -> bool:
-        """Only logarithms: on the real line a density may have a kink, or be nearly flat."""
-        return self.logged
+    smooth: bool = False
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Sum over entries of the log-density in t."""
-        return jnp.sum(self._log_densities(t[np.array(self.where)], *map(jnp.asarray, numbers)))
-
-    def _log_densities(self, value: jax.Array, *numbers: jax.Array) -> jax.Array:
-        if self.logged:
-            return self.kind.density(jnp.exp(value), *numbers) + value
-        return self.kind.density(value, *numbers)
-
-    def settle(self, t: np.ndarray, covariance: Covariance, numbers: Numbers) -> np.ndarray:
-        """Return t: there are no hyperparameters."""
-        del covariance, numbers
-        return t
+        value, arguments = t[np.array(self.where)], map(jnp.asarray, numbers)
+        if self.smooth:
+            return jnp.sum(self.kind.density(jnp.exp(value), *arguments) + value)
+        return jnp.sum(self.kind.density(value, *arguments))
 
     def normal_approximations(
         self, t: np.ndarray, covariance: Covariance, numbers: Numbers, hyperparameters: bool
@@ -196,20 +177,17 @@ class Independent:
         square = (t[where] - mean) ** 2 + diagonal(covariance)[where]
         return [NormalApproximation(where, mean, self.kind.precision(square, *arrays))]
 
-    def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
-        """None: these entries share no scale."""
-
 
 @dataclass(frozen=True)
-class SharedScale:
+class SharedScale(ExactTerm):
     """Horseshoe priors of entries that share a global scale tau, whose logarithm is sampled.
 
-    Numbers: scale and slab; the unit and the resolution of each entry.
+    Local scales are integrated out. Numbers: scale and slab; the unit and the resolution of each
+    entry.
     """
 
     where: tuple[int, ...]
     tau: int
-    smooth: ClassVar[bool] = False  # it has a pole at 0
 
     def log_density(self, t: jax.Array, numbers: Numbers) -> jax.Array:
         """Log-density of the coefficients given tau, plus that of log tau."""
@@ -247,9 +225,6 @@ class SharedScale:
         place = np.array([self.tau])
         return [coefficients, NormalApproximation(place, t[place], np.array([curvature]))]
 
-    def non_centred(self, t: np.ndarray, information: np.ndarray) -> None:
-        """None: local scales are integrated out."""
-
 
 GRID = np.linspace(-12.0, 3.0, 151)  # log(tau / scale of its prior)
 
@@ -273,11 +248,11 @@ LEAST_SHARE = 0.05  # least share of the information that observed effects would
 
 
 @dataclass(frozen=True)
-class Effects:
+class Effects(ExactTerm):
     """Effects of the levels of one factor, and the parameters of their distribution.
 
-    Numbers: the arguments of the standard deviations' priors, one array each per effect; then eta
-    of the LKJ prior.
+    The joint density of effects and scales has no useful mode. Numbers: the arguments of the
+    standard deviations' priors, one array each per effect; then eta of the LKJ prior.
 
     Parameters
     ----------
@@ -296,7 +271,6 @@ class Effects:
     sds: tuple[int, ...]
     partials: tuple[int, ...]
     kinds: tuple[type[Prior], ...]
-    smooth: ClassVar[bool] = False  # the joint density of effects and scales has no useful mode
 
     @property
     def levels(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
@@ -175,18 +175,9 @@ class GroupPrior:
         normal = rng.standard_normal((number, count, self.levels))
         return log_sd, partials, (factor @ normal).reshape(number, -1)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return plain JSON values."""
-        return {
-            "term": asdict(self.term),
-            "levels": self.levels,
-            "sds": [prior.to_dict() for prior in self.sds],
-            "correlation": self.correlation.to_dict(),
-        }
-
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> GroupPrior:
-        """Undo `to_dict`."""
+        """Return a group's priors as read from a file."""
         correlation = prior_from_dict(saved["correlation"])
         assert isinstance(correlation, LKJ)
         sds = tuple(prior_from_dict(prior) for prior in saved["sds"])
@@ -217,21 +208,9 @@ class ModelPriors:
     extras: tuple[tuple[str, Prior], ...] = ()
     groups: tuple[GroupPrior, ...] = ()
 
-    # To and from a file ----------------------------------------------------------------------
-
-    def to_dict(self) -> dict[str, object]:
-        """Return plain JSON values."""
-        return {
-            "coefficients": [prior.to_dict() for prior in self.coefficients],
-            "intercept": None if self.intercept is None else self.intercept.to_dict(),
-            "centre": list(self.centre),
-            "extras": [[name, prior.to_dict()] for name, prior in self.extras],
-            "groups": [prior.to_dict() for prior in self.groups],
-        }
-
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> ModelPriors:
-        """Undo `to_dict`."""
+        """Return a model's priors as read from a file."""
         intercept = saved["intercept"]
         return cls(
             tuple(prior_from_dict(prior) for prior in saved["coefficients"]),
@@ -317,34 +296,35 @@ class ModelPriors:
     def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[Effects, Numbers]]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
         terms: list[tuple[Effects, Numbers]] = []
-        first, sd, partial = len(self.coefficients), 0, 0
-        for group in self.groups:
-            count, correlated = len(group.sds), group.partials
-            sds = places[f"{OWN}.{LOG_SD}"][sd : sd + count]
-            none = np.arange(0)
-            partials = places.get(f"{OWN}.{PARTIAL}", none)[partial : partial + correlated]
-            where = places["beta"][first : first + group.size]
-            term = Effects(
-                tuple(map(int, where)),
-                count,
-                tuple(map(int, sds)),
-                tuple(map(int, partials)),
-                tuple(type(prior) for prior in group.sds),
-            )
+        first, none = len(self.coefficients), np.arange(0)
+        own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))
+        for group, sds, partials in self._by_group(*own):
+            where = _indices(places["beta"][first : first + group.size])
+            kinds = tuple(type(prior) for prior in group.sds)
             numbers = [number for prior in group.sds for number in prior.numbers]
+            term = Effects(where, len(group.sds), _indices(sds), _indices(partials), kinds)
             terms.append((term, tuple(map(np.asarray, [*numbers, group.correlation.eta]))))
-            first, sd, partial = first + group.size, sd + count, partial + correlated
+            first += group.size
         return terms
+
+    def _by_group(
+        self, sds: Pytree, partials: Pytree
+    ) -> Iterator[tuple[GroupPrior, Pytree, Pytree]]:
+        """Yield each group with its entries of the log sds and of the partial correlations."""
+        first, second = 0, 0
+        for group in self.groups:
+            ends = first + len(group.sds), second + group.partials
+            yield group, sds[first : ends[0]], partials[second : ends[1]]
+            first, second = ends
 
     def _shared(
         self, where: np.ndarray, columns: list[int], like: Horseshoe, tau: int
     ) -> tuple[ExactTerm, Numbers]:
-        arguments = np.array(
-            [self.coefficients[j].numbers[2:] for j in columns]
-        )  # unit, resolution
+        units = [self.coefficients[j].numbers[2:] for j in columns]  # and resolutions
+        arguments = np.array(units)
         shared = (np.asarray(like.scale), np.asarray(like.slab))
         by_column = tuple(np.broadcast_to(number, where.shape).ravel() for number in arguments.T)
-        return SharedScale(tuple(map(int, where.ravel())), int(tau)), (*shared, *by_column)
+        return SharedScale(_indices(where), int(tau)), (*shared, *by_column)
 
     # Draws -----------------------------------------------------------------------------------
 
@@ -402,7 +382,7 @@ class ModelPriors:
         """Return the hyperparameters under the names and in the units that draws show."""
         named: dict[str, Pytree] = {}
         if PARTIAL in own:
-            named["group_cor"] = jnp.concatenate(self._by_group(own[PARTIAL], correlations))
+            named["group_cor"] = self._correlated(own[PARTIAL], correlations)
         if LOG_SD in own:
             named["group_sd"] = jnp.exp(own[LOG_SD])
         if HORSESHOE in own:
@@ -410,36 +390,23 @@ class ModelPriors:
             named["horseshoe_scale"] = scale[0] if len(self.horseshoes) == 1 else scale
         return named
 
-    def _by_group(
+    def _correlated(
         self, values: jax.Array, function: Callable[[jax.Array, int], jax.Array]
-    ) -> list[jax.Array]:
+    ) -> jax.Array:
         """Apply a function to the part of `values` of each group that has correlations."""
-        parts, first = [], 0
-        for group in self.groups:
-            if group.partials:
-                part = values[first : first + group.partials]
-                parts.append(function(part, len(group.sds)))
-                first += group.partials
-        return parts
+        parts = self._by_group(values, values)
+        return jnp.concatenate([function(x, len(g.sds)) for g, _, x in parts if g.partials])
 
     def effect_factors(self, own: Theta) -> list[jax.Array]:
         """Cholesky factor of the covariance of each group term's effects."""
-        factors, sd, partial = [], 0, 0
-        for group in self.groups:
-            count = len(group.sds)
-            parts = [own[LOG_SD][sd : sd + count]]
-            if group.partials:
-                parts.append(own[PARTIAL][partial : partial + group.partials])
-            factors.append(covariance_factor(jnp.concatenate(parts), count))
-            sd, partial = sd + count, partial + group.partials
-        return factors
+        parts = self._by_group(own[LOG_SD], own.get(PARTIAL, jnp.zeros(0)))
+        return [covariance_factor(jnp.concatenate(of), len(g.sds)) for g, *of in parts]
 
     def restore(self, named: dict[str, Pytree]) -> dict[str, Pytree]:
         """Undo `report`: move the hyperparameters out of `named`."""
         own: dict[str, Pytree] = {}
         if "group_cor" in named:
-            below = self._by_group(jnp.asarray(named.pop("group_cor")), partials_of)
-            own[PARTIAL] = jnp.concatenate(below)
+            own[PARTIAL] = self._correlated(jnp.asarray(named.pop("group_cor")), partials_of)
         if self.groups:
             own[LOG_SD] = jnp.log(named.pop("group_sd"))
         if self.horseshoes:
@@ -472,29 +439,26 @@ class ModelPriors:
 
     def normal(self, theta: Theta) -> dict[str, Pytree]:
         """Which parameters have a normal prior, whose width is its standard deviation."""
-        is_normal = np.zeros(np.shape(theta["beta"])[-1], bool)
-        is_normal[: len(self.coefficients)] = [isinstance(p, Normal) for p in self.coefficients]
-        marks: dict[str, Pytree] = {"beta": np.broadcast_to(is_normal, np.shape(theta["beta"]))}
-        if self.intercept is not None:
-            marks["intercept"] = np.full(
-                np.shape(theta["intercept"]), isinstance(self.intercept, Normal)
-            )
-        marks |= {name: np.asarray(prior.quadratic) for name, prior in self.extras}
-        if OWN in theta:
-            marks[OWN] = jax.tree.map(lambda leaf: np.zeros(np.shape(leaf), bool), theta[OWN])
-        return marks
+        return self._marks(theta, lambda prior: isinstance(prior, Normal | LogNormal), False)
 
     def shrunk(self, theta: Theta) -> dict[str, Pytree]:
         """Which parameters have a shrinkage prior, meant to win where data say little."""
-        marks = {
-            name: np.zeros(np.shape(leaf), bool) for name, leaf in theta.items() if name != OWN
+        return self._marks(theta, lambda prior: isinstance(prior, Horseshoe), True)
+
+    def _marks(self, theta: Theta, has: Callable[[Prior], bool], pooled: bool) -> dict[str, Pytree]:
+        """Which parameters have a prior of a kind; group effects and hyperparameters, `pooled`."""
+        of = {"intercept": self.intercept, **dict(self.extras)}
+        alone = {name: has(prior) for name, prior in of.items() if prior is not None}
+        columns = np.full(np.shape(theta["beta"])[-1], pooled)
+        columns[: len(self.coefficients)] = [has(prior) for prior in self.coefficients]
+        marks = {"beta": columns} | alone
+        return {
+            name: jax.tree.map(
+                lambda x: np.broadcast_to(marks.get(name, pooled), np.shape(x)),  # noqa: B023
+                leaf,
+            )
+            for name, leaf in theta.items()
         }
-        columns = np.ones(np.shape(theta["beta"])[-1], bool)  # group effects, after the others
-        columns[: len(self.coefficients)] = [isinstance(p, Horseshoe) for p in self.coefficients]
-        marks["beta"] = np.broadcast_to(columns, np.shape(theta["beta"]))
-        if OWN in theta:
-            marks[OWN] = jax.tree.map(lambda leaf: np.ones(np.shape(leaf), bool), theta[OWN])
-        return marks
 
     @property
     def has_flat(self) -> bool:
@@ -540,7 +504,11 @@ def _independent(
         np.array([prior.numbers[i] for prior in priors]) for i in range(len(priors[0].numbers))
     ]
     spread = tuple(np.broadcast_to(number, where.shape).ravel() for number in numbers)
-    return Independent(kind, tuple(map(int, where.ravel())), logged), spread
+    return Independent(kind, _indices(where), logged), spread
+
+
+def _indices(where: np.ndarray) -> tuple[int, ...]:
+    return tuple(map(int, where.ravel()))
 
 
 def shapes_of(theta: Theta) -> dict[str, tuple[int, ...]]:
