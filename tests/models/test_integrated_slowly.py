@@ -1,8 +1,5 @@
 """Slow tests of integrated groups: the flights' aircraft, and small scales by simulation."""
 
-import os
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 from scipy.stats import chi2
@@ -77,60 +74,23 @@ def simulated(k, sizes, sd, family_sd=0.5):
 
 SMALL = np.tile([5, 8, 12, 20], 60)  # rows of 240 groups
 THIN = np.tile([2, 3, 4, 5], 40)
-TOGETHER = 20  # simulations per part, a minute or two
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """Simulations of one shape, in parts that run in parallel as separate tests."""
+def shares_below(count, sizes, sd, prior_sd):
+    """Return the share of draws below the truth for each parameter and simulation.
 
-    name: str
-    parts: int
-    sizes: np.ndarray
-    sd: float  # scale of the prior from which truths are drawn
-    prior_sd: float  # scale of the prior in the fitted model
-
-    def shares_below(self, part):
-        """Return the share of draws below the truth for each parameter and simulation.
-
-        All simulations have one shape, so they are compiled once.
-        """
-        family = mo.models.Logistic(prior_scale=0.5, intercept_scale=0.5)
-        model = IntegratedEffects(family, "g", group_sd=self.prior_sd)
-        run = {"draws": 300, "tune": 200, "chains": 2, "progressbar": False}
-        shares = []
-        for k in range(part * TOGETHER, (part + 1) * TOGETHER):
-            rows, truth = simulated(k, self.sizes, self.sd)
-            post = mo.sample(model, rows, method="hmc-ecs", random_seed=k, **run)
-            shares.append([np.mean(post.draws[name] < value) for name, value in truth.items()])
-        return np.array(shares).T
-
-
-SMALL_SCALES = Scenario("small-scales", 5, SMALL, 0.05, 0.05)
-ANOTHER_SMALL = Scenario("another-small", 3, SMALL, 0.05, 0.25)
-THIN_GROUPS = Scenario("thin-groups", 10, THIN, 1.0, 1.0)
-ANOTHER_THIN = Scenario("another-thin", 3, THIN, 1.0, 0.25)
-
-
-@pytest.fixture
-def pooled(tmp_path_factory):
-    """Return the shares of all parts that have run; the last to finish sees them all.
-
-    Parts may run in several processes, whose temporary folders are siblings.
+    Truths are drawn from a prior of scale `sd`, and fitted with one of `prior_sd`. All simulations
+    have one shape, so they are compiled once.
     """
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-
-    def pool(scenario, part):
-        shares = scenario.shares_below(part)
-        file = folder / f"{scenario.name}-{part}.npy"
-        np.save(file.with_suffix(".part.npy"), shares)
-        file.with_suffix(".part.npy").rename(file)
-        files = [folder / f"{scenario.name}-{k}.npy" for k in range(scenario.parts)]
-        there = [np.load(file) for file in files if file.exists()]
-        return np.concatenate(there, axis=1), len(there) == scenario.parts
-
-    return pool
+    family = mo.models.Logistic(prior_scale=0.5, intercept_scale=0.5)
+    model = IntegratedEffects(family, "g", group_sd=prior_sd)
+    run = {"draws": 300, "tune": 200, "chains": 2, "progressbar": False}
+    shares = []
+    for k in range(count):
+        rows, truth = simulated(k, sizes, sd)
+        post = mo.sample(model, rows, method="hmc-ecs", random_seed=k, **run)
+        shares.append([np.mean(post.draws[name] < value) for name, value in truth.items()])
+    return np.array(shares).T
 
 
 def off_uniform(shares):
@@ -141,21 +101,10 @@ def off_uniform(shares):
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-@pytest.mark.parametrize("part", range(SMALL_SCALES.parts))
-def test_small_scales_by_simulation(part, pooled):
-    """The scale is about .05; its posterior reaches zero, where log tau is far from normal.
-
-    All parts are judged together, because the truths of one part are uneven by chance.
-    """
-    shares, complete = pooled(SMALL_SCALES, part)
-    assert not complete or max(off_uniform(each) for each in shares) < 1
-
-
-@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-@pytest.mark.parametrize("part", range(ANOTHER_SMALL.parts))
-def test_another_prior_fails_the_simulation(part, pooled):
-    shares, complete = pooled(ANOTHER_SMALL, part)
-    assert off_uniform(shares[0]) > 1 or not complete
+def test_small_scales_by_simulation():
+    """The scale is about .05; its posterior reaches zero, where log tau is far from normal."""
+    assert max(map(off_uniform, shares_below(100, SMALL, 0.05, 0.05))) < 1
+    assert off_uniform(shares_below(60, SMALL, 0.05, 0.25)[0]) > 1  # another prior
 
 
 def off_coverage(shares):
@@ -165,15 +114,7 @@ def off_coverage(shares):
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-@pytest.mark.parametrize("part", range(THIN_GROUPS.parts))
-def test_intervals_of_thin_groups_cover(part, pooled):
+def test_intervals_of_thin_groups_cover():
     """Groups of two to five rows, over 200 simulations."""
-    shares, complete = pooled(THIN_GROUPS, part)
-    assert not complete or np.all(np.abs(off_coverage(shares)) < 1)
-
-
-@pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")
-@pytest.mark.parametrize("part", range(ANOTHER_THIN.parts))
-def test_intervals_of_another_prior_do_not_cover(part, pooled):
-    shares, complete = pooled(ANOTHER_THIN, part)
-    assert off_coverage(shares)[0] < -1 or not complete
+    assert np.all(np.abs(off_coverage(shares_below(200, THIN, 1.0, 1.0))) < 1)
+    assert off_coverage(shares_below(60, THIN, 1.0, 0.25))[0] < -1  # another prior

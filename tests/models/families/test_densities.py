@@ -1,4 +1,4 @@
-"""Densities of all families but Gaussian, Poisson and logistic equal scipy's."""
+"""Densities of all families equal scipy's, and formulas for derivatives those of the densities."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,9 @@ import pytest
 from scipy import integrate, stats
 
 import modicum as mo
-from helpers.outcomes import DRAWN, family, family_rows
-from helpers.targets import all_of
+from helpers.outcomes import family, family_rows
+from helpers.targets import all_of, gaussian_rows, logistic_rows, poisson_rows
+from modicum.models import LinearPredictorModel
 
 M = mo.models
 N = 60
@@ -58,6 +59,10 @@ def _asymmetric(tau):
 
 # model, and density as a function of (batch, eta, reported extra parameter)
 TRUTH = {
+    "Logistic": lambda b, e, _: stats.bernoulli.logpmf(b["y"], _sigmoid(e)),
+    "Poisson": lambda b, e, _: stats.poisson.logpmf(b["y"], np.exp(e)),
+    "Gaussian": lambda b, e, s: stats.norm.logpdf(b["y"], e, s),
+    "StudentT": lambda b, e, s: stats.t.logpdf(b["y"], 4, e, s),
     "Probit": lambda b, e, _: stats.bernoulli.logpmf(b["y"], stats.norm.cdf(e)),
     "Cloglog": lambda b, e, _: stats.bernoulli.logpmf(b["y"], 1 - np.exp(-np.exp(e))),
     "Binomial": _binomial(_sigmoid),
@@ -72,14 +77,20 @@ TRUTH = {
     "Weibull": _weibull,
     "AsymmetricLaplace": _asymmetric(0.5),
 }
+OTHER_ROWS = {
+    "Logistic": logistic_rows, "Poisson": poisson_rows,
+    "Gaussian": gaussian_rows, "StudentT": gaussian_rows,
+}  # fmt: skip
 SETTINGS = {
+    "Gaussian": [({"scale": 0.7}, lambda b, e, _: stats.norm.logpdf(b["y"], e, 0.7))],
+    "StudentT": [({"scale": 0.7, "df": 3}, lambda b, e, _: stats.t.logpdf(b["y"], 3, e, 0.7))],
     "Binomial": [({"link": "probit"}, _binomial(stats.norm.cdf)),
                  ({"link": "cloglog"}, _binomial(lambda e: 1 - np.exp(-np.exp(e))))],
     "AsymmetricLaplace": [({"quantile": 0.9}, _asymmetric(0.9)),
                           ({"quantile": 0.2, "scale": 0.7}, lambda b, e, _: _asymmetric(0.2)(
                               b, e, 0.7))],
 }  # fmt: skip
-CASES = [(name, {}, TRUTH[name]) for name in DRAWN]
+CASES = [(name, {}, TRUTH[name]) for name in TRUTH]
 CASES += [
     pytest.param(name, settings, truth, marks=pytest.mark.slow)
     for name, more in SETTINGS.items()
@@ -89,7 +100,7 @@ FAR_OUT = {"Beta": 100.0, "Ordinal": 100.0, "Gamma": 20.0, "NegativeBinomial": 1
 
 
 def _case(name, settings, seed=3):
-    rows = family_rows(name, N)
+    rows = OTHER_ROWS[name](N) if name in OTHER_ROWS else family_rows(name, N)
     model = family(name, **settings).resolved(rows)
     rng = np.random.default_rng(seed)
     theta = jax.tree.map(
@@ -102,7 +113,7 @@ def _seen(model, theta, batch):
     """Return the linear predictor in scipy's form, and the reported extra parameter."""
     named = {name: np.asarray(x) for name, x in model.report(theta).items()}
     intercept = named.pop("intercept", 0.0)
-    eta = batch["x"] @ named.pop("beta") + intercept
+    eta = batch["x"] @ named.pop("beta") + intercept + batch.get("offset", 0.0)
     return eta, next(iter(named.values()), None)
 
 
@@ -118,7 +129,7 @@ def test_log_likelihood_is_scipys_density(name, settings, truth, x64):
     assert np.max(np.abs(np.subtract(log_likelihood(wrong, batch), ours))) > 1e-4
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", TRUTH)
 def test_report_and_restore_are_inverse(name, x64):
     model, theta, _ = _case(name, {})
     back = model.restore(model.report(theta))
@@ -130,7 +141,7 @@ def test_report_and_restore_are_inverse(name, x64):
     assert sum(map(np.size, flat)) == sum(map(np.size, reported))  # names match the flat vector
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", TRUTH)
 def test_expected_outcomes_are_means(name, x64):
     model, theta, batch = _case(name, {})
     eta, extra = _seen(model, theta, batch)
@@ -139,7 +150,8 @@ def test_expected_outcomes_are_means(name, x64):
         "Cloglog": 1 - np.exp(-np.exp(eta)),
         "Binomial": _sigmoid(eta),
         "Beta": _sigmoid(eta),
-        "AsymmetricLaplace": eta,
+        "Logistic": _sigmoid(eta),
+        **dict.fromkeys(("AsymmetricLaplace", "Gaussian", "StudentT"), eta),
     }
     if name in ("ZeroInflatedPoisson", "HurdlePoisson"):
         y = np.arange(200.0)
@@ -150,38 +162,81 @@ def test_expected_outcomes_are_means(name, x64):
         truth[name] = np.exp(each).T
     if name == "Weibull":
         truth[name] = stats.weibull_min(extra, scale=np.exp(eta)).mean()
-    known = {
-        k: v for k, v in batch.items() if k == "x"
-    }  # prediction needs neither trials nor event
+    known = {k: v for k, v in batch.items() if k in ("x", "offset")}  # neither trials nor event
     truth = truth.get(name, np.exp(eta))
     np.testing.assert_allclose(jax.jit(model.expected)(theta, known), truth, rtol=1e-9)
 
 
-BY_HAND = [
-    ("Probit", {}, [0.0, 1.0]),
-    ("Cloglog", {}, [0.0, 1.0]),
-    ("Binomial", {}, [(3.0, 7.0), (0.0, 2.0)]),
-    pytest.param("Binomial", {"link": "probit"}, [(3.0, 7.0)], marks=pytest.mark.slow),
-    ("Exponential", {}, [(0.7, 1.0), (2.0, 0.0)]),
-    ("AsymmetricLaplace", {"scale": 0.8, "quantile": 0.3, "smoothing": 0.5}, [-1.0, 2.0]),
-]
+BINARY, REAL = [0.0, 1.0], [-2.0, 0.3, 5.0]
+BY_HAND = {
+    "Logistic": ({}, BINARY),
+    "Probit": ({}, BINARY),
+    "Cloglog": ({}, BINARY),
+    "Poisson": ({}, [0.0, 1.0, 7.0]),
+    "Binomial": ({"link": "probit"}, [(3.0, 10.0), (0.0, 4.0)]),
+    "Exponential": ({}, [(0.2, 1.0), (3.0, 0.0)]),
+    "Gaussian": ({"scale": 0.6}, REAL),
+    "StudentT": ({"scale": 0.6, "df": 3.0}, REAL),
+    "AsymmetricLaplace": ({"quantile": 0.8, "scale": 0.6, "smoothing": 0.3}, REAL),
+}
+ETA = np.linspace(-9.01, 9.0, 73)
 
 
-@pytest.mark.parametrize(("name", "settings", "outcomes"), BY_HAND)
-def test_derivatives_in_eta_match_f(name, settings, outcomes, x64):
-    model = family(name, **settings)
-    eta = np.tile(np.linspace(-3.03, 1.8, 15), len(outcomes))
-    y = np.repeat(np.array(outcomes), 15, axis=0)
+def _derivatives(model, outcomes):
+    """Return all orders by NumPy, compiled, and the derivative of the order before, (order, row).
 
-    def all_orders(e):
-        f = jax.vmap(model.log_density)(e[:, None], jnp.asarray(y))
-        return jnp.stack([f, *model.derivatives(e, y), *model.higher_derivatives(e, y)])
+    Each is in units of its largest: where it crosses 0, terms of the size of the largest cancel.
+    """
+    eta, y = np.tile(ETA, len(outcomes)), np.repeat(np.array(outcomes), len(ETA), axis=0)
 
-    both = jax.jit(lambda e: jax.jvp(all_orders, (e,), (jnp.ones_like(e),)))
-    value, slope = map(np.asarray, both(eta))
-    np.testing.assert_allclose(value[0], value[1], rtol=1e-12)
-    np.testing.assert_allclose(value[2], slope[0], rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(value[2:], slope[1:7], rtol=1e-6, atol=1e-10)
+    def formulas(eta, y):
+        return *model.derivatives(eta, y), *model.higher_derivatives(eta, y), model.value(eta, y)
+
+    def compiled(eta):
+        f = jax.vmap(model.log_density)(eta[:, None], jnp.asarray(y))
+        return jnp.stack([f, *formulas(eta, y)])
+
+    with np.errstate(over="ignore"):
+        by_numpy = formulas(eta, y)
+    assert all(isinstance(part, np.ndarray) for part in by_numpy)
+    theirs, slope = jax.jit(lambda e: jax.jvp(compiled, (e,), (jnp.ones_like(e),)))(eta)
+    largest = np.abs(by_numpy).max(axis=1, keepdims=True)
+    largest[largest == 0] = 1
+    slopes = np.stack([theirs[0], *slope[1:7], theirs[0]])
+    return by_numpy / largest, theirs[1:] / largest, slopes / largest
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_formulas_are_the_derivatives_of_f_by_numpy_too(name, x64):
+    settings, outcomes = BY_HAND[name]
+    by_numpy, compiled, true = _derivatives(family(name, **settings), outcomes)
+    np.testing.assert_allclose(by_numpy, compiled, rtol=1e-7, atol=1e-11)
+    near = np.tile(np.abs(ETA) < 3.1, len(outcomes))  # further out, JAX's derivatives cancel
+    np.testing.assert_allclose(compiled[:, near], true[:, near], rtol=1e-6, atol=1e-8)
+
+
+def test_every_family_without_a_compiler_is_compared():
+    assert {kind.__name__ for kind in M.FAMILIES.values() if kind.on_numpy} == set(BY_HAND)
+
+
+def test_another_formula_is_noticed(x64):
+    class Broken(M.Logistic):
+        def higher_derivatives(self, eta, y):
+            fourth, *others = super().higher_derivatives(eta, y)
+            return (fourth if isinstance(eta, np.ndarray) else 1.001 * fourth, *others)
+
+    by_numpy, compiled, true = _derivatives(Broken(), BINARY)
+    assert not np.allclose(by_numpy, compiled, rtol=1e-7, atol=1e-11)
+    assert not np.allclose(compiled, true, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["Poisson", "Exponential"])
+def test_derivatives_are_automatic_without_formulas(name, x64):
+    model, (first, *_) = family(name), BY_HAND[name][1]
+    eta, y = ETA[:, None], np.tile(first, (len(ETA), 1, *[1] * np.ndim(first)))  # at nodes too
+    automatic = jax.jit(lambda e: LinearPredictorModel.derivatives(model, e, y))(eta)
+    for ours, formula in zip(automatic, model.derivatives(eta, y), strict=True):
+        np.testing.assert_allclose(ours, np.broadcast_to(formula, ours.shape), rtol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "size"), FAR_OUT.items())
