@@ -146,7 +146,7 @@ def test_classes_are_drawn_by_their_probabilities():
 def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_path, monkeypatch):
     from modicum.posterior import predict
 
-    monkeypatch.setattr(predict, "MOST_BYTES", 1000)
+    monkeypatch.setattr(predict, "MOST_GIGABYTES", 1e-6)
     with pytest.raises(SettingError, match="draw fewer, or write them"):
         gaussian.predictive(draws=10)
     there = gaussian.predictive(draws=10, out=tmp_path / "outcomes.npy")

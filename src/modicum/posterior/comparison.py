@@ -12,7 +12,7 @@ exp(elpd); with the Bayesian bootstrap, they are averaged over bootstrap replica
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from scipy.special import softmax
@@ -32,16 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Weighting = Literal["stacking", "bb-pseudo-bma", "pseudo-bma"]
-METHODS = ("stacking", "bb-pseudo-bma", "pseudo-bma")
 BOOTSTRAPS = 1_000
-
-
-def require_weighting(method: object) -> None:
-    """Refuse an unknown method of weighting models."""
-    if method not in METHODS:
-        raise SettingError(
-            f"method must be 'stacking', 'bb-pseudo-bma' or 'pseudo-bma', not {method!r}."
-        )
 
 
 def model_weights(models: Sequence[LeaveOneOut], method: Weighting, seed: int) -> np.ndarray:
@@ -192,7 +183,10 @@ def compare(
     >>> bool(table.loc["no effect", "elpd_diff"] > 4 * table.loc["no effect", "dse"])
     True
     """
-    require_weighting(method)
+    if method not in get_args(Weighting):
+        raise SettingError(
+            f"method must be 'stacking', 'bb-pseudo-bma' or 'pseudo-bma', not {method!r}."
+        )
     subjects = _subjects(posteriors, data)
     _require_same_outcomes(subjects)
     _question_measures(subjects)

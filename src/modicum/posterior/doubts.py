@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -92,10 +93,28 @@ def convergence_warnings(
             weights = None  # equal weights are no weights
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
     if usable and not frozen and mixing:
-        tidied = tidy_labels(labels, arrays)
-        doubts += _check_nested_r_hat(arrays, weights, tidied, superchains)
-        doubts += _check_r_hat_and_ess(arrays, weights, tidied, modes_apart)
+        scalars = _Scalars.of(arrays, tidy_labels(labels, arrays))
+        if superchains is not None and scalars.names:
+            doubts += _check_nested_r_hat(scalars, weights, superchains)
+        if scalars.names:
+            doubts += _check_r_hat_and_ess(scalars, weights, modes_apart)
     return doubts
+
+
+class _Scalars(NamedTuple):
+    """Scalars by name, evenly spaced ones of many, and their draws (chain, draw, scalar)."""
+
+    names: list[str]
+    draws: np.ndarray
+
+    @classmethod
+    def of(cls, draws: Mapping[str, np.ndarray], labels: Labels) -> _Scalars:
+        names = [
+            line for name, x in draws.items() for line in scalar_names(name, x.shape[2:], labels)
+        ]
+        flat = np.concatenate([x.reshape(*x.shape[:2], -1) for x in draws.values()], axis=2)
+        at = evenly_spaced(len(names), MOST_SCALARS) if names else np.arange(0)
+        return cls([names[k] for k in at], flat[:, :, at].astype(float))
 
 
 def _not_finite(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
@@ -170,7 +189,7 @@ def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning
             )
         ]
     doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
-    if mixing and _measurable(weights):
+    if mixing and weights.shape[1] >= FEWEST_DRAWS and finite_and_moving(weights):
         ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
             doubts.append(
@@ -261,32 +280,13 @@ def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]
     return [ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)]
 
 
-def _flat(draws: dict[str, np.ndarray], labels: Labels) -> tuple[list[str], np.ndarray]:
-    """Return the names of all scalars, and their draws (chain, draw, scalar)."""
-    names: list[str] = []
-    values = []
-    for name, x in draws.items():
-        names += scalar_names(name, x.shape[2:], labels)
-        values.append(x.reshape(*x.shape[:2], -1))
-    return names, np.concatenate(values, axis=2)
-
-
 def _check_nested_r_hat(
-    draws: dict[str, np.ndarray],
-    weights: np.ndarray | None,
-    labels: Labels,
-    superchains: int | None,
+    scalars: _Scalars, weights: np.ndarray | None, superchains: int
 ) -> list[ModicumWarning]:
     """Check whether chains with one starting point remain closer to each other than to others."""
-    names, flat = _flat(draws, labels)
-    chains, number = flat.shape[:2]
-    if superchains is None or not names:
-        return []
-    scalars = evenly_spaced(len(names), MOST_SCALARS)
-    values = flat[:, :, scalars].astype(float)
-    values = values if weights is None else influence(values, weights)
+    values = scalars.draws if weights is None else influence(scalars.draws, weights)
     ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
-    limit = largest_nested_r_hat(superchains, chains, number, len(scalars))
+    limit = largest_nested_r_hat(superchains, *values.shape)
     worst = int(ratios.argmax())
     if not ratios[worst] > limit:
         return []
@@ -294,7 +294,7 @@ def _check_nested_r_hat(
         ModicumWarning(
             "nested-r-hat",
             f"chains still remember their starting points: nested R-hat of {superchains} "
-            f"superchains is {ratios[worst]:.2f} for {names[scalars[worst]]} (limit {limit:.2f})",
+            f"superchains is {ratios[worst]:.2f} for {scalars.names[worst]} (limit {limit:.2f})",
             "tune longer, or draw more",
             nested_r_hat=ratios[worst],
             limit=limit,
@@ -303,19 +303,14 @@ def _check_nested_r_hat(
 
 
 def _check_r_hat_and_ess(
-    draws: dict[str, np.ndarray],
-    weights: np.ndarray | None,
-    labels: Labels,
-    modes_apart: bool,
+    scalars: _Scalars, weights: np.ndarray | None, modes_apart: bool
 ) -> list[ModicumWarning]:
     """Check R-hat and effective sample size of the worst scalar."""
-    names, flat = _flat(draws, labels)
-    chains, number = flat.shape[:2]
-    if number < FEWEST_DRAWS or not names:
+    names, (chains, number, count) = scalars.names, scalars.draws.shape
+    if number < FEWEST_DRAWS:
         return []
-    scalars = evenly_spaced(len(names), MOST_SCALARS)
     part = evenly_spaced(chains, MOST_CHAINS)
-    values = flat[part][:, :, scalars].astype(float)
+    values = scalars.draws[part]
     measured = diagnose(values, None if weights is None else weights[part])
     # A constant scalar has neither R-hat nor ESS; one that moves must have both.
     moving = finite_and_moving(values)
@@ -323,10 +318,10 @@ def _check_r_hat_and_ess(
     bulk, tail = measured["ess_bulk"], measured["ess_tail"]
     sizes = np.where(np.isnan(tail), bulk, np.minimum(bulk, tail)) * chains / len(part)
     sizes = np.where(moving, sizes, np.inf)
-    limit = largest_r_hat(len(part), number, len(scalars))
+    limit = largest_r_hat(len(part), number, count)
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
-        return [_unmeasured_warning(names[scalars[int(unknown.argmax())]], weights is not None)]
+        return [_unmeasured_warning(names[int(unknown.argmax())], weights is not None)]
     sizes = np.where(np.isnan(sizes), np.inf, sizes)  # no ESS if chains are apart: R-hat warns
     doubts = []
     worst = int(ratios.argmax())
@@ -334,7 +329,7 @@ def _check_r_hat_and_ess(
         doubts.append(
             ModicumWarning(
                 "r-hat",
-                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[scalars[worst]]} "
+                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[worst]} "
                 f"(limit {limit:.2f})",
                 EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
                 r_hat=ratios[worst],
@@ -347,7 +342,7 @@ def _check_r_hat_and_ess(
             ModicumWarning(
                 "ess",
                 f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
-                f"for {names[scalars[worst]]} (ESS)",
+                f"for {names[worst]} (ESS)",
                 EACH_ITS_MODE
                 if modes_apart
                 else "draw more, or use more rows per step if subsampling slows it",
@@ -383,11 +378,7 @@ def largest_r_hat(chains: int, draws: int, scalars: int) -> float:
     (2 chains - 1) F is chi-squared: in short runs 1.01 would be exceeded by chance. A good chain
     is one with an inefficiency factor of two, like HMC in the papers.
     """
-    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats is slow to import
-
-    freedom = 2 * chains - 1
-    by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
-    return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / max(draws / 4, 1))))
+    return _limit(2 * chains - 1, max(draws / 4, 1), scalars)
 
 
 def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int) -> float:
@@ -396,13 +387,11 @@ def largest_nested_r_hat(superchains: int, chains: int, draws: int, scalars: int
     Nested R-hat squared is about 1 + F / n for superchains worth n independent draws, where
     (superchains - 1) F is chi-squared; a good chain has an inefficiency factor of two.
     """
-    from scipy.special import chdtri
+    return _limit(superchains - 1, chains / superchains * max(draws / 2, 1), scalars)
 
-    freedom = superchains - 1
+
+def _limit(freedom: int, worth: float, scalars: int) -> float:
+    from scipy.special import chdtri  # the tail of chi-squared; scipy.stats is slow to import
+
     by_chance = chdtri(freedom, 1e-3 / scalars) / freedom
-    worth = chains / superchains * max(draws / 2, 1)
     return float(max(LARGEST_R_HAT, np.sqrt(1 + by_chance / worth)))
-
-
-def _measurable(x: np.ndarray) -> bool:
-    return x.shape[1] >= FEWEST_DRAWS and bool(finite_and_moving(x))

@@ -234,6 +234,12 @@ def affordable(source: Draws, rows: int, draws: int | None, fewest: int = FEWEST
     return min(total, max(fewest, most))
 
 
+def weights_of(source: Draws) -> np.ndarray:
+    """Return the weight of each draw, (chain, draw); ones if there are no weights."""
+    shape = (source.chains, source.num_draws)
+    return np.ones(shape) if source.weights is None else source.weights
+
+
 def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return at most `number` draws, evenly spaced over all chains, and their weights (1, draws).
 
@@ -242,8 +248,7 @@ def thinned(source: Draws, number: int) -> tuple[dict[str, np.ndarray], np.ndarr
     total = source.chains * source.num_draws
     at = evenly_spaced(total, number)
     subset = {k: v.reshape(total, *v.shape[2:])[at] for k, v in source.draws.items()}
-    weights = np.ones(total) if source.weights is None else source.weights.reshape(-1)
-    return subset, weights[at][None]
+    return subset, weights_of(source).reshape(-1)[at][None]
 
 
 def evenly_spaced(total: int, number: int) -> np.ndarray:
@@ -287,6 +292,19 @@ def require_positive(weights: np.ndarray | None, purpose: str) -> None:
             "marginal, contrast, loo or ppc, which account for the signs; or, for equally weighted "
             'draws, sample with another method, such as method="hmc-ecs".'
         )
+
+
+def averaged_draws(
+    source: Draws, number: int, purpose: str
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return at most `number` draws and their weights (draws,), if averages of them mean something.
+
+    Draws that are not finite are refused, and draws whose signs cancel.
+    """
+    require_finite(source.draws, purpose)
+    subset, (weights,) = thinned(source, number)
+    require_positive_sum(weights, purpose)
+    return subset, weights
 
 
 def require_positive_sum(weights: np.ndarray, purpose: str) -> None:

@@ -29,7 +29,7 @@ from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.curvature import expanded_prior
-from modicum.posterior.draws import require_finite, require_positive_sum, thinned
+from modicum.posterior.draws import averaged_draws, require_positive_sum
 from modicum.posterior.exactness import WORST_TAIL
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, flat_points
@@ -158,15 +158,13 @@ def log_evidence(
     rows = post.rows_of_fit(data, "the evidence")
     whole_number("points", points, FEWEST)
     model = post.fitted_model()
-    require_finite(post.draws, "the evidence")
     if model.has_flat_prior:
         raise SettingError(
             "the evidence is an average over the prior, which is not defined for a flat prior; "
             "give every parameter a proper prior (mo.priors.Normal ...)."
         )
     total = post.chains * post.num_draws
-    subset, weights = thinned(post, total)
-    require_positive_sum(weights, "the evidence")
+    subset, weights = averaged_draws(post, total, "the evidence")
     target, draws = flat_points(post, rows, subset)
     _require_enough(target, total)
     engine = LocalEngine(progressbar=progressbar)
@@ -174,7 +172,7 @@ def log_evidence(
     sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
     bridge = np.zeros(total, bool)
     bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
-    proposal = NormalProposal.fitted(sums, draws[~bridge], weights[0][~bridge], "evidence")
+    proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge], "evidence")
     rng = generator(random_seed, Stream.EVIDENCE)
     new = proposal.draw(rng, points)
     log_ratio = log_joint(sums, new, "evidence") - proposal.log_density(new)
@@ -186,7 +184,7 @@ def log_evidence(
     draws_ratio = (
         log_joint(sums, half, "evidence") - proposal.log_density(half) + _log_constant(model)
     )
-    bridged = _bridge_sampling(draws_ratio, weights[0][bridge], log_ratio)
+    bridged = _bridge_sampling(draws_ratio, weights[bridge], log_ratio)
     _warn_if_uncertain(bridged, tail)
     return bridged
 

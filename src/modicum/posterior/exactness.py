@@ -38,13 +38,12 @@ from modicum.passes.pointwise import log_likelihoods
 from modicum.passes.pointwise import scores as log_posterior_scores
 from modicum.posterior.doubts import Warnings
 from modicum.posterior.draws import (
+    averaged_draws,
     evenly_spaced,
     named_axes,
     require_finite,
     require_positive,
-    require_positive_sum,
     resample,
-    thinned,
 )
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, flat_points
@@ -340,14 +339,9 @@ def stein_discrepancy(
             "integrated out; hold them explicitly (groups='explicit')."
         )
     same = post.rows_of_fit(rows, PURPOSE)
-    require_finite(post.draws, PURPOSE)
-    subset, weights = thinned(post, draws)
+    subset, weights = averaged_draws(post, draws, PURPOSE)
     if weights.size < 2:
         raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
-    if not weights.sum() > 0:
-        raise SettingError(
-            f"{PURPOSE} needs draws whose weights have a positive sum, and here the signs cancel."
-        )
     subsample = None if subsample is None or subsample >= len(same) else subsample
     target, points = flat_points(post, same, subset)
     if not finite_and_moving(points[None]).all():
@@ -368,7 +362,7 @@ def stein_discrepancy(
     if subsample is None:
         value = kernel_stein_discrepancy(points, scores, scale=scale, weights=weights)
         own = np.sum((scores * scale) ** 2, axis=1) + points.shape[1]  # k0(x, x) of the kernel
-        share = weights.reshape(-1) / weights.sum()
+        share = weights / weights.sum()
         floor = float(np.sqrt(np.sum(share**2 * own)))
     return SteinDiscrepancy(squared, value, floor, len(points), subsample)
 
@@ -382,9 +376,8 @@ def residual_sizes(
 ) -> np.ndarray:
     """Return the root mean square residual over draws, of up to `number` random rows."""
     rows = post.rows_of_fit(data, "a plot of residuals")
-    require_finite(post.draws, "a plot of residuals")
-    subset, (weights,) = thinned(post, post.chains * post.num_draws)
-    require_positive_sum(weights, "a plot of residuals")
+    total = post.chains * post.num_draws
+    subset, weights = averaged_draws(post, total, "a plot of residuals")
     target, points = flat_points(post, rows, subset)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean

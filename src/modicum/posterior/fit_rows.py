@@ -202,7 +202,7 @@ def aligned(
             _check_shape(name, theirs, ours)
     coding = None if same else theirs.coding
     fields = _common_fields(theirs, ours, coding)
-    dtype = _other_dtype(rows.dtype.name, fit.dtype)
+    dtype = fit.dtype if (rows.dtype.name == "uint8") != (fit.dtype == "uint8") else None
     return AlignedRows(rows, fields, columns, dtype, coding, first_new)
 
 
@@ -332,10 +332,6 @@ def _rows_of_arrays(batch: object, fit: RowsSchema | None) -> Rows:
     held_as_bytes = getattr(batch.get("x"), "dtype", None) == np.uint8
     kind = "uint8" if held_as_bytes else None
     return Rows.with_levels(batch, fit or RowsSchema((), {}), kind)
-
-
-def _other_dtype(theirs: str, ours: str) -> str | None:
-    return ours if (theirs == "uint8") != (ours == "uint8") else None
 
 
 def _check_offset(theirs: RowsSchema, ours: RowsSchema) -> None:

@@ -47,7 +47,7 @@ from modicum.models.model import Batch
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, Sums, with_nodes
 from modicum.passes.integrated_groups import draw_effects, effect_moments
-from modicum.posterior.draws import Draws, affordable, check_interval, thinned
+from modicum.posterior.draws import Draws, affordable, check_interval, thinned, weights_of
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.posterior.summary import percent
@@ -222,7 +222,7 @@ def _explicit_effects(
     (entries,) = post.labels[names[0]]
     ids = _level_ids(np.asarray(entries, object), group, levels)
     x = np.stack([post.draws[name][:, :, ids] for name in names], axis=-1)
-    weights = np.ones(x.shape[:2]) if post.weights is None else post.weights
+    weights = weights_of(post)
     size = None
     if rows is not None:
         counts = sum(
@@ -232,22 +232,16 @@ def _explicit_effects(
     fit_levels = _levels_of_fit(post, rows, group)
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
-    table = np.concatenate([tabulated(x, weights, prob), _error(x, weights)], axis=-1)
-    frame = _frame(table, group, called, effect_labels, size, prob)
+    frame = _frame(_tabulated(x, weights, prob), group, called, effect_labels, size, prob)
     frame.attrs["draws"] = weights.size
     return frame
 
 
-def tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
-    """Return mean, sd and interval of draws (chains, draws, groups, effects) on a last axis."""
+def _tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
+    """Return mean, sd, interval and Monte Carlo error of draws (chain, draw, ...), last axis."""
     low, high = weighted_quantile(x, weights, [(1 - prob) / 2, (1 + prob) / 2])
-    sd = np.sqrt(weighted_variance(x, weights))
-    return np.stack([weighted_mean(x, weights), sd, low, high], axis=-1)
-
-
-def _error(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the Monte Carlo error of means, as one more column."""
-    return np.asarray(weighted_mcse(x, weights))[..., None]
+    sd, error = np.sqrt(weighted_variance(x, weights)), weighted_mcse(x, weights)
+    return np.stack([weighted_mean(x, weights), sd, low, high, error], axis=-1)
 
 
 def _mixtures(
@@ -270,9 +264,7 @@ def _mixtures(
             density = np.tensordot(share, np.exp(-0.5 * z**2) / width, axes=1) / SQRT_2PI
             end = end - np.clip(above / np.maximum(density, TINY), -0.5 * sd, 0.5 * sd)
         ends.append(end)
-    return np.concatenate(
-        [np.stack([centre, sd, *ends], axis=-1), _error(mean[None], weights)], axis=-1
-    )
+    return np.stack([centre, sd, *ends, weighted_mcse(mean[None], weights)], axis=-1)
 
 
 def _frame(
@@ -437,10 +429,10 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     if len(shares) > 1:
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
-    weights = np.ones(x.shape[:2]) if post.weights is None else post.weights
+    weights = weights_of(post)
     columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
     index = pd.Index(list(shares), name="group")
-    return pd.DataFrame(tabulated(x, weights, prob), index=index, columns=columns)
+    return pd.DataFrame(_tabulated(x, weights, prob)[:, :4], index=index, columns=columns)
 
 
 def _group_variances(
@@ -609,11 +601,8 @@ def unpooled_effects(
     terms = terms_of(model, group)
     k = [name for term in terms for name in term.sd_names].index(effect)
     batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
-    weights = post.weights
-    named = {
-        name: weighted_mean(x, np.ones(x.shape[:2]) if weights is None else weights)
-        for name, x in post.draws.items()
-    }
+    weights = weights_of(post)
+    named = {name: weighted_mean(x, weights) for name, x in post.draws.items()}
     predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
     predictors = np.array(predict(named, batch))
     x = np.asarray(batch.get("x", np.empty((len(which), 0))))

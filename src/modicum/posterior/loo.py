@@ -47,10 +47,8 @@ from modicum.passes.curvature import expanded_prior
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.draws import (
     Draws,
+    averaged_draws,
     evenly_spaced,
-    require_finite,
-    require_positive_sum,
-    thinned,
 )
 from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
@@ -131,31 +129,24 @@ Subject: TypeAlias = tuple[FittedDraws, Rows, np.ndarray | None]
 """A fit, its rows, and the index of each in the table; None if they are in the table's order."""
 
 
-class LeftOutAnew(NamedTuple):
-    """Log predictive density of rows that were left out, and Pareto k of their weights."""
-
-    elpd: np.ndarray
-    pareto_k: np.ndarray
-
-
 def leave_out_anew(
     sums: Sums,
     mean: np.ndarray,
     row_ids: np.ndarray,
     share: np.ndarray,
     random_seed: int,
-) -> LeftOutAnew:
-    """Leave out a `share` of each of these rows (or groups); k is infinite where that fails.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Leave out a `share` of each of these rows (or groups), given the posterior mean.
 
-    `mean` is the posterior mean.
+    Return their log predictive densities and Pareto k, which is infinite where that fails.
     """
-    result = LeftOutAnew(np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf))
+    elpd, pareto_k = np.full(len(row_ids), np.nan), np.full(len(row_ids), np.inf)
     if len(mean) > DENSE_LIMIT:
-        return result
+        return elpd, pareto_k
     units = [(int(row), float(part)) for row, part in zip(row_ids, share, strict=True)]
     about = _expand(sums, mean).normal()
     if about is None:
-        return result
+        return elpd, pareto_k
     rng = generator(random_seed, Stream.LEFT_OUT_POINTS)
     without = [(k, _normal_without(sums, about.mean, *unit)) for k, unit in enumerate(units)]
     placed = [(k, normal) for k, normal in without if normal is not None]
@@ -167,9 +158,9 @@ def leave_out_anew(
         row, part = units[k]
         above, tail = average(log_ratio[0] + (1 - part) * _row_values(sums, row, drawn[0]))
         below, tail_below = average(ratio - part * _row_values(sums, row, points))
-        result.elpd[k] = above.value - below.value
-        result.pareto_k[k] = max(tail, tail_below)
-    return result
+        elpd[k] = above.value - below.value
+        pareto_k[k] = max(tail, tail_below)
+    return elpd, pareto_k
 
 
 class _Expansion(NamedTuple):
@@ -504,10 +495,8 @@ def _prepare(
     draws: int,
     engine: LocalEngine,
 ) -> _Prepared:
-    require_finite(source.draws, "leaving rows out")
-    subset, (weights,) = thinned(source, draws)
+    subset, weights = averaged_draws(source, draws, "leaving rows out")
     counts = weights != 0
-    require_positive_sum(weights, "leaving rows out")
     if counts.sum() < FEWEST:
         raise SettingError(
             f"{too_few(int(counts.sum()), 'draw')} to leave rows out, since the tail of the "
@@ -597,10 +586,10 @@ def _moment_matched(
     sums = Sums(subject.target, subject.units, engine, subject.ledger)
     mean = _mean(subject.points, subject.log_weight, subject.sign)
     share = np.minimum(left_out.weight[row_ids], 1.0)
-    anew = leave_out_anew(sums, mean, subject.places(row_ids), share, seed)
+    new_elpd, new_k = leave_out_anew(sums, mean, subject.places(row_ids), share, seed)
     elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
-    better = anew.pareto_k <= min(WORST_TAIL, left_out.good_k)
-    elpd[bad[better]], pareto_k[bad[better]] = anew.elpd[better], anew.pareto_k[better]
+    better = new_k <= min(WORST_TAIL, left_out.good_k)
+    elpd[bad[better]], pareto_k[bad[better]] = new_elpd[better], new_k[better]
     return replace(left_out, elpd=elpd, pareto_k=pareto_k, matched=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -230,33 +230,6 @@ def _alike(before: np.ndarray, now: np.ndarray) -> bool:
 CHUNK = 20_000  # rows per batch
 
 
-class Population(Protocol):
-    """Rows whose columns can be set."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-
-    def values(self, name: str) -> np.ndarray:
-        """Return the values of a column, numbers or levels; a `SettingError` if there is none."""
-
-    def levels(self, name: str) -> tuple[Level, ...]:
-        """Return the levels of a factor, in the fit's order; empty for numbers."""
-
-    def setting(self, name: str, values: np.ndarray) -> Iterator[Batch]:
-        """Yield the rows with a column set to these values, one per row, a chunk at a time."""
-
-    def columns_of(self, group: str) -> tuple[str, ...]:
-        """Return the columns that define a grouping factor."""
-
-    @property
-    def share(self) -> float:
-        """Share of all rows that these are; 0 if that is not known."""
-
-    @property
-    def as_it_is(self) -> AlignedRows:
-        """The rows, with no column changed."""
-
-
 @dataclass(frozen=True)
 class TablePopulation:
     """A sample of the table that a formula was applied to."""
@@ -407,6 +380,10 @@ class ArrayPopulation:
             batch[name] = codes.astype(batch[name].dtype)
         for first in range(0, len(self), CHUNK):
             yield {k: v[first : first + CHUNK] for k, v in batch.items()}
+
+
+Population: TypeAlias = TablePopulation | ArrayPopulation
+"""Rows whose columns can be set."""
 
 
 def population(

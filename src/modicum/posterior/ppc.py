@@ -16,7 +16,6 @@ import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
 from modicum.models import BaseModel, IntegratedEffects
-from modicum.models.over_draws import length_of
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws
@@ -107,25 +106,30 @@ class PredictiveCheck:
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the check: observed values in black, what the model expects in blue."""
         ax = new_axes(ax)
-        draw = {
-            "calibration": self._plot_calibration,
-            "counts": self._plot_bars,
-            "classes": self._plot_bars,
-            "ecdf": self._plot_ecdf,
-            "residuals": self._plot_residuals,
-        }[self.kind]
-        draw(ax)
+        if self.kind in ("calibration", "ecdf"):
+            self._plot_curve(ax)
+        elif self.kind == "residuals":
+            self._plot_residuals(ax)
+        else:
+            self._plot_bars(ax)
+        ax.legend(frameon=False)
         return ax
 
-    def _plot_calibration(self, ax: Axes) -> None:
-        table = self.table
-        x = table["predicted"]
-        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0,
-                        label=f"{self.prob:.0%} expected")  # fmt: skip
-        ax.plot(x, x, color=PREDICTED, lw=1)
-        ax.plot(x, table["observed"], "o-", color=OBSERVED, ms=4, lw=1, label="observed")
-        ax.set(xlabel="predicted probability", ylabel="share of ones")
-        ax.legend(frameon=False)
+    def _plot_curve(self, ax: Axes) -> None:
+        """Plot shares of ones by their probability, or a distribution function."""
+        table, is_ecdf = self.table, self.kind == "ecdf"
+        x = table.index.to_numpy(float) if is_ecdf else table["predicted"].to_numpy(float)
+        label = f"{self.prob:.0%} expected"
+        ax.fill_between(
+            x, table["lower"], table["upper"], color=PREDICTED, alpha=0.25, lw=0, label=label
+        )
+        if not is_ecdf:
+            ax.plot(x, x, color=PREDICTED, lw=1)
+        marker = "" if is_ecdf else "o"
+        ax.plot(x, table["observed"], marker + "-", color=OBSERVED, ms=4, lw=1, label="observed")
+        titles = ("predicted probability", "share of ones")
+        across, up = ("outcome", "share of rows up to it") if is_ecdf else titles
+        ax.set(xlabel=across, ylabel=up)
 
     def _plot_bars(self, ax: Axes) -> None:
         root = np.sqrt if self.kind == "counts" else np.asarray
@@ -140,51 +144,30 @@ class PredictiveCheck:
         ax.set(xlabel="outcome", ylabel=unit)
         if self.kind == "counts":
             ax.yaxis.set_major_formatter(lambda value, _: f"{max(value, 0) ** 2:,.0f}")
-        ax.legend(frameon=False)
-
-    def _plot_ecdf(self, ax: Axes) -> None:
-        table = self.table
-        x = table.index.to_numpy(float)
-        ax.fill_between(x, table["lower"], table["upper"], color=PREDICTED, alpha=0.3, lw=0,
-                        label=f"{self.prob:.0%} expected")  # fmt: skip
-        ax.plot(x, table["observed"], color=OBSERVED, lw=1.5, label="observed")
-        ax.set(xlabel="outcome", ylabel="share of rows up to it")
-        ax.legend(frameon=False)
 
     def _plot_residuals(self, ax: Axes) -> None:
-        if "class" in self.table:
-            self._plot_shares(ax)
-            return
-        table = self.table
-        numeric = table["at"].dtype.kind == "f"
-        x = table["at"].to_numpy() if numeric else np.arange(len(table))
-        off = {name: table[name] - table["predicted"] for name in ("observed", "lower", "upper")}
-        ax.vlines(x, off["lower"], off["upper"], color=PREDICTED, lw=4, alpha=0.35,
-                  label=f"{self.prob:.0%} expected")  # fmt: skip
-        ax.plot(x, off["observed"], "o", color=OBSERVED, ms=4, label="observed")
-        ax.axhline(0, color=INK, lw=0.8)
-        if not numeric:
-            every_nth = max(1, len(x) // 20)
-            ax.set_xticks(x[::every_nth], [str(v) for v in table["at"][::every_nth]], rotation=60)
-        ax.set(xlabel=self.name, ylabel="mean outcome minus predicted")
-        ax.legend(frameon=False)
-
-    def _plot_shares(self, ax: Axes) -> None:
-        """Plot the observed minus the predicted share of each class, with its interval."""
+        """Plot observed minus predicted means, or shares of each class, with their intervals."""
         bins = list(dict.fromkeys(self.table["at"]))
         numeric = self.table["at"].dtype.kind == "f"
-        for k, (name, bars) in enumerate(self.table.groupby("class")):
+        classes = "class" in self.table
+        parts = self.table.groupby("class") if classes else [("", self.table)]
+        for k, (name, bars) in enumerate(parts):
             x = bars["at"].to_numpy() if numeric else np.array([bins.index(v) for v in bars["at"]])
             columns = ("lower", "observed", "upper")
             low, observed, high = (bars[c] - bars["predicted"] for c in columns)
-            ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
-            ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name}")
+            if classes:
+                ax.fill_between(x, low, high, color=f"C{k % 10}", alpha=0.15, lw=0)
+                ax.plot(x, observed, "o-", color=f"C{k % 10}", ms=4, lw=1, label=f"class {name!s}")
+            else:
+                label = f"{self.prob:.0%} expected"
+                ax.vlines(x, low, high, color=PREDICTED, lw=4, alpha=0.35, label=label)
+                ax.plot(x, observed, "o", color=OBSERVED, ms=4, label="observed")
         ax.axhline(0, color=INK, lw=0.8)
         if not numeric:
             few = max(1, len(bins) // 20)
             ax.set_xticks(range(0, len(bins), few), [str(v) for v in bins[::few]], rotation=60)
-        ax.set(xlabel=self.name, ylabel="share of rows minus predicted")
-        ax.legend(frameon=False)
+        what = "share of rows" if classes else "mean outcome"
+        ax.set(xlabel=self.name, ylabel=f"{what} minus predicted")
 
 
 def ppc(
@@ -292,25 +275,25 @@ def _compared(
     fields = rows.rows.slice(0, len(rows.rows))
     y = np.asarray(fields[model.outcome_field], float)
     _require_comparable(y, fields)
-    counter: _Means | _Values
     natural = _natural_kind(model, source, rows, y)
     kind: Kind = natural if by is None else "residuals"
+    counter: _RowBins | _ValueBins
     if by is not None:
         places, at = _bins(by[1], bins)
         classes = int(y.max()) + 1 if natural == "classes" else None
-        counter = _Means(
-            lambda batch, first: places[first : first + length_of(batch)], len(at), classes
-        )
+        counter = _RowBins(lambda batch, part: places[part], len(at), classes)
     elif kind == "calibration":
-        counter = _Means(_Probabilities(source, bins), bins)
+        counter = _RowBins(_by_probability(source, bins), bins)
     else:
-        counter = _Values(_edges(kind, y), "left" if kind == "ecdf" else "right")
-    first = 0
+        counter = _ValueBins(_edges(kind, y), kind)
+    observed, predicted, first = np.zeros(()), np.zeros(()), 0
     for batch, drawn in outcomes(source, rows, seed):
-        weight = mass[first : first + drawn.shape[1]]
-        counter.add(batch, drawn, y[first : first + drawn.shape[1]], weight, first)
-        first += drawn.shape[1]
-    table = counter.table(prob, kind, source.signs)
+        part = slice(first, first + drawn.shape[1])
+        summed = counter.sums(batch, part, mass[part])
+        observed = observed + summed(y[part])
+        predicted = predicted + np.stack([summed(outcome) for outcome in drawn])
+        first = part.stop
+    table = counter.table(observed, predicted, prob, source.signs)
     if by is not None:
         table = table.assign(at=at[table.index])
     if "rows" in table:
@@ -361,7 +344,11 @@ def _with_class_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
     """Choose the kind of check from the model's predictions and the outcomes."""
     family = model.family if isinstance(model, IntegratedEffects) else model
-    expected = _first_expected(source, rows)
+    first = next(iter(rows.chunks(2)))
+    try:
+        expected = source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
+    except SettingError:  # a custom model need not predict, but only simulate
+        expected = None
     if expected is not None and family.decide(expected) is not None:
         return "classes" if expected.ndim == 3 else "calibration"
     _, drawn = next(outcomes(source, rows, 0))
@@ -371,15 +358,6 @@ def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: 
             return "calibration"
     are_whole = bool(np.all(y == np.floor(y)) and np.all(drawn == np.floor(drawn)))
     return "counts" if are_whole and y.min() >= 0 else "ecdf"
-
-
-def _first_expected(source: OutcomeDraws, rows: AlignedRows) -> np.ndarray | None:
-    """Return the expected outcomes of two rows by one draw; None if the model has none."""
-    first = next(iter(rows.chunks(2)))
-    try:
-        return source.predictor({k: v[:1] for k, v in source.draws.items()}, first)
-    except SettingError:  # a custom model need not predict, but only simulate
-        return None
 
 
 def _edges(kind: Kind, y: np.ndarray) -> np.ndarray:
@@ -406,110 +384,93 @@ def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.divide(total, count, out=np.zeros(len(count)), where=count > 0)
 
 
-class _Probabilities:
-    """Bins rows by predicted probability; the first batch, a random one, sets the edges."""
-
-    def __init__(self, source: OutcomeDraws, bins: int) -> None:
-        self.source, self.bins = source, bins
-        self.edges: np.ndarray | None = None
-
-    def __call__(self, batch: Batch, first: int) -> np.ndarray:
-        del first
-        chance = self.chances(batch)
-        if self.edges is None:
-            self.edges = np.quantile(chance, np.linspace(0, 1, self.bins + 1)[1:-1])
-        return np.searchsorted(self.edges, chance, side="right")
-
-    def chances(self, batch: Batch) -> np.ndarray:
-        """Return the mean probability of a one for each row."""
-        chance = np.asarray(self.source.predictor(self.source.draws, batch))
-        return np.asarray(np.average(chance, axis=0, weights=self.source.signs))
+Places = Callable[[Batch, slice], np.ndarray]
+"""Maps a batch, and its place among the rows, to the bin of each of its rows."""
+Sums = Callable[[np.ndarray], np.ndarray]
+"""Maps one outcome per row of a batch to sums in bins."""
 
 
-class _Means:
-    """Sums of outcomes in bins of rows, for the observed outcomes and for each draw.
+def _by_probability(source: OutcomeDraws, bins: int) -> Places:
+    """Bin rows by their mean probability of a one; the first batch, a random one, sets edges."""
+    edges: np.ndarray | None = None
+
+    def places(batch: Batch, part: slice) -> np.ndarray:
+        nonlocal edges
+        chance = np.asarray(source.predictor(source.draws, batch))
+        chance = np.asarray(np.average(chance, axis=0, weights=source.signs))
+        if edges is None:
+            edges = np.quantile(chance, np.linspace(0, 1, bins + 1)[1:-1])
+        return np.searchsorted(edges, chance, side="right")
+
+    return places
+
+
+class _RowBins:
+    """Sums of outcomes in bins of rows.
 
     For classes, rows of each class are counted instead, since class numbers have no mean.
     """
 
-    def __init__(
-        self,
-        places: Callable[[Batch, int], np.ndarray],
-        bins: int,
-        classes: int | None = None,
-    ) -> None:
+    def __init__(self, places: Places, bins: int, classes: int | None = None) -> None:
         self.places, self.bins, self.classes = places, bins, classes
         self.count, self.mass = np.zeros(bins), np.zeros(bins)
-        self.observed = np.zeros(bins * (classes or 1))
-        self.predicted: np.ndarray | None = None
 
-    def add(
-        self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
-    ) -> None:
-        place = self.places(batch, first)
+    def sums(self, batch: Batch, part: slice, mass: np.ndarray) -> Sums:
+        place = self.places(batch, part)
         self.count += np.bincount(place, minlength=self.bins)
         self.mass += np.bincount(place, mass, minlength=self.bins)
-        self.observed += self._sums(place, y, mass)
-        part = np.stack([self._sums(place, outcome, mass) for outcome in drawn])
-        self.predicted = part if self.predicted is None else self.predicted + part
 
-    def _sums(self, place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
-        if self.classes is None:
-            return np.bincount(place, mass * outcome, minlength=self.bins)
-        is_class = outcome < self.classes  # classes that were never observed are not tabulated
-        cell = place[is_class] * self.classes + outcome[is_class].astype(int)
-        return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
+        def summed(outcome: np.ndarray) -> np.ndarray:
+            if self.classes is None:
+                return np.bincount(place, mass * outcome, minlength=self.bins)
+            is_class = outcome < self.classes  # classes that were never observed are not tabulated
+            cell = place[is_class] * self.classes + outcome[is_class].astype(int)
+            return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
 
-    def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
-        del kind
-        assert self.predicted is not None
+        return summed
+
+    def table(
+        self, observed: np.ndarray, predicted: np.ndarray, prob: float, signs: np.ndarray | None
+    ) -> pd.DataFrame:
         width = self.classes or 1
         mass = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
         index = np.repeat(np.arange(self.bins), width)
-        table = _frame(self.observed / mass, self.predicted / mass, prob, index, signs)
+        table = _frame(observed / mass, predicted / mass, prob, index, signs)
         table = table.assign(rows=np.repeat(self.count, width).astype(int))
         if self.classes is None:
             return table
         return table.assign(**{"class": np.tile(np.arange(width), self.bins)})
 
 
-class _Values:
+class _ValueBins:
     """Counts of outcomes in bins of their values."""
 
-    def __init__(self, edges: np.ndarray, side: Literal["left", "right"]) -> None:
-        self.edges, self.side = edges, side
-        self.observed = np.zeros(len(edges) + 1)
-        self.predicted: np.ndarray | None = None
+    def __init__(self, edges: np.ndarray, kind: Kind) -> None:
+        self.edges, self.kind = edges, kind
 
-    def add(
-        self, batch: Batch, drawn: np.ndarray, y: np.ndarray, mass: np.ndarray, first: int
-    ) -> None:
-        del batch, first
-        self.observed += self._counted(y, mass)
-        part = np.stack([self._counted(outcomes, mass) for outcomes in drawn])
-        self.predicted = part if self.predicted is None else self.predicted + part
-
-    def _counted(self, values: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    def sums(self, batch: Batch, part: slice, mass: np.ndarray) -> Sums:
         # bin = number of edges below the value; "right" also counts an edge equal to it
-        places = np.searchsorted(self.edges, values, side=self.side)
-        return np.bincount(places, mass, minlength=len(self.edges) + 1)
+        side: Literal["left", "right"] = "left" if self.kind == "ecdf" else "right"
+        number = len(self.edges) + 1
+        return lambda values: np.bincount(
+            np.searchsorted(self.edges, values, side=side), mass, minlength=number
+        )
 
-    def table(self, prob: float, kind: Kind, signs: np.ndarray | None) -> pd.DataFrame:
-        assert self.predicted is not None
-        if kind == "ecdf":  # values up to and including each edge
-            total = self.observed.sum()
-            observed, predicted = (
-                np.cumsum(x, axis=-1)[..., :-1] / total for x in (self.observed, self.predicted)
-            )
-            return _frame(observed, predicted, prob, self.edges, signs)
+    def table(
+        self, observed: np.ndarray, predicted: np.ndarray, prob: float, signs: np.ndarray | None
+    ) -> pd.DataFrame:
+        if self.kind == "ecdf":  # values up to and including each edge
+            up_to = [np.cumsum(x, axis=-1)[..., :-1] for x in (observed, predicted)]
+            seen, drawn = (x / observed.sum() for x in up_to)
+            return _frame(seen, drawn, prob, self.edges, signs)
         ends = [*self.edges[1:] - 1, np.inf]
         names = [
             f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
             for a, b in zip(self.edges, ends, strict=True)
         ]
-        if kind == "classes":
+        if self.kind == "classes":
             names[-1] = f"{self.edges[-1]:.0f}"
-        return _frame(self.observed[1:], self.predicted[:, 1:], prob, names, signs)
+        return _frame(observed[1:], predicted[:, 1:], prob, names, signs)
 
 
 def _frame(

@@ -25,10 +25,10 @@ from modicum.passes.integrated_groups import STEPS
 from modicum.posterior.draws import (
     Draws,
     affordable,
+    averaged_draws,
     check_interval,
     equal_places,
     require_finite,
-    require_positive_sum,
     thinned,
 )
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
@@ -51,7 +51,7 @@ Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 """Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
 NewGroups: TypeAlias = Literal["one", "average"]
 ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
-MOST_BYTES = 4 * 2**30  # of drawn outcomes held in memory
+MOST_GIGABYTES = 4.0  # of drawn outcomes held in memory
 CHUNK_BYTES = 32 * 2**20  # for the outcomes of a chunk; sorting them needs a few times as much
 FIRST_ROWS = 1024  # rows of the first piece, whose outcomes show how many numbers a row has
 
@@ -509,9 +509,7 @@ def outcome_draws(
         return prior_outcome_draws(predictor, parameters, rows, seed)
     signs = None
     if averaged and post.weights is not None and (post.weights < 0).any():
-        require_finite(post.draws, "a check")
-        subset, (signs,) = thinned(post, draws)
-        require_positive_sum(signs, "a check")
+        subset, signs = averaged_draws(post, draws, "a check")
     else:
         subset = equal_draws(post, draws, seed, "drawing outcomes")
     known = known_effects(post, subset, rows)
@@ -604,7 +602,6 @@ def outcome_array(
 ) -> np.ndarray:
     """Return all outcomes (draws, rows, ...), in memory or mapped to a .npy file."""
     filled, first = None, 0
-    _refuse_many((source.number, len(rows)), out)
     for _, drawn in outcomes(source, rows, seed):
         if filled is None:
             filled = _array((source.number, len(rows), *drawn.shape[2:]), out)
@@ -615,8 +612,13 @@ def outcome_array(
 
 
 def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.ndarray:
+    gigabytes = 8 * prod(shape) / 2**30
+    if out is None and gigabytes > MOST_GIGABYTES:
+        raise SettingError(
+            f"{shape[0]:,} outcomes of {shape[1]:,} rows would take {gigabytes:,.0f} GB; draw "
+            "fewer, or write them to a file with out='outcomes.npy'."
+        )
     if out is None:
-        _refuse_many(shape, out)
         return np.empty(shape)
     with within_disk(out):
         mapped: np.ndarray = np.lib.format.open_memmap(out, "w+", np.float64, shape)
@@ -624,16 +626,6 @@ def _array(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> np.nda
             with open(out, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, os.path.getsize(out))
     return mapped
-
-
-def _refuse_many(shape: tuple[int, ...], out: str | os.PathLike[str] | None) -> None:
-    """Refuse arrays that are too large for memory."""
-    number = prod(shape)
-    if out is None and 8 * number > MOST_BYTES:
-        raise SettingError(
-            f"{shape[0]:,} outcomes of {shape[1]:,} rows would take {8 * number / 2**30:,.0f} GB; "
-            "draw fewer, or write them to a file with out='outcomes.npy'."
-        )
 
 
 def density_array(

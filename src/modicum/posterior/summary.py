@@ -181,10 +181,5 @@ def posterior_box(post: FittedDraws) -> str:
 def _first_names(post: FittedDraws) -> list[str]:
     """Return the first parameters, enough for `SHOWN` scalars; effects of groups come last."""
     ordered = sorted(post.draws, key=lambda name: EFFECTS in name)
-    names: list[str] = []
-    count = 0
-    for name in ordered:
-        if count < SHOWN:
-            names.append(name)
-            count += int(post.draws[name][0, 0].size)
-    return names
+    before = np.cumsum([0, *(post.draws[name][0, 0].size for name in ordered)])
+    return [name for name, count in zip(ordered, before, strict=False) if count < SHOWN]
