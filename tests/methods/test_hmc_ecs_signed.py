@@ -20,7 +20,7 @@ from helpers.targets import (
 )
 from modicum.errors import CrudeControlVariateError
 from modicum.methods.ecs.run_checks import Case, look_ahead_signed
-from modicum.methods.ecs.signed_products import Products
+from modicum.methods.ecs.signed_products import ProductChoice
 from modicum.models import Target
 from modicum.posterior.weighted import weighted_mcse, weighted_mean
 
@@ -160,7 +160,7 @@ def test_a_quarter_of_many_rows_per_step_is_refused_before_the_run(n, refused):
     target, _ = Target.of(M.Logistic(), logistic_rows(50))
     case = Case(mo.SignedHMCECS(design="uniform"), target, n)
     pilot = moments(draws=4)
-    choice = Products(54_000, 5, 10, 1, 20, 0.0, 2.0, 1.0, 1.0, None)
+    choice = ProductChoice(54_000, 5, 10, 1, 20, 0.0, 2.0, 1.0, 1.0, None)
     if not refused:
         assert look_ahead_signed(case, pilot, choice, chosen=True) == []
         return

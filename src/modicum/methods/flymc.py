@@ -121,7 +121,6 @@ def _brightness(bounded: BoundedRows, bound: BoundSums, batch: Batch, pilot: Arr
 def _brightest(
     bounded: BoundedRows, arguments: tuple[BoundSums, Array], batch: Batch, present: Array
 ) -> jax.Array:
-    del present
     bound, pilot = arguments
     return jnp.max(_brightness(bounded, bound, batch, pilot), axis=0)
 

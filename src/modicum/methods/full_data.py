@@ -311,7 +311,6 @@ class NUTS(_FullData):
 
     def gradients(self, size: int) -> int:
         """Return the gradients that a whitened posterior takes: trees of about depth three."""
-        del size
         return int(2 ** min(self.max_depth, 3) - 1)
 
 

@@ -368,7 +368,6 @@ class Laplace(Method):
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Return the weights of the draws, and reasons to doubt them."""
-        del task
         assert isinstance(plan.memo, list)
         weights = history.stats.pop("weight", None)  # a posterior keeps weights apart from stats
         return Outcome(weights=weights, warnings=plan.memo, independent=True)

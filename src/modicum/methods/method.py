@@ -226,7 +226,6 @@ class Method(ABC):
 
     def finish(self, task: Task, plan: Plan, history: History) -> Outcome:
         """Return weights of the draws, and reasons to doubt them, from the finished run."""
-        del task, plan, history
         return Outcome()
 
     def withdraw_claims(self, plan: Plan, doubts: Sequence[ModicumWarning]) -> None:
@@ -235,7 +234,6 @@ class Method(ABC):
 
     def iterations(self, passes: float, rows: int) -> int:
         """Return the number of iterations of one chain that cost `passes` passes over the rows."""
-        del passes, rows
         raise SettingError(
             f"iterations of {self.name} differ in cost, so that passes does not determine their "
             "number; give draws instead."

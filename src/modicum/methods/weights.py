@@ -188,7 +188,6 @@ def _residuals_compiled(
 def _residuals_of_block(
     control_variate: LinearTaylor, arguments: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    del present
     proxy, centre = arguments
     # A probability of one: `scale` is then the frequency weight alone.
     cached = control_variate.cache(dict(batch) | {"probability": jnp.ones(())}, proxy)
@@ -235,7 +234,6 @@ OfRows = Callable[[LinearTaylor, Pytree, Batch], jax.Array]  # residual sizes, i
 def _compiled(
     of_rows: OfRows, cv: LinearTaylor, about: Pytree, batch: Batch, present: jax.Array
 ) -> jax.Array:
-    del present
     return of_rows(cv, about, batch)
 
 
@@ -388,7 +386,6 @@ def _residuals_of_levels(
     A whitened row is its columns in the border times R^-T, less its level's line of G, and a few
     numbers in the place of its level.
     """
-    del present
     proxy, draws = arguments
     factor, model = proxy.factor, control_variate.target.model
     assert isinstance(factor, ArrowFactor)

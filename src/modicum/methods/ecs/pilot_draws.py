@@ -38,7 +38,7 @@ TOGETHER = 32  # draws that are evaluated at once if a factor has many levels
 FAR = 3.0  # distance of the chains' mean from the anchor, in posterior sds, that is too far
 
 
-class Extent(NamedTuple):
+class ShortRun(NamedTuple):
     """The number of chains, their iterations, and how many of the first are dropped."""
 
     chains: int
@@ -47,8 +47,8 @@ class Extent(NamedTuple):
     side_by_side: bool = False  # whether chains are vectorised
 
 
-ONE_BY_ONE, SIDE_BY_SIDE = Extent(8, 60, 20), Extent(16, 64, 16, side_by_side=True)
-OF_LEVELS = Extent(8, 48, 16, side_by_side=True)  # for factors of many levels, with costly steps
+ONE_BY_ONE, SIDE_BY_SIDE = ShortRun(8, 60, 20), ShortRun(16, 64, 16, side_by_side=True)
+OF_LEVELS = ShortRun(8, 48, 16, side_by_side=True)  # for factors of many levels, with costly steps
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def run_pilot_chains(
     centre: np.ndarray,
     key: jax.Array,
     scatter: float = 1.0,
-    extent: Extent = ONE_BY_ONE,
+    extent: ShortRun = ONE_BY_ONE,
 ) -> PilotChains:
     """Run short chains on the posterior given the rows in `batch`.
 
@@ -165,7 +165,7 @@ def run_pilot_chains(
 def _chains(
     cv: ControlVariate[Pytree],
     steps: int,
-    extent: Extent,
+    extent: ShortRun,
     batch: Batch,
     studied: tuple[jax.Array, jax.Array],
     proxy: Proxy,

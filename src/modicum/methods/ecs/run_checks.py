@@ -17,7 +17,7 @@ from modicum.errors import CrudeControlVariateError, ModicumWarning
 from modicum.methods.ecs.pilot_draws import FAR, PilotChains
 from modicum.methods.ecs.pilot_residuals import Pilot, Tails
 from modicum.methods.ecs.settings import EnergyConserving
-from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, Products
+from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, ProductChoice
 from modicum.methods.ecs.subsample import NOISY, Choice, seldom_exceeded
 from modicum.methods.method import Tuning
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
@@ -275,7 +275,7 @@ def withdraw_bound(tuning: Tuning, doubts: Sequence[ModicumWarning]) -> None:
 
 
 def look_ahead_signed(
-    case: Case, pilot: Pilot, choice: Products, chosen: bool
+    case: Case, pilot: Pilot, choice: ProductChoice, chosen: bool
 ) -> list[ModicumWarning]:
     """Check the number of products before the run; `chosen` says whether the study chose it.
 

@@ -24,7 +24,7 @@ from modicum.methods.ecs.settings import (
     check_blocks,
     check_tuning,
 )
-from modicum.methods.ecs.signed_products import Products, choose_products
+from modicum.methods.ecs.signed_products import ProductChoice, choose_products
 from modicum.methods.method import Outcome, Plan, Task, Tuning, account
 from modicum.run import History
 from modicum.runtime import in_double_precision
@@ -127,7 +127,7 @@ class SignedHMCECS(EnergyConserving):
         )
         return parts.plan(study, _explain(choice) | tuning, notes)
 
-    def _tuned_by_schedule(self, task: Task) -> tuple[Study, Products, Tuning]:
+    def _tuned_by_schedule(self, task: Task) -> tuple[Study, ProductChoice, Tuning]:
         """Choose settings at the anchor of the perturbed method's burn-in, and describe that."""
         shared = {f.name: getattr(self, f.name) for f in fields(EnergyConserving)}
         schedule = burn_in(HMCECS(**shared | PAPER_BLOCKS, tuning="paper"), task)
@@ -138,7 +138,7 @@ class SignedHMCECS(EnergyConserving):
         why, tuning = explain_burn_in(schedule, {"subsample", *by_hand})
         return study, replace(choice, why=choice.why | why), tuning
 
-    def _choose(self, study: Study, certainty: int) -> Products:
+    def _choose(self, study: Study, certainty: int) -> ProductChoice:
         """Choose products, blocks and refreshes, given the number of certainty rows."""
         fixed_bound = self.centre is not None or self.tuning == "paper"
         return choose_products(
@@ -167,7 +167,7 @@ class SignedHMCECS(EnergyConserving):
         return Outcome(weights=history.stats["sign"], warnings=doubts)
 
 
-def _explain(choice: Products) -> Tuning:
+def _explain(choice: ProductChoice) -> Tuning:
     coreset = choice.coreset
     rows = f"{choice.products * choice.batch:,} on average, {choice.batch} for each of the products"
     if choice.certainty:

@@ -273,7 +273,7 @@ SIZES = (5, 8, 12, 20, 30, 50)
 
 
 @dataclass(frozen=True)
-class Products(Tuned):
+class ProductChoice(Tuned):
     """Lambda, m_b, G, K and the centre.
 
     Attributes
@@ -376,7 +376,7 @@ class LowerBound:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """The work of an iteration that does not depend on its products.
 
     Attributes
@@ -417,7 +417,7 @@ def choose_products(
     fresh: float = 1.0,
     certainty: int = 0,
     coreset: Coreset | None = None,
-) -> Products:
+) -> ProductChoice:
     """Choose the settings that the user has not set.
 
     Parameters
@@ -440,7 +440,7 @@ def choose_products(
         Rows that the lower bound follows; None: it is the same everywhere.
     """
     bound = LowerBound(pilot, centre, coreset)
-    work = Work(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
+    work = StepWork(steps, fresh, certainty + (0 if coreset is None else len(coreset)))
     sizes = SIZES if batch is None else (batch,)
     candidates = [
         _with_batch(pilot, size, work, bound, products, blocks, refreshes) for size in sizes
@@ -474,12 +474,12 @@ _REASON = {
 def _with_batch(
     pilot: Pilot,
     batch: int,
-    work: Work,
+    work: StepWork,
     bound: LowerBound,
     products: int | None,
     blocks: int | None,
     refreshes: int | None,
-) -> Products:
+) -> ProductChoice:
     mini_batches = MiniBatches(pilot, batch)
     needs = _needs(pilot, batch, bound, mini_batches)
     binding = max(needs, key=lambda name: needs[name])
@@ -511,7 +511,7 @@ def _with_batch(
     }
     lambda_and_blocks = (estimator.products, batch, estimator.blocks, K, needs[binding])
     of_bound = (bound.middle, bound.room, positive, sign, bound.coreset)
-    return Products(*lambda_and_blocks, *of_bound, cost=cost, why=why)
+    return ProductChoice(*lambda_and_blocks, *of_bound, cost=cost, why=why)
 
 
 def _shares(products: int, spread: float, fixed: bool) -> list[int]:
