@@ -1,9 +1,9 @@
-"""Sums over all rows agree with plain NumPy, statsmodels and automatic differentiation."""
+"""Sums over all rows agree with plain NumPy and automatic differentiation, whatever the chunks."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-import statsmodels.api as sm
 
 import modicum as mo
 from helpers.targets import (
@@ -90,29 +90,6 @@ def test_float32_rows_lose_little(family, small_chunks):
     np.testing.assert_allclose(B, truth[2], rtol=2e-5, atol=2e-6 * np.abs(truth[2]).max())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_score_and_hessian_are_statsmodels(family):
-    model, make = FAMILIES[family]
-    rows = make(500)
-    sums, start = sums_of(model, rows)
-    t = at(start)
-    glm = _statsmodels(family, rows)
-    _, A, B = sums.hessian(t, "test")
-    scale = 0.49 if family == "gaussian" else 1.0
-    np.testing.assert_allclose(A, glm.score(t, scale=scale), rtol=1e-8)
-    np.testing.assert_allclose(B, glm.hessian(t, scale=scale, observed=True), rtol=1e-8)
-
-
-def _statsmodels(family, rows):
-    x, batch = augmented(rows)
-    kind = {
-        "logistic": sm.families.Binomial,
-        "poisson": sm.families.Poisson,
-        "gaussian": sm.families.Gaussian,
-    }
-    return sm.GLM(batch["y"], x, family=kind[family](), offset=batch.get("offset"))
-
-
 OTHERS = {
     "softmax": (M.Softmax(), class_rows),
     "softmax, no intercept": (M.Softmax(intercept=False), class_rows),
@@ -186,27 +163,6 @@ def test_every_row_counts_once_whatever_the_chunks(n, small_chunks):
     assert sums_of(count, rows)[0].values(np.zeros((1, 1)), "t") == n * (n + 1) / 2
 
 
-def test_chunks_are_even_and_bounded():
-    for n, width in ((1, 1), (100, 30), (10**7, 30), (10**6, 5_000)):
-        rows = _Shape(n, width)
-        size = engine.chunk_rows(rows)
-        chunks = -(-n // size)
-        assert 1 <= size <= 65_536
-        rounding = engine.BLOCK if size > engine.BLOCK else 1  # large chunks are whole blocks
-        assert size * width * 8 <= max(engine.CHUNK_BYTES, 256 * width * 8) + rounding * width * 8
-        assert chunks * size - n < chunks * rounding
-
-
-class _Shape:
-    coding = None
-
-    def __init__(self, n, width):
-        self.n, self.fields = n, {"x": (width,)}
-
-    def __len__(self):
-        return self.n
-
-
 def test_the_ledger_counts_every_pass():
     rows = logistic_rows(100)
     sums, start = sums_of(M.Logistic(), rows)
@@ -230,3 +186,47 @@ def test_an_error_in_a_chunk_reaches_the_caller(monkeypatch, small_chunks):
     monkeypatch.setattr(engine, "padded_chunk", broken)
     with pytest.raises(mo.DataError, match="row 500"):
         sums.gradient(start, "t")
+
+
+# Chunks and blocks -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "width"), [(1, 1), (100, 30), (1_025, 4), (10**7, 30), (10**6, 5_000)]
+)
+def test_chunks_are_even_bounded_and_if_large_of_whole_blocks(n, width):
+    about = {"fields": {"x": (width,)}, "coding": None, "__len__": lambda _: n}
+    size = engine.chunk_rows(type("Shape", (), about)())
+    chunks = -(-n // size)
+    assert 1 <= size <= 65_536
+    assert size % engine.BLOCK == 0 or size <= engine.BLOCK
+    rounding = engine.BLOCK if size > engine.BLOCK else 1
+    assert size * width * 8 <= max(engine.CHUNK_BYTES, 256 * width * 8) + rounding * width * 8
+    assert chunks * size - n < chunks * rounding
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("rows", [5, 8, 13, 24])  # also one block, or a partial one
+def test_blocks_add_up_to_the_chunk(rows, monkeypatch):
+    monkeypatch.setattr(engine, "BLOCK", 8)
+    rng = np.random.default_rng(1)
+    batch = {"x": rng.normal(size=(rows, 3)), "y": rng.normal(size=rows)}
+    present = rng.uniform(size=rows) < 0.7
+    calls = []
+
+    def weighed(batch, present):
+        calls.append(present.shape[0])
+        kept = jnp.where(present, batch["y"], 0.0)
+        return kept.sum(), kept @ batch["x"]
+
+    total, vector = jax.jit(lambda b, p: engine.sum_in_blocks(weighed, b, p))(batch, present)
+    kept = np.where(present, batch["y"], 0)
+    assert float(total) == pytest.approx(kept.sum(), rel=1e-12)
+    np.testing.assert_allclose(vector, kept @ batch["x"], rtol=1e-12)
+    assert set(calls) == {8 if rows == 24 else rows}
+
+    def squares(batch, present):
+        return batch["y"] ** 2 + present
+
+    found = jax.jit(lambda b, p: engine.map_in_blocks(squares, b, p))(batch, present)
+    np.testing.assert_allclose(found, batch["y"] ** 2 + present, rtol=1e-14)

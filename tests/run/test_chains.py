@@ -61,13 +61,17 @@ def sources(tmp_path):
             "store": store}  # fmt: skip
 
 
-def records(rows, counts, parallel="threads", kernel=None, capacity=8, **more):
+def chains_of(rows, parallel=None, kernel=None, flags=None, **more):
+    """Return three chains that have not begun."""
+    context = {"rows": np.asarray(ROWS), "like": np.zeros(1, np.float32)}
+    flags = np.linspace(0, 1, LENGTH, dtype=np.float32) if flags is None else flags
+    kernel = kernel or Accumulate()
+    return Chains(kernel, context, chain_keys(7, 3), flags, 8, rows, parallel, **more)
+
+
+def records(rows, counts, parallel="threads", **more):
     with jax.enable_x64(True):
-        context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-        flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
-        keys = chain_keys(7, 3)
-        kernel = kernel or Accumulate()
-        chains = Chains(kernel, context, keys, flags, capacity, rows, parallel, **more)
+        chains = chains_of(rows, parallel, **more)
         chains.begin()
         done, parts = 0, []
         for count, after in zip(counts, [*counts[1:], 0], strict=True):
@@ -114,7 +118,7 @@ def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source
     monkeypatch.setattr("modicum.run.iterations.RESERVED", 2**16)  # a GPU fills more in no time
     monkeypatch.setattr(compiled, "advance_together", Counted(advance, called))
     assert_same(records(rows, counts, "stacked", thin=thin, length=2), truth)
-    groups = len(Chains(Accumulate(), None, chain_keys(7, 3), 0, 8, rows, "stacked")._parts)
+    groups = len(chains_of(rows, "stacked")._parts)
     assert len(called) == groups * 13  # windows of two
 
 
@@ -151,9 +155,7 @@ def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
     given, done = sources(tmp_path), 0
     truth = records(given["device"], [8, 8, 8, 1])
     with jax.enable_x64(True):
-        context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-        flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
-        chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, given["store"])
+        chains = chains_of(given["store"])
         chains.begin()
         for count in (3, 7, 2):
             (part,) = chains.advance(done, count, next_count=5)  # not the next count
@@ -173,12 +175,7 @@ def test_state_saved_and_restored_continues_the_same(tmp_path):
     for parallel in ("threads", "stacked"):
         truth = records(rows, [8, 8], parallel)
         with jax.enable_x64(True):
-            context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-            flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
-            first, second = (
-                Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, rows, parallel)
-                for _ in range(2)
-            )
+            first, second = chains_of(rows, parallel), chains_of(rows, parallel)
             first.begin()
             first.advance(0, 8)
             second.restore(first.leaves())
@@ -190,9 +187,7 @@ def test_the_runner_feeds_it_too(tmp_path):
     given, histories = sources(tmp_path), []
     for name in ("device", "store"):
         with jax.enable_x64(True):
-            context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-            flags = jnp.asarray(np.linspace(0, 1, LENGTH), jnp.float32)
-            chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, given[name])
+            chains = chains_of(given[name])
             histories.append(run(chains, tune=10, draws=15, progressbar=False))
     device, store = histories
     assert device.complete
@@ -203,9 +198,7 @@ def test_the_runner_feeds_it_too(tmp_path):
 
 
 def test_the_first_call_waits_for_its_code_instead_of_compiling_it_again(tmp_path, monkeypatch):
-    context = {"rows": np.asarray(ROWS), "like": np.zeros(1, np.float32)}
-    flags, rows = np.zeros(LENGTH, np.float32), sources(tmp_path)["device"]
-    chains = Chains(Accumulate(), context, chain_keys(7, 3), flags, 8, rows)
+    chains = chains_of(sources(tmp_path)["device"])
     submit, started, jobs, ready = chains._pool.submit, chains._started, [], []
 
     def slowly(compile):
@@ -235,8 +228,7 @@ def test_runs_that_differ_in_length_share_compiled_code(tmp_path):
     steps, drawn = np.linspace(0, 1, 40, dtype=np.float32), []
     for length in (10, 25, 40):
         with jax.enable_x64(True):
-            context = {"rows": jnp.asarray(ROWS), "like": jnp.zeros(1, jnp.float32)}
-            chains = Chains(kernel, context, chain_keys(7, 3), steps[:length], 8, rows)
+            chains = chains_of(rows, kernel=kernel, flags=steps[:length])
             drawn.append(run(chains, tune=2, draws=length - 2, progressbar=False).position)
     assert len(traced) == 1
     for short, long in pairwise(drawn):  # draws do not depend on how many will follow
@@ -274,3 +266,14 @@ def test_the_first_draws_are_as_many_as_there_is_room_for_where_they_are_cheap(s
     assert pace.next(100) == (1_000 if settled else 50)
     pace.took(CHUNK_SECONDS, 300)
     assert pace.next(1_100) == 300
+
+
+def test_no_chunk_holds_both_warm_up_and_draws():
+    pace = _Pace(capacity=100, total=300, tune=130)
+    pace.took(1.0, 4)
+    pace.took(0.004, 4)  # the first call compiled; chunks may now be as long as possible
+    chunks, made = [], 0
+    while made < 300:
+        chunks.append(pace.next(made))
+        made += chunks[-1]
+    assert chunks == [100, 30, 100, 70]

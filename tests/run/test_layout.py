@@ -11,7 +11,6 @@ from helpers.targets import logistic_rows
 from modicum.posterior import convergence_warnings
 from modicum.run import chains as layout
 from modicum.run.chains import Layout, auto_layout
-from modicum.run.runner import _Pace
 
 SETTINGS = {"draws": 20, "tune": 30, "random_seed": 1, "progressbar": False, "method": "hmc-ecs"}
 
@@ -114,14 +113,3 @@ def test_short_chains_are_not_blamed_for_being_short():
             x = rng.normal(size=(chains, draws, 3))
             found = convergence_warnings({"beta": x}, {}, superchains=superchains)
             assert "nested-r-hat" not in [w.code for w in found]
-
-
-def test_no_chunk_holds_both_warm_up_and_draws():
-    pace = _Pace(capacity=100, total=300, tune=130)
-    pace.took(1.0, 4)
-    pace.took(0.004, 4)  # the first call compiled; chunks may now be as long as possible
-    chunks, made = [], 0
-    while made < 300:
-        chunks.append(pace.next(made))
-        made += chunks[-1]
-    assert chunks == [100, 30, 100, 70]
