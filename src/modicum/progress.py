@@ -149,6 +149,14 @@ def pass_progress(
         yield going.advance
 
 
+def in_short(number: float) -> str:
+    """Return a large number in few characters, such as 1.5M."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
+
+
 def say(sentence: str, progressbar: Progressbar) -> None:
     """Tell the user about something done unasked; a callback receives it as a phase."""
     if callable(progressbar):

@@ -15,7 +15,7 @@ from modicum.methods.drawn_rows import sample_on_host
 from modicum.methods.weights import rows_for_chains, tables_for_chains
 from modicum.passes.engine import LocalEngine, chunk_rows
 from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine, Shards
-from modicum.passes.worker import Worker
+from modicum.passes.worker import Parcel, Worker
 from modicum.rows import weight_classes
 from modicum.rows.weight_classes import CLASSES, Classes, extent_of, sorted_by_class
 
@@ -33,7 +33,7 @@ class EngineHere(RayEngine):
         super().__init__([_Handle(self, number) for number in range(3)], progressbar=False)
 
     def source(self, rows):
-        return (0, None)
+        return Parcel(0, None)
 
     def owners(self, rows, row_ids):
         return np.asarray(row_ids) // 20_000 % 3
@@ -43,7 +43,7 @@ class EngineHere(RayEngine):
 
 
 def numbers_at(engine, rows):
-    return NumbersAtWorkers(Shards(engine, (1, None), rows), "design")
+    return NumbersAtWorkers(Shards(engine, Parcel(1, None), rows), "design")
 
 
 def forget(engine):

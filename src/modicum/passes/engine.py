@@ -241,7 +241,12 @@ def chunk_rows(rows: Rows) -> int:
     """
     if isinstance(rows, GroupedRows):
         return rows.flat_groups
-    size = sum(int(np.prod(shape)) * _bytes(rows, name) for name, shape in rows.fields.items())
+    # numbers other than codes become float64
+    codes = () if rows.coding is None else rows.coding.fields
+    size = sum(
+        int(np.prod(shape)) * (rows.dtypes[name].itemsize if name in codes else 8)
+        for name, shape in rows.fields.items()
+    )
     # An accelerator needs large chunks; on a CPU they should fit its caches.
     on_cpu = jax.default_backend() == "cpu"
     most, room = (65_536, CHUNK_BYTES) if on_cpu else (2**20, 2**29)
@@ -261,20 +266,10 @@ def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
     return [(start, min(start + size, n)) for start in range(0, n, size)]
 
 
-def _bytes(rows: Rows, name: str) -> int:
-    """Return the bytes per number of a field in use: numbers other than codes become float64."""
-    codes = () if rows.coding is None else rows.coding.fields
-    return rows.dtypes[name].itemsize if name in codes else 8
-
-
 def of_numpy(function: F) -> F:
     """Mark a function of chunks as NumPy code, which accepts a last chunk of any length."""
     function.of_numpy = True  # type: ignore[attr-defined]
     return function
-
-
-def _is_of_numpy(function: object) -> bool:
-    return hasattr(function.func if isinstance(function, partial) else function, "of_numpy")
 
 
 def padded_chunk(
@@ -292,19 +287,16 @@ def padded_chunk(
     missing = size - (stop - start) if pad else 0
     present = np.ones(stop - start + missing, dtype=bool)
     if missing:
-        batch = {name: _pad(values, missing) for name, values in batch.items()}
+        batch = {name: np.r_[v, np.repeat(v[:1], missing, axis=0)] for name, v in batch.items()}
         present[-missing:] = False
     return batch, present
-
-
-def _pad(values: np.ndarray, missing: int) -> np.ndarray:
-    return np.concatenate([values, np.repeat(values[:1], missing, axis=0)])
 
 
 def _one_chunk(
     function: ChunkSum[A], arguments: A, rows: Rows, index: int, size: int, dtype: DTypeLike
 ) -> Pytree:
-    batch, present = padded_chunk(rows, index, size, pad=not _is_of_numpy(function))
+    by_numpy = hasattr(function.func if isinstance(function, partial) else function, "of_numpy")
+    batch, present = padded_chunk(rows, index, size, pad=not by_numpy)
     with on_device(index):
         result = function(arguments, batch, present)
         return jax.tree.map(lambda a: np.asarray(a, dtype=dtype), result)

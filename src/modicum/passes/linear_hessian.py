@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -33,23 +33,6 @@ from modicum.passes.engine import BLOCK, compiled_pass, sum_in_blocks
 from modicum.runtime import SCATTERS, Array, jit
 
 FEW = 32  # columns up to which products of a chunk are not formed in blocks
-
-
-class Products(Protocol):
-    """The matrix products that sums over rows need."""
-
-    @property
-    def columns(self) -> int:
-        """Number of columns of the matrix."""
-        ...
-
-    def transposed(self, f: jax.Array) -> jax.Array:
-        """f'X: (columns,) for f of shape (rows,), or (k, columns) for f of shape (rows, k)."""
-        ...
-
-    def weighted(self, h: jax.Array) -> jax.Array:
-        """X' diag(h) X, (columns, columns), in float64."""
-        ...
 
 
 def products_with(matrix: ModelMatrix, intercept: bool, counts: jax.Array) -> Products:
@@ -83,7 +66,7 @@ class DenseProducts:
         return self.x.shape[1]
 
     def transposed(self, f: jax.Array) -> jax.Array:
-        """f'X."""
+        """f'X: (columns,) for f of shape (rows,), or (k, columns) for f of shape (rows, k)."""
         return f.T @ self.x
 
     def weighted(self, h: jax.Array) -> jax.Array:
@@ -180,6 +163,10 @@ class CodedProducts:
             return DenseProducts(x, _centre(x, counts) if self.intercept else None).weighted(its_h)
 
         return sum_in_blocks(of_block, (numbers, h), self.counts)
+
+
+Products: TypeAlias = DenseProducts | CodedProducts
+"""The products that sums over rows need: f'X, and X' diag(h) X in float64."""
 
 
 @compiled_pass

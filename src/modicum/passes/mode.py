@@ -141,32 +141,20 @@ def _approach(sums: Sums, subset: Sums, at: Curvature, purpose: str, goal: float
 
 
 def _subset(sums: Sums, seed: int) -> Sums:
-    """Draw a small random subset of the rows, or take all if there are few."""
+    """Draw a small random subset of the rows, or of groups, or take all if there are few."""
     if sums.rest is not None:  # the rest cannot be subset
         return sums
-    if isinstance(sums.rows, GroupedRows):
-        return _subset_of_groups(sums, sums.rows, seed)
-    n, d = len(sums.rows), sums.target.size
-    size = max(20_000, 100 * d)
-    # Chunks of the same size as in passes over all rows reuse the compiled pass.
-    chunk = chunk_rows(sums.rows)
-    in_chunks = chunk * ceil(size / chunk)
-    size = in_chunks if 4 * in_chunks <= n else size
+    rows, n, size = sums.rows, len(sums.rows), max(20_000, 100 * sums.target.size)
+    if isinstance(rows, GroupedRows):  # groups with about as many rows
+        size = max(FEWEST_GROUPS, ceil(size * n / len(rows.members)))
+    else:  # chunks of the same size as in passes over all rows reuse the compiled pass
+        chunk = chunk_rows(rows)
+        in_chunks = chunk * ceil(size / chunk)
+        size = in_chunks if 4 * in_chunks <= n else size
     if 2 * size > n:
         return sums
-    row_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    rows = sums.rows.subset(row_ids)
-    return replace(sums, rows=rows)
-
-
-def _subset_of_groups(sums: Sums, groups: GroupedRows, seed: int) -> Sums:
-    """Draw groups with about as many rows as a subset of rows has."""
-    n, n_rows = len(groups), len(groups.members)
-    size = max(FEWEST_GROUPS, ceil(max(20_000, 100 * sums.target.size) * n / n_rows))
-    if 2 * size > n:
-        return sums
-    group_ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
-    return replace(sums, rows=groups.subset(group_ids))
+    ids = np.sort(generator(seed, Stream.MODE_SUBSET).choice(n, size, replace=False))
+    return replace(sums, rows=rows.subset(ids))
 
 
 def _climb(

@@ -46,7 +46,7 @@ from modicum.passes.worker import (
     ray_library,
     silence_of,
 )
-from modicum.progress import PATIENCE, Progressbar, phase
+from modicum.progress import PATIENCE, Progressbar, in_short, phase
 from modicum.rows import Rows, weight_classes
 from modicum.rows.weight_classes import (
     CLASSES,
@@ -185,7 +185,7 @@ class RayEngine(Engine):
                 call, done = waiting.popleft()
                 answer = self._answer(call)
                 rate = done / max(time.monotonic() - since, 1e-9)
-                progress.update(done, f"{workers} · {_short(rate)} {progress.unit}/s")
+                progress.update(done, f"{workers} · {in_short(rate)} {progress.unit}/s")
                 return answer
 
             for worker, method, arguments, done in shares:
@@ -453,10 +453,3 @@ def _tasks(chunks: int, workers: int) -> list[list[int]]:
         list(range(i * together, min((i + 1) * together, chunks)))
         for i in range(ceil(chunks / together))
     ]
-
-
-def _short(rate: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if rate >= size:
-            return f"{rate / size:.1f}{unit}"
-    return f"{rate:.0f}"

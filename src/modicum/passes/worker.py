@@ -11,10 +11,10 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -136,6 +136,7 @@ def _named(module: str, name: str) -> object:
     return getattr(import_module(module), name)
 
 
+T = TypeVar("T")
 Work: TypeAlias = tuple[ChunkSum[Pytree], Pytree]  # a function of chunks, and its arguments
 
 HELD = 2  # data sets held (all rows, and the subset that starts the mode search), and weights
@@ -219,12 +220,7 @@ class Worker:
 
     def _shards_of(self, recipe: NumberRecipe) -> dict[int, np.ndarray]:
         """Return the kept shards by their first row: float32 numbers per row, or uint32 order."""
-        number, _ = recipe.work
-        if number not in self._kept:
-            while len(self._kept) >= HELD:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[number] = {}
-        return self._kept[number]
+        return _held(self._kept, recipe.work.number, dict)
 
     def _numbers(self, recipe: NumberRecipe, start: int, stop: int) -> np.ndarray:
         """Compute the numbers of a shard's rows, by whole chunks as in any pass."""
@@ -250,11 +246,16 @@ class Worker:
         return work
 
     def _opened(self, number: int, source: str | list[Reference]) -> Rows:
-        if number not in self._rows:
-            while len(self._rows) >= HELD:
-                self._rows.pop(next(iter(self._rows)))
-            self._rows[number] = _rows_at(source)
-        return self._rows[number]
+        return _held(self._rows, number, lambda: _rows_at(source))
+
+
+def _held(cache: dict[int, T], number: int, make: Callable[[], T]) -> T:
+    """Return what is held under a number, made if need be; the oldest makes room for it."""
+    if number not in cache:
+        while len(cache) >= HELD:
+            cache.pop(next(iter(cache)))
+        cache[number] = make()
+    return cache[number]
 
 
 def _rows_at(source: str | list[Reference]) -> Rows:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -195,7 +195,10 @@ def _out_of_memory() -> ResourceError:
             f"this process ran out of memory: its limit is {limit // 1024:,} kB (ulimit -v); "
             f"{REMEDY}."
         )
-    return ResourceError(f"this machine ran out of memory{_size()}; {REMEDY}.")
+    size = ""
+    with suppress(AttributeError, OSError, ValueError):  # the system may not tell
+        size = f" ({os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB)"
+    return ResourceError(f"this machine ran out of memory{size}; {REMEDY}.")
 
 
 def memory_limit() -> int | None:
@@ -206,10 +209,3 @@ def memory_limit() -> int | None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else int(soft)
-
-
-def _size() -> str:
-    try:
-        return f" ({os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB)"
-    except (AttributeError, OSError, ValueError):
-        return ""

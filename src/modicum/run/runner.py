@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning
-from modicum.progress import Phase, Progressbar, logger, phase
+from modicum.progress import Phase, Progressbar, in_short, logger, phase
 from modicum.run.chain_tasks import ChainTasks
 from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
@@ -71,7 +71,7 @@ class Monitor:
             self._watch(done, record["position"])
         rate = record.get("acceptance_rate", np.empty(0))  # some methods have no acceptance step
         accept = f"accept {rate.mean():.2f} · " if rate.size else ""
-        detail = f"{accept}{_short(rows_touched)} {self.units} touched{self._text}"
+        detail = f"{accept}{in_short(rows_touched)} {self.units} touched{self._text}"
         current.update(done - self.tune if done > self.tune else done, detail)
 
     def _watch(self, done: int, position: np.ndarray) -> None:
@@ -95,13 +95,6 @@ class Monitor:
             if np.isfinite(ratios).any():
                 self._text += f" · R-hat {np.nanmax(ratios):.3f}"
         self._diagnosed = time.monotonic()
-
-
-def _short(count: int) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.1f}{letter}"
-    return str(count)
 
 
 CHUNK_SECONDS = 0.7  # approximate time between updates of progress and checkpoint
