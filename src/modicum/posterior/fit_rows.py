@@ -15,7 +15,7 @@ from modicum.rows import Coding, Rows, RowsSchema
 from modicum.rows.checks import NewGroupError, NewLevelError
 from modicum.rows.formula import FormulaEncoding, NewLevels
 from modicum.rows.json_entries import Json
-from modicum.rows.reading import TableFiles, encode_table, is_tabular, largest_factor, whole_field
+from modicum.rows.reading import TableFiles, encode_table, is_tabular, whole_field
 from modicum.rows.sources import is_table
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def rows_of_fit(rows: object, fit: FitRows | None, purpose: str) -> Rows:
         backend = encode_table(fit.encoding, rows, outcome=True, dtype=fit.dtype, drop=drop)
     except NewLevelError as fault:
         raise NewLevelError(fault.place, f"{purpose} needs the same rows") from None
-    field = largest_factor(fit.encoding, fit.schema.levels)
+    field = fit.encoding.largest_group
     if field is None or backend.fingerprint() == fit.fingerprint:
         return backend
     codes = whole_field(backend, field)

@@ -88,11 +88,6 @@ def mapping(value: object) -> dict[str, object]:
     return value
 
 
-def text_or_none(value: object) -> str | None:
-    """Return `value`, which must be text or None."""
-    return None if value is None else text(value)
-
-
 def short(value: object) -> str:
     """Return a short text for a value of unknown size and depth, without traversing it."""
     simple = value is None or isinstance(value, str | int | float)

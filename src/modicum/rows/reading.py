@@ -28,7 +28,6 @@ from modicum.rows.fields import FieldSet
 from modicum.rows.formula import Formula, FormulaEncoding, NewLevels, learn, parse
 from modicum.rows.formula.evaluation import complete_rows
 from modicum.rows.formula.expressions import Expression
-from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.formula.parsing import WEIGHTS
 from modicum.rows.lake import cache_folder, is_remote, local_path
 from modicum.rows.memory import encoded, in_memory, rows_type
@@ -473,7 +472,7 @@ def _read(
 
     if store is not None:
         packed = PackedRows(description, lambda first: map(description.pack, chunks(first)), n)
-        sort_by = largest_factor(encoding, description.schema.levels)
+        sort_by = encoding.largest_group
         # An unfinished store is not continued if rows are dropped, since its rows then do not tell
         # how far the table was read, nor with weights, whose check needs the weights of all rows.
         resumable = not drop and weight is None
@@ -491,15 +490,6 @@ def _read(
 
         backend = in_memory(description, counted(), n)
     return TableRows(Rows._at(backend.description, backend), learned.dropped)
-
-
-def largest_factor(encoding: FormulaEncoding, levels: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Return the group with the most levels, by which a store is sorted; None without groups.
-
-    Sorting makes the rows of a group contiguous, so that its effects can be integrated out.
-    """
-    fields = {grouping_name(group.group) for group in encoding.groups}
-    return max(sorted(fields), key=lambda field: len(levels[field]), default=None)
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:
@@ -584,7 +574,7 @@ def table_numbers(rows: Rows, table: object) -> Array | None:
     encoding = rows.schema.encoding
     if encoding is None:
         return None
-    field = largest_factor(encoding, rows.schema.levels)
+    field = encoding.largest_group
     own = None if field is None else whole_field(rows, field)
     is_sorted = own is not None and bool(np.all(own[1:] >= own[:-1]))
     if not encoding.drops and not is_sorted:

@@ -106,6 +106,15 @@ class FormulaEncoding:
         """The columns of the model matrix and how rows store them."""
         return lay_out(self.factors, [(term.name, term.parts) for term in self.terms])
 
+    @property
+    def largest_group(self) -> str | None:
+        """The group with the most levels, by which a store is sorted; None without groups.
+
+        Sorting makes the rows of a group contiguous, so that its effects can be integrated out.
+        """
+        sizes = {group.field: len(group.levels) for group in self.groupings}
+        return max(sorted(sizes), key=sizes.__getitem__, default=None)
+
     def needed(
         self, outcome: bool = True, fields: Collection[str] | None = None
     ) -> tuple[str, ...]:
