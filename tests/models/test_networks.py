@@ -26,9 +26,6 @@ log_likelihood = jax.jit(
     lambda net, theta, batch: net.log_likelihood(theta, batch), static_argnums=0
 )
 expected = jax.jit(lambda net, theta, batch: net.expected(theta, batch), static_argnums=0)
-chains_at_once = jax.jit(
-    lambda net, thetas, batches: jax.vmap(net.log_likelihood)(thetas, batches), static_argnums=0
-)
 
 
 def image_rows(**kwargs):
@@ -43,25 +40,6 @@ def net(request):
 @pytest.fixture(params=NETS)
 def every_net(request):
     return NETS[request.param]
-
-
-def test_gradient_is_that_of_finite_differences(every_net, x64):
-    net, rows = every_net, image_rows()
-    target, t = Target.of(net, rows)
-    batch = all_of(rows)
-
-    def density(t):
-        return target.log_likelihood(t, batch).sum() + target.log_prior(t)
-
-    both = jax.jit(jax.value_and_grad(density))
-    t = np.asarray(t)
-    slope = np.asarray(both(t)[1])
-    for _ in range(5):
-        direction = RNG.normal(size=t.size)
-        step = 1e-6
-        ahead, behind = (float(both(t + sign * step * direction)[0]) for sign in (1, -1))
-        rise = (ahead - behind) / (2 * step)
-        assert rise == pytest.approx(slope @ direction, rel=2e-5, abs=1e-4)
 
 
 def test_log_densities_are_normalised(every_net, x64):
@@ -86,15 +64,6 @@ def test_prior_is_a_normal_on_every_weight(x64):
     theta = net.start(image_rows())
     right = sum(norm(scale=0.5).logpdf(leaf).sum() for leaf in jax.tree.leaves(theta))
     assert float(jax.jit(net.log_prior)(theta)) == pytest.approx(right)
-
-
-def test_rows_are_on_their_own(net, x64):
-    rows = image_rows()
-    theta, batch = net.start(rows), all_of(rows)
-    order = RNG.permutation(12)
-    shuffled = log_likelihood(net, theta, {k: v[order] for k, v in batch.items()})
-    alone = np.asarray(log_likelihood(net, theta, batch))
-    np.testing.assert_allclose(shuffled, alone[order], rtol=1e-12)
 
 
 def test_bytes_are_scaled_pixels(net, x64):
@@ -139,21 +108,6 @@ def test_float32_stays_float32_among_doubles(kind, x64):
     wide = log_likelihood(net, net.start(rows), all_of(rows))
     assert wide.dtype == jnp.float64
     np.testing.assert_allclose(log_likelihood(net, narrow, all_of(rows)), wide, rtol=2e-4)
-
-
-def test_chains_side_by_side_are_chains_one_by_one(net, x64):
-    rows = image_rows()
-    keys = jax.random.split(jax.random.key(3), 4)
-    chains = jax.jit(jax.vmap(lambda key: net.random_start(rows, key)))(keys)
-    chains = jax.tree.map(np.asarray, chains)
-    batch = {
-        k: np.stack([np.roll(v, i, axis=0) for i in range(4)]) for k, v in all_of(rows).items()
-    }
-    together = chains_at_once(net, chains, batch)
-    for i in range(4):
-        theta = jax.tree.map(lambda leaf, i=i: leaf[i], chains)
-        alone = log_likelihood(net, theta, {k: v[i] for k, v in batch.items()})
-        np.testing.assert_allclose(together[i], alone, rtol=1e-5)
 
 
 def test_starts_differ_by_key_and_are_scaled_to_their_inputs():

@@ -474,11 +474,8 @@ class ArrowCholesky:
         """Factor `matrix`; raise LinAlgError if it is not positive definite."""
         if not np.all(np.isfinite(matrix.blocks)):
             raise np.linalg.LinAlgError("the matrix is not finite")
-        inverse = np.linalg.inv(np.linalg.cholesky(np.asarray(matrix.blocks)))
-        half = inverse @ matrix.cross
-        flat = _as_matrix(half)
-        lower = cholesky(matrix.corner - flat.T @ flat, lower=True)
-        return cls(np.asarray(matrix.big), np.asarray(matrix.border), inverse, half, lower)
+        inverse, half, rest = _eliminated(matrix, np.asarray(matrix.blocks))
+        return cls(*_places(matrix), inverse, half, cholesky(rest, lower=True))
 
     @classmethod
     def mending(cls, matrix: ArrowMatrix, least: float = 0.0) -> ArrowCholesky:
@@ -494,30 +491,23 @@ class ArrowCholesky:
                 return decoupled
             values, vectors = np.linalg.eigh(np.asarray(matrix.blocks))
             blocks = (vectors * _raised(values, least)[:, None, :]) @ vectors.swapaxes(1, 2)
-            inverse = np.linalg.inv(np.linalg.cholesky(blocks))
-            half = inverse @ matrix.cross
-            flat = _as_matrix(half)
-            values, vectors = eigh(matrix.corner - flat.T @ flat)
+            inverse, half, rest = _eliminated(matrix, blocks)
+            values, vectors = eigh(rest)
             lower = cholesky((vectors * _raised(values, least)) @ vectors.T, lower=True)
-            places = (np.asarray(matrix.big), np.asarray(matrix.border))
-            return cls(*places, inverse, half, lower, True)
+            return cls(*_places(matrix), inverse, half, lower, True)
 
     @classmethod
     def _decoupling(cls, matrix: ArrowMatrix) -> ArrowCholesky | None:
         """Factor `matrix` without cross terms of a few entries of the border, if that helps."""
         try:
-            inverse = np.linalg.inv(np.linalg.cholesky(np.asarray(matrix.blocks)))
+            inverse, half, rest = _eliminated(matrix, np.asarray(matrix.blocks))
         except np.linalg.LinAlgError:
             return None
-        half = inverse @ matrix.cross
-        flat = _as_matrix(half)
-        corner = np.asarray(matrix.corner)
-        decoupled = Decoupled.of(corner - flat.T @ flat, np.diag(corner))
+        decoupled = Decoupled.of(rest, np.diag(np.asarray(matrix.corner)))
         if decoupled is None:
             return None
         half[..., list(decoupled.entries)] = 0.0
-        places = (np.asarray(matrix.big), np.asarray(matrix.border))
-        return cls(*places, inverse, half, decoupled.lower, True)
+        return cls(*_places(matrix), inverse, half, decoupled.lower, True)
 
     @property
     def half_log_det(self) -> float:
@@ -546,6 +536,18 @@ class ArrowCholesky:
         blocks = self.inverse.swapaxes(1, 2)
         corner = solve_triangular(self.lower, np.eye(len(self.lower)), lower=True).T
         return ArrowFactor(self.big, self.border, blocks, blocks @ between, corner)
+
+
+def _places(matrix: ArrowMatrix) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(matrix.big), np.asarray(matrix.border)
+
+
+def _eliminated(matrix: ArrowMatrix, blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    """K^-1, K^-1 C' and the Schur complement of the border, for these blocks K K'."""
+    inverse = np.linalg.inv(np.linalg.cholesky(blocks))
+    half = inverse @ matrix.cross
+    flat = _as_matrix(half)
+    return inverse, half, np.asarray(matrix.corner - flat.T @ flat)
 
 
 def _raised(values: np.ndarray, least: float) -> np.ndarray:

@@ -116,6 +116,11 @@ class IntegratedEffects(GroupIntegrals):
 
     # Units --------------------------------------------------------------------------------
 
+    @property
+    def row_model(self) -> LinearPredictorModel:
+        """The family."""
+        return self.family
+
     def units(self, rows: Rows) -> GroupedRows:
         """Return the rows as groups; refuse groups whose effects cannot be estimated."""
         if isinstance(rows, GroupedRows):

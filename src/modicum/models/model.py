@@ -81,6 +81,11 @@ class BaseModel(ABC):
     def check(self, rows: Rows) -> None:  # noqa: B027 - optional
         """Refuse rows the model cannot describe, with a `DataError` that says why."""
 
+    @property
+    def row_model(self) -> BaseModel:
+        """The model of a single row: the family, where group effects are integrated out."""
+        return self
+
     def units(self, rows: Rows) -> Rows:
         """Return the units that have a log-likelihood and are subsampled: rows, or groups."""
         return rows

@@ -232,7 +232,7 @@ def _effect_factors(
 
 
 def _family(model: BaseModel) -> LinearPredictorModel:
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     assert isinstance(family, LinearPredictorModel)
     return family
 

@@ -178,7 +178,7 @@ class Target:
 
         On an accelerator compiled code is faster, and this is False.
         """
-        model = self.model.family if isinstance(self.model, IntegratedEffects) else self.model
+        model = self.model.row_model
         if not isinstance(model, LinearPredictorModel) or not model.on_numpy or model.extras:
             return False
         is_smooth = len(self.shapes[0]) == 1 and bool(model.series_radius())  # no kink

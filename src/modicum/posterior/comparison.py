@@ -266,7 +266,7 @@ def _units(model: BaseModel) -> str | None:
 
 
 def _family(model: BaseModel) -> BaseModel:
-    return model.family if isinstance(model, IntegratedEffects) else model
+    return model.row_model
 
 
 def _observed(model: BaseModel) -> dict[str, str]:

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import (
@@ -42,7 +44,6 @@ from modicum.models.families import (
     Poisson,
     Probit,
 )
-from modicum.models.level_modes import level_modes
 from modicum.models.model import Batch
 from modicum.models.terms import effect_columns
 from modicum.passes import LocalEngine, Sums, with_nodes
@@ -61,7 +62,7 @@ from modicum.posterior.weighted import (
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
 from modicum.rows.grouped_rows import GroupedRows
-from modicum.runtime import in_double_precision
+from modicum.runtime import Array, in_double_precision, jit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,7 @@ def effects(
     check_interval(prob)
     model = post.fitted_model()
     group = _group_of(model, group, levels)
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     assert isinstance(family, LinearPredictorModel)
     if any(term.field == group for term in family.group_terms):
         return _explicit_effects(post, family, rows_of_fit, group, levels, prob)
@@ -415,7 +416,7 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     rows_of_fit = post.rows_if_any(rows, "an intraclass correlation")
     model = post.fitted_model()
     check_interval(prob)
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     terms = list(family.group_terms) if isinstance(family, LinearPredictorModel) else []
     if isinstance(model, IntegratedEffects):
         terms = [model.term, *terms]  # in the order of the draws
@@ -596,7 +597,7 @@ def unpooled_effects(
 
     model = post.fitted_model()
     integrated = isinstance(model, IntegratedEffects) and group == model.group
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     assert isinstance(family, LinearPredictorModel)
     terms = terms_of(model, group)
     k = [name for term in terms for name in term.sd_names].index(effect)
@@ -614,7 +615,7 @@ def unpooled_effects(
         predictors[:, 0] -= z[:, k] * pooled[which, k]
     frequency = np.asarray(batch.get("weight", np.ones(len(which))))
     arguments = (predictors, np.asarray(family.outcome(batch)), z[:, k], frequency, which)
-    return np.asarray(level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
+    return np.asarray(_level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
 
 
 def _level_codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
@@ -638,3 +639,57 @@ def _rows_with_codes(rows: Rows, group: str, codes: np.ndarray) -> tuple[Batch, 
         parts.append({name: np.asarray(values)[of_levels] for name, values in chunk.items()})
     batch = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return batch, order[np.searchsorted(codes[order], batch[group])]
+
+
+STEPS = 40  # Newton steps
+LONGEST = 5.0  # longest step, in sds of the effects or standard errors of one, whichever is larger
+SETTLED = 1e-3  # longest last step of a converged level, in the smaller of these units
+
+
+@jit(static=0)
+def _level_modes(
+    family: LinearPredictorModel,
+    predictors: Array,
+    y: Array,
+    z: Array,
+    frequency: Array,
+    which: Array,
+    start: Array,
+    sd: float,
+) -> jax.Array:
+    """Maximize the log-likelihood of each level's rows in its effect; infinite without a maximum.
+
+    Parameters
+    ----------
+    family
+        The family, for its log-density.
+    predictors, y
+        Predictors (without the effect) and outcomes of the rows.
+    z, frequency, which
+        Multiplier of the effect, frequency weight and level of each row.
+    start
+        Starting effect of each level.
+    sd
+        Standard deviation of the effects in the population.
+    """
+
+    def density(shift: jax.Array, predictors: jax.Array, y: jax.Array) -> jax.Array:
+        return family.log_density(predictors.at[0].add(shift), y)
+
+    slope = jax.vmap(jax.grad(density))
+    bend = jax.vmap(jax.grad(jax.grad(density)))
+
+    def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        u = state[0]
+        shift = z * u[which]
+        along = jax.ops.segment_sum(frequency * z * slope(shift, predictors, y), which, len(start))
+        curved = frequency * z**2 * bend(shift, predictors, y)
+        information = jnp.maximum(-jax.ops.segment_sum(curved, which, len(start)), 1e-12 / sd**2)
+        unit = jnp.minimum(sd, 1 / jnp.sqrt(information))
+        longest = LONGEST * jnp.maximum(sd, 1 / jnp.sqrt(information))
+        move = jnp.clip(along / information, -longest, longest)
+        return u + move, jnp.abs(move) / unit
+
+    first = (jnp.asarray(start), jnp.zeros(len(start)))
+    u, moved = jax.lax.fori_loop(0, STEPS, step, first)
+    return jnp.where(moved < SETTLED, u, jnp.sign(u) * jnp.inf)

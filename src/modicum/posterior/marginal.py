@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from modicum.errors import SettingError, whole_number
-from modicum.models import BaseModel, Beta, Binomial, IntegratedEffects, LinearPredictorModel
+from modicum.models import BaseModel, Beta, Binomial, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.draws import affordable, check_interval, thinned
 from modicum.posterior.fit_rows import Batch, Groups, RowsLike
@@ -252,7 +252,7 @@ def contrast(
 
 def _require_chances(model: BaseModel) -> None:
     """Refuse odds ratios for models whose expected outcomes are not probabilities."""
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     if not isinstance(family, LinearPredictorModel) or isinstance(family, Binomial | Beta):
         return
     if type(family).decide is BaseModel.decide:

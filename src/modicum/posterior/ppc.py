@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from modicum.errors import DataError, SettingError, whole_number
-from modicum.models import BaseModel, IntegratedEffects
+from modicum.models import BaseModel
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import AlignedRows, Batch, RowsLike
 from modicum.posterior.fitted import FittedDraws
@@ -343,7 +343,7 @@ def _with_class_names(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame
 
 def _natural_kind(model: BaseModel, source: OutcomeDraws, rows: AlignedRows, y: np.ndarray) -> Kind:
     """Choose the kind of check from the model's predictions and the outcomes."""
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     first = next(iter(rows.chunks(2)))
     try:
         expected = source.predictor({k: v[:1] for k, v in source.draws.items()}, first)

@@ -544,7 +544,7 @@ def outcomes(
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Yield batches of rows in order, each with an outcome per draw and row (draws, rows)."""
     model = source.predictor.model
-    family = model.family if isinstance(model, IntegratedEffects) else model
+    family = model.row_model
     rng = generator(seed, Stream.OUTCOMES)
     if not isinstance(family, LinearPredictorModel):
         has_classes = type(model).decide is not BaseModel.decide

@@ -113,7 +113,7 @@ class Link(ABC):
         """log(1 - p) and its derivatives up to `order`."""
 
 
-class Logit(Link):
+class LogitLink(Link):
     """p = 1 / (1 + e^-eta)."""
 
     name: ClassVar[str] = "logit"
@@ -214,7 +214,7 @@ def log_normal_cdf(x: jax.Array) -> jax.Array:
     return xp.where(x > 0, xp.log1p(-0.5 * erfc(right / sqrt(2))), left)
 
 
-class Probit(Link):
+class ProbitLink(Link):
     """p = Phi(eta), the normal distribution function."""
 
     name: ClassVar[str] = "probit"
@@ -294,7 +294,7 @@ def log_some(eta: jax.Array) -> jax.Array:
     return xp.where(eta < -30, eta - r / 2, log1m_exp(xp.maximum(r, 1e-14)))
 
 
-class Cloglog(Link):
+class CloglogLink(Link):
     """p = 1 - exp(-e^eta), the probability of an event whose log-rate is eta."""
 
     name: ClassVar[str] = "cloglog"
@@ -322,7 +322,7 @@ class Cloglog(Link):
         return (-namespace(eta).exp(eta),) * (order + 1)
 
 
-LINKS: dict[str, Link] = {link.name: link for link in (Logit(), Probit(), Cloglog())}
+LINKS: dict[str, Link] = {link.name: link for link in (LogitLink(), ProbitLink(), CloglogLink())}
 
 
 Numbers: TypeAlias = np.ndarray  # of float64
