@@ -14,7 +14,7 @@ from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.draws import thinned
-from modicum.posterior.group_effects import _group_of, effect_draws, unpooled_effects
+from modicum.posterior.group_effects import effect_draws, unpooled_effects
 
 G = mo.models.GroupTerm
 SDS, SLOPE = (0.9, 0.4), 0.7
@@ -65,8 +65,10 @@ def test_effects_are_a_table_by_level_and_effect(post, table):
     [((), "the model has no groups"), (("ward", "town"), "name the group .* ward, town")],
 )
 def test_without_a_name_there_must_be_one_group(groups, words):
+    predictor = ModelPredictor(mo.models.Logistic(groups=groups))
+    bare = mo.Posterior({"beta": np.zeros((1, 4, 1))}, {}, mo.Ledger(rows=1), predictor=predictor)
     with pytest.raises(mo.SettingError, match=words):
-        _group_of(mo.models.Logistic(groups=groups), None, None)
+        bare.effects()
 
 
 def test_levels_and_groups_that_are_not_there_are_named(post, table):

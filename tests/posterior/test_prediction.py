@@ -13,7 +13,6 @@ from modicum.models import over_draws as models_prediction
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows, Posterior, predict
 from modicum.posterior import draws as draws_module
-from modicum.posterior.draws import thinned
 from modicum.rows.reading import read_formula
 
 
@@ -64,14 +63,6 @@ def test_chunks_change_nothing_and_bound_the_memory(monkeypatch):
     assert np.array_equal(post.predict(rows).mean, pieces.mean)
     everything = post.predict(rows, draws=1_000)
     assert np.abs(whole.mean - everything.mean).max() < 4 * 0.3 * 5 / np.sqrt(200)
-
-
-def test_thinning_is_even():
-    post = make()
-    subset, weights = thinned(post, 4)
-    at = [125, 375, 625, 875]
-    np.testing.assert_array_equal(subset["beta"], post["beta"].reshape(-1, 2)[at])
-    assert weights.tolist() == [[1, 1, 1, 1]]
 
 
 def test_several_classes_are_cut_smaller(monkeypatch):

@@ -12,7 +12,6 @@ from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
-from modicum.posterior.charts import _powers, _ticks
 from modicum.posterior.ppc import PredictiveCheck
 from modicum.posterior.report import code_for, lights, overall, predictive_light
 from modicum.rows.reading import read_formula
@@ -176,14 +175,6 @@ def test_effects_that_a_file_does_not_keep_are_named(post, tmp_path):
     assert "give the rows or their table: post.report(path, data=...)" in words
 
 
-def test_rows_per_level_have_round_ticks():
-    for low, high in ((0.0, 4.3), (1.2, 2.7), (2.02, 2.4), (3.0, 3.0 + 1e-9)):
-        places = [place for place, _ in _powers(low, high)]
-        assert all(low <= place <= high for place in places)
-        assert places or high - low < 0.1
-    assert [text for _, text in _powers(0.0, 4.3)] == ["1", "10", "100", "1,000", "10,000"]
-
-
 def test_every_class_has_a_picture():
     from modicum.posterior.report import _by_class, _effect
 
@@ -248,16 +239,6 @@ def test_the_code_to_run_it_again_has_offset_and_weights():
     post = posterior(settings=settings, fit_rows=FitRows.of(rows))
     code = code_for(post, mo.models.Poisson())
     assert """family="poisson", offset='log_years', weights='copies', method="hmc",""" in code
-
-
-def test_ticks_are_round_numbers():
-    for low, high in ((0.0257, 0.262), (-3.0, 997.0), (20.0, 82.0), (1e-6, 3e-6), (0.0, 1.0)):
-        ticks = np.array(_ticks(low, high))
-        assert 2 <= len(ticks) <= 6
-        assert ticks.min() >= low - 1e-9 * (high - low)
-        assert ticks.max() <= high + 1e-9 * (high - low)
-        lead = np.diff(ticks) / 10 ** np.floor(np.log10(np.diff(ticks)) + 1e-9)
-        assert np.isin(lead.round(9), (1, 2, 5)).all()
 
 
 def test_notebooks_show_boxes_without_injection(post):
