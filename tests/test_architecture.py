@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
@@ -14,32 +15,145 @@ import pytest
 
 from helpers.architecture import (
     circles,
+    classes_of,
+    code_lines,
     deep_uses,
     imports_of,
+    own_types_asked,
     read_sources,
+    sizes,
     upward_imports,
     uses_of_the_laboratory,
 )
 
 ORDER = (  # from the top down; packages on one line may use each other
-    ("__main__",),
-    ("datasets",),
-    ("cli",),
+    ("__main__", "datasets", "cli"),
     ("sklearn",),
     ("fit",),
     ("engines", "sample", "log_posterior", "plots", "priors"),
-    ("results",),
-    ("digest",),
+    ("results", "digest"),
     ("methods",),
     ("posterior",),
     ("run",),
     ("kernels",),
     ("passes",),
     ("models",),
-    ("diagnostics",),
-    ("rows",),
+    ("diagnostics", "rows"),
     ("arguments", "arrays", "random", "runtime", "progress", "errors", "files", "ledger", "markup"),
 )
+
+BUDGET = {  # lines of code by package, those beside packages together; to shrink
+    "models": 7_200,
+    "rows": 6_500,
+    "methods": 5_900,
+    "posterior": 5_300,
+    "kernels": 4_350,
+    "passes": 3_500,
+    "": 3_000,
+    "run": 1_750,
+    "cli": 1_100,
+    "digest": 900,
+    "diagnostics": 550,
+}
+
+NAMED_TWICE = {  # classes that users know by the module they are in
+    *("Exponential", "Gamma", "Laplace", "StudentT"),
+}
+
+TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
+    "LinearPredictorModel": 51,
+    "IntegratedEffects": 40,
+    "ArrowFactor": 27,
+    "ArrowMatrix": 22,
+    "Rows": 22,
+    "GroupedRows": 19,
+    "LinearTaylor": 14,
+    "LevelArray": 12,
+    "Call": 10,
+    "Digest": 9,
+    "Horseshoe": 7,
+    "CodedMatrix": 6,
+    "ColumnArray": 6,
+    "ModelPredictor": 5,
+    "EnergyConservingKernel": 4,
+    "Anchor": 3,
+    "ArrowCovariance": 3,
+    "GroupTaylor": 3,
+    "HMCMove": 3,
+    "LKJ": 3,
+    "LogNormal": 3,
+    "PathPoint": 3,
+    "SVRG": 3,
+    "ScaleFamily": 3,
+    "WeightTables": 3,
+    "BaseModel": 2,
+    "Binomial": 2,
+    "Effects": 2,
+    "EngineChoice": 2,
+    "GroupTerm": 2,
+    "HalfNormal": 2,
+    "Method": 2,
+    "NegativeBinomial": 2,
+    "Normal": 2,
+    "PathChances": 2,
+    "Perturbed": 2,
+    "Posterior": 2,
+    "RowsSchema": 2,
+    "Study": 2,
+    "TableFiles": 2,
+    **dict.fromkeys(
+        (
+            "ArrayOrder",
+            "AsTraced",
+            "Auto",
+            "AutodiffTaylor",
+            "BaseGradientEstimator",
+            "Beta",
+            "BlockPoisson",
+            "Cloglog",
+            "CodedProducts",
+            "Constraint",
+            "CsvSource",
+            "Curves",
+            "EndlessError",
+            "FedRows",
+            "Flat",
+            "FlatCache",
+            "FlyKernel",
+            "FormulaEncoding",
+            "FullDataKernel",
+            "Gaussian",
+            "Logistic",
+            "Markup",
+            "Model",
+            "ModicumError",
+            "ModicumWarning",
+            "NewLevelError",
+            "NoMeanError",
+            "NoModeError",
+            "NoNoiseError",
+            "OrderedBackend",
+            "Ordinal",
+            "Parameters",
+            "Plain",
+            "Poisson",
+            "Prior",
+            "Probit",
+            "Resident",
+            "RowsSource",
+            "Rule",
+            "Snapshot",
+            "Source",
+            "StochasticGradientKernel",
+            "Target",
+            "Taylor",
+            "Weighted",
+            "_Bijected",
+            "_MeanOfRows",
+        ),
+        1,
+    ),
+}
 
 PUBLIC_MODULES = (  # the names in their `__all__` are public, and nothing else is
     "modicum",
@@ -142,6 +256,49 @@ def test_only_packages_and_public_modules_list_their_names():
         if file.name != "__init__.py" and re.search(r"^__all__\b", file.read_text(), re.MULTILINE)
     }
     assert listing <= set(PUBLIC_MODULES)
+
+
+# Size, names, types ------------------------------------------------------------------------
+
+
+def test_packages_keep_to_their_budgets(library):
+    lines = sizes(library)
+    assert {name: n for name, n in lines.items() if n > BUDGET.get(name, 0)} == {}
+    assert sum(BUDGET.values()) <= 40_500
+    assert len(library) <= 200
+
+
+def test_lines_of_code_are_neither_blank_nor_comments_nor_docstrings():
+    source = '"""A module."""\n\nx = 1  # one\n# two\n\n\n'
+    source += 'def f():\n    """Say.\n\n    More."""\n    y = """a\n\nb"""\n'
+    assert code_lines(source) == 4
+    tree = {"modicum.rows.a": "x = 1\ny = 2", "modicum.fit": "x = 1", "modicum": "import rows"}
+    assert sizes(tree) == {"rows": 2, "": 2}
+
+
+def test_names_of_files_and_classes_occur_once(library):
+    files = Counter(path.stem for path in (SRC / "modicum").rglob("*.py"))
+    del files["__init__"]
+    assert [name for name, times in files.items() if times > 1] == []
+    twice = {name: where for name, where in classes_of(library).items() if len(where) > 1}
+    assert twice.keys() == NAMED_TWICE, twice
+
+
+def test_our_own_types_are_asked_for_no_more_often_than_listed(library):
+    """If it is less often, shorten the list."""
+    assert own_types_asked(library) == TYPES_ASKED
+
+
+def test_questions_about_our_own_types_are_counted():
+    source = """
+class A: ...
+def f(x):
+    if isinstance(x, (mo.A, int)) or isinstance(x, B | A) or isinstance(x, str):
+        match x:
+            case A(): ...
+"""
+    assert own_types_asked({"m.a": source, "m.b": "class B: ..."}) == {"A": 3, "B": 1}
+    assert classes_of({"m.a": source, "m.b": "class A: ..."}) == {"A": ["m.a", "m.b"]}
 
 
 # Circles -----------------------------------------------------------------------------------

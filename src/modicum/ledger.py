@@ -56,6 +56,10 @@ class Ledger:
     sweeps: int = 0
     unit: str = "row"
 
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise SettingError(f"a ledger needs at least one row, not {self.rows}.")
+
     def add(self, purpose: str, evaluations: int, kind: Kind, passes: int = 0) -> None:
         """Enter `evaluations` row evaluations, which include `passes` complete sweeps.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -191,3 +192,64 @@ def _resolver(bound: Mapping[str, str]) -> Callable[[ast.expr], str | None]:
         return None
 
     return resolve
+
+
+# Size ----------------------------------------------------------------------------------------
+
+
+def code_lines(source: str) -> int:
+    """Count the lines that are code: neither blank, nor a comment, nor part of a docstring."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    lines = enumerate(map(str.strip, source.splitlines()), 1)
+    return sum(bool(text) and text[0] != "#" and i not in docstrings for i, text in lines)
+
+
+def sizes(sources: Sources) -> dict[str, int]:
+    """Return the lines of code of each package; modules beside the packages count as "doors"."""
+    found: dict[str, int] = {}
+    packages = {module.split(".")[1] for module in sources if module.count(".") > 1}
+    for module, source in sources.items():
+        own = _package(module)
+        room = own if own in packages else ""
+        found[room] = found.get(room, 0) + code_lines(source)
+    return found
+
+
+# Names and types -----------------------------------------------------------------------------
+
+
+def classes_of(sources: Sources) -> dict[str, list[str]]:
+    """Map the name of each class to the modules that define one of that name."""
+    found: dict[str, list[str]] = {}
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    return found
+
+
+def own_types_asked(sources: Sources) -> dict[str, int]:
+    """Count, for each class of the library, how often `isinstance` or a `case` asks for it."""
+    own = classes_of(sources)
+    found: Counter[str] = Counter()
+    for source in sources.values():
+        for node in ast.walk(ast.parse(source)):
+            asked: ast.AST | None = None
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "isinstance",
+                "issubclass",
+            ):
+                asked = node.args[1]
+            elif isinstance(node, ast.MatchClass):
+                asked = node.cls
+            for name in ast.walk(asked) if asked is not None else ():
+                last = getattr(name, "attr", getattr(name, "id", None))
+                if last in own:
+                    found[last] += 1
+    return dict(found)

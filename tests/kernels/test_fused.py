@@ -115,7 +115,7 @@ def begun(plan):
 
 def run_plain(plan, begun, length=LENGTH):
     state, keys = begun
-    span, fixed = (np.int64(0), np.int64(length)), (plan.kernel, compiled.Extent(LENGTH))
+    span, fixed = (np.int64(0), np.int64(length)), (plan.kernel, compiled.CallLength(LENGTH))
     ready = compiled.ahead_together(*fixed, plan.context, plan.rows, None, span[0], keys)
     return compiled.advance_together(*fixed, plan.context, plan.flags, span, ready, state)
 

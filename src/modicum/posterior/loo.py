@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 EVEN = 0.1  # share of the sample that is drawn uniformly
 
 
-class Estimate(NamedTuple):
+class SumEstimate(NamedTuple):
     """An estimated sum over all rows, and its variance due to sampling rows."""
 
     value: float
@@ -107,14 +107,14 @@ class RowSample:
         row_ids, times = np.unique(np.minimum(ids, len(size) - 1), return_counts=True)
         return cls(row_ids, times, share[row_ids] / edges[-1])
 
-    def total(self, rest: np.ndarray) -> Estimate:
+    def total(self, rest: np.ndarray) -> SumEstimate:
         """Estimate the sum of `rest` over all rows from its values at the sample."""
         if self.times is None:
-            return Estimate(float(rest.sum()), 0.0)
+            return SumEstimate(float(rest.sum()), 0.0)
         m = int(self.times.sum())
         expanded = rest / self.probability
         value = float(self.times @ expanded) / m
-        return Estimate(value, float(self.times @ (expanded - value) ** 2) / (m * max(m - 1, 1)))
+        return SumEstimate(value, float(self.times @ (expanded - value) ** 2) / (m * max(m - 1, 1)))
 
 
 POINTS = 1_000  # at which all rows are evaluated, per row that is left out
@@ -268,7 +268,7 @@ class LeaveOneOut:
         """Largest reliable Pareto k for this number of draws."""
         return min(1 - 1 / float(np.log10(self.draws)), 0.7)
 
-    def total(self, power: int = 1, other: LeaveOneOut | None = None) -> Estimate:
+    def total(self, power: int = 1, other: LeaveOneOut | None = None) -> SumEstimate:
         """Estimate the sum over all rows of elpd_i (minus that of another model) to a power."""
         ids, near, left_out = self.sample.row_ids, self.approximate.elpd, self.elpd
         near = near.astype(float)
@@ -276,7 +276,7 @@ class LeaveOneOut:
             near, left_out = near - other.approximate.elpd, left_out - other.elpd
         rest = self.weight[ids] * (left_out**power - near[ids] ** power)
         estimate = self.sample.total(rest)
-        return Estimate(float(self.weight @ near**power) + estimate.value, estimate.variance)
+        return SumEstimate(float(self.weight @ near**power) + estimate.value, estimate.variance)
 
     def error(self, other: LeaveOneOut | None = None) -> float:
         """Return the standard error of the sum (or difference) as an estimate for new rows.

@@ -192,7 +192,7 @@ class Chains:
             )
         self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
         self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
-        self._extent = compiled.Extent(self.length, self.thin)
+        self._extent = compiled.CallLength(self.length, self.thin)
         self._programs = self._traced
         self._new_programs: list[executables.NewProgram] = []
         self._quiet_from = 0
@@ -309,7 +309,7 @@ class Chains:
         return compiled.begin, compiled.ahead, compiled.advance
 
     @property
-    def _static(self) -> tuple[compiled.ChainKernel, compiled.Extent]:
+    def _static(self) -> tuple[compiled.ChainKernel, compiled.CallLength]:
         return self.kernel, self._extent
 
     @property

@@ -201,7 +201,7 @@ Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of 
 LENGTH = 256  # iterations per call, if memory allows
 
 
-class Extent(NamedTuple):
+class CallLength(NamedTuple):
     """Sizes of a compiled call: a static argument."""
 
     length: int  # most iterations
@@ -266,7 +266,7 @@ def _strongly_typed(results: Pytree) -> Pytree:
 
 def _ahead(
     kernel: ChainKernel,
-    extent: Extent,
+    extent: CallLength,
     context: Pytree,
     rows: Batch | None,
     batches: Batch | None,
@@ -281,7 +281,7 @@ def _ahead(
 
 def _advance(
     kernel: ChainKernel,
-    extent: Extent,
+    extent: CallLength,
     context: Pytree,
     flags: Pytree,
     span: Span,
@@ -348,7 +348,7 @@ def _prepared(
 @jit(static=(0, 1))
 def ahead(
     kernel: ChainKernel,
-    extent: Extent,
+    extent: CallLength,
     context: Pytree,
     rows: Batch | None,
     batches: Batch | None,
@@ -379,7 +379,7 @@ def begin_together(
 @jit(static=(0, 1))
 def ahead_together(
     kernel: ChainKernel,
-    extent: Extent,
+    extent: CallLength,
     context: Pytree,
     rows: Batch | None,
     batches: Batch | None,
@@ -404,7 +404,7 @@ def _keys(chain_keys: Array, first: Array, length: int) -> tuple[jax.Array, jax.
 @jit(static=(0, 1), on_gpu=GPU_GRAPHS)
 def advance_together(
     kernel: ChainKernel,
-    extent: Extent,
+    extent: CallLength,
     context: Pytree,
     flags: Pytree,
     span: Span,
