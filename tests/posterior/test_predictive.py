@@ -92,7 +92,7 @@ def test_a_check_averages_with_signs():
     with pytest.raises(SettingError, match="only averages are meaningful"):
         post.predictive(draws=10)
     post.weights = -sign
-    with pytest.raises(SettingError, match="signs of these draws cancel"):
+    with pytest.raises(SettingError, match="the signs cancel"):
         post.ppc()
 
 

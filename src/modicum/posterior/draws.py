@@ -311,7 +311,7 @@ def require_positive_sum(weights: np.ndarray, purpose: str) -> None:
     """Refuse draws whose signs cancel, so that their averages are meaningless."""
     if not weights.sum() > 0:
         raise SettingError(
-            f"{purpose} averages over draws, and the signs of these draws cancel, so that their "
+            f"{purpose} averages over draws, and here the signs cancel, so that their "
             "averages say nothing about the posterior; sample with a larger subsample, so that "
             'fewer signs are negative, or with another method, such as method="hmc-ecs".'
         )
