@@ -195,13 +195,11 @@ def load(path: str | os.PathLike[str], make: Callable[..., T]) -> T:
 
     def made(parts: dict[str, Decoded], page: dict[str, Json]) -> T:
         _check_types(parts)
-        rows, ledger = page["rows"], Ledger.from_dict(page["ledger"])
-        if ledger.rows < 1:
-            raise ValueError("its ledger counts no rows")
+        rows = page["rows"]
         return make(
             predictor_spec=parts.pop("predictor"),
             **parts,
-            ledger=ledger,
+            ledger=Ledger.from_dict(page["ledger"]),
             warnings=[_warning(doubt) for doubt in page["warnings"]],
             fit_rows=None if rows is None else FitRows.from_dict(rows),
         )
