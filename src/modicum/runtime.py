@@ -248,18 +248,19 @@ def jit(
 def usable_options(
     options: CompilerOptions, on_gpu: CompilerOptions | None = None
 ) -> CompilerOptions | None:
-    """Return the options for this device, without those that XLA_FLAGS sets or XLA does not know.
-
-    Options come and go between versions of the compiler.
-    """
+    """Return the options for this device, without those that XLA_FLAGS sets or XLA lacks."""
     chosen = {"cpu": options, "gpu": on_gpu}.get(jax.default_backend()) or {}
     flags = {flag.split("=")[0].lstrip("-") for flag in os.environ.get("XLA_FLAGS", "").split()}
-    left = {name: value for name, value in chosen.items() if name not in flags}
-    fresh = {name: value for name, value in left.items() if name not in _KNOWN}
+    return known_options({name: value for name, value in chosen.items() if name not in flags})
+
+
+def known_options(options: CompilerOptions) -> CompilerOptions | None:
+    """Return the options that this version of the compiler has; None if it has none of them."""
+    fresh = {name: value for name, value in options.items() if name not in _KNOWN}
     all_known = not fresh or _are_known(fresh)
     for name, value in fresh.items():
         _KNOWN[name] = all_known or _are_known({name: value})
-    return {name: value for name, value in left.items() if _KNOWN[name]} or None
+    return {name: value for name, value in options.items() if _KNOWN[name]} or None
 
 
 _KNOWN: dict[str, bool] = {}  # whether the compiler has an option: a test takes 30 ms

@@ -8,12 +8,12 @@ import pytest
 
 from modicum.methods.ecs import pilot_draws as pilot_chains
 from modicum.run import iterations
-from modicum.runtime import FAST_COMPILE, usable_options
+from modicum.runtime import FAST_COMPILE, known_options
 
 
 def optimised(function, **settings):
     """`jax.jit` for long simulations."""
-    options = usable_options(FAST_COMPILE)
+    options = known_options(FAST_COMPILE)  # also those that XLA_FLAGS sets for tests
     return jax.jit(function, **settings, compiler_options=options)
 
 
