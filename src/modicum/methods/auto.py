@@ -21,7 +21,7 @@ from modicum.methods.ecs import HMCECS
 from modicum.methods.ecs.pilot import Study
 from modicum.methods.ecs.run_checks import ANCHOR_FAR, COSTLY, DOUBTED, MISLED, UNFIT
 from modicum.methods.full_data import NUTS, WIDER
-from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, Verdict
+from modicum.methods.laplace import ENOUGH, FAR, STILL, Laplace, NormalDensity, Verdict
 from modicum.methods.method import Method, Parameters, Plan, Task
 from modicum.methods.skewed_axes import KEPT, may_be_curved, skewed_axes
 from modicum.methods.without_mode import may_have_mean
@@ -120,8 +120,8 @@ def _weighted_draws(
 ) -> tuple[tuple[Method, Plan] | None, str | None]:
     """Plan weighted draws, normal or along skewed axes, if they suffice; else say why not."""
     method, started = Laplace(weighted=False), time.perf_counter()
-    description = "weighted normal draws"
-    pool, proposals = method.weighed(study, ENOUGH)
+    description, curves = "weighted normal draws", None
+    pool, proposals = method.weighed(study, ENOUGH, NormalDensity(study.centre))
     if not _enough(proposals.verdict) and may_be_curved(task, study.anchor):
         curves = skewed_axes(pool.log_posterior, study.centre, study.anchor, pool.whitened)
         task.cache[KEPT] = curves
@@ -130,8 +130,8 @@ def _weighted_draws(
             description = f"weighted draws, normal but for {count} skewed " + (
                 "axis" if count == 1 else "axes"
             )
-            pool, proposals = method.weighed(study, ENOUGH, curves)
-    if not _enough(proposals.verdict, proposals.curves is not None):
+            pool, proposals = method.weighed(study, ENOUGH, NormalDensity(study.centre, curves))
+    if not _enough(proposals.verdict, curves is not None):
         task.cache[LONGER] = proposals.verdict.share < FEW
         return None, f"not taken: {proposals.verdict.numbers(pool.rows)}"
     plan = method.of(pool, proposals)

@@ -33,8 +33,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
-from typing import Annotated, ClassVar, NamedTuple
+from math import ceil, prod
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -52,11 +52,13 @@ from modicum.kernels.whitening import Curves, along_curves
 from modicum.methods.drawn_rows import SampledRows
 from modicum.methods.ecs.perturbed import HMCECS
 from modicum.methods.ecs.pilot import Study
-from modicum.methods.method import Method, Outcome, Plan, Task
+from modicum.methods.method import Method, Outcome, Plan, Task, Tuning
+from modicum.methods.nested_draws import Pooled, nested_draws
 from modicum.methods.skewed_axes import explain_curves
 from modicum.methods.weights import cached_rows
 from modicum.models import LinearPredictorModel
-from modicum.models.model import Batch
+from modicum.models.model import DENSE_LIMIT, Batch
+from modicum.passes import Anchor
 from modicum.random import Stream, generator
 from modicum.run import History
 from modicum.runtime import Array, Pytree, in_double_precision, jit
@@ -84,6 +86,7 @@ class WeighingPool:
 
     def __init__(self, study: Study, size: int) -> None:
         self.study = study
+        self.proxy = study.proxy._replace(warp=None)  # draws are absolute, not relative to scales
         task = study.task
         rng = generator(task.seed, Stream.LAPLACE_ROWS)
         sampled = SampledRows.of(rng, task.rows, size, study.weight_tables, study.method.floor)
@@ -91,7 +94,7 @@ class WeighingPool:
         self._plain: NumPyRows | None = None
         self._parts: list[Pytree] = []
         if needs_no_compiler(study.control_variate):
-            self._plain = NumPyRows(study.control_variate, batch, study.proxy)
+            self._plain = NumPyRows(study.control_variate, batch, self.proxy)
             return
         self._block = min(BLOCK, self.rows)
         self._parts = [self._cached(batch, first) for first in range(0, self.rows, self._block)]
@@ -100,7 +103,7 @@ class WeighingPool:
         """Prepare one block of rows; the last is padded with rows that are not counted."""
         places = np.minimum(np.arange(first, first + self._block), self.rows - 1)
         part = {name: values[places] for name, values in batch.items()}
-        return cached_rows(self.study.control_variate, part, self.study.proxy)
+        return cached_rows(self.study.control_variate, part, self.proxy)
 
     @in_double_precision
     @np.errstate(invalid="ignore")  # far from the mode, rows may have density 0
@@ -117,7 +120,9 @@ class WeighingPool:
             if self.certain < self.rows:
                 slopes[rows] += values.T @ (z[block] - middle)
         away = 0.5 * np.sum((z - study.centre) ** 2, axis=1)
-        return PoolWeights(total + study.log_proxy(z) + away, self._noise(slopes / len(z)))
+        return PoolWeights(
+            total + study.log_proxy(z, self.proxy) + away, self._noise(slopes / len(z))
+        )
 
     @property
     def whitened(self) -> np.ndarray | None:
@@ -145,7 +150,7 @@ class WeighingPool:
 
                 @in_double_precision
                 def evaluate_part(cached: Pytree, filled: np.ndarray = filled) -> np.ndarray:
-                    return np.asarray(evaluate(cached, filled, self.study.proxy))
+                    return np.asarray(evaluate(cached, filled, self.proxy))
 
                 for k, values in enumerate(threads.map(evaluate_part, self._parts)):
                     rows = slice(k * self._block, min((k + 1) * self._block, self.rows))
@@ -219,40 +224,100 @@ class Verdict(NamedTuple):
         )
 
 
-class Proposals(NamedTuple):
-    """Draws of the normal approximation, possibly bent along curves, some of them weighted."""
+class Density(Protocol):
+    """A density close to the posterior that can be drawn from."""
 
-    z: np.ndarray  # (length, chain, d)
-    growth: np.ndarray  # log of normal approximation over proposal density, (length, chain)
-    log_ratio: np.ndarray  # posterior over proposal at the draws that were weighted, the first
-    verdict: Verdict
+    def draw(
+        self, rng: np.random.Generator, shape: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray | float]:
+        """Draw whitened z (*shape, d); return them, and the log of normal over this density."""
+        ...
+
+    @property
+    def tuning(self) -> Tuning:
+        """What to say about it."""
+        ...
+
+
+class NormalDensity(NamedTuple):
+    """The normal approximation at the mode, or along curves the quantiles of the posterior."""
+
+    centre: np.ndarray
     curves: Curves | None = None
 
+    def draw(
+        self, rng: np.random.Generator, shape: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray | float]:
+        """Draw standard normal numbers, and bend them."""
+        u = rng.standard_normal((*shape, len(self.centre)))
+        if self.curves is None:
+            return self.centre + u, 0.0
+        bent, log_volume = along_curves(as_either(u), self.curves)
+        away = np.sum(np.asarray(bent) ** 2 - u**2, axis=2) / 2
+        return self.centre + np.asarray(bent), np.asarray(log_volume) - away
+
+    @property
+    def tuning(self) -> Tuning:
+        """The curved axes."""
+        return explain_curves(self.curves)
+
+
+class NestedDensity(NamedTuple):
+    """Scales of pooled terms from their marginal, and coefficients given the scales."""
+
+    pooled: Pooled
+    anchor: Anchor
+    centre: np.ndarray
+
+    def draw(
+        self, rng: np.random.Generator, shape: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray | float]:
+        """Draw scales, then coefficients."""
+        t, log_density = nested_draws(self.pooled, rng, prod(shape))
+        z = self.anchor.whiten(t)
+        growth = -0.5 * np.sum((z - self.centre) ** 2, axis=1) - log_density
+        return z.reshape(*shape, -1), growth.reshape(shape)
+
+    @property
+    def tuning(self) -> Tuning:
+        """How many scales there are."""
+        scales = len(self.pooled.scales)
+        return {"scales": f"{scales} drawn from their marginal, coefficients given these"}
+
+
+class Proposals(NamedTuple):
+    """Draws of a density close to the posterior, the first of which were weighted to judge them."""
+
+    density: Density
+    z: np.ndarray  # (length, chain, d)
+    growth: np.ndarray  # log of normal approximation over `density` at each draw, (length, chain)
+    log_ratio: np.ndarray = np.zeros(0)  # posterior over `density`, at those that were weighted
+    verdict: Verdict = Verdict(np.inf, 0.0, np.inf)
+
     @classmethod
-    def of(cls, pool: WeighingPool, first: int, curves: Curves | None = None) -> Proposals:
-        """Draw `first` proposals plus those that the run needs, and weigh the first thousands."""
-        study, task = pool.study, pool.study.task.of_few_chains()
+    def of(cls, density: Density, task: Task, first: int) -> Proposals:
+        """Draw `first` proposals plus those that the run needs."""
         rng = generator(task.seed, Stream.LAPLACE_DRAWS)
         length = first + max(task.draws, ceil(FEWEST / task.chains))
-        d = len(study.centre)
-        u = rng.standard_normal((length, task.chains, d))
-        bent, growth = u, np.zeros((length, task.chains))
-        if curves is not None:
-            bent, log_volume = map(np.asarray, along_curves(as_either(u), curves))
-            growth = log_volume - np.sum(bent**2 - u**2, axis=2) / 2
-        z = study.centre + bent
-        some = z.reshape(-1, d)[:TRIAL]
-        log_ratio, noise = pool.weigh(some, None if curves is None else some.mean(axis=0))
-        log_ratio = log_ratio + growth.ravel()[:TRIAL]
-        return cls(z, growth, log_ratio, Verdict.judge(log_ratio, noise), curves)
+        z, growth = density.draw(rng, (length, task.chains))
+        return cls(density, z, np.broadcast_to(growth, z.shape[:2]))
+
+    def weighed(self, pool: WeighingPool) -> Proposals:
+        """Weigh the first thousands."""
+        flat = self.z.reshape(-1, self.z.shape[2])[:TRIAL]
+        bent = np.any(self.growth)  # the mean of straight draws is known
+        log_ratio, noise = pool.weigh(flat, flat.mean(axis=0) if bent else None)
+        log_ratio = log_ratio + self.growth.ravel()[:TRIAL]
+        return self._replace(log_ratio=log_ratio, verdict=Verdict.judge(log_ratio, noise))
 
 
 @dataclass(frozen=True)
 class Laplace(Method):
     """Independent draws of the normal approximation at the mode, weighted by a pool of rows.
 
-    There is no warm-up. The method is accurate if the posterior is nearly normal, and
-    `Posterior.tuning["verdict"]` says whether it is.
+    There is no warm-up. The method is accurate if the posterior is nearly normal, or if it is given
+    the scales of group effects, which are then drawn first. `Posterior.tuning["verdict"]` says
+    whether it is.
 
     Parameters
     ----------
@@ -288,10 +353,17 @@ class Laplace(Method):
                 f"draws row by row, which is impossible with {name}; use method='hmc-ecs' or "
                 "'nuts'."
             )
-        task.refuse_own_parameters("laplace")
         settings = HMCECS()
         settings.check_task(task)
-        return self.of(*self.weighed(Study(settings, task, task.anchor_at_mode()), FAR))
+        study = Study(settings, task, task.anchor_at_mode())
+        nested = nested_density(study)
+        if nested is None and task.target.likelihood.size < task.target.size:
+            raise SettingError(
+                "method='laplace' draws scales of groups if the model has at most "
+                f"{DENSE_LIMIT:,} parameters, and no scale of a horseshoe; use method='hmc-ecs', "
+                "'hmc' or 'nuts'."
+            )
+        return self.of(*self.weighed(study, FAR, nested or NormalDensity(study.centre)))
 
     @property
     def _first(self) -> int:
@@ -299,16 +371,16 @@ class Laplace(Method):
         return 0 if self.weighted else FIRST
 
     def weighed(
-        self, study: Study, tail: float, curves: Curves | None = None
+        self, study: Study, tail: float, density: Density
     ) -> tuple[WeighingPool, Proposals]:
         """Return a pool and proposals weighted with it; enlarge the pool if k is below `tail`."""
         pool = WeighingPool(study, self.pool or LEAST_POOL)
-        proposals = Proposals.of(pool, self._first, curves)
+        proposals = Proposals.of(density, study.task.of_few_chains(), self._first).weighed(pool)
         noise = proposals.verdict.noise
         if self.pool is None and noise > STILL and proposals.verdict.tail < tail:
             size = min(MOST_POOL, ceil(pool.rows * (noise / (0.8 * STILL)) ** 2))
             pool = WeighingPool(study, size)
-            proposals = Proposals.of(pool, self._first, curves)
+            proposals = proposals.weighed(pool)
         return pool, proposals
 
     def of(self, pool: WeighingPool, proposals: Proposals) -> Plan:
@@ -323,7 +395,7 @@ class Laplace(Method):
                 "verdict": verdict.text(pool.rows),
                 "pareto_k": round(verdict.tail, 3),
                 "pool_noise": float(f"{verdict.noise:.2g}"),
-                **explain_curves(proposals.curves),
+                **proposals.density.tuning,
             },
             notes=list(study.anchor.notes),
             history=self._drawn(pool, proposals),
@@ -371,6 +443,12 @@ class Laplace(Method):
         assert isinstance(plan.memo, list)
         weights = history.stats.pop("weight", None)  # a posterior keeps weights apart from stats
         return Outcome(weights=weights, warnings=plan.memo, independent=True)
+
+
+def nested_density(study: Study) -> NestedDensity | None:
+    """Return the density of nested draws, if all scales are those of pooled effects; else None."""
+    pooled = None if study.arrow else Pooled.of(study.task.target, study.anchor)
+    return None if pooled is None else NestedDensity(pooled, study.anchor, study.centre)
 
 
 def _independence_sampler(

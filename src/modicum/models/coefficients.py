@@ -32,7 +32,7 @@ from modicum.models.priors import (
     is_positive,
     moments,
 )
-from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.priors.resolved import (
     PriorTable,
     column_in_summary,
@@ -202,6 +202,10 @@ class CoefficientPriors(BaseModel):
     def exact_prior(self, theta: Params) -> tuple[ExactPrior, tuple[Numbers, ...]] | None:
         """Return the part that is not quadratic, for parameters laid out as `theta`, or None."""
         return self.known_priors(theta).exact(shapes_of(theta))
+
+    def pooled_terms(self, theta: Params) -> tuple[tuple[Effects, Numbers], ...]:
+        """Return the priors of explicit group effects."""
+        return tuple(self.known_priors(theta).effects(shapes_of(theta)))
 
     @property
     def has_flat_prior(self) -> bool:  # type: ignore[override]

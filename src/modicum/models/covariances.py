@@ -94,7 +94,10 @@ def unnormalized_lkj(x: jax.Array, count: int, eta: float | jax.Array) -> jax.Ar
 
     It is (1 - r^2)^(alpha - 1) of each partial correlation r, times dr/dx = 1 - r^2.
     """
-    return jnp.sum(partial_exponents(count, eta) * log_unexplained(jnp.asarray(x)))
+    xp = namespace(x)
+    terms = partial_exponents(count, eta) * log_unexplained(xp.asarray(x))
+    total: jax.Array = xp.sum(terms, axis=-1)
+    return total
 
 
 def unnormalized_lkj_integral(count: int, eta: float) -> float:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
-from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.tracing import Trace, trace_of
 from modicum.random import typed
 from modicum.rows import Rows
@@ -118,6 +118,11 @@ class BaseModel(ABC):
         """Return the part of the log-prior that is the density of group effects given their sds."""
         del theta
         return jnp.zeros(())
+
+    def pooled_terms(self, theta: Params) -> tuple[tuple[Effects, Numbers], ...]:
+        """Return the priors of explicit group effects, for parameters laid out as `theta`."""
+        del theta
+        return ()
 
     def expansions(self) -> dict[str, str | None]:
         """Return the parameters sampled on the log scale, and the coordinate each is expanded in.

@@ -20,7 +20,7 @@ from modicum.models.arrowhead import ArrowLayout, arrow_layout
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
-from modicum.models.priors.exact import ExactPrior, Numbers
+from modicum.models.priors.exact import Effects, ExactPrior, Numbers
 from modicum.models.tracing import Trace
 from modicum.rows import Coding, Rows
 from modicum.runtime import FASTEST_COMPILE, Array, in_double_precision, jit
@@ -195,12 +195,22 @@ class Target:
 
         None where dense matrices fit, and where there is no such factor.
         """
+        return self.arrow_of_effects if self.size > DENSE_LIMIT else None
+
+    @cached_property
+    def arrow_of_effects(self) -> ArrowLayout | None:
+        """Layout with the effects of the largest factor apart; None without explicit effects."""
         model = self.model
-        if self.size <= DENSE_LIMIT or not isinstance(model, LinearPredictorModel):
+        if not isinstance(model, LinearPredictorModel) or not model.has_groups:
             return None
-        if not model.has_groups or model.coding is None or model.resolved_priors is None:
+        if model.coding is None or model.resolved_priors is None:
             return None
         return arrow_layout(model.coding, len(model.resolved_priors.coefficients), self.size)
+
+    @property
+    def pooled_terms(self) -> tuple[tuple[Effects, Numbers], ...]:
+        """The priors of explicit effects, with their constants."""
+        return self.model.pooled_terms(self._shaped)
 
     @property
     def size(self) -> int:

@@ -281,11 +281,14 @@ class AnchoredProxy:
             return np.asarray(self.log_proxy(z) + np.sum(away, axis=1))
         return np.asarray(np.sum(terms + away, axis=1) + self._curve_sum(z))
 
-    def log_proxy(self, z: np.ndarray) -> np.ndarray:
-        """Return the log of proxy times prior at whitened points, up to a constant."""
+    def log_proxy(self, z: np.ndarray, proxy: Proxy | None = None) -> np.ndarray:
+        """Return the log of proxy times prior at whitened points, up to a constant.
+
+        `proxy` replaces the study's own.
+        """
         terms = self._quadratic_terms(z)
         if terms is None:
-            return np.asarray(log_proxies(self.control_variate, self.proxy, z))
+            return np.asarray(log_proxies(self.control_variate, proxy or self.proxy, z))
         return np.asarray(np.sum(terms, axis=1) + self._curve_sum(z))
 
     def _curve_sum(self, z: np.ndarray) -> np.ndarray | float:

@@ -21,9 +21,9 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import gammaln, logsumexp
+from jax.scipy.special import logsumexp
 
-from modicum.arrays import HALF_LOG_2PI
+from modicum.arrays import HALF_LOG_2PI, log_gamma_of, namespace
 from modicum.errors import SettingError, is_number
 from modicum.runtime import Array
 
@@ -135,9 +135,10 @@ class Normal(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """-((value - mean) / sd)^2 / 2, plus its constant."""
+        xp = namespace(value)
         mean, sd = numbers
         z = (value - mean) / sd
-        return -0.5 * z**2 - jnp.log(sd) - HALF_LOG_2PI
+        return -0.5 * z**2 - xp.log(sd) - HALF_LOG_2PI
 
     @property
     def centre(self) -> float:
@@ -173,10 +174,11 @@ class StudentT(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """-(df + 1)/2 log(1 + z^2 / df), plus its constant."""
+        xp = namespace(value)
         df, mean, scale = numbers
         z = (value - mean) / scale
-        constant = gammaln((df + 1) / 2) - gammaln(df / 2) - 0.5 * jnp.log(df * jnp.pi)
-        return constant - jnp.log(scale) - (df + 1) / 2 * jnp.log1p(z**2 / df)
+        constant = log_gamma_of((df + 1) / 2) - log_gamma_of(df / 2) - 0.5 * xp.log(df * xp.pi)
+        return constant - xp.log(scale) - (df + 1) / 2 * xp.log1p(z**2 / df)
 
     @property
     def centre(self) -> float:
@@ -219,8 +221,9 @@ class Laplace(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """-|value - mean| / scale, plus its constant."""
+        xp = namespace(value)
         mean, scale = numbers
-        return -jnp.abs(value - mean) / scale - jnp.log(2 * scale)
+        return -xp.abs(value - mean) / scale - xp.log(2 * scale)
 
     @property
     def centre(self) -> float:
@@ -349,8 +352,9 @@ class Flat(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """Zero."""
+        xp = namespace(value)
         del numbers
-        return jnp.zeros_like(value)
+        return xp.zeros_like(value)
 
 
 # On positive numbers -----------------------------------------------------------------------
@@ -376,7 +380,8 @@ class LogNormal(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """Log-density of the logarithm, minus the logarithm."""
-        return Normal.density(jnp.log(value), *numbers) - jnp.log(value)
+        xp = namespace(value)
+        return Normal.density(xp.log(value), *numbers) - xp.log(value)
 
     @property
     def centre(self) -> float:
@@ -406,8 +411,9 @@ class HalfNormal(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """Twice the density of the normal."""
+        xp = namespace(value)
         (sd,) = numbers
-        return Normal.density(value, jnp.zeros_like(sd), sd) + np.log(2)
+        return Normal.density(value, xp.zeros_like(sd), sd) + np.log(2)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
@@ -432,8 +438,9 @@ class HalfCauchy(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """-log(1 + (value / scale)^2), plus its constant."""
+        xp = namespace(value)
         (scale,) = numbers
-        return -jnp.log1p((value / scale) ** 2) - jnp.log(scale) + np.log(2 / np.pi)
+        return -xp.log1p((value / scale) ** 2) - xp.log(scale) + np.log(2 / np.pi)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw independent values."""
@@ -458,8 +465,9 @@ class Exponential(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """Log rate - rate value."""
+        xp = namespace(value)
         (rate,) = numbers
-        return jnp.log(rate) - rate * value
+        return xp.log(rate) - rate * value
 
     @property
     def centre(self) -> float:
@@ -490,9 +498,10 @@ class Gamma(Prior):
     @staticmethod
     def density(value: jax.Array, *numbers: jax.Array) -> jax.Array:
         """(shape - 1) log value - rate value, plus its constant."""
+        xp = namespace(value)
         shape, rate = numbers
-        constant = shape * jnp.log(rate) - gammaln(shape)
-        return constant + (shape - 1) * jnp.log(value) - rate * value
+        constant = shape * xp.log(rate) - log_gamma_of(shape)
+        return constant + (shape - 1) * xp.log(value) - rate * value
 
     @property
     def centre(self) -> float:

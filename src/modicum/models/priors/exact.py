@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.arrays import HALF_LOG_2PI, expansion
+from modicum.arrays import HALF_LOG_2PI, as_either, expansion, namespace
 from modicum.models.arrowhead import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
 from modicum.models.covariances import correlation_factor, unnormalized_lkj
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
@@ -294,6 +294,17 @@ class Effects(ExactTerm):
         log_det = jnp.sum(jnp.log(jnp.diag(lower)))
         return -0.5 * jnp.sum(z**2) - self.levels * (log_det + self.count * HALF_LOG_2PI)
 
+    def precision_given(self, hyper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Precisions of the effects of a level, (..., count, count), and half their log dets."""
+        lower = np.asarray(covariance_factor(as_either(hyper), self.count))
+        inverse = np.linalg.inv(lower)
+        log_diagonal = np.log(np.diagonal(inverse, axis1=-2, axis2=-1))
+        return inverse.swapaxes(-1, -2) @ inverse, log_diagonal.sum(axis=-1)
+
+    def log_hyper(self, hyper: np.ndarray, numbers: Numbers) -> np.ndarray:
+        """Log-densities of hyperparameters (..., number), in the sampled coordinates."""
+        return np.asarray(_log_hyper(self.kinds, as_either(hyper), numbers))
+
     # The anchor -------------------------------------------------------------------------------
 
     def _second_moments(self, t: np.ndarray, covariance: Covariance) -> tuple[np.ndarray, ...]:
@@ -354,10 +365,11 @@ class Effects(ExactTerm):
 
 def covariance_factor(hyper: jax.Array, count: int) -> jax.Array:
     """Cholesky factor of Sigma from the sampled hyperparameters."""
-    sds = jnp.exp(hyper[:count])
-    if hyper.shape[0] == count:
-        return jnp.diag(sds)
-    return sds[:, None] * correlation_factor(hyper[count:], count)
+    xp = namespace(hyper)
+    sds: jax.Array = xp.exp(hyper[..., :count])
+    if hyper.shape[-1] == count:
+        return sds[..., None] * np.eye(count)
+    return sds[..., None] * correlation_factor(hyper[..., count:], count)
 
 
 @jit(static=1, options=FASTEST_COMPILE)
@@ -371,13 +383,14 @@ def _solve(lower: jax.Array, u: jax.Array) -> jax.Array:
 
 def _log_hyper(kinds: tuple[type[Prior], ...], hyper: jax.Array, numbers: Numbers) -> jax.Array:
     """Log-density of log standard deviations and of transformed partial correlations."""
-    total, first, count = jnp.zeros(()), 0, len(kinds)
+    xp = namespace(hyper)
+    total, first, count = xp.zeros(()), 0, len(kinds)
     for k, kind in enumerate(kinds):
-        width = len(fields(kind))  # type: ignore[arg-type]
-        arguments = [jnp.asarray(number) for number in numbers[first : first + width]]
-        total, first = total + kind.density(jnp.exp(hyper[k]), *arguments) + hyper[k], first + width
-    if hyper.shape[0] > count:
-        total = total + unnormalized_lkj(hyper[count:], count, jnp.asarray(numbers[-1]))
+        width, log_sd = len(fields(kind)), hyper[..., k]  # type: ignore[arg-type]
+        arguments = [xp.asarray(number) for number in numbers[first : first + width]]
+        total, first = total + kind.density(xp.exp(log_sd), *arguments) + log_sd, first + width
+    if hyper.shape[-1] > count:
+        total = total + unnormalized_lkj(hyper[..., count:], count, xp.asarray(numbers[-1]))
     return total
 
 

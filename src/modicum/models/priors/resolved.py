@@ -235,7 +235,7 @@ class ModelPriors:
         """Log-density of effects given their covariance: part of the model rather than a prior."""
         t = jnp.concatenate([jnp.ravel(leaf) for leaf in _leaves(theta).values()])
         total = jnp.zeros(())
-        for term, _ in self._effects(_places(shapes_of(theta))):
+        for term, _ in self.effects(shapes_of(theta)):
             total = total + term.log_effects(t)
         return total
 
@@ -282,7 +282,7 @@ class ModelPriors:
         for k, like in enumerate(self.horseshoes):
             of_kind = [j for j, p in enumerate(self.coefficients) if _alike(p, like)]
             terms.append(self._shared(columns[..., of_kind], of_kind, like, places[_HORSESHOE][k]))
-        terms += self._effects(places)
+        terms += self.effects(shapes)
         if self.intercept is not None and not self.intercept.quadratic:
             of_all = [self.intercept] * places["intercept"].size
             terms.append(_independent(type(self.intercept), places["intercept"], of_all))
@@ -293,8 +293,9 @@ class ModelPriors:
             return None
         return ExactPrior(tuple(term for term, _ in terms)), tuple(numbers for _, numbers in terms)
 
-    def _effects(self, places: Mapping[str, np.ndarray]) -> list[tuple[Effects, Numbers]]:
+    def effects(self, shapes: Mapping[str, tuple[int, ...]]) -> list[tuple[Effects, Numbers]]:
         """Return the terms of groups, in the order of their effects and hyperparameters."""
+        places = _places(shapes)
         terms: list[tuple[Effects, Numbers]] = []
         first, none = len(self.coefficients), np.arange(0)
         own = (places.get(f"{OWN}.{name}", none) for name in (LOG_SD, PARTIAL))

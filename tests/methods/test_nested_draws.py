@@ -1,0 +1,84 @@
+"""Draws of scales and, given these, of coefficients, against quadrature."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+import modicum as mo
+from modicum.methods import nested_draws
+
+WIDE = np.polynomial.hermite_e.hermegauss(60)
+FIT = {"draws": 1000, "chains": 4, "random_seed": 3, "progressbar": False}
+PRIORS = {"intercept": mo.priors.Normal(0, 1.5), "group_sd": mo.priors.HalfNormal(1)}
+
+
+def few_groups(groups, size, sd, seed=1):
+    """Return a table of 0/1 outcomes in `groups` groups of `size` rows."""
+    rng = np.random.default_rng(seed)
+    g = np.repeat(np.arange(groups), size)
+    eta = 0.3 + sd * rng.normal(size=groups)[g]
+    return pd.DataFrame({"y": (rng.random(len(g)) < expit(eta)).astype(float), "g": g})
+
+
+def by_quadrature(table):
+    """Posterior moments of the intercept and the standard deviation of the groups' effects."""
+    counts = table.groupby("g")["y"].agg(["sum", "count"]).to_numpy()
+    a, log_sd = np.linspace(-4, 4, 161), np.linspace(-9, 2.5, 231)
+    nodes, weight = WIDE
+    eta = a[:, None, None] + np.exp(log_sd)[:, None] * nodes
+    ups, log_share = np.log(expit(eta)), np.log(weight / weight.sum())
+    downs, total = np.log(expit(-eta)), 0.0
+    for up, number in counts:
+        terms = up * ups + (number - up) * downs + log_share
+        top = terms.max(axis=-1, keepdims=True)
+        total = total + top[..., 0] + np.log(np.exp(terms - top).sum(axis=-1))
+    total = total - a[:, None] ** 2 / (2 * 1.5**2) - np.exp(2 * log_sd) / 2 + log_sd
+    p = np.exp(total - total.max())
+    p /= p.sum()
+    sd, of_a, of_sd = np.exp(log_sd), p.sum(axis=1), p.sum(axis=0)
+    means = np.array([of_a @ a, of_sd @ sd])
+    return means, np.sqrt(np.array([of_a @ a**2, of_sd @ sd**2]) - means**2)
+
+
+def fitted(table, method="laplace"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mo.ModicumWarning)  # few draws may be effective
+        return mo.fit("y ~ (1 | g)", table, family="logistic", priors=PRIORS, method=method, **FIT)
+
+
+def errors(post, means, sds):
+    """Distances of posterior means from known ones, in their Monte Carlo errors."""
+    found = post.summary().loc[["intercept", "group_sd[g]"]]
+    error = sds / np.sqrt(found["ess_bulk"].to_numpy())
+    return np.abs(found["mean"].to_numpy() - means) / error
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "sd"),
+    [
+        *((3, 50, 0.5), (8, 20, 0.01)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((30, 5, 0.5), (50, 100, 0.05))),
+    ],
+)
+def test_draws_of_few_groups_and_small_scales_agree_with_quadrature(groups, size, sd):
+    table = few_groups(groups, size, sd)
+    post, (means, sds) = fitted(table), by_quadrature(table)
+    assert np.all(errors(post, means, sds) < 4)
+    assert post.summary().loc["group_sd[g]", "sd"] == pytest.approx(sds[1], rel=0.1)
+
+
+def test_a_density_without_its_determinant_is_noticed(monkeypatch):
+    table = few_groups(8, 20, 0.3)
+    monkeypatch.setattr(nested_draws.Given, "half_log_det", 0.0)
+    assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
+
+
+def test_scales_of_a_horseshoe_are_not_drawn():
+    rng = np.random.default_rng(1)
+    table = few_groups(8, 20, 0.3).assign(x=rng.normal(size=160))
+    priors = PRIORS | {"common": mo.priors.Horseshoe()}
+    with pytest.raises(mo.SettingError, match="no scale of a horseshoe"):
+        mo.fit("y ~ x + (1 | g)", table, "logistic", priors=priors, method="laplace", **FIT)
