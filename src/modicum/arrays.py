@@ -110,5 +110,5 @@ def log_sum_exp(x: jax.Array) -> jax.Array:
 
 
 def log_gamma_of(x: jax.Array) -> jax.Array:
-    """Log-gamma; its derivatives are costly (see `models.families.special`)."""
+    """Log-gamma; its derivatives are costly (see `models.families.links`)."""
     return special.gammaln(x) if is_numpy(x) else jax.scipy.special.gammaln(x)

@@ -4,7 +4,7 @@ A mode takes a few passes, and compiling a pass takes longer than running them. 
 engine processes a chunk in blocks: small enough for the caches, and large enough that threads
 seldom wait for each other between two NumPy operations.
 
-The sums are those of `passes.linear`, which serves any family. For dense rows and concave f the
+The sums are those of `linear_hessian`, which serves any family. For dense rows and concave f the
 Hessian is -Z'Z with Z = sqrt(-f'') X, half the work of a product of two matrices. For coded rows,
 sums by level and by pairs of levels are weighted counts.
 """
@@ -143,7 +143,7 @@ def _dense_sums(
 def _weighted(x: np.ndarray, h: np.ndarray, ones: int, room: np.ndarray) -> np.ndarray:
     """X' diag(h) X in float64, with a last column of ones if there is an intercept.
 
-    Products with float32 rows are formed in float32, as in `passes.products`, from centred columns:
+    Products with float32 rows are formed in float32, as in `linear_hessian`, from centred columns:
     otherwise a year, nearly collinear with the intercept, would lose its digits.
     """
     columns, Z = x.shape[1], room[: len(x)]

@@ -1,9 +1,9 @@
 """Effects of groups, how far they are pooled, and their share of the variance.
 
 Explicit effects are among the draws, integrated ones are found afterwards: they follow from the
-rows of the fit, a chunk of groups at a time (`modicum.passes.effects`). For a table of them nothing
-is drawn: given a draw of the parameters, a group's effects have a mean and a variance, and their
-distribution is a mixture of such normals.
+rows of the fit, a chunk of groups at a time (`passes.integrated_groups`). For a table of them
+nothing is drawn: given a draw of the parameters, a group's effects have a mean and a variance, and
+their distribution is a mixture of such normals.
 
 The intraclass correlation is the share of the variance that is between groups. On the scale of the
 linear predictor, given the common columns, this is the variance of a group's effects divided by the
