@@ -207,6 +207,7 @@ def test_psgld_is_biased_as_known():
     assert abs(found.variance[0] - 1.494) < 0.05
 
 
+@pytest.mark.slow
 def test_the_gamma_term_makes_a_moving_preconditioner_right():
     # one row, so that the gradient is exact, and V without memory: P = 1 / (1 + |t|). Without
     # Gamma the stationary density is proportional to posterior / P.

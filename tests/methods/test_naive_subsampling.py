@@ -93,6 +93,7 @@ def faults(draws):
     return found
 
 
+@pytest.mark.slow
 def test_fresh_minibatches_at_every_step_sample_something_else(whitened, x64):
     draws, _ = naive(whitened, fresh_each_step=True, accept=False)
     assert "sd" in faults(draws)

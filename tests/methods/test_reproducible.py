@@ -13,8 +13,10 @@ from modicum.run import iterations, runner
 ROWS = logistic_rows(600, dtype="float32")  # as a store holds them
 METHODS = {
     "hmc-ecs": mo.HMCECS(),
-    "certainty": mo.HMCECS(certainty=40, subsample=40, blocks=20, refreshes=4),
-    "signed": mo.SignedHMCECS(batch=5, products=20, blocks=4),
+    "certainty": pytest.param(
+        mo.HMCECS(certainty=40, subsample=40, blocks=20, refreshes=4), marks=pytest.mark.slow
+    ),
+    "signed": pytest.param(mo.SignedHMCECS(batch=5, products=20, blocks=4), marks=pytest.mark.slow),
     "flymc": mo.FlyMC(),
     "ewsg": mo.EWSG(step_size=0.05, batch=5),
     "sghmc-cv": pytest.param(mo.SGHMCCV(step_size=0.1, batch=4), marks=pytest.mark.slow),

@@ -134,6 +134,7 @@ class JacobianTwice(mo.Model):
         return super().log_prior(theta) + self.layout.log_jacobian(theta)
 
 
+@pytest.mark.slow
 def test_prior_moments():
     shapes = {"w": 3, "cut": 3, "L": (3, 3)}
     settings = {"constraints": ALL, "shapes": shapes, "report": correlation}
