@@ -76,6 +76,15 @@ def test_a_density_without_its_determinant_is_noticed(monkeypatch):
     assert not np.all(errors(fitted(table), *by_quadrature(table)) < 4)
 
 
+def test_coefficients_that_scales_leave_open_are_refused_in_a_sentence(monkeypatch):
+    def open_(*_):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(nested_draws.Pooled, "draw", open_)
+    with pytest.raises(mo.ConvergenceError, match=r"given some scales .* not determined"):
+        fitted(few_groups(3, 50, 0.5))
+
+
 def test_scales_of_a_horseshoe_are_not_drawn():
     rng = np.random.default_rng(1)
     table = few_groups(8, 20, 0.3).assign(x=rng.normal(size=160))

@@ -43,7 +43,7 @@ import numpy as np
 from modicum.arguments import at_least
 from modicum.arrays import as_either
 from modicum.diagnostics.pareto import pareto_smoothed
-from modicum.errors import ModicumWarning, SettingError
+from modicum.errors import ConvergenceError, ModicumWarning, SettingError
 from modicum.kernels.control_variates import LinearTaylor
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.kernels.remainder import About, remainder
@@ -273,7 +273,13 @@ class NestedDensity(NamedTuple):
         self, rng: np.random.Generator, shape: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray | float]:
         """Draw scales, then coefficients."""
-        t, log_density = nested_draws(self.pooled, rng, prod(shape))
+        try:
+            t, log_density = nested_draws(self.pooled, rng, prod(shape))
+        except np.linalg.LinAlgError as fault:  # at scales far out, where no prior holds them
+            raise ConvergenceError(
+                "given some scales of groups the coefficients are not determined, so that "
+                "method='laplace' cannot draw them; use method='nuts', or priors that are not flat."
+            ) from fault
         z = self.anchor.whiten(t)
         growth = -0.5 * np.sum((z - self.centre) ** 2, axis=1) - log_density
         return z.reshape(*shape, -1), growth.reshape(shape)
