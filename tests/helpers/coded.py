@@ -8,7 +8,7 @@ import numpy as np
 
 import modicum as mo
 from modicum.rows.coding import CodedTerm, Coding
-from modicum.rows.description import Description, Field
+from modicum.rows.description import Description
 from modicum.rows.memory import MemoryBackend
 
 
@@ -61,11 +61,11 @@ def crossed(n: int = 400) -> Pair:
             CodedTerm("gas", 7, 3, reference=False, scale=1),
         ),
     )
-    bytes_ = np.dtype(np.uint8)
     about = Description(
         n=n,
         dtype=np.dtype(np.float64),
-        fields=(Field("x", (4,)), Field("y"), Field("gas", (), bytes_), Field("piece", (), bytes_)),
+        fields={"x": (4,), "y": (), "gas": (), "piece": ()},
+        codes=dict.fromkeys(("gas", "piece"), np.dtype(np.uint8)),
         columns=tuple(f"c{j}" for j in range(coding.size)),
         coding=coding,
     )

@@ -25,14 +25,13 @@ WHOLE = ("stratum", "part")  # arrays of integers
 def checked_rows(description: Description, fields: dict[str, object]) -> Rows:
     """Return the rows of the pool, after checking the arrays against the description."""
     columns: dict[str, np.ndarray] = {}
-    for f in description.fields:
-        values = fields.get(f.name)
-        kind = description.dtypes[f.name]
-        if not isinstance(values, np.ndarray) or values.shape != (description.n, *f.shape):
-            raise ValueError(f"the field {f.name!r} does not have the shape it declares")
+    for name, shape in description.fields.items():
+        values, kind = fields.get(name), description.dtypes[name]
+        if not isinstance(values, np.ndarray) or values.shape != (description.n, *shape):
+            raise ValueError(f"the field {name!r} does not have the shape it declares")
         if values.dtype != kind or (kind.kind == "f" and not np.isfinite(values).all()):
-            raise ValueError(f"the field {f.name!r} holds something other than numbers")
-        columns[f.name] = values
+            raise ValueError(f"the field {name!r} holds something other than numbers")
+        columns[name] = values
     if set(fields) != set(columns):
         raise ValueError("it holds fields that it does not describe")
     if description.coding is not None and description.coding.fault(columns) is not None:

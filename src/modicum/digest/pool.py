@@ -36,7 +36,7 @@ from modicum.models import Target
 from modicum.passes import Engine, Quadratic, Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.description import Description, Field
+from modicum.rows.description import Description
 from modicum.rows.memory import MemoryBackend
 
 MIXERS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))  # from MurmurHash3
@@ -86,7 +86,7 @@ class Pool:
         weight = self.multiplier * fields.get("weight", 1.0)
         description = self.rows._description
         if "weight" not in fields:
-            description = replace(description, fields=(*description.fields, Field("weight")))
+            description = replace(description, fields={**description.fields, "weight": ()})
         fields["weight"] = weight.astype(description.dtype)
         rows = _in_memory(description, fields)
         if part is None:
@@ -218,10 +218,9 @@ class RowCounts:
 def hashes(description: Description, batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return a 64-bit hash of the values of each row; -0.0 hashes as 0.0."""
     total: np.ndarray | None = None
-    for f in sorted(description.fields, key=lambda field: field.name):
-        values = np.asarray(batch[f.name])
-        kind = description.dtypes[f.name]
-        part = np.ascontiguousarray(values.reshape(len(values), prod(f.shape)), kind)
+    for name, shape in sorted(description.fields.items()):
+        values, kind = np.asarray(batch[name]), description.dtypes[name]
+        part = np.ascontiguousarray(values.reshape(len(values), prod(shape)), kind)
         words = (part + 0.0).view(f"u{kind.itemsize}") if kind.kind == "f" else part
         total = np.zeros(len(values), np.uint64) if total is None else total
         for column in words.T:

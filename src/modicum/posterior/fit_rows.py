@@ -438,6 +438,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[object]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(map(repr, names[:SHOWN])) + more

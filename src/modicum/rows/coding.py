@@ -158,6 +158,10 @@ class Coding:
     dense: tuple[int, ...] = ()
     terms: tuple[CodedTerm, ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(set(self.dense)) < len(self.dense):
+            raise ValueError("two columns of x have the same place")
+
     @cached_property
     def size(self) -> int:
         """Number of columns of the model matrix."""
@@ -231,8 +235,6 @@ class Coding:
     def from_dict(cls, saved: object) -> Coding:
         """Undo `to_dict`; raise KeyError, TypeError or ValueError for anything else."""
         coding: Coding = restored(cls, saved)
-        if len(set(coding.dense)) < len(coding.dense):
-            raise ValueError("two columns of x have the same place")
         return coding
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -37,25 +37,7 @@ from modicum.rows.json_entries import (
 # The kind of numbers a field was given as, by NumPy's dtype.kind.
 KINDS = {"i": "integer", "u": "integer", "b": "boolean"}
 MOST_AXES = 32  # of a field; NumPy arrays have at most 64, the first of which counts the rows
-
-
-@dataclass(frozen=True)
-class Field:
-    """One named part of a row: `shape` is () for a scalar, (d,) for a vector of d numbers.
-
-    `dtype` is the type of codes; None for numbers, which have the type of the data set. `kind` is
-    "integer" or "boolean" if the numbers were given as such, None if they were floating.
-    """
-
-    name: str
-    shape: tuple[int, ...] = ()
-    dtype: DType | None = None
-    kind: str | None = field(default=None, compare=False)
-
-    @property
-    def width(self) -> int:
-        """How many numbers the field takes in a packed row."""
-        return math.prod(self.shape)
+OPTIONAL = ("coding", "kinds", "terms", "parts")  # entries that a file has only if they hold any
 
 
 @dataclass(frozen=True)
@@ -102,7 +84,7 @@ class RowsSchema:
     columns: tuple[str, ...]
     fields: Mapping[str, tuple[int, ...]]
     outcome: str | None = None
-    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
     coding: Coding | None = None
     terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -110,7 +92,7 @@ class RowsSchema:
     kinds: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
-    def reference(self) -> dict[str, str]:
+    def reference(self) -> dict[str, Level]:
         """The reference level of each categorical column; it has no column in the matrix."""
         return {name: levels[0] for name, levels in self.levels.items()}
 
@@ -122,20 +104,19 @@ class RowsSchema:
     def to_dict(self) -> dict[str, Json]:
         """Return the schema as plain JSON values."""
         names = ("columns", "fields", "outcome", "levels", "reference")
-        return _optional_entries(self) | {name: plain(getattr(self, name)) for name in names}
+        return self._options() | {name: plain(getattr(self, name)) for name in names}
+
+    def _options(self) -> dict[str, Json]:
+        held = {name: getattr(self, name) for name in OPTIONAL}
+        entries = {name: plain(entry) for name, entry in held.items() if entry}
+        return entries if self.encoding is None else entries | {"origin": self.origin}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Json]) -> RowsSchema:
         """Undo `to_dict`; raise `DataError` for anything else."""
         try:
-            entries = mapping(saved)
-            schema = cls(
-                **{name: restored(kind, entries[name]) for name, kind in _ENTRIES.items()},
-                **_options(entries),
-                kinds=_kinds(entries),
-            )
-            _check_axes(schema.fields.values())
-            if schema.reference != mapping(entries["reference"]):
+            schema = _read_schema(mapping(saved))
+            if schema.reference != mapping(saved["reference"]):
                 raise ValueError("a reference is not the first of the levels")
         except ModicumError:
             raise
@@ -146,21 +127,13 @@ class RowsSchema:
         return schema
 
 
-_ENTRIES = {
-    "columns": tuple[str, ...],
-    "fields": Mapping[str, tuple[int, ...]],
-    "outcome": str | None,
-    "levels": Mapping[str, tuple[str, ...]],
-}
-
-
-@dataclass(frozen=True)
-class Description:
-    """Everything about a data set except its numbers.
+@dataclass(frozen=True, kw_only=True)
+class Description(RowsSchema):
+    """Everything about a data set except its numbers: a schema, a size, and types.
 
     A *packed* row holds the fields side by side, in the order of `fields`: `width` numbers of one
     type or, if some fields are codes, one record of several types. Stores hold packed rows; `pack`
-    and `split` convert between fields and packed rows.
+    and `split` convert between fields and packed rows. Levels are the values of the user's table.
 
     Parameters
     ----------
@@ -168,114 +141,86 @@ class Description:
         Number of rows.
     dtype : numpy.dtype
         The type shared by all fields that are not codes: floating, or bytes.
-    fields : tuple of Field
-    columns : tuple of str
-        Names of the columns of ``x``; empty without a two-dimensional ``x``. With a `coding`, names
-        of all columns of the model matrix.
-    outcome : str or None
-        The name of ``y`` in the user's table.
-    levels : mapping of str to tuple
-        The levels of each categorical column, the reference level first.
-    coding : Coding or None
-        What the codes mean; None for rows of numbers only.
-    terms, parts, encoding
-        As in `RowsSchema`.
+    codes : mapping of str to numpy.dtype
+        The types of the fields that are codes.
     """
 
     n: int
     dtype: DType
-    fields: tuple[Field, ...]
-    columns: tuple[str, ...] = ()
-    outcome: str | None = None
-    levels: Mapping[str, tuple[Level, ...]] = field(default_factory=dict)
-    coding: Coding | None = None
-    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    parts: Mapping[str, str] = field(default_factory=dict)
-    encoding: FormulaEncoding | None = None
-
-    @property
-    def kinds(self) -> dict[str, str]:
-        """Fields that were given as integers or booleans, with "integer" or "boolean"."""
-        return {f.name: f.kind for f in self.fields if f.kind is not None}
+    codes: Mapping[str, DType] = field(default_factory=dict)
 
     @cached_property
     def dtypes(self) -> dict[str, DType]:
         """The type of each field."""
-        return {f.name: self.dtype if f.dtype is None else f.dtype for f in self.fields}
+        return {name: self.codes.get(name, self.dtype) for name in self.fields}
+
+    @property
+    def numbers(self) -> list[str]:
+        """The fields that are not codes."""
+        return [name for name in self.fields if name not in self.codes]
 
     @cached_property
     def packed_type(self) -> DType:
         """Dtype of an array of packed rows: that of the numbers, or a record type."""
-        if not self._has_codes:
+        if not self.codes:
             return self.dtype
         # Record fields are numbered, since npy headers cannot hold every name.
-        parts = [(f"f{i}", self.dtypes[f.name], f.shape) for i, f in enumerate(self.fields)]
-        return np.dtype(parts)
+        named = enumerate(self.fields.items())
+        return np.dtype([(f"f{i}", self.dtypes[name], shape) for i, (name, shape) in named])
 
     @property
     def packed_shape(self) -> tuple[int, ...]:
         """Shape of one packed row: () if it is a record."""
-        return () if self._has_codes else (self.width,)
-
-    @cached_property
-    def _has_codes(self) -> bool:
-        return any(f.dtype is not None for f in self.fields)
+        return () if self.codes else (self.width,)
 
     @cached_property
     def spans(self) -> dict[str, tuple[int, int]]:
         """Start and stop of each field within a packed row."""
-        ends = accumulate(f.width for f in self.fields)
-        return {f.name: (e - f.width, e) for f, e in zip(self.fields, ends, strict=True)}
+        widths = [math.prod(shape) for shape in self.fields.values()]
+        ends = list(accumulate(widths, initial=0))
+        return dict(zip(self.fields, pairwise(ends), strict=True))
 
     @cached_property
     def width(self) -> int:
         """Numbers per packed row."""
-        return sum(f.width for f in self.fields)
+        return sum(map(math.prod, self.fields.values()))
 
     @property
     def schema(self) -> RowsSchema:
         """The layout that another data set must have for its rows to be comparable with these."""
-        return RowsSchema(
-            columns=self.columns,
-            fields={f.name: f.shape for f in self.fields},
-            outcome=self.outcome,
-            levels={name: level_names(values) for name, values in self.levels.items()},
-            coding=self.coding,
-            terms=self.terms,
-            parts=self.parts,
-            encoding=self.encoding,
-            kinds=self.kinds,
-        )
+        entries = {f.name: getattr(self, f.name) for f in fields(RowsSchema)}
+        entries["levels"] = {name: level_names(values) for name, values in self.levels.items()}
+        return RowsSchema(**entries)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return sum(f.width * self.dtypes[f.name].itemsize for f in self.fields)
+        return sum(math.prod(shape) * self.dtypes[k].itemsize for k, shape in self.fields.items())
 
-    def labels(self, f: Field) -> tuple[str, ...]:
+    def labels(self, name: str) -> tuple[str, ...]:
         """Label of each number in a field: column names for x, numbered labels otherwise."""
-        if f.name == "x" and self.coding is not None:
-            scales = range(len(self.coding.dense), f.width)
+        shape = self.fields[name]
+        if name == "x" and self.coding is not None:
+            scales = range(len(self.coding.dense), math.prod(shape))
             dense = (self.columns[place] for place in self.coding.dense)
             return (*dense, *(f"x[{j}]" for j in scales))
-        if f.name == "x" and len(self.columns) == f.width:
+        if name == "x" and len(self.columns) == math.prod(shape):
             return self.columns
-        if f.shape == ():
-            return (f.name,)
-        return tuple(f"{f.name}[{', '.join(map(str, at))}]" for at in np.ndindex(*f.shape))
+        if shape == ():
+            return (name,)
+        return tuple(f"{name}[{', '.join(map(str, at))}]" for at in np.ndindex(*shape))
 
     def like(self, schema: RowsSchema) -> Description:
         """Return this description with the columns and coding of `schema`, whose levels it uses."""
-        field_names, fit_coding = {f.name for f in self.fields}, schema.coding
+        fit_coding = schema.coding
         assert fit_coding is not None
-        absent = [name for name in fit_coding.fields if name not in field_names]
+        absent = [name for name in fit_coding.fields if name not in self.fields]
         if absent:
             raise DataError(
                 f"the rows lack the factor {absent[0]!r}, which the rows of the fit had: give the "
                 "level of each row."
             )
-        shapes = {f.name: f.shape for f in self.fields}
-        width, theirs = (fields.get("x", (0,))[0] for fields in (shapes, schema.fields))
+        width, theirs = (about.fields.get("x", (0,))[0] for about in (self, schema))
         if width != theirs:
             raise DataError(
                 f"x has {width} columns besides the factors, but the rows of the fit had {theirs}; "
@@ -285,23 +230,23 @@ class Description:
 
     def split(self, block: Array) -> dict[str, Array]:
         """Return the fields of packed rows as views; `block` is (..., width), or (...) records."""
-        if self._has_codes:
-            return {f.name: block[f"f{i}"] for i, f in enumerate(self.fields)}
+        if self.codes:
+            return {name: block[f"f{i}"] for i, name in enumerate(self.fields)}
         lead = block.shape[:-1]
         parts = {}
-        for f in self.fields:
-            first, last = self.spans[f.name]
-            part = block[..., first] if f.shape == () else block[..., first:last]
-            parts[f.name] = part if len(f.shape) < 2 else part.reshape(lead + f.shape)
+        for name, shape in self.fields.items():
+            first, last = self.spans[name]
+            part = block[..., first] if shape == () else block[..., first:last]
+            parts[name] = part if len(shape) < 2 else part.reshape(lead + shape)
         return parts
 
     def pack(self, parts: Mapping[str, Array]) -> Array:
         """Pack the fields of k rows: (k, width), or (k,) records."""
         k = len(next(iter(parts.values())))
         block = np.empty((k, *self.packed_shape), self.packed_type)
-        if self._has_codes:
-            for i, f in enumerate(self.fields):
-                block[f"f{i}"] = parts[f.name]
+        if self.codes:
+            for i, name in enumerate(self.fields):
+                block[f"f{i}"] = parts[name]
             return block
         for name, (first, last) in self.spans.items():
             block[:, first:last] = parts[name].reshape(k, last - first)
@@ -313,14 +258,14 @@ class Description:
             "rows": self.n,
             "dtype": self.dtype.name,
             "fields": [
-                {"name": f.name, "shape": list(f.shape), "span": list(self.spans[f.name])}
-                | ({} if f.dtype is None else {"dtype": f.dtype.name})
-                for f in self.fields
+                {"name": name, "shape": list(shape), "span": list(self.spans[name])}
+                | ({"dtype": self.codes[name].name} if name in self.codes else {})
+                for name, shape in self.fields.items()
             ],
             "columns": list(self.columns),
             "outcome": self.outcome,
             "levels": {k: {"reference": v[0], "levels": list(v)} for k, v in self.levels.items()},
-        } | _optional_entries(self)
+        } | self._options()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Description:
@@ -328,42 +273,38 @@ class Description:
 
         Descriptions without levels (in older stores) have no categorical columns.
         """
-        kind = text(data["dtype"])
-        if kind not in STORED_TYPES:
-            raise ValueError(f"rows have type {kind!r}")
-        fields, kinds = [mapping(f) for f in sequence(data["fields"])], _kinds(data)
-        names = [text(f["name"]) for f in fields]
-        shapes = [restored(tuple[int, ...], f["shape"]) for f in fields]
-        _check_axes(shapes)
-        codes = [_code_type(f.get("dtype")) for f in fields]
+        listed = [mapping(entry) for entry in sequence(data["fields"])]
+        named = {text(entry["name"]): entry["shape"] for entry in listed}
+        levels = {k: _levels(k, v) for k, v in mapping(data.get("levels", {})).items()}
+        if not named or len(named) != len(listed):
+            raise ValueError("the fields do not have distinct names")
+        schema = _read_schema({**data, "fields": named, "levels": levels})
         description = cls(
             n=integer(data["rows"], 1),
-            dtype=np.dtype(STORED_TYPES[kind]),
-            fields=tuple(map(Field, names, shapes, codes, map(kinds.get, names))),
-            columns=restored(tuple[str, ...], data["columns"]),
-            outcome=restored(str | None, data["outcome"]),
-            levels={k: _levels(k, v) for k, v in mapping(data.get("levels", {})).items()},
-            **_options(data),
+            dtype=_stored_type(data["dtype"], STORED_TYPES),
+            codes={
+                name: _stored_type(entry["dtype"], CODE_TYPES)
+                for name, entry in zip(named, listed, strict=True)
+                if "dtype" in entry
+            },
+            **vars(schema),
         )
-        if not fields or len(description.spans) != len(fields):
-            raise ValueError("the fields do not have distinct names")
-        if [tuple(sequence(f["span"])) for f in fields] != list(description.spans.values()):
+        if [tuple(sequence(entry["span"])) for entry in listed] != list(description.spans.values()):
             raise ValueError("spans disagree with shapes")
         description.check_columns()
         return description
 
     def check_columns(self) -> None:
         """Raise a ValueError if names, fields and coding disagree about the columns."""
-        shapes = {f.name: f.shape for f in self.fields}
-        x = shapes.get("x", ())
+        x = self.fields.get("x", ())
+        width = x[0] if len(x) == 1 else 0
         if self.coding is None:
-            if len(self.columns) != (x[0] if len(x) == 1 else 0):
+            if len(self.columns) != width:
                 raise ValueError("x has another number of columns than names")
             return
-        width = x[0] if len(x) == 1 else 0
         widths = [len(self.coding.dense)]
         widths += [term.scale + 1 for term in self.coding.terms if term.scale is not None]
-        codes = {f.name for f in self.fields if f.dtype is not None and f.shape == ()}
+        codes = {name for name in self.codes if self.fields[name] == ()}
         if len(self.columns) != self.coding.size or max(widths) > width:
             raise ValueError("the coding has another number of columns than names")
         if not codes.issuperset(self.coding.fields):
@@ -379,25 +320,25 @@ def describe(
 ) -> Description:
     """Describe `n` rows that a formula makes, with these further fields (None: all)."""
     layout = encoding.layout
-    further = [name for name in encoding.fields if extra is None or name in extra]
     groupings = {g.field: g.levels for g in encoding.groupings if extra is None or g.field in extra}
+    codes = {c.field: code_type(c.levels) for c in layout.codes}
+    codes |= {k: code_type(len(v)) for k, v in groupings.items() if k not in codes}
     # Without numbers and codes, an x of zero columns carries the number of rows.
     has_x = layout.numbers or not layout.codes
-    fields = [Field("x", (len(layout.numbers),))] if has_x else []
-    fields += [Field(codes.field, (), code_type(codes.levels)) for codes in layout.codes]
-    fields += [Field("y")] if outcome and encoding.outcome is not None else []
-    fields += map(Field, further)
-    coded = {f.name for f in fields}
-    fields += [Field(k, (), code_type(len(v))) for k, v in groupings.items() if k not in coded]
+    names = [c.field for c in layout.codes]
+    names += ["y"] if outcome and encoding.outcome is not None else []
+    names += [name for name in encoding.fields if extra is None or name in extra]
     levels = {
-        codes.field: encoding.factors[codes.parts[0][0]].levels
-        for codes in layout.codes
-        if len(codes.parts) == 1 and not codes.window
+        c.field: encoding.factors[c.parts[0][0]].levels
+        for c in layout.codes
+        if len(c.parts) == 1 and not c.window
     }
     return Description(
         n=n,
         dtype=dtype,
-        fields=tuple(fields),
+        fields=({"x": (len(layout.numbers),)} if has_x else {})
+        | dict.fromkeys([*names, *groupings], ()),
+        codes=codes,
         columns=layout.columns,
         outcome=None if encoding.outcome is None else encoding.outcome.expression,
         levels=levels | groupings,
@@ -410,45 +351,26 @@ def describe(
     )
 
 
-# To JSON and back. Readers raise KeyError, TypeError or ValueError for invalid entries.
+# From JSON. Readers raise KeyError, TypeError or ValueError for invalid entries.
 
 
-def _optional_entries(about: RowsSchema | Description) -> dict[str, Json]:
-    options = {"coding": about.coding, "kinds": about.kinds, "terms": about.terms}
-    entries = {k: plain(v) for k, v in (options | {"parts": about.parts}).items() if v}
-    return entries if about.encoding is None else entries | {"origin": about.encoding.to_dict()}
-
-
-def _options(saved: Mapping[str, Json]) -> dict[str, Any]:
-    coding, origin = saved.get("coding"), saved.get("origin")
-    return {
-        "coding": None if coding is None else Coding.from_dict(coding),
-        "terms": restored(Mapping[str, tuple[str, ...]], saved.get("terms", {})),
-        "parts": restored(Mapping[str, str], saved.get("parts", {})),
-        "encoding": None if origin is None else FormulaEncoding.from_dict(origin),
-    }
-
-
-def _code_type(value: object) -> DType | None:
-    if value is None:
-        return None
-    if text(value) not in CODE_TYPES:
-        raise ValueError(f"codes have type {value!r}")
-    return np.dtype(CODE_TYPES[text(value)])
-
-
-def _kinds(saved: Mapping[str, Json]) -> dict[str, str]:
-    kinds: dict[str, str] = restored(Mapping[str, str], saved.get("kinds", {}))
-    for kind in kinds.values():
+def _read_schema(saved: Mapping[str, Json]) -> RowsSchema:
+    origin = saved.get("origin")
+    encoding = None if origin is None else FormulaEncoding.from_dict(origin)
+    page = {name: entry for name, entry in saved.items() if name != "encoding"}
+    schema: RowsSchema = replace(restored(RowsSchema, page), encoding=encoding)
+    if any(len(shape) > MOST_AXES for shape in schema.fields.values()):
+        raise ValueError(f"a field has more than {MOST_AXES} axes")
+    for kind in schema.kinds.values():
         if kind not in KINDS.values():
             raise ValueError(f"a field is of kind {short(kind)}")
-    return kinds
+    return schema
 
 
-def _check_axes(shapes: Iterable[tuple[int, ...]]) -> None:
-    for shape in shapes:
-        if len(shape) > MOST_AXES:
-            raise ValueError(f"a field has {len(shape)} axes")
+def _stored_type(value: object, known: Mapping[str, Any]) -> DType:
+    if text(value) not in known:
+        raise ValueError(f"numbers or codes have type {value!r}")
+    return np.dtype(known[text(value)])
 
 
 def _levels(name: str, value: object) -> tuple[Level, ...]:

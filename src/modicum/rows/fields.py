@@ -20,7 +20,7 @@ from modicum.rows.checks import (
     reads_as_number,
 )
 from modicum.rows.coding import Array, DType, Level, code_type, treatment
-from modicum.rows.description import KINDS, Description, Field
+from modicum.rows.description import KINDS, Description
 from modicum.rows.levels import (
     MOST_LEVELS,
     distinct,
@@ -203,22 +203,22 @@ class FieldSet:
         if n == 0 and levels is None:
             first = next(iter((*values, *factors)))
             raise DataError(f"field {first!r} has no rows: at least one is needed.")
+        shapes = {name: field.shape for name, field in self._numbers.items()}
         description = Description(
-            n,
-            as_dtype(dtype, [f for field in self._numbers.values() for f in field.floating]),
-            (
-                *(Field(k, field.shape, None, field.kind) for k, field in self._numbers.items()),
-                *(Field(k, (), codes.dtype) for k, codes in self._codes.items()),
-            ),
-            _column_names(self._numbers.get("x"), columns),
-            self._numbers["y"].title if "y" in self._numbers else None,
+            n=n,
+            dtype=as_dtype(dtype, [f for field in self._numbers.values() for f in field.floating]),
+            fields=shapes | dict.fromkeys(self._codes, ()),
+            codes={name: codes.dtype for name, codes in self._codes.items()},
+            columns=_column_names(self._numbers.get("x"), columns),
+            outcome=self._numbers["y"].title if "y" in self._numbers else None,
+            kinds={name: f.kind for name, f in self._numbers.items() if f.kind is not None},
         )
         self.description = _with_factors(description, coded) if coded else description
 
     def chunks(self) -> Iterator[dict[str, Array]]:
         """Convert and check the rows, one block at a time; arrays that fit are viewed."""
         about, step = self.description, block_rows(self.description.width)
-        labels = {f.name: about.labels(f) for f in about.fields}
+        labels = {name: about.labels(name) for name in self._numbers}
         check = WeightCheck("weight") if "weight" in self._numbers and about.n else None
         for start in range(0, about.n, step):
             stop = min(start + step, about.n)
@@ -307,7 +307,7 @@ def _factors(codes: object, fields: Mapping[str, object]) -> dict[str, object]:
 
 def _with_factors(description: Description, factors: Mapping[str, CodedFactor]) -> Description:
     """Add factors to a description: after the columns of x, in treatment contrasts."""
-    shape = next((f.shape for f in description.fields if f.name == "x"), (0,))
+    shape = description.fields.get("x", (0,))
     if len(shape) != 1:
         raise DataError("with codes, x must be a matrix: one vector of numbers per row.")
     levels = {name: factor.levels for name, factor in factors.items()}

@@ -85,8 +85,11 @@ def _block_hash(description: Description, parts: Mapping[str, Array]) -> bytes:
 
 
 def _digest(description: Description, blocks: Iterable[bytes]) -> str:
-    shapes = sorted((f.name, f.shape) for f in description.fields)
-    facts: list[object] = [description.n, description.dtype.name, shapes]
+    facts: list[object] = [
+        description.n,
+        description.dtype.name,
+        sorted(description.fields.items()),
+    ]
     if description.coding is not None:  # equal codes may mean different columns
         facts.append(description.coding.to_dict())
     header = json.dumps(facts)

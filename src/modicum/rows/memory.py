@@ -76,8 +76,8 @@ class MemoryBackend:
 def fill(description: Description, chunks: Iterable[Mapping[str, Array]]) -> MemoryBackend:
     """Copy chunks of fields, which together hold all rows, into arrays."""
     arrays = {
-        f.name: allocate((description.n, *f.shape), description.dtypes[f.name])
-        for f in description.fields
+        name: allocate((description.n, *shape), description.dtypes[name])
+        for name, shape in description.fields.items()
     }
     start = 0
     for chunk in chunks:
@@ -96,9 +96,7 @@ def in_memory(
         parts = list(chunks)
         if not parts:
             return fill(replace(description, n=0), ())
-        arrays = {
-            f.name: np.concatenate([p.pop(f.name) for p in parts]) for f in description.fields
-        }
+        arrays = {name: np.concatenate([p.pop(name) for p in parts]) for name in description.fields}
         description = replace(description, n=len(next(iter(arrays.values()))))
         return MemoryBackend(description, arrays)
     _require_memory(n * description.row_bytes)

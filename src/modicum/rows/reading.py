@@ -168,9 +168,9 @@ def _packed(
 
 def _repack_rows(rows: Rows, description: Description) -> Iterator[Array]:
     """Yield packed blocks of existing rows in the type of `description`, which may be narrower."""
-    numbers = tuple(f for f in description.fields if f.dtype is None)
-    labels = [label for f in numbers for label in description.labels(f)]
-    after = replace(description, fields=numbers, coding=None)
+    labels = [label for name in description.numbers for label in description.labels(name)]
+    numbers = {name: description.fields[name] for name in description.numbers}
+    after = replace(description, fields=numbers, codes={}, coding=None)
     before, start = replace(after, dtype=rows.dtype), 0
     for chunk in rows.chunks(block_rows(description.width)):
         block = before.pack(chunk)

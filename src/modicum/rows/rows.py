@@ -424,7 +424,7 @@ class Rows:
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
         """Shape of one row of each field, () for a scalar and (d,) for ``x``."""
-        return {f.name: f.shape for f in self._description.fields}
+        return dict(self._description.fields)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -437,7 +437,7 @@ class Rows:
         >>> Rows(school=[3, 1], treated=[True, False], y=[0.5, 1.5]).kinds
         {'school': 'integer', 'treated': 'boolean'}
         """
-        return self._description.kinds
+        return dict(self._description.kinds)
 
     @property
     def dtype(self) -> DType:
@@ -594,13 +594,12 @@ def first_not_finite(rows: Rows) -> NotFinite | None:
     description = rows._description
     if description.dtype.kind != "f":
         return None
-    numbers = [f for f in description.fields if f.dtype is None]
-    start = 0
+    numbers, start = description.numbers, 0
     for chunk in rows.chunks(block_rows(description.width)):
-        if not all(np.isfinite(chunk[f.name]).all() for f in numbers):
-            block = np.concatenate([_flat(chunk[f.name]) for f in numbers], axis=1)
+        if not all(np.isfinite(chunk[name]).all() for name in numbers):
+            block = np.concatenate([_flat(chunk[name]) for name in numbers], axis=1)
             row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
-            labels = [label for f in numbers for label in description.labels(f)]
+            labels = [label for name in numbers for label in description.labels(name)]
             value = float(block[row, column])
             return NotFinite(labels[column], start + row, value, rows._backend.where)
         start += len(next(iter(chunk.values())))

@@ -29,7 +29,7 @@ def sorted_blocks(
     run_bytes: int = RUN_BYTES,
 ) -> Iterator[Array]:
     """Yield the rows of `blocks` sorted by `field`; temporary files are kept in `folder`."""
-    fields = [f.name for f in description.fields if f.shape == ()]
+    fields = [name for name, shape in description.fields.items() if shape == ()]
     if field not in fields:
         names = ", ".join(fields)
         raise SettingError(

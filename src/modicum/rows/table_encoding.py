@@ -17,7 +17,7 @@ import numpy as np
 from modicum.errors import DataError, SettingError, argument
 from modicum.rows.checks import as_dtype, name_list, names_like
 from modicum.rows.coding import Array, DType, Level
-from modicum.rows.description import Description, Field, RowsSchema, describe
+from modicum.rows.description import Description, RowsSchema, describe
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.structure import Factor
@@ -187,8 +187,9 @@ class ColumnEncoding(FormulaEncoding):
         )
         if not self.dense or about.coding is None:
             return about
-        others = (f for f in about.fields if f.name != "x" and f.dtype is None)
-        return replace(about, fields=(Field("x", (len(about.columns),)), *others), coding=None)
+        others = [name for name in about.numbers if name != "x"]
+        fields = {"x": (len(about.columns),), **dict.fromkeys(others, ())}
+        return replace(about, fields=fields, codes={}, coding=None)
 
     def encode(self, source: Source, dtype: DType, first: int = 0) -> Iterator[dict[str, Array]]:
         """Encode the rows of a source from row `first` on, one batch at a time."""
