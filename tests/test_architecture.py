@@ -61,8 +61,8 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 51,
-    "IntegratedEffects": 40,
+    "LinearPredictorModel": 47,
+    "IntegratedEffects": 24,
     "ArrowFactor": 27,
     "ArrowMatrix": 22,
     "Rows": 22,

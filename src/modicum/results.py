@@ -20,7 +20,6 @@ from modicum.models.over_draws import ModelPredictor
 from modicum.passes import ModeRecord
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.run import History, Layout
 
 
@@ -145,7 +144,7 @@ def _quadrature_doubts(
     task: Task, anchor: Coordinates, position: np.ndarray
 ) -> list[ModicumWarning]:
     """Check the integrals over group effects at some of the draws."""
-    if not isinstance(task.rows, GroupedRows):
+    if task.rows.unit == "row":
         return []
     z = position.reshape(-1, position.shape[-1])
     t = _to_parameters(anchor.point, anchor.factor, z)

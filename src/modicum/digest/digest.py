@@ -40,7 +40,7 @@ from modicum.errors import DataError, ModicumWarning, SettingError, warn, whole_
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.protocols import ControlVariate, Proxy
 from modicum.ledger import Ledger
-from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import BaseModel, LinearPredictorModel, Target
 from modicum.models.model import DENSE_LIMIT, Batch, Params
 from modicum.models.outcome_checks import count_classes
 from modicum.models.over_draws import ModelPredictor, rebuild
@@ -76,7 +76,7 @@ TRACED = 8  # rows of the batch on which user-defined functions are traced
 
 def require_digestible(model: BaseModel, rows: Rows) -> None:
     """Refuse models whose rows cannot be expanded individually about a mode."""
-    if isinstance(model, IntegratedEffects):
+    if model.integrated_group is not None:
         raise SettingError(
             "a digest keeps rows, and a model that integrates out group effects needs all rows of "
             "a group together; keep the effects explicit (groups='explicit')."

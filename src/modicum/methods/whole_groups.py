@@ -63,7 +63,7 @@ def doubts_about_groups(sums: Sums, anchor: Anchor) -> list[ModicumWarning]:
     sd = np.exp(anchor.point[places])
     return [
         note
-        for k, name in enumerate(model.effect_names)
+        for k, name in enumerate(model.term.sd_names)
         for note in scale_doubts(
             f"group_sd[{name}]", len(groups), float(sd[k]), bool(width[k] > NEAR_ZERO)
         )

@@ -152,7 +152,7 @@ class CoefficientPriors(BaseModel):
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.items())})"
 
     @property
-    def group_terms(self) -> tuple[GroupTerm, ...]:
+    def group_terms(self) -> tuple[GroupTerm, ...]:  # type: ignore[override]
         """The group terms."""
         return self.groups  # type: ignore[return-value]  # `__post_init__` made them so
 

@@ -117,6 +117,16 @@ class IntegratedEffects(GroupIntegrals):
     # Units --------------------------------------------------------------------------------
 
     @property
+    def group_terms(self) -> tuple[GroupTerm, ...]:  # type: ignore[override]
+        """The integrated term, and the explicit ones of the family: the order of the draws."""
+        return (self.term, *self.family.group_terms)
+
+    @property
+    def integrated_group(self) -> str:  # type: ignore[override]
+        """The group."""
+        return self.group
+
+    @property
     def row_model(self) -> LinearPredictorModel:
         """The family."""
         return self.family
@@ -245,7 +255,7 @@ class IntegratedEffects(GroupIntegrals):
     def describe_priors(self, rows: Rows) -> dict[str, str]:
         """Describe the family's priors, and the half-normal and LKJ priors of the effects."""
         text = dict(self.family.describe_priors(rows))
-        for name, scale in zip(self.effect_names, self.scales or (), strict=False):
+        for name, scale in zip(self.term.sd_names, self.scales or (), strict=False):
             text[f"group_sd[{name}]"] = f"half-normal({scale:.4g})"
         if self.covariance.pairs:
             text["group_cor"] = f"LKJ({self.concentration:g})"
@@ -255,14 +265,9 @@ class IntegratedEffects(GroupIntegrals):
 
     @property
     def term(self) -> GroupTerm:
-        """The effects as a group term, which names them in draws."""
+        """The effects as a group term, which names them in draws: "group", "group:column"."""
         effects = (*([INTERCEPT] if self.intercept else []), *self.slopes)
         return GroupTerm(self.group, effects, self.correlated)
-
-    @property
-    def effect_names(self) -> tuple[str, ...]:
-        """Names of the effects: "group" for its intercept, "group:column" for a slope."""
-        return self.term.sd_names
 
     def start(self, rows: Rows) -> Params:
         """Start where the family does, with small standard deviations and no correlation."""
@@ -301,7 +306,7 @@ class IntegratedEffects(GroupIntegrals):
     def labels(self, rows: Rows) -> Labels:
         """Label coefficients by columns of x, and sds and correlations by effects."""
         labels = dict(self.family.labels(rows))
-        for name, mine in (("group_sd", self.effect_names), ("group_cor", self.term.cor_names)):
+        for name, mine in (("group_sd", self.term.sd_names), ("group_cor", self.term.cor_names)):
             theirs = labels.pop(name, ((),))[0]
             labels |= {name: ((*mine, *theirs),)} if mine or theirs else {}
         return labels
@@ -318,7 +323,7 @@ class IntegratedEffects(GroupIntegrals):
         own += [f"group_sd[{name}]" for t in terms for name in t.sd_names]
         known = {
             "beta": [*beta, *effects],
-            "group_log_sd": [f"group_sd[{name}]" for name in self.effect_names],
+            "group_log_sd": [f"group_sd[{name}]" for name in self.term.sd_names],
             "group_partial": [f"group_cor[{name}]" for name in self.term.cor_names],
             OWN: own,
         }

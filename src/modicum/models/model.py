@@ -12,6 +12,7 @@ import numpy as np
 
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
+from modicum.models.terms import GroupTerm
 from modicum.models.tracing import Trace, trace_of
 from modicum.random import typed
 from modicum.rows import Rows
@@ -35,6 +36,8 @@ class BaseModel(ABC):
     users_functions: ClassVar[bool] = False  # identified by its trace rather than its settings
     has_flat_prior: bool = False  # whether the posterior may be improper
     has_groups: bool = False  # whether the parameters include group effects
+    group_terms: tuple[GroupTerm, ...] = ()  # whose effects vary between the levels of a factor
+    integrated_group: str | None = None  # the factor whose effects are integrated out
     dispersed_starts: ClassVar[int] = 1  # starting points of the mode search, by default
     outcome_field: str = "y"  # field that is predicted, simulated and checked
 

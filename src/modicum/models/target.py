@@ -17,7 +17,6 @@ from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
 from modicum.models.arrowhead import ArrowLayout, arrow_layout
-from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers
@@ -170,7 +169,7 @@ class Target:
     @property
     def scatters(self) -> bool:
         """Whether sums over rows are scattered over levels or groups, which has its own code."""
-        return self.coding is not None or isinstance(self.model, IntegratedEffects)
+        return self.coding is not None or self.model.integrated_group is not None
 
     @cached_property
     def on_numpy(self) -> bool:

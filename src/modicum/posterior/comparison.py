@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import softmax
 
 from modicum.errors import DataError, ModicumWarning, SettingError, warn
-from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
+from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import length_of
 from modicum.posterior.evidence import log_evidence
 from modicum.posterior.fit_rows import RowsLike
@@ -248,7 +248,7 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
                 "only fits to the same rows can be compared (rows with missing values may have "
                 "been dropped from one of them); fit both to the rows that are complete for both."
             )
-        if _units(model) != _units(other_model):
+        if model.integrated_group != other_model.integrated_group:
             raise SettingError(
                 f"{first!r} and {name!r} leave out different things: whole groups where effects "
                 "were integrated out, rows otherwise; hold the effects explicitly "
@@ -260,18 +260,9 @@ def _require_same_outcomes(subjects: Mapping[str, Subject]) -> None:
             raise DataError(f"{first!r} and {name!r} were fitted to {why}.")
 
 
-def _units(model: BaseModel) -> str | None:
-    """Return the factor whose groups are left out; None if rows are."""
-    return model.group if isinstance(model, IntegratedEffects) else None
-
-
-def _family(model: BaseModel) -> BaseModel:
-    return model.row_model
-
-
 def _observed(model: BaseModel) -> dict[str, str]:
     """Return the fields of what was observed in a row, by what they hold."""
-    family = _family(model)
+    family = model.row_model
     others = family.outcome_fields[1:] if isinstance(family, LinearPredictorModel) else ()
     return {"outcome": model.outcome_field, "weight": "weight"} | {name: name for name in others}
 
@@ -319,7 +310,7 @@ def _question_measures(subjects: Mapping[str, Subject]) -> None:
     """Warn where the likelihood of one family is a density and that of another a probability."""
     kinds: dict[bool, str] = {}  # a model by whether its likelihood is a probability
     for name, (post, _, _) in subjects.items():
-        family = _family(post.fitted_model())
+        family = post.fitted_model().row_model
         if isinstance(family, LinearPredictorModel):
             kinds.setdefault(family.has_whole_outcomes, name)
     if len(kinds) < 2:

@@ -11,7 +11,6 @@ import numpy as np
 
 from modicum.errors import ModicumWarning, SettingError, warn, whole_number
 from modicum.files import require_writable, whole_file
-from modicum.models import IntegratedEffects
 from modicum.models.over_draws import log_priors, prior_draws
 from modicum.posterior.draws import named_axes
 from modicum.posterior.fit_rows import AlignedRows
@@ -107,7 +106,7 @@ def _add_groups(tree: xr.DataTree, post: FittedDraws, sample: int, seed: int) ->
     dims = (ROW, *(f"{name}_dim_{i}" for i in range(len(shape))))  # ArviZ's own default names
     by_draw = ("chain", "draw", *dims)
     tree["observed_data"] = xr.Dataset({name: (dims, outcomes["observed_data"])}, {ROW: ids})
-    if not isinstance(model, IntegratedEffects):  # whose likelihoods are of groups, not rows
+    if model.integrated_group is None:  # else likelihoods are of groups, not rows
         density = density_array(predictor, flat, sampled).reshape(chains, number, -1)
         tree["log_likelihood"] = xr.Dataset({name: (by_draw[:3], density)}, coords | {ROW: ids})
     for group, at in (("posterior_predictive", coords), ("prior_predictive", {})):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -79,25 +79,24 @@ def convergence_warnings(
     the chains disagree: R-hat is 1.55 for beta (limit 1.01); draw more, or tune longer.
     """
     arrays = {name: np.asarray(x) for name, x in draws.items()}
-    doubts = _not_finite(arrays)
+    doubts = list(_not_finite(arrays))
     if doubts:
         return doubts  # nothing else can be measured
-    doubts = _standing_still(arrays)
-    frozen = bool(doubts)
-    usable = True
+    doubts += _standing_still(arrays)
+    measurable = mixing and not doubts
     if weights is not None:
         weights = np.asarray(weights, dtype=float)
         doubts += _signs_and_weights(weights, mixing)
-        usable = bool(weights.sum() > 0)  # else every estimate is NaN, and a warning says why
-        if weights.min() == weights.max() > 0:
+        if not weights.sum() > 0:
+            measurable = False  # every estimate is NaN, and a warning says why
+        elif weights.min() == weights.max():
             weights = None  # equal weights are no weights
     doubts += _steps({name: np.asarray(x) for name, x in stats.items()}, target_accept)
-    if usable and not frozen and mixing:
+    if measurable and any(x.size for x in arrays.values()):
         scalars = _Scalars.of(arrays, tidy_labels(labels, arrays))
-        if superchains is not None and scalars.names:
+        if superchains is not None:
             doubts += _check_nested_r_hat(scalars, weights, superchains)
-        if scalars.names:
-            doubts += _check_r_hat_and_ess(scalars, weights, modes_apart)
+        doubts += _check_r_hat_and_ess(scalars, weights, modes_apart)
     return doubts
 
 
@@ -113,60 +112,53 @@ class _Scalars(NamedTuple):
             line for name, x in draws.items() for line in scalar_names(name, x.shape[2:], labels)
         ]
         flat = np.concatenate([x.reshape(*x.shape[:2], -1) for x in draws.values()], axis=2)
-        at = evenly_spaced(len(names), MOST_SCALARS) if names else np.arange(0)
+        at = evenly_spaced(len(names), MOST_SCALARS)
         return cls([names[k] for k in at], flat[:, :, at].astype(float))
 
 
-def _not_finite(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
+def _not_finite(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
     for name, x in draws.items():
         bad = np.argwhere(~np.isfinite(x))
         if len(bad):
             chain, draw = bad[0][:2]
-            return [
-                ModicumWarning(
-                    "not-finite",
-                    f"the draws of {name} are not finite from draw {draw} of chain {chain} on",
-                    "rescale the columns of the rows or use a proper prior",
-                    chain=chain,
-                    draw=draw,
-                )
-            ]
-    return []
+            yield ModicumWarning(
+                "not-finite",
+                f"the draws of {name} are not finite from draw {draw} of chain {chain} on",
+                "rescale the columns of the rows or use a proper prior",
+                chain=chain,
+                draw=draw,
+            )
+            return
 
 
-def _standing_still(draws: dict[str, np.ndarray]) -> list[ModicumWarning]:
+def _standing_still(draws: dict[str, np.ndarray]) -> Iterator[ModicumWarning]:
     """Find the chain that stays longest in one place: a pseudo-marginal chain can get stuck."""
     chains, number = next(iter(draws.values())).shape[:2]
     if number < 2:
-        return []
+        return
     moved = np.zeros((chains, number - 1), dtype=bool)
     for x in draws.values():
         changed = x[:, 1:] != x[:, :-1]
         moved |= changed.reshape(chains, number - 1, -1).any(axis=-1)
     longest = np.array([_longest_rest(chain) for chain in moved])
     worst = int(longest.argmax())
+    remedy = "use a smaller step or, where rows are subsampled, more of them per step"
     if longest[worst] == number:
         count = int((longest == number).sum())
-        return [
-            ModicumWarning(
-                "chains-stuck",
-                f"{count} of {chains} chains never moved (the first is chain {worst})",
-                "use a smaller step or, where rows are subsampled, more of them per step",
-                chains=count,
-            )
-        ]
-    if longest[worst] >= max(10, number // 5):
-        return [
-            ModicumWarning(
-                "chain-rested",
-                f"chain {worst} stood still for {longest[worst]} of its {number} draws",
-                "use a smaller step or, where rows are subsampled, more of them per step, so that "
-                "the likelihood estimate varies less",
-                chain=worst,
-                draws=longest[worst],
-            )
-        ]
-    return []
+        yield ModicumWarning(
+            "chains-stuck",
+            f"{count} of {chains} chains never moved (the first is chain {worst})",
+            remedy,
+            chains=count,
+        )
+    elif longest[worst] >= max(10, number // 5):
+        yield ModicumWarning(
+            "chain-rested",
+            f"chain {worst} stood still for {longest[worst]} of its {number} draws",
+            f"{remedy}, so that the likelihood estimate varies less",
+            chain=worst,
+            draws=longest[worst],
+        )
 
 
 def _longest_rest(moved: np.ndarray) -> int:
@@ -175,35 +167,31 @@ def _longest_rest(moved: np.ndarray) -> int:
     return int(np.diff(at).max())
 
 
-def _signs_and_weights(weights: np.ndarray, mixing: bool) -> list[ModicumWarning]:
+def _signs_and_weights(weights: np.ndarray, mixing: bool) -> Iterator[ModicumWarning]:
     bad = ~np.isfinite(weights)
     if bad.any():
         chain, draw = np.argwhere(bad)[0]
-        return [
-            ModicumWarning(
-                "not-finite",
-                f"{int(bad.sum())} of {weights.size} signs or weights are not finite (the first is "
-                f"that of draw {draw} of chain {chain}), so that every estimate is NaN",
-                "rescale the columns of the rows or use more rows per step",
-                weights=int(bad.sum()),
-            )
-        ]
-    doubts = _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
+        yield ModicumWarning(
+            "not-finite",
+            f"{int(bad.sum())} of {weights.size} signs or weights are not finite (the first is "
+            f"that of draw {draw} of chain {chain}), so that every estimate is NaN",
+            "rescale the columns of the rows or use more rows per step",
+            weights=int(bad.sum()),
+        )
+        return
+    yield from _cancelling_signs(weights) if (weights < 0).any() else _uneven_weights(weights)
     if mixing and weights.shape[1] >= FEWEST_DRAWS and finite_and_moving(weights):
         ratio, limit = float(r_hat(weights)), largest_r_hat(weights.shape[0], weights.shape[1], 1)
         if not ratio <= limit:
-            doubts.append(
-                ModicumWarning(
-                    "weights-r-hat",
-                    f"the chains disagree about the signs or weights: their R-hat is {ratio:.2f}",
-                    "draw more, or use more rows per step",
-                    r_hat=ratio,
-                )
+            yield ModicumWarning(
+                "weights-r-hat",
+                f"the chains disagree about the signs or weights: their R-hat is {ratio:.2f}",
+                "draw more, or use more rows per step",
+                r_hat=ratio,
             )
-    return doubts
 
 
-def _cancelling_signs(weights: np.ndarray) -> list[ModicumWarning]:
+def _cancelling_signs(weights: np.ndarray) -> Iterator[ModicumWarning]:
     mean = float(weights.mean())
     # the error of this mean matters by itself, since every estimate is divided by the mean
     error = float(weighted_mcse(weights, np.ones_like(weights)))
@@ -217,81 +205,73 @@ def _cancelling_signs(weights: np.ndarray) -> list[ModicumWarning]:
     elif mean < 0.5:
         sentence = f"the mean sign is only {mean:.2f}, so errors are {1 / mean:.1f} times larger"
     else:
-        return []
+        return
     remedy = "use more products (lambda) or more rows in each"
-    return [ModicumWarning("signs-cancel", sentence, remedy, mean=mean, error=error)]
+    yield ModicumWarning("signs-cancel", sentence, remedy, mean=mean, error=error)
 
 
-def _uneven_weights(weights: np.ndarray) -> list[ModicumWarning]:
+def _uneven_weights(weights: np.ndarray) -> Iterator[ModicumWarning]:
     share = kish_share(weights)
-    if share >= 0.1:
-        return []
-    sentence = (
-        "all importance weights are zero"
-        if np.isnan(share)
-        else f"the importance weights are concentrated on {share:.1%} of the draws"
-    )
-    remedy = "use more rows per step, so that the draws come nearer to the posterior"
-    return [ModicumWarning("weights-uneven", sentence, remedy, share=share)]
+    if not share >= 0.1:
+        yield ModicumWarning(
+            "weights-uneven",
+            "all importance weights are zero"
+            if np.isnan(share)
+            else f"the importance weights are concentrated on {share:.1%} of the draws",
+            "use more rows per step, so that the draws come nearer to the posterior",
+            share=share,
+        )
 
 
-def _steps(stats: dict[str, np.ndarray], target_accept: float) -> list[ModicumWarning]:
-    doubts = []
+def _steps(stats: dict[str, np.ndarray], target_accept: float) -> Iterator[ModicumWarning]:
     if "diverging" in stats and stats["diverging"].any():
         count = int(stats["diverging"].sum())
-        doubts.append(
-            ModicumWarning(
-                "divergences",
-                f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
-                "posterior may be missing",
-                "use smaller steps (target_accept=0.95, a setting of the method), or rescale the "
-                "columns",
-                trajectories=count,
-            )
+        yield ModicumWarning(
+            "divergences",
+            f"{count} of {stats['diverging'].size} trajectories diverged, so parts of the "
+            "posterior may be missing",
+            "use smaller steps (target_accept=0.95, a setting of the method), or rescale the "
+            "columns",
+            trajectories=count,
         )
     if "acceptance_rate" in stats and stats["acceptance_rate"].size:
-        doubts += _acceptance(stats["acceptance_rate"].mean(axis=1), target_accept)
+        yield from _acceptance(stats["acceptance_rate"].mean(axis=1), target_accept)
     if "reached_max_treedepth" in stats and stats["reached_max_treedepth"].size:
         share = float(stats["reached_max_treedepth"].mean())
         if not share <= 0.05:
-            doubts.append(
-                ModicumWarning(
-                    "tree-depth",
-                    f"{share:.0%} of the trajectories were cut off at the largest tree depth",
-                    "allow deeper trees or tune longer",
-                    share=share,
-                )
+            yield ModicumWarning(
+                "tree-depth",
+                f"{share:.0%} of the trajectories were cut off at the largest tree depth",
+                "allow deeper trees or tune longer",
+                share=share,
             )
-    return doubts
 
 
-def _acceptance(rates: np.ndarray, target_accept: float) -> list[ModicumWarning]:
+def _acceptance(rates: np.ndarray, target_accept: float) -> Iterator[ModicumWarning]:
     """Check the chain with the lowest acceptance rate; `argmin` takes NaN as the lowest."""
     worst = int(rates.argmin())
     rate = float(rates[worst])
     if rate >= 0.625 * target_accept:  # 0.5 for the usual target of 0.8
-        return []
+        return
     if np.isnan(rate):
         sentence = f"chain {worst} made proposals whose acceptance rate is NaN"
         remedy = "rescale the columns of the rows or use a proper prior"
     else:
         sentence = f"chain {worst} accepted only {rate:.0%} of its proposals"
         remedy = "tune longer or use a smaller step"
-    return [ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)]
+    yield ModicumWarning("acceptance-low", sentence, remedy, chain=worst, rate=rate)
 
 
 def _check_nested_r_hat(
     scalars: _Scalars, weights: np.ndarray | None, superchains: int
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check whether chains with one starting point remain closer to each other than to others."""
     values = scalars.draws if weights is None else influence(scalars.draws, weights)
     ratios = np.nan_to_num(nested_r_hat(values, superchains), nan=0.0)
     limit = largest_nested_r_hat(superchains, *values.shape)
     worst = int(ratios.argmax())
-    if not ratios[worst] > limit:
-        return []
-    return [
-        ModicumWarning(
+    if ratios[worst] > limit:
+        yield ModicumWarning(
             "nested-r-hat",
             f"chains still remember their starting points: nested R-hat of {superchains} "
             f"superchains is {ratios[worst]:.2f} for {scalars.names[worst]} (limit {limit:.2f})",
@@ -299,16 +279,15 @@ def _check_nested_r_hat(
             nested_r_hat=ratios[worst],
             limit=limit,
         )
-    ]
 
 
 def _check_r_hat_and_ess(
     scalars: _Scalars, weights: np.ndarray | None, modes_apart: bool
-) -> list[ModicumWarning]:
+) -> Iterator[ModicumWarning]:
     """Check R-hat and effective sample size of the worst scalar."""
     names, (chains, number, count) = scalars.names, scalars.draws.shape
     if number < FEWEST_DRAWS:
-        return []
+        return
     part = evenly_spaced(chains, MOST_CHAINS)
     values = scalars.draws[part]
     measured = diagnose(values, None if weights is None else weights[part])
@@ -321,46 +300,38 @@ def _check_r_hat_and_ess(
     limit = largest_r_hat(len(part), number, count)
     unknown = np.isnan(ratios) | (np.isnan(sizes) & ~(ratios > limit))
     if unknown.any():
-        return [_unmeasured_warning(names[int(unknown.argmax())], weights is not None)]
+        signed = weights is not None
+        yield ModicumWarning(
+            "not-finite",
+            f"neither R-hat nor ESS can be computed for {names[int(unknown.argmax())]}"
+            + (", whose variance comes out negative under the signs" if signed else ""),
+            "draw more, or use more rows per step"
+            if signed
+            else "rescale the columns of the rows, so that squares of draws stay finite",
+        )
+        return
     sizes = np.where(np.isnan(sizes), np.inf, sizes)  # no ESS if chains are apart: R-hat warns
-    doubts = []
     worst = int(ratios.argmax())
     if ratios[worst] > limit:
-        doubts.append(
-            ModicumWarning(
-                "r-hat",
-                f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[worst]} "
-                f"(limit {limit:.2f})",
-                EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
-                r_hat=ratios[worst],
-                limit=limit,
-            )
+        yield ModicumWarning(
+            "r-hat",
+            f"the chains disagree: R-hat is {ratios[worst]:.2f} for {names[worst]} "
+            f"(limit {limit:.2f})",
+            EACH_ITS_MODE if modes_apart else "draw more, or tune longer",
+            r_hat=ratios[worst],
+            limit=limit,
         )
     worst = int(sizes.argmin())
     if sizes[worst] < smallest_ess(chains * number):
-        doubts.append(
-            ModicumWarning(
-                "ess",
-                f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
-                f"for {names[worst]} (ESS)",
-                EACH_ITS_MODE
-                if modes_apart
-                else "draw more, or use more rows per step if subsampling slows it",
-                ess=sizes[worst],
-            )
+        yield ModicumWarning(
+            "ess",
+            f"the {chains * number} draws are worth only {sizes[worst]:.0f} independent ones "
+            f"for {names[worst]} (ESS)",
+            EACH_ITS_MODE
+            if modes_apart
+            else "draw more, or use more rows per step if subsampling slows it",
+            ess=sizes[worst],
         )
-    return doubts
-
-
-def _unmeasured_warning(name: str, weighted: bool) -> ModicumWarning:
-    return ModicumWarning(
-        "not-finite",
-        f"neither R-hat nor ESS can be computed for {name}"
-        + (", whose variance comes out negative under the signs" if weighted else ""),
-        "draw more, or use more rows per step"
-        if weighted
-        else "rescale the columns of the rows, so that squares of draws stay finite",
-    )
 
 
 def smallest_ess(total: int) -> float:

@@ -31,7 +31,6 @@ from modicum.diagnostics.convergence import finite_and_moving
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.models import IntegratedEffects
 from modicum.models.over_draws import log_priors
 from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import log_likelihoods
@@ -333,7 +332,7 @@ def stein_discrepancy(
     whole_number("random_seed", random_seed, 0)
     if subsample is not None:
         whole_number("subsample", subsample)
-    if isinstance(post.fitted_model(), IntegratedEffects):
+    if post.fitted_model().integrated_group is not None:
         raise SettingError(
             f"{PURPOSE} is that of parameters given rows, and here effects of groups were "
             "integrated out; hold them explicitly (groups='explicit')."

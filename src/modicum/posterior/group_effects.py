@@ -33,7 +33,7 @@ from modicum.errors import (
     warn,
 )
 from modicum.ledger import Ledger
-from modicum.models import GroupTerm, IntegratedEffects, LinearPredictorModel, Target
+from modicum.models import BaseModel, GroupTerm, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.families import (
     Binomial,
     Cloglog,
@@ -46,7 +46,7 @@ from modicum.models.families import (
 )
 from modicum.models.model import Batch
 from modicum.models.terms import effect_columns
-from modicum.passes import LocalEngine, Sums, with_nodes
+from modicum.passes import LocalEngine, units_of
 from modicum.passes.integrated_groups import draw_effects, effect_moments
 from modicum.posterior.draws import Draws, affordable, check_interval, thinned, weights_of
 from modicum.posterior.fit_rows import RowsLike
@@ -61,7 +61,7 @@ from modicum.posterior.weighted import (
 )
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
-from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.grouped_rows import GroupedRows, GroupIndex
 from modicum.runtime import Array, in_double_precision, jit
 
 if TYPE_CHECKING:
@@ -125,17 +125,15 @@ def effects(
     check_interval(prob)
     model = post.fitted_model()
     group = _group_of(model, group, levels)
-    family = model.row_model
-    assert isinstance(family, LinearPredictorModel)
-    if any(term.field == group for term in family.group_terms):
-        return _explicit_effects(post, family, rows_of_fit, group, levels, prob)
+    if model.integrated_group != group:
+        return _explicit_effects(post, rows_of_fit, group, levels, prob)
     if rows_of_fit is None:
         raise SettingError(
             "effects that were integrated out follow from the rows of the fit, which a file "
             "does not keep; give the rows, or their table, as rows=..."
         )
     assert isinstance(model, IntegratedEffects)
-    groups = model.units(rows_of_fit)
+    groups = groups_of(rows_of_fit, group)
     names = group_levels(groups)
     ids = _level_ids(names, group, levels)
     size = groups.index.size[ids]
@@ -146,12 +144,15 @@ def effects(
     for batch, present in map(chosen.chunk, range(len(chosen.chunk_starts) - 1)):
         mean, variance = effect_moments(target, batch, points)
         parts.append(_mixtures(mean[:, present], variance[:, present], weights, prob))
-    table = _frame(np.concatenate(parts), group, names[ids], model.effect_names, size, prob)
-    table.attrs["draws"] = weights.size
-    return table
+    return _frame(np.concatenate(parts), model, group, names[ids], size, prob, weights.size)
 
 
-def _group_of(model: object, group: str | None, levels: object) -> str:
+def groups_of(rows: Rows, factor: str) -> GroupedRows:
+    """Return the rows of a fit as groups."""
+    return GroupedRows(rows, GroupIndex.of(rows, factor))
+
+
+def _group_of(model: BaseModel, group: str | None, levels: object) -> str:
     """Return the factor asked for, or the only one there is.
 
     Refuse a factor without effects, and levels that are not a list.
@@ -179,21 +180,19 @@ def _group_of(model: object, group: str | None, levels: object) -> str:
     return group
 
 
-def group_names(model: object) -> tuple[str, ...]:
+def group_names(model: BaseModel) -> tuple[str, ...]:
     """Return the factors whose levels have effects."""
-    if isinstance(model, IntegratedEffects):
-        return (model.group, *group_names(model.family))
-    if isinstance(model, LinearPredictorModel):
-        return tuple(dict.fromkeys(term.field for term in model.group_terms))
-    return ()
+    return tuple(dict.fromkeys(term.field for term in model.group_terms))
 
 
-def terms_of(model: object, group: str) -> tuple[GroupTerm, ...]:
+def terms_of(model: BaseModel, group: str) -> tuple[GroupTerm, ...]:
     """Return the group terms of a factor."""
-    if isinstance(model, IntegratedEffects):
-        return (model.term,) if group == model.group else terms_of(model.family, group)
-    assert isinstance(model, LinearPredictorModel)
     return tuple(term for term in model.group_terms if term.field == group)
+
+
+def effect_names(model: BaseModel, group: str) -> list[str]:
+    """Return the names of the effects of a factor's levels."""
+    return [name for term in terms_of(model, group) for name in term.sd_names]
 
 
 def _levels_of_fit(post: FittedDraws, rows: Rows | None, group: str) -> Sequence[Level]:
@@ -210,20 +209,17 @@ def _levels_of_fit(post: FittedDraws, rows: Rows | None, group: str) -> Sequence
 
 def _explicit_effects(
     post: FittedDraws,
-    model: LinearPredictorModel,
     rows: Rows | None,
     group: str,
     levels: Sequence[object] | None,
     prob: float,
 ) -> pd.DataFrame:
     """Tabulate effects that are among the draws."""
-    terms = terms_of(model, group)
-    names = [name for term in terms for name in term.names]
-    effect_labels = [name for term in terms for name in term.sd_names]
+    model, weights = post.fitted_model(), weights_of(post)
+    names = [name for term in terms_of(model, group) for name in term.names]
     (entries,) = post.labels[names[0]]
     ids = _level_ids(np.asarray(entries, object), group, levels)
     x = np.stack([post.draws[name][:, :, ids] for name in names], axis=-1)
-    weights = weights_of(post)
     size = None
     if rows is not None:
         counts = sum(
@@ -233,9 +229,7 @@ def _explicit_effects(
     fit_levels = _levels_of_fit(post, rows, group)
     names_of_levels = fit_levels if level_names(fit_levels) == tuple(entries) else entries
     called = np.asarray(names_of_levels, object)[ids]
-    frame = _frame(_tabulated(x, weights, prob), group, called, effect_labels, size, prob)
-    frame.attrs["draws"] = weights.size
-    return frame
+    return _frame(_tabulated(x, weights, prob), model, group, called, size, prob, weights.size)
 
 
 def _tabulated(x: np.ndarray, weights: np.ndarray, prob: float) -> np.ndarray:
@@ -270,11 +264,12 @@ def _mixtures(
 
 def _frame(
     table: np.ndarray,
+    model: BaseModel,
     group: str,
     levels: np.ndarray,
-    effect_names: Sequence[str],
     size: np.ndarray | None,
     prob: float,
+    draws: int,
 ) -> pd.DataFrame:
     """Return a frame with one line per level, or per level and effect if there are several."""
     import pandas as pd
@@ -284,10 +279,12 @@ def _frame(
     if kinds <= {int, float} or kinds == {bool}:  # numbers join with a table's, objects do not
         levels = np.asarray(levels.tolist())
     index: pd.Index[Any] = pd.Index(levels, name=group)
-    if len(effect_names) > 1:
-        index = pd.MultiIndex.from_product([levels, effect_names], names=[group, "effect"])
+    names = effect_names(model, group)
+    if len(names) > 1:
+        index = pd.MultiIndex.from_product([levels, names], names=[group, "effect"])
     frame = pd.DataFrame(table.reshape(-1, len(columns)), index=index, columns=columns)
-    return frame if size is None else frame.assign(rows=np.repeat(size, len(effect_names)))
+    frame.attrs["draws"] = draws
+    return frame if size is None else frame.assign(rows=np.repeat(size, len(names)))
 
 
 def group_levels(groups: GroupedRows) -> np.ndarray:
@@ -337,9 +334,6 @@ def _chosen(
 ) -> tuple[Target, GroupedRows, np.ndarray]:
     """Return the likelihood, some groups with their nodes, and the draws as flat points."""
     target, points = flat_points(post, groups, draws)
-    model = target.model
-    assert isinstance(model, IntegratedEffects)
-    assert model.nodes_at is not None, "a run records where its nodes are"
     chosen_groups = groups
     if not np.array_equal(ids, np.arange(len(groups))):
         chosen_groups = groups.subset(ids)
@@ -347,12 +341,10 @@ def _chosen(
         rows = int(chosen_groups.index.size.sum())
         chosen_groups.flat_rows = min(groups.flat_rows, 1 << rows.bit_length())
         chosen_groups.flat_groups = min(groups.flat_groups, 1 << len(ids).bit_length())
-    plain = target.likelihood
-    sums = Sums(
-        target, chosen_groups, LocalEngine(progressbar=False), Ledger(rows=len(chosen_groups))
-    )
-    chosen_groups = with_nodes(sums, np.array(model.nodes_at))[1]
-    return plain, chosen_groups, np.ascontiguousarray(points[:, : plain.size])
+    plain, quiet = target.likelihood, LocalEngine(progressbar=False)
+    placed = units_of(target, chosen_groups, quiet, Ledger(rows=len(chosen_groups)))
+    assert isinstance(placed, GroupedRows)
+    return plain, placed, np.ascontiguousarray(points[:, : plain.size])
 
 
 def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:
@@ -417,13 +409,10 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     model = post.fitted_model()
     check_interval(prob)
     family = model.row_model
-    terms = list(family.group_terms) if isinstance(family, LinearPredictorModel) else []
-    if isinstance(model, IntegratedEffects):
-        terms = [model.term, *terms]  # in the order of the draws
-    if not terms:
+    if not model.group_terms:
         raise SettingError("an intraclass correlation needs groups, and this model has none.")
     assert isinstance(family, LinearPredictorModel)
-    between = _group_variances(post, terms, rows_of_fit)
+    between = _group_variances(post, model.group_terms, rows_of_fit)
     within = _noise_variance(family, post, rows_of_fit)
     total = sum(between.values()) + within
     shares = {name: part / total for name, part in between.items()}
@@ -545,7 +534,7 @@ def shrinkage(
 
     `table` is that of `Posterior.effects`, with the number of rows of each level.
     """
-    names = [name for term in terms_of(post.fitted_model(), group) for name in term.sd_names]
+    names = effect_names(post.fitted_model(), group)
     lines = one_effect(table, effect)
     places = np.arange(len(lines))
     if len(places) > MOST_LEVELS:
@@ -593,22 +582,18 @@ def unpooled_effects(
     sd
         Standard deviation of the effects in the population, the unit of steps.
     """
-    import jax
-
     model = post.fitted_model()
-    integrated = isinstance(model, IntegratedEffects) and group == model.group
     family = model.row_model
     assert isinstance(family, LinearPredictorModel)
-    terms = terms_of(model, group)
-    k = [name for term in terms for name in term.sd_names].index(effect)
+    k = effect_names(model, group).index(effect)
     batch, which = _rows_with_codes(rows, group, _level_codes(model, rows, group, levels))
     weights = weights_of(post)
     named = {name: weighted_mean(x, weights) for name, x in post.draws.items()}
     predict = jax.jit(lambda named, batch: family.predictor_vector(model.restore(named), batch))
     predictors = np.array(predict(named, batch))
     x = np.asarray(batch.get("x", np.empty((len(which), 0))))
-    z = np.column_stack([effect_columns(term, rows, x) for term in terms])
-    if integrated:  # the predictors do not include the effects
+    z = np.column_stack([effect_columns(term, rows, x) for term in terms_of(model, group)])
+    if model.integrated_group == group:  # the predictors do not include the effects
         others = pooled * (np.arange(pooled.shape[1]) != k)
         predictors[:, 0] += np.sum(z * others[which], axis=1)
     else:
@@ -618,10 +603,10 @@ def unpooled_effects(
     return np.asarray(_level_modes(family.without_priors(), *arguments, pooled[:, k], sd))
 
 
-def _level_codes(model: object, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
+def _level_codes(model: BaseModel, rows: Rows, group: str, levels: Sequence[object]) -> np.ndarray:
     """Return the values of the group field that stand for these levels."""
-    if isinstance(model, IntegratedEffects) and group == model.group:
-        groups = model.units(rows)
+    if model.integrated_group == group:
+        groups = groups_of(rows, group)
         names, values = group_levels(groups), groups.index.values
     else:
         names = np.asarray(rows.levels[group], object)

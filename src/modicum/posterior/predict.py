@@ -19,7 +19,7 @@ import numpy as np
 from modicum.arguments import names_checked
 from modicum.errors import DataError, ModicumWarning, SettingError, argument, warn, whole_number
 from modicum.files import require_writable, within_disk
-from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel
+from modicum.models import BaseModel, LinearPredictorModel
 from modicum.models.over_draws import ModelPredictor, length_of, prior_draws
 from modicum.passes.integrated_groups import STEPS
 from modicum.posterior.draws import (
@@ -33,7 +33,7 @@ from modicum.posterior.draws import (
 )
 from modicum.posterior.fit_rows import AlignedRows, Batch, Groups, RowsLike, aligned
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.group_effects import effect_draws, group_names
+from modicum.posterior.group_effects import effect_draws, group_names, groups_of
 from modicum.posterior.weighted import (
     are_equal,
     weighted_mcse,
@@ -42,6 +42,7 @@ from modicum.posterior.weighted import (
 )
 from modicum.random import Stream, generator
 from modicum.rows.formula import NewLevels
+from modicum.rows.grouped_rows import GroupIndex
 from modicum.rows.sources import is_table, library
 
 if TYPE_CHECKING:
@@ -375,10 +376,10 @@ def rows_behind(post: FittedDraws, new: AlignedRows) -> int:
     names = group_names(model)
     some_new = any(name in new.first_new or name not in new.fields for name in names)
     evaluations = len(new) * (ROWS_PER_AVERAGE if some_new else 1)
-    if not isinstance(model, IntegratedEffects) or post.rows is None:
+    if model.integrated_group is None or post.rows is None:
         return evaluations
-    index = model.units(post.rows).index
-    known = np.isin(index.values, new.groups_of(model.group, new=False))
+    index = GroupIndex.of(post.rows, model.integrated_group)
+    known = np.isin(index.values, new.groups_of(index.field, new=False))
     return evaluations + STEPS * int(index.size[known].sum())
 
 
@@ -387,9 +388,10 @@ def known_effects(
 ) -> tuple[RowEffects, ...]:
     """Draw the integrated effects of the groups that rows share with the rows of the fit."""
     model = post.fitted_model()
-    if not isinstance(model, IntegratedEffects):
+    group = model.integrated_group
+    if group is None:
         return ()
-    wanted = new.groups_of(model.group, new=False)
+    wanted = new.groups_of(group, new=False)
     if not len(wanted):
         return ()
     rows = post.held_rows()
@@ -400,11 +402,11 @@ def known_effects(
             "Posterior.load(path, data=...), or predict for new groups with "
             f"{argument('groups', 'new')}."
         )
-    groups = model.units(rows)
+    groups = groups_of(rows, group)
     unknown = np.setdiff1d(wanted, groups.index.values)
     if len(unknown):
         raise DataError(
-            f"there is no '{model.group}' {unknown[0]:g} among the rows of the fit; leave such "
+            f"there is no '{group}' {unknown[0]:g} among the rows of the fit; leave such "
             f"rows out, or predict them with {argument('groups', 'new')}."
         )
     ids = np.searchsorted(groups.index.values, wanted)
@@ -524,8 +526,8 @@ def prior_outcome_draws(
 
     Before the data every group is like a new one; explicit effects are among the draws.
     """
-    if isinstance(predictor.model, IntegratedEffects):
-        rows = all_new(rows, (predictor.model.group,))
+    if predictor.model.integrated_group is not None:
+        rows = all_new(rows, (predictor.model.integrated_group,))
     effects = new_effects(predictor, draws, rows, seed)
     return OutcomeDraws(draws, predictor, effects), rows
 

@@ -20,14 +20,14 @@ import numpy as np
 from modicum.errors import ModicumError, is_number
 from modicum.files import require_writable, whole_file
 from modicum.markup import Markup, table, tag
-from modicum.models import FAMILIES, BaseModel, IntegratedEffects
+from modicum.models import FAMILIES, BaseModel
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior.charts import Band, band_chart, bar_chart, forest, shrinkage_chart
 from modicum.posterior.doubts import largest_r_hat, smallest_ess
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import FitRows, RowsLike
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.group_effects import Shrinkage, effects, group_names, shrinkage, terms_of
+from modicum.posterior.group_effects import Shrinkage, effect_names, effects, group_names, shrinkage
 from modicum.posterior.marginal import marginal
 from modicum.posterior.ppc import PredictiveCheck, ppc
 from modicum.posterior.summary import summary
@@ -101,9 +101,9 @@ def model_name(model: BaseModel | None) -> str:
     """Return the name of a model."""
     if model is None:
         return "an unknown model"
-    if isinstance(model, IntegratedEffects):
-        return f"{model_name(model.family)}, with effects of {model.group} integrated out"
-    return type(model).__name__
+    of_groups = model.integrated_group
+    more = "" if of_groups is None else f", with effects of {of_groups} integrated out"
+    return f"{type(model.row_model).__name__}{more}"
 
 
 def code_for(post: FittedDraws, model: BaseModel | None) -> str:
@@ -362,7 +362,7 @@ def _groups(
         except ModicumError as fault:
             why = str(fault).rstrip(".")
     for group in group_names(model):
-        if rows is None and isinstance(model, IntegratedEffects) and group == model.group:
+        if rows is None and group == model.integrated_group:
             groups[group] = (
                 f"These effects were integrated out and are drawn from the rows of the fit, "
                 f"which a file does not keep ({why}); give the rows or their table: "
@@ -380,7 +380,7 @@ def _shrinkages(
     """Return the shrinkage of each effect of a group, if there are rows and not too many."""
     if rows is None or len(rows) > MOST_SHRINKAGE_ROWS:
         return {}
-    names = [name for term in terms_of(model, group) for name in term.sd_names]
+    names = effect_names(model, group)
     return {name: shrinkage(post, rows, group, name, table) for name in names}
 
 
