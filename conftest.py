@@ -52,8 +52,6 @@ def pytest_configure(config):
         # not in pyproject.toml: pytest would import JAX to read it, before the flags above are set
         config.addinivalue_line("filterwarnings", "error::modicum.errors.ModicumWarning")
         patching.watch()
-    # Tests, and the processes they start, patch the library: do not reuse traced loops.
-    os.environ.setdefault("MODICUM_KEEP_COMPILED", "0")
     config.option.loadscopereorder = False  # otherwise files with few, long tests come last
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = _cache_folder(config)

@@ -31,7 +31,7 @@ LONGEST = (  # the longest files: workers start with them, so that none runs alo
     *("methods/test_no_mode.py", "traps/test_models.py", "kernels/test_lights.py"),
 )
 LAST = (  # files that clear compiled code, which other files might have used; the longest first
-    *("methods/test_ecs_tuning.py", "run/test_executables.py", "kernels/test_designs.py"),
+    *("methods/test_ecs_tuning.py", "kernels/test_designs.py"),
     *("passes/test_blocks.py", "run/test_memory.py", "test_patching.py", "test_runtime.py"),
 )
 SLOW_EXAMPLES = {  # docstrings whose fits are covered by quick tests as well

@@ -280,7 +280,6 @@ MAPS, MOST = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 MOST_MAPS = 0.7  # share of the allowed memory maps that may be in use before a run
 MANY = 100  # compilations before compiled code is freed: some fifty runs of different shapes
 COMPILATION = "/jax/core/compile/backend_compile_duration"
-FROM_DISK = "/jax/compilation_cache/cache_hits"
 
 
 def free_memory() -> int:
@@ -331,18 +330,8 @@ def make_room() -> bool:
     return True
 
 
-def on_release(forget: Callable[[], None]) -> None:
-    """Register a function that drops references to compiled code, to be called to free it."""
-    _HOLDERS.append(forget)
-
-
-_HOLDERS: list[Callable[[], None]] = []
-
-
 def let_compiled_code_go() -> None:
     """Free all compiled code and return its memory to the system."""
-    for forget in _HOLDERS:
-        forget()
     jax.clear_caches()
     gc.collect()
     with contextlib.suppress(AttributeError, OSError, TypeError):
@@ -363,11 +352,9 @@ class _Compiled:
     def __init__(self) -> None:
         self.total = 0
         self.seconds = 0.0  # total compile time
-        self.from_disk = 0  # compilations answered by JAX's persistent cache
         self.since_cleared = 0  # Modicum's own compilations since the last clearing, roughly
         self.forked_after = False  # this process was forked from one that had used JAX
         jax.monitoring.register_event_duration_secs_listener(self._hear)
-        jax.monitoring.register_event_listener(self._hear_event)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._in_child)
 
@@ -376,10 +363,6 @@ class _Compiled:
         if event == COMPILATION:
             self.total += 1
             self.seconds += duration_secs
-
-    def _hear_event(self, event: str, **kwargs: str | int) -> None:
-        del kwargs
-        self.from_disk += event == FROM_DISK
 
     def _in_child(self) -> None:
         self.forked_after = self.total > 0

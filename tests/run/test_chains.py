@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from time import sleep
 
 import jax
 import jax.numpy as jnp
@@ -195,25 +194,6 @@ def test_the_runner_feeds_it_too(tmp_path):
     assert device.warmup["noise"].shape == (3, 10)
     np.testing.assert_array_equal(device.position, store.position)
     np.testing.assert_array_equal(device.stats["noise"], store.stats["noise"])
-
-
-def test_the_first_call_waits_for_its_code_instead_of_compiling_it_again(tmp_path, monkeypatch):
-    chains = chains_of(sources(tmp_path)["device"])
-    submit, started, jobs, ready = chains._pool.submit, chains._started, [], []
-
-    def slowly(compile):
-        jobs.append(submit(lambda: sleep(0.3) or compile()))
-        return jobs[-1]
-
-    def watched(batches):
-        ready.append(jobs[1].done())  # the second job, after that of `ahead`
-        return started(batches)
-
-    monkeypatch.setattr(chains._pool, "submit", slowly)
-    monkeypatch.setattr(chains, "_started", watched)
-    chains.begin()
-    chains.close()
-    assert ready == [True]
 
 
 def test_runs_that_differ_in_length_share_compiled_code(tmp_path):

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -26,7 +25,6 @@ from modicum.models.model import Batch
 from modicum.progress import logger
 from modicum.random import words_at_start, words_of_iterations
 from modicum.rows import Rows
-from modicum.run import executables
 from modicum.run import iterations as compiled
 from modicum.run.iterations import (
     Batches,
@@ -40,7 +38,6 @@ from modicum.run.iterations import (
     unpacked,
 )
 from modicum.runtime import (
-    COMPILED,
     Array,
     Compiled,
     Pytree,
@@ -106,14 +103,6 @@ Compilation: TypeAlias = tuple[jax.stages.Lowered, Future[jax.stages.Compiled]]
 NOWHERE: Span = (np.int64(0), np.int64(0))  # no iterations
 SHARE_OF_TABLE = 0.25  # share of the accelerator's free memory that a table of all rows may use
 CHAINS_PER_CORE = 8  # beyond this, stacking chains beats one thread per chain
-
-
-class Programs(NamedTuple):
-    """The compiled functions of a run, without their static arguments."""
-
-    begin: Callable[..., Pytree]
-    ahead: Callable[..., Pytree]
-    advance: Callable[..., Pytree]
 
 
 @dataclass
@@ -193,8 +182,6 @@ class Chains:
         self._copies = [(self.context, None if isinstance(self.rows, Rows) else self.rows)]
         self._tables: list[jax.Array] = []  # of `settled`, where there is room: one per copy
         self._extent = compiled.CallLength(self.length, self.thin)
-        self._programs = self._traced
-        self._new_programs: list[executables.NewProgram] = []
         self._quiet_from = 0
         self.obstacle = self._obstacle()
         if self.obstacle:
@@ -224,22 +211,19 @@ class Chains:
         with uncollected():
             # one iteration, in the shapes of any call
             fetched = self._of_call(self._fetcher.of(0, 1)) if self._fetcher else None
-            keys = self._keys_on_disk(batches, fetched)
-            if not self._begin_from_disk(keys, batches, fetched):
-                self._begin_afresh(keys, batches, fetched)
+            self._compile(batches, fetched)
+        groups = range(len(self._parts))
+        begin, *_ = self._functions
+        self.state = [begin(self.kernel, *self._first_arguments(g, batches)) for g in groups]
 
-    def _begin_afresh(
-        self, keys: Sequence[str | None], batches: Batches | None, fetched: Batches | None
-    ) -> None:
-        """Trace and compile what chains need, and keep it for later processes."""
-        before = COMPILED.from_disk
+    def _compile(self, batches: Batches | None, fetched: Batches | None) -> None:
+        """Compile each function while the next is traced, and before threads race to do so."""
         begin, ahead, advance = self._functions
 
         def lower(function: Compiled[..., Pytree], *arguments: Pytree) -> Compilation:
             lowered = function.lower(*arguments)
             return lowered, self._pool.submit(lowered.compile)
 
-        # Each function is compiled while the next one is traced, and before threads race to do so.
         places = range(len(self._copies))
         to_prepare = [
             lower(ahead, *self._static, *self._ahead_arguments(g, NOWHERE, fetched)) for g in places
@@ -253,57 +237,12 @@ class Chains:
             self._pages.reserve(self._bytes_recorded(steps[0][0].out_info[1]))
         if self.settled is not None:
             self._compile_settled(blank[1])
-        first[1].result()  # a call before it is there would compile it a second time
-        self.state = self._started(batches)
-        for _, compilation in (*to_prepare, *steps):
+        for _, compilation in (first, *to_prepare, *steps):
             compilation.result()
-        fresh = COMPILED.from_disk == before
-        for_later = zip(keys, (first, to_prepare[0], steps[0]), strict=True)
-        self._new_programs = [
-            executables.NewProgram(key, lowered, compilation.result(), fresh)
-            for key, (lowered, compilation) in for_later
-        ]
-
-    def _begin_from_disk(
-        self, keys: Sequence[str | None], batches: Batches | None, fetched: Batches | None
-    ) -> bool:
-        """Start with code compiled by an earlier process; False if there is none that runs."""
-        programs = executables.stored(*keys)
-        if programs is None:
-            return False
-        self._programs = Programs(*programs)
-        try:
-            self.state = self._started(batches)
-            # zero iterations, to check that the code runs
-            jax.block_until_ready(self._run(0, NOWHERE, fetched, self.state[0]))
-        except Exception as error:  # what is raised depends on the version
-            logger.info("compiled code of an earlier process does not run here: %s", error)
-            self._programs = self._traced
-            return False
-        return True
-
-    def _keys_on_disk(
-        self, batches: Batches | None, fetched: Batches | None
-    ) -> Sequence[str | None]:
-        """Return the names under which an earlier process stored the programs.
-
-        The first two make the state and what is known ahead, so their keys stand for the shapes of
-        these.
-        """
-        if len(self._copies) > 1 or self.settled is not None:
-            return None, None, None
-        begin, ahead, advance = self._functions
-        key_of, static = executables.key_of, self._static
-        first = key_of(begin, (self.kernel,), self._first_arguments(0, batches))
-        prepared = key_of(ahead, static, self._ahead_arguments(0, NOWHERE, fetched))
-        if first is None or prepared is None:
-            return None, None, None
-        others = self._arguments(0, NOWHERE, None, None)
-        return first, prepared, key_of(advance, (*static, first, prepared), others)
 
     @property
     def _functions(self) -> tuple[Compiled[..., Pytree], ...]:
-        """What is compiled: the functions of `Programs`, with static arguments first."""
+        """What begins chains, prepares iterations and takes their steps; static arguments first."""
         if self._stacked:
             return compiled.begin_together, compiled.ahead_together, compiled.advance_together
         return compiled.begin, compiled.ahead, compiled.advance
@@ -311,12 +250,6 @@ class Chains:
     @property
     def _static(self) -> tuple[compiled.ChainKernel, compiled.CallLength]:
         return self.kernel, self._extent
-
-    @property
-    def _traced(self) -> Programs:
-        """The programs as JAX finds them in memory, or compiles them."""
-        begin, *others = self._functions
-        return Programs(partial(begin, self.kernel), *(partial(f, *self._static) for f in others))
 
     def _spread(self) -> None:
         """Copy context and rows to every device that runs a group of chains."""
@@ -328,11 +261,6 @@ class Chains:
             self._group_keys = [
                 jax.device_put(keys, to[g % len(to)]) for g, keys in enumerate(self._group_keys)
             ]
-
-    def _started(self, batches: Batches | None) -> list[compiled.Progress]:
-        """Return the initial states of all groups."""
-        groups = range(len(self._parts))
-        return [self._programs.begin(*self._first_arguments(g, batches)) for g in groups]
 
     def _first_arguments(self, g: int, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments of the first call for group `g`."""
@@ -456,9 +384,10 @@ class Chains:
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Pytree, Pytree]:
         """Prepare some iterations and take their steps."""
-        ready = self._programs.ahead(*self._ahead_arguments(g, span, batches))
-        advanced: tuple[Pytree, Pytree] = self._programs.advance(
-            *self._arguments(g, span, ready, state)
+        _, ahead, advance = self._functions
+        ready = ahead(*self._static, *self._ahead_arguments(g, span, batches))
+        advanced: tuple[Pytree, Pytree] = advance(
+            *self._static, *self._arguments(g, span, ready, state)
         )
         return advanced
 
@@ -490,12 +419,7 @@ class Chains:
         return jax.tree.map(lambda all_: lengthened(all_[window], self.length), self._flags)
 
     def close(self) -> None:
-        """Shut the threads down, and keep what was compiled for later processes.
-
-        Not before: it would take a tenth of a second from the first iterations.
-        """
-        executables.keep(self._new_programs)
-        self._new_programs = []
+        """Shut the threads down."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._fetcher:
             self._fetcher.close()

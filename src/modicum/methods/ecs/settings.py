@@ -16,7 +16,7 @@ from modicum.methods.method import Method, OwnMove, Task
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
-from modicum.run import RowPlacement, executables
+from modicum.run import RowPlacement
 
 Fused: TypeAlias = bool | Literal["auto"]
 Integrator: TypeAlias = Literal["auto", "leapfrog", "split"]
@@ -108,7 +108,6 @@ class EnergyConserving(Method):
         """Return the anchor at the mode, at the mean, or at the user's point."""
         if self.inner != "hmc" or self.at_mean:
             import_ahead()
-        executables.get_ready()
         if self.at_mode:
             return task.anchor_at_mode()
         if self.at_mean:
