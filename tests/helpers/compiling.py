@@ -32,8 +32,5 @@ def _loop(function, statics):
     return optimised(function, static_argnums=tuple(range(statics)))
 
 
-LOOPS = {
-    name: getattr(iterations, name).__wrapped__
-    for name in ("advance", "advance_together", "ahead", "ahead_together")
-}
+LOOPS = {name: getattr(iterations, name).__wrapped__ for name in ("advance", "ahead")}
 PILOT = pilot_chains._chains.__wrapped__

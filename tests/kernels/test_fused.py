@@ -18,7 +18,7 @@ from modicum.kernels.moves import HMCMove
 from modicum.kernels.remainder import About
 from modicum.methods.ecs.composition import fused_kernel, with_integrator
 from modicum.methods.method import Task
-from modicum.random import chain_keys, words_at_start
+from modicum.random import chain_keys, words_at_start, words_of_iterations
 from modicum.run import Chains
 from modicum.run import iterations as compiled
 
@@ -110,21 +110,22 @@ def begun(plan):
     with jax.enable_x64(True):
         keys = chain_keys(3, CHAINS)
         fixed = (plan.kernel, plan.context, plan.rows, None)
-        return compiled.begin_together(*fixed, words_at_start(keys)), keys
+        return compiled.begin(*fixed, words_at_start(keys)), keys
 
 
 def run_plain(plan, begun, length=LENGTH):
     state, keys = begun
     span, fixed = (np.int64(0), np.int64(length)), (plan.kernel, compiled.CallLength(LENGTH))
-    ready = compiled.ahead_together(*fixed, plan.context, plan.rows, None, span[0], keys)
-    return compiled.advance_together(*fixed, plan.context, plan.flags, span, ready, state)
+    words = words_of_iterations(keys, np.arange(LENGTH))
+    ready = compiled.ahead(*fixed, plan.context, plan.rows, None, words)
+    return compiled.advance(*fixed, plan.context, plan.flags, span, ready, state)
 
 
 def run_fused(plan, settled, begun, length=LENGTH, rows=None):
     state, keys = begun
-    span = (np.int64(0), np.int64(length))
-    fixed = (settled, LENGTH, plan.context, plan.rows if rows is None else rows)
-    return compiled.advance_settled(*fixed, span, None, state, keys)
+    fixed = (settled, plan.context, plan.rows if rows is None else rows)
+    words = words_of_iterations(keys, np.arange(LENGTH))
+    return compiled.advance_settled(*fixed, np.int64(length), None, state, words)
 
 
 def furthest(plain, settled):
@@ -292,12 +293,12 @@ def test_it_is_lowered_for_a_gpu(kind, settings, begun, request, x64, a_gpu):
     plan = request.getfixturevalue(kind)
     settled = replace(fused_of(plan), interpret=False, **settings)
     state, keys = begun
-    span = (np.int64(0), np.int64(LENGTH))
+    words = words_of_iterations(keys, np.arange(LENGTH))
 
     def advance(*arguments):
-        return compiled.advance_settled(settled, LENGTH, *arguments)
+        return compiled.advance_settled(settled, *arguments)
 
-    traced = jax.jit(advance).trace(plan.context, plan.rows, span, None, state, keys)
+    traced = jax.jit(advance).trace(plan.context, plan.rows, np.int64(LENGTH), None, state, words)
     assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 

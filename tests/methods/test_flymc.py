@@ -26,7 +26,7 @@ from modicum.methods.flymc import look_back
 from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start
 from modicum.run import History
-from modicum.run.iterations import begin_together
+from modicum.run.iterations import begin
 
 M = mo.models
 SLOW = pytest.mark.slow
@@ -177,7 +177,7 @@ def test_lights_start_where_they_belong():
     plan, _ = planned(toy.MODEL, toy.rows(), mo.FlyMC(tuned=False))
     with jax.enable_x64(True):
         keys = words_at_start(chain_keys(2, 200))
-        state = begin_together(plan.kernel, plan.context, plan.rows, None, keys).state
+        state = begin(plan.kernel, plan.context, plan.rows, None, keys).state
     t = plan.anchor.point + np.asarray(state.z) @ plan.anchor.factor.T
     eta, xi = t @ toy.X.T, 1.5
     a = np.tanh(xi / 2) / (4 * xi)

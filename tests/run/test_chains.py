@@ -112,10 +112,10 @@ def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source
     rows, counts = sources(tmp_path)[source], [8, 7, 8, 2]
     truth = records(rows, counts, "stacked", thin=thin, length=2)
     assert truth["position"].shape[1] == LENGTH // thin
-    called, advance = [], compiled.advance_together
+    called, advance = [], compiled.advance
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
     monkeypatch.setattr("modicum.run.iterations.RESERVED", 2**16)  # a GPU fills more in no time
-    monkeypatch.setattr(compiled, "advance_together", Counted(advance, called))
+    monkeypatch.setattr(compiled, "advance", Counted(advance, called))
     assert_same(records(rows, counts, "stacked", thin=thin, length=2), truth)
     groups = len(chains_of(rows, "stacked")._parts)
     assert len(called) == groups * 13  # windows of two

@@ -162,10 +162,9 @@ class Chains:
         self.length = min(self.length, self.capacity)
         self.capacity -= self.capacity % self.length
         self._flags = jax.tree.map(np.asarray, self.flags)
-        self._stacked = self.parallel == "stacked"
         number = len(self.keys)
         if self.group is None:
-            self.group = number // _groups(number) if self._stacked else 1
+            self.group = number // _groups(number) if self.parallel == "stacked" else 1
         size = self.group
         self._parts = [slice(first, first + size) for first in range(0, number, size)]
         groups = range(len(self._parts))
@@ -213,12 +212,12 @@ class Chains:
             fetched = self._of_call(self._fetcher.of(0, 1)) if self._fetcher else None
             self._compile(batches, fetched)
         groups = range(len(self._parts))
-        begin, *_ = self._functions
-        self.state = [begin(self.kernel, *self._first_arguments(g, batches)) for g in groups]
+        self.state = [
+            compiled.begin(self.kernel, *self._first_arguments(g, batches)) for g in groups
+        ]
 
     def _compile(self, batches: Batches | None, fetched: Batches | None) -> None:
         """Compile each function while the next is traced, and before threads race to do so."""
-        begin, ahead, advance = self._functions
 
         def lower(function: Compiled[..., Pytree], *arguments: Pytree) -> Compilation:
             lowered = function.lower(*arguments)
@@ -226,12 +225,14 @@ class Chains:
 
         places = range(len(self._copies))
         to_prepare = [
-            lower(ahead, *self._static, *self._ahead_arguments(g, NOWHERE, fetched)) for g in places
+            lower(compiled.ahead, *self._static, *self._ahead_arguments(g, NOWHERE, fetched))
+            for g in places
         ]
-        first = lower(begin, self.kernel, *self._first_arguments(0, batches))
+        first = lower(compiled.begin, self.kernel, *self._first_arguments(0, batches))
         blank = [_shapes(lowered.out_info) for lowered, _ in (to_prepare[0], first)]
         steps = [
-            lower(advance, *self._static, *self._arguments(g, NOWHERE, *blank)) for g in places
+            lower(compiled.advance, *self._static, *self._arguments(g, NOWHERE, *blank))
+            for g in places
         ]
         if self._through_pinned_pages:
             self._pages.reserve(self._bytes_recorded(steps[0][0].out_info[1]))
@@ -239,13 +240,6 @@ class Chains:
             self._compile_settled(blank[1])
         for _, compilation in (first, *to_prepare, *steps):
             compilation.result()
-
-    @property
-    def _functions(self) -> tuple[Compiled[..., Pytree], ...]:
-        """What begins chains, prepares iterations and takes their steps; static arguments first."""
-        if self._stacked:
-            return compiled.begin_together, compiled.ahead_together, compiled.advance_together
-        return compiled.begin, compiled.ahead, compiled.advance
 
     @property
     def _static(self) -> tuple[compiled.ChainKernel, compiled.CallLength]:
@@ -342,7 +336,7 @@ class Chains:
         """Wait for a record, and return its first `count` slots."""
         if self._through_pinned_pages:
             return self._pages.arrived(record, count)
-        return {names: self._with_axis(values)[:, :count] for names, values in record.items()}
+        return {names: np.asarray(values)[:, :count] for names, values in record.items()}
 
     def _of_call(
         self, batches: Batches | None, start: int = 0, length: int | None = None
@@ -378,26 +372,28 @@ class Chains:
 
     @property
     def _through_pinned_pages(self) -> bool:
-        return self._stacked and jax.default_backend() != "cpu"
+        return self.parallel == "stacked" and on_accelerator()
 
     def _run(
         self, g: int, span: Span, batches: Batches | None, state: Pytree
     ) -> tuple[Pytree, Pytree]:
         """Prepare some iterations and take their steps."""
-        _, ahead, advance = self._functions
-        ready = ahead(*self._static, *self._ahead_arguments(g, span, batches))
-        advanced: tuple[Pytree, Pytree] = advance(
+        ready = compiled.ahead(*self._static, *self._ahead_arguments(g, span, batches))
+        advanced: tuple[Pytree, Pytree] = compiled.advance(
             *self._static, *self._arguments(g, span, ready, state)
         )
         return advanced
 
     def _ahead_arguments(self, g: int, span: Span, batches: Batches | None) -> tuple[Pytree, ...]:
         """Return the arguments that prepare iterations of group `g`."""
-        read = (*self._at_device(g), self._of_group(batches, g))
-        if self._stacked:
-            return (*read, span[0], self._group_keys[g])
-        iterations = span[0] + np.arange(self.length)
-        return (*read, words_of_iterations(self.keys[g], iterations))
+        words = self._words(g, span[0], self.length)
+        return (*self._at_device(g), self._of_group(batches, g), words)
+
+    def _words(self, g: int, first: np.int64, length: int) -> Array:
+        """Return the keys of iterations of group `g`, as words."""
+        if self._through_pinned_pages:
+            return compiled.words_on_device(self._group_keys[g], np.asarray(first), length)
+        return words_of_iterations(self.keys[self._parts[g]], first + np.arange(length))
 
     def _arguments(self, g: int, span: Span, ready: Pytree, state: Pytree) -> tuple[Pytree, ...]:
         """Return the arguments of the steps of group `g`."""
@@ -410,8 +406,9 @@ class Chains:
         """Return the arguments of `settled` for group `g`."""
         context, rows = self._at_device(g)
         source = self._tables[g % len(self._tables)] if self._tables else rows
-        fixed = (self.settled, self.settled_length, context, source)
-        return (*fixed, span, self._of_group(batches, g), state, self._group_keys[g])
+        words = self._words(g, span[0], self.settled_length)
+        read = self._of_group(batches, g)
+        return (self.settled, context, source, span[1], read, state, words)
 
     def _flags_of(self, first: int) -> Pytree:
         """Return the flags from iteration `first` on, padded to the length of a compiled call."""
@@ -431,22 +428,15 @@ class Chains:
     # Groups -------------------------------------------------------------------------------
 
     def _of_group(self, arrays: Pytree, g: int) -> Pytree:
-        """Return the part of group `g`, without an axis for chains unless they are stacked."""
-        part = self._parts[g]
-        return jax.tree.map(lambda v: v[part] if self._stacked else v[part.start], arrays)
-
-    def _with_axis(self, values: jax.Array | np.ndarray) -> np.ndarray:
-        return np.asarray(values) if self._stacked else np.asarray(values)[None]
+        """Return the part of group `g`, along the axis for chains."""
+        return jax.tree.map(lambda values: values[self._parts[g]], arrays)
 
     # Saving, restoring, renewing ----------------------------------------------------------
 
     def leaves(self) -> list[np.ndarray]:
         """Return the state as plain arrays with a leading chain axis."""
         by_group = [jax.tree.leaves(state) for state in self.state]
-        return [
-            np.concatenate([self._with_axis(leaf) for leaf in leaves])
-            for leaves in zip(*by_group, strict=True)
-        ]
+        return [np.concatenate(leaves) for leaves in zip(*by_group, strict=True)]
 
     @in_double_precision
     def restore(self, leaves: Sequence[np.ndarray]) -> None:

@@ -21,11 +21,11 @@ gaps, of which each step takes its slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +196,7 @@ def select(read: RowsRead, most: int) -> Selection:
     return Selection(index, starts(read.number), requested)
 
 
+R = TypeVar("R")
 ChainKernel: TypeAlias = Kernel[Any, Any]
 Span: TypeAlias = tuple[Array, Array]  # the first iteration, and the number of iterations
 LENGTH = 256  # iterations per call, if memory allows
@@ -240,9 +241,9 @@ def _begin(
     context: Pytree,
     rows: Batch | None,
     batch: Batch | None,
-    keys: Array,
+    words: Array,
 ) -> Progress:
-    rows_key, init_key = typed(keys)
+    rows_key, init_key = typed(words)
     request = kernel.initial_row_request(rows_key, context)
     if request is not None and batch is None:
         assert rows is not None
@@ -270,9 +271,10 @@ def _ahead(
     context: Pytree,
     rows: Batch | None,
     batches: Batch | None,
-    keys: tuple[jax.Array, jax.Array],
+    words: jax.Array,
 ) -> Ahead:
-    rows_keys, step_keys = keys
+    keys = typed(words)
+    rows_keys, step_keys = keys[:, 0], keys[:, 1]
     chances = jax.vmap(lambda key: kernel.chances(key, context))(step_keys)
     selection = _selection(kernel, chances, extent.length)
     prepared = _prepared(kernel, context, rows, batches, rows_keys, selection)
@@ -344,7 +346,29 @@ def _prepared(
     return jax.vmap(lambda batch: kernel.prepare(batch, context))(fresh)
 
 
-# One chain, which runs in its own thread; its keys come as words, (iterations, 2 keys, 2 words) ...
+# The chains of a group are stacked along a leading axis.
+
+
+def _of_chains(function: Callable[..., R], *arrays: Pytree) -> R:
+    """Apply a function of one chain to the chains of a group.
+
+    A chain alone runs by itself: conditions of stacked chains take both branches.
+    """
+    if jax.tree.leaves(arrays)[0].shape[0] > 1:
+        return jax.vmap(function)(*arrays)
+    of_the_only_one = function(*jax.tree.map(lambda array: array[0], arrays))
+    alone: R = jax.tree.map(lambda result: result[None], of_the_only_one)
+    return alone
+
+
+@jit(static=0, options=FASTEST_COMPILE)
+def begin(
+    kernel: ChainKernel, context: Pytree, rows: Batch | None, batch: Batch | None, words: Array
+) -> Progress:
+    """Start the chains with these keys."""
+    return _of_chains(partial(_begin, kernel, context, rows), batch, words)
+
+
 @jit(static=(0, 1))
 def ahead(
     kernel: ChainKernel,
@@ -354,55 +378,12 @@ def ahead(
     batches: Batch | None,
     words: Array,
 ) -> Ahead:
-    """Prepare the iterations with these keys."""
-    keys = typed(words)
-    return _ahead(kernel, extent, context, rows, batches, (keys[:, 0], keys[:, 1]))
-
-
-begin = jit(static=0, options=FASTEST_COMPILE)(_begin)
-advance = jit(static=(0, 1))(_advance)
-
-
-# ... and many chains as a leading axis.
-@jit(static=0)
-def begin_together(
-    kernel: ChainKernel,
-    context: Pytree,
-    rows: Batch | None,
-    batch: Batch | None,
-    keys: Array,
-) -> Progress:
-    """`begin` for chains stacked along a leading axis."""
-    return jax.vmap(partial(_begin, kernel, context, rows))(batch, keys)
-
-
-@jit(static=(0, 1))
-def ahead_together(
-    kernel: ChainKernel,
-    extent: CallLength,
-    context: Pytree,
-    rows: Batch | None,
-    batches: Batch | None,
-    first: Array,
-    chain_keys: Array,
-) -> Ahead:
-    """`ahead` for chains stacked along a leading axis, from iteration `first` on.
-
-    Keys are made here: an accelerator would wait for NumPy.
-    """
-    of_chain = partial(_ahead, kernel, extent, context, rows)
-    return jax.vmap(of_chain)(batches, _keys(chain_keys, first, extent.length))
-
-
-def _keys(chain_keys: Array, first: Array, length: int) -> tuple[jax.Array, jax.Array]:
-    """Return two keys per iteration of each chain, (chains, iterations)."""
-    numbers = jnp.asarray(first) + jnp.arange(length)
-    of_chain = jax.vmap(iteration_keys, in_axes=(None, 0))
-    return jax.vmap(of_chain, in_axes=(0, None))(jnp.asarray(chain_keys), numbers)
+    """Prepare the iterations with these keys, whose words are (chains, iterations, 2 keys, 2)."""
+    return _of_chains(partial(_ahead, kernel, extent, context, rows), batches, words)
 
 
 @jit(static=(0, 1), on_gpu=GPU_GRAPHS)
-def advance_together(
+def advance(
     kernel: ChainKernel,
     extent: CallLength,
     context: Pytree,
@@ -411,30 +392,39 @@ def advance_together(
     ready: Ahead,
     progress: Progress,
 ) -> tuple[Progress, Packed]:
-    """`advance` for chains stacked along a leading axis."""
-    of_chain = partial(_advance, kernel, extent, context, flags, span)
-    return jax.vmap(of_chain)(ready, progress)
+    """Take the steps of iterations that are ready; return the states and the records."""
+    return _of_chains(partial(_advance, kernel, extent, context, flags, span), ready, progress)
 
 
-@jit(static=(0, 1))
+@jit(static=2)
+def words_on_device(chain_keys: Array, first: Array, length: int) -> jax.Array:
+    """Return what `words_of_iterations` does: an accelerator would wait for NumPy."""
+
+    def of_iteration(chain_key: Array, number: jax.Array) -> jax.Array:
+        return jnp.stack([*map(jax.random.key_data, iteration_keys(chain_key, number))])
+
+    numbers = jnp.asarray(first) + jnp.arange(length)
+    of_chain = jax.vmap(of_iteration, in_axes=(None, 0))
+    return jax.vmap(of_chain, in_axes=(0, None))(jnp.asarray(chain_keys), numbers)
+
+
+@jit(static=0)
 def advance_settled(
     settled: Settled,
-    length: int,
     context: Pytree,
     rows: Batch | jax.Array | None,
-    span: Span,
+    count: Array,
     batches: Batch | None,
     progress: Progress,
-    chain_keys: Array,
+    words: Array,
 ) -> tuple[Progress, Packed]:
-    """Like `advance_together`, after warm-up: `settled` runs up to `length` iterations at once.
+    """Like `ahead` and `advance`, after warm-up: `settled` runs `count` iterations at once.
 
     `rows` may be the table of all rows that `settled` made.
     """
-    first, count = span
-    rows_keys, step_keys = _keys(chain_keys, first, length)
-    fresh = _fresh(settled, context, rows, batches, rows_keys)
-    state, draws = settled.advance(step_keys, progress.state, fresh, jnp.asarray(count), context)
+    keys = typed(words)
+    fresh = _fresh(settled, context, rows, batches, keys[..., 0])
+    state, draws = settled.advance(keys[..., 1], progress.state, fresh, jnp.asarray(count), context)
     return progress._replace(state=state), jax.vmap(jax.vmap(packed))(draws)
 
 
