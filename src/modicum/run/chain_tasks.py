@@ -9,7 +9,7 @@ chunk runs, its host fetches the rows of the next one, as chains in this process
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import gcd
 from typing import NamedTuple
@@ -21,9 +21,9 @@ from modicum.models.model import Batch
 from modicum.passes import Hosts
 from modicum.passes.worker import fetched
 from modicum.rows import Rows
-from modicum.run.chains import Chains, refuse_other_state
+from modicum.run.chains import Chains, ChainStates
 from modicum.run.iterations import Progress, Record, side_by_side
-from modicum.runtime import Pytree, in_double_precision
+from modicum.runtime import Array
 
 OWN = ("keys", "start_keys", "rows")  # settings that differ between hosts, or are sent separately
 
@@ -41,7 +41,7 @@ class ChainHost:
 
     def __init__(self) -> None:
         self._chains: Chains | None = None
-        self._ended = -1  # the iteration after its last; -1: its states are not current
+        self._reached: tuple[int, int] | None = None  # what its states are, as `advance` has it
 
     def process(self) -> int:
         """Return the id of its process."""
@@ -51,27 +51,24 @@ class ChainHost:
         """Initialise the chains; return their states, stacked along a leading axis."""
         chains = self._built(share)
         chains.begin()
-        self._ended = 0
-        return jax.tree.unflatten(jax.tree.structure(chains.state[0]), chains.leaves())
+        self._reached = (0, 0)
+        return chains.whole()
 
     def advance(
-        self, share: ChainShare, leaves: list[np.ndarray], span: tuple[int, int], next_count: int
-    ) -> tuple[list[Record], list[np.ndarray]]:
-        """Run iterations from these states; `span` is the first and the number of iterations.
+        self, share: ChainShare, state: Progress, reached: tuple[int, int], counts: tuple[int, int]
+    ) -> tuple[list[Record], Progress]:
+        """Run iterations from these states; return the records and the new states.
 
-        Return the records and the new states.
+        `reached` numbers the first iteration, and how often the driver has renewed the states;
+        `counts` are the numbers of iterations to run and to fetch rows for meanwhile.
         """
-        chains, (first, count) = self._built(share), span
-        if self._ended != first:  # this host replaces a dead one, or states were renewed
-            chains.restore(leaves)
-        self._ended = -1
-        records = chains.advance(first, count, next_count)
-        self._ended = first + count
-        return records, chains.leaves()
-
-    def forget(self) -> None:
-        """Discard the states: use those sent with the next call."""
-        self._ended = -1
+        chains, (first, renewals) = self._built(share), reached
+        if self._reached != reached:  # this host replaces a dead one, or states were renewed
+            chains.restore(jax.tree.leaves(state))
+        self._reached = None
+        records = chains.advance(first, *counts)
+        self._reached = (first + counts[0], renewals)
+        return records, chains.whole()
 
     def _built(self, share: ChainShare) -> Chains:
         if self._chains is None:
@@ -83,7 +80,7 @@ class ChainHost:
 
 
 @dataclass
-class ChainTasks:
+class ChainTasks(ChainStates):
     """All chains of a run, on hosts, with the interface of `Chains`.
 
     Parameters
@@ -114,48 +111,29 @@ class ChainTasks:
             ChainShare(shared, self.keys[part], None if starts is None else starts[part])
             for part in self._parts
         ]
-        self._leaves: list[list[np.ndarray]] = []
-        self._structure: jax.tree_util.PyTreeDef | None = None
+        self.state: list[Progress] = []
+        self._renewals = 0
 
     def begin(self) -> None:
         """Initialise every chain."""
-        states = self.hosts.calls("begin", [(share,) for share in self._shares])
-        self._structure = jax.tree.structure(states[0])
-        self._leaves = [jax.tree.leaves(state) for state in states]
+        self.state = self.hosts.calls("begin", [(share,) for share in self._shares])
 
     def advance(self, first: int, count: int, next_count: int = 0) -> list[Record]:
         """Run iterations `first` to `first + count` (see `Chains.advance`)."""
-        pairs = zip(self._shares, self._leaves, strict=True)
-        arguments = [(share, leaves, (first, count), next_count) for share, leaves in pairs]
-        results = self.hosts.calls("advance", arguments)
-        self._leaves = [leaves for _, leaves in results]
+        reached, counts = (first, self._renewals), (count, next_count)
+        pairs = zip(self._shares, self.state, strict=True)
+        results = self.hosts.calls("advance", [(*pair, reached, counts) for pair in pairs])
+        self.state = [state for _, state in results]
         return side_by_side([records for records, _ in results])
-
-    def leaves(self) -> list[np.ndarray]:
-        """Return the state as plain arrays with a leading axis for chains."""
-        return [np.concatenate(parts) for parts in zip(*self._leaves, strict=True)]
-
-    def restore(self, leaves: Sequence[np.ndarray]) -> None:
-        """Restore a state from the result of `leaves`."""
-        self.begin()
-        refuse_other_state(leaves, self.leaves())
-        self._take(leaves)
-
-    @in_double_precision
-    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
-        """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
-        assert self._structure is not None, "chains have not begun"
-        progress: Progress = jax.tree.unflatten(self._structure, self.leaves())
-        self._take(jax.tree.leaves(progress._replace(state=function(progress.state))))
 
     def close(self) -> None:
         """Release the hosts."""
         self.chains.close()
         self.hosts.close()
 
-    def _take(self, leaves: Sequence[np.ndarray]) -> None:
-        self._leaves = [[np.asarray(leaf)[part] for leaf in leaves] for part in self._parts]
-        self.hosts.calls("forget", [()] * len(self._parts))
+    def _take(self, leaves: Sequence[Array]) -> None:
+        super()._take(leaves)
+        self._renewals += 1
 
 
 def _to_send(rows: Batch | Rows | None) -> Batch | Rows | None:

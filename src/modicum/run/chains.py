@@ -11,6 +11,7 @@ of one. Many are as many groups as there are cores, and on an accelerator all ch
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -105,8 +106,50 @@ SHARE_OF_TABLE = 0.25  # share of the accelerator's free memory that a table of 
 CHAINS_PER_CORE = 8  # beyond this, stacking chains beats one thread per chain
 
 
+class ChainStates(ABC):
+    """The states of all chains by group, and how they are saved, restored and renewed."""
+
+    state: list[compiled.Progress]  # of each group, stacked along a leading axis
+    _parts: list[slice]  # the chains of each group
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Initialise every chain."""
+
+    def leaves(self) -> list[np.ndarray]:
+        """Return the state as plain arrays with a leading axis for chains."""
+        return jax.tree.leaves(self.whole())
+
+    @in_double_precision
+    def restore(self, leaves: Sequence[np.ndarray]) -> None:
+        """Restore a state from `leaves`, with the structure of a newly started one."""
+        if not self.state:
+            self.begin()
+        begun = self.leaves()
+        if [(a.shape, a.dtype) for a in leaves] != [(a.shape, a.dtype) for a in begun]:
+            raise DataError("the saved state belongs to a different run; start anew.")
+        self._take(leaves)
+
+    @in_double_precision
+    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
+        """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
+        whole = self.whole()
+        self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
+
+    def whole(self) -> compiled.Progress:
+        """Return the states of all chains as one, stacked along a leading axis."""
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *self.state)
+
+    def _take(self, leaves: Sequence[Array]) -> None:
+        structure = jax.tree.structure(self.state[0])
+        self.state = [
+            jax.tree.unflatten(structure, [np.asarray(leaf)[part] for leaf in leaves])
+            for part in self._parts
+        ]
+
+
 @dataclass
-class Chains:
+class Chains(ChainStates):
     """The states of all chains, and how to advance them.
 
     Parameters
@@ -431,48 +474,14 @@ class Chains:
         """Return the part of group `g`, along the axis for chains."""
         return jax.tree.map(lambda values: values[self._parts[g]], arrays)
 
-    # Saving, restoring, renewing ----------------------------------------------------------
-
-    def leaves(self) -> list[np.ndarray]:
-        """Return the state as plain arrays with a leading chain axis."""
-        by_group = [jax.tree.leaves(state) for state in self.state]
-        return [np.concatenate(leaves) for leaves in zip(*by_group, strict=True)]
-
-    @in_double_precision
-    def restore(self, leaves: Sequence[np.ndarray]) -> None:
-        """Restore a state from `leaves`, with the structure of a newly started one."""
-        if not self.state:
-            self.begin()
-        refuse_other_state(leaves, self.leaves())
-        self._take(leaves)
-
-    @in_double_precision
-    def renew(self, function: Callable[[Pytree], Pytree]) -> None:
-        """Apply `function` to the kernel's states of all chains, stacked along a leading axis."""
-        whole: compiled.Progress = jax.tree.unflatten(self._structure, self.leaves())
-        self._take(jax.tree.leaves(whole._replace(state=function(whole.state))))
-
-    @property
-    def _structure(self) -> jax.tree_util.PyTreeDef:
-        return jax.tree.structure(self.state[0])
-
-    def _take(self, leaves: Sequence[np.ndarray]) -> None:
-        structure = self._structure
-        self.state = [
-            jax.tree.unflatten(structure, to_device(self._of_group(list(leaves), g)))
-            for g in range(len(self._parts))
-        ]
+    def _take(self, leaves: Sequence[Array]) -> None:
+        super()._take(leaves)
+        self.state = to_device(self.state)
 
 
 def _shapes(results: Pytree) -> Pytree:
     """Return the shapes of results, for lowering a function that takes them."""
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), results)
-
-
-def refuse_other_state(saved: Sequence[np.ndarray], begun: Sequence[np.ndarray]) -> None:
-    """Refuse saved arrays whose shapes or types differ from those of a newly started state."""
-    if [(a.shape, a.dtype) for a in saved] != [(a.shape, a.dtype) for a in begun]:
-        raise DataError("the saved state belongs to a different run; start anew.")
 
 
 def default_parallel(chains: int = 1) -> Parallel:
