@@ -69,7 +69,7 @@ def crossed(n: int = 400) -> Pair:
         columns=tuple(f"c{j}" for j in range(coding.size)),
         coding=coding,
     )
-    coded = mo.Rows._at(about, MemoryBackend(about, arrays))
+    coded = mo.Rows._at(MemoryBackend(about, arrays))
     return Pair(coded, densely(coded))
 
 

@@ -13,6 +13,7 @@ import modicum as mo
 from helpers.coded import crossed, densely, pair
 from modicum.rows import Coding, RowsSchema, first_not_finite, ingest
 from modicum.rows.description import Description
+from modicum.rows.memory import MemoryBackend
 
 GASES = ["neon", "argon", "neon", "xenon"]
 
@@ -142,7 +143,7 @@ def test_fingerprints_tell_codings_apart():
     about = coded._description
     other = Coding(about.coding.dense, about.coding.terms[::-1])
     assert other != about.coding
-    changed = mo.Rows._at(replace(about, coding=other), coded._backend)
+    changed = mo.Rows._at(MemoryBackend(replace(about, coding=other), coded._backend._arrays))
     assert changed.fingerprint() != coded.fingerprint()
 
 

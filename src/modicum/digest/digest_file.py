@@ -36,7 +36,7 @@ def checked_rows(description: Description, fields: dict[str, object]) -> Rows:
         raise ValueError("it holds fields that it does not describe")
     if description.coding is not None and description.coding.fault(columns) is not None:
         raise ValueError("a code is out of range")
-    return Rows._at(description, MemoryBackend(description, columns))
+    return Rows._at(MemoryBackend(description, columns))
 
 
 def checked_arrays(arrays: dict[str, object], n: int) -> dict[str, np.ndarray]:

@@ -280,7 +280,7 @@ def _allocation(n: np.ndarray, mass: np.ndarray, size: int) -> np.ndarray:
 
 def _in_memory(description: Description, fields: dict[str, np.ndarray]) -> Rows:
     description = replace(description, n=len(next(iter(fields.values()))))
-    return Rows._at(description, MemoryBackend(description, fields))
+    return Rows._at(MemoryBackend(description, fields))
 
 
 PILOT = 8  # draws at which residuals of models without a linear predictor are evaluated

@@ -48,6 +48,7 @@ from modicum.passes.worker import (
 )
 from modicum.progress import PATIENCE, Progressbar, in_short, phase
 from modicum.rows import Rows, weight_classes
+from modicum.rows.memory import Backend
 from modicum.rows.weight_classes import (
     CLASSES,
     ArrayOrder,
@@ -136,7 +137,7 @@ class RayEngine(Engine):
             if isinstance(order, ArrayOrder):
                 return ordered(self.feed(order.rows), order.row_ids)
             return rows
-        return Rows._at(rows._description, FedRows(rows, self), rows.fingerprint())
+        return Rows._at(FedRows(rows, self))
 
     def hosts(self, kind: type, most: int) -> RayHosts | None:
         """Start up to `most` actors that run chains; None if chains run in this process."""
@@ -202,7 +203,7 @@ class RayEngine(Engine):
     def source(self, rows: Rows) -> Parcel:
         """Return where workers find the rows: a store's folder, or the cluster's memory."""
         if rows not in self._rows:
-            folder = getattr(rows._backend, "folder", None)
+            folder = rows._backend.folder
             if type(rows) is Rows and folder is not None:
                 # the same number for every engine that opens this store
                 number = _number(f"{folder} {rows.fingerprint()}")
@@ -262,18 +263,16 @@ class RayEngine(Engine):
         return bool(answered)
 
 
-class FedRows:
+class FedRows(Backend):
     """A backend whose rows are read from a store by the workers of a cluster.
 
     Each worker is asked for rows of the chunks that it passes over, which it has read before.
     """
 
-    travels = True  # it can be sent to the processes that run chains
-
     def __init__(self, rows: Rows, engine: RayEngine) -> None:
         self._rows, self._engine = rows, engine
-        self.where = rows._backend.where
-        self.folder = rows._backend.folder  # type: ignore[attr-defined]
+        self.description, self.fingerprint = rows._description, rows.fingerprint()
+        self.where, self.folder = rows._backend.where, rows._backend.folder
 
     def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows at `row_ids` (any shape)."""

@@ -29,7 +29,7 @@ from modicum.rows.levels import (
     ordered,
     reference_first,
 )
-from modicum.rows.memory import MemoryBackend, allocate
+from modicum.rows.memory import MemoryBackend, fill
 from modicum.rows.sources import TableSource, arrow_column, is_series, is_table, library
 
 if TYPE_CHECKING:
@@ -234,21 +234,9 @@ class FieldSet:
 
     def in_memory(self) -> MemoryBackend:
         """Convert and check all rows; arrays that fit are used without a copy."""
-        about = self.description
-        arrays: dict[str, Array] = {}
-        copied: dict[str, Array] = {}
-        for name, field in self._numbers.items():
-            ready = field.ready(about.dtype)
-            if ready is None:
-                copied[name] = allocate((about.n, *field.shape), about.dtype)
-            arrays[name] = copied[name] if ready is None else ready
-        start = 0
-        for chunk in self.chunks():
-            stop = start + len(next(iter(chunk.values())))
-            for name, array in copied.items():
-                array[start:stop] = chunk[name]
-            start = stop
-        return MemoryBackend(about, arrays | self._codes, lent=True)
+        ready = {name: f.ready(self.description.dtype) for name, f in self._numbers.items()}
+        arrays = {name: array for name, array in ready.items() if array is not None}
+        return fill(self.description, self.chunks(), arrays | self._codes)
 
 
 def _common_length(lengths: Mapping[str, int]) -> int:

@@ -163,8 +163,7 @@ class GroupedRows(Rows):
     RESERVED = ("group_of_row", "group_rows", "group_centre", "group_point", "row_weight")
 
     def __init__(self, members: Rows, index: GroupIndex, nodes: NodePlaces | None = None) -> None:
-        self._description, self._backend = members._description, members._backend
-        self._fingerprint = members._fingerprint
+        self._backend = members._backend
         self._members, self.index, self.nodes = members, index, nodes
         reserved = [name for name in self.RESERVED if name in members.fields]
         if reserved:

@@ -1,11 +1,16 @@
-"""Rows in memory: one read-only array per field, filled by chunks or encoded from a table."""
+"""Storage behind rows; above all memory: one read-only array per field.
+
+Arrays are filled by chunks or encoded from a table.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +30,47 @@ MOST_OF_MEMORY = 0.8  # share of the machine's memory that rows may take; sampli
 SEALED_SINGLY = 1 << 16  # up to this many numbers, each is in the seal by itself
 
 
-class MemoryBackend:
+class Backend(ABC):
+    """Storage behind `Rows`, which checks the arguments.
+
+    Attributes
+    ----------
+    description
+        What it holds.
+    where
+        Where it is, as said in messages.
+    folder
+        The folder or URI of a store; None for rows that are not in a store.
+    fingerprint
+        The fingerprint of the rows, once it is known.
+    """
+
+    description: Description
+    where: str
+    folder: Path | str | None = None
+    fingerprint: str | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the rows are those that were checked."""
+        return True
+
+    @abstractmethod
+    def take(self, row_ids: Array) -> dict[str, Array]:
+        """Rows at `row_ids`, any shape."""
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> dict[str, Array]:
+        """Rows from `start` up to `stop`."""
+
+    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
+        """All rows in order, `size` at a time."""
+        n = self.description.n
+        for start in range(0, max(1, n), size):  # of no rows, one empty chunk
+            yield self.slice(start, min(start + size, n))
+
+
+class MemoryBackend(Backend):
     """Fields as read-only arrays; slices are views.
 
     Parameters
@@ -63,29 +108,35 @@ class MemoryBackend:
         """Rows from `start` up to `stop`, as views."""
         return {name: array[start:stop] for name, array in self._arrays.items()}
 
-    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
-        """All rows in order, `size` at a time, as views."""
-        for start in range(0, max(1, self.description.n), size):  # of no rows, one empty chunk
-            yield self.slice(start, min(start + size, self.description.n))
-
-    def __reduce__(self) -> tuple[type[MemoryBackend], tuple[Description, dict[str, Array]]]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Through the constructor, so that the unpickled arrays are read-only too.
-        return MemoryBackend, (self.description, self._arrays)
+        known = {"fingerprint": self.fingerprint}
+        return MemoryBackend, (self.description, self._arrays), known
 
 
-def fill(description: Description, chunks: Iterable[Mapping[str, Array]]) -> MemoryBackend:
-    """Copy chunks of fields, which together hold all rows, into arrays."""
-    arrays = {
+def fill(
+    description: Description,
+    chunks: Iterable[Mapping[str, Array]],
+    lent: Mapping[str, Array] | None = None,
+) -> MemoryBackend:
+    """Copy chunks of fields, which together hold all rows, into arrays.
+
+    Arrays that are `lent` are used without a copy; the user may hold them, and write to them.
+    """
+    ready = lent or {}
+    made = {
         name: allocate((description.n, *shape), description.dtypes[name])
         for name, shape in description.fields.items()
+        if name not in ready
     }
     start = 0
     for chunk in chunks:
         stop = start + len(next(iter(chunk.values())))
-        for name, part in chunk.items():
-            arrays[name][start:stop] = part
+        for name, array in made.items():
+            array[start:stop] = chunk[name]
         start = stop
-    return MemoryBackend(description, arrays)
+    arrays = {name: made[name] if name in made else ready[name] for name in description.fields}
+    return MemoryBackend(description, arrays, lent=lent is not None)
 
 
 def in_memory(

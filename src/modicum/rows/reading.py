@@ -434,7 +434,7 @@ def encode_table(
     backend = reread(
         lambda: encoded(known, source, outcome=outcome, dtype=dtype, drop=drop, newlevels=newlevels)
     )
-    return Rows._at(backend.description, backend)
+    return Rows._at(backend)
 
 
 def is_tabular(value: object) -> bool:
@@ -489,7 +489,7 @@ def _read(
                 reading.advance(len(next(iter(chunk.values()))))
 
         backend = in_memory(description, counted(), n)
-    return TableRows(Rows._at(backend.description, backend), learned.dropped)
+    return TableRows(Rows._at(backend), learned.dropped)
 
 
 def _with_offset(formula: Formula, offset: str | None) -> Formula:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,24 +20,9 @@ from modicum.rows.description import Description, RowsSchema
 from modicum.rows.fields import FieldSet
 from modicum.rows.fingerprint import fingerprint
 from modicum.rows.lake import is_remote, local_path
-from modicum.rows.memory import MemoryBackend, encoded, fill
+from modicum.rows.memory import Backend, MemoryBackend, encoded, fill
 from modicum.rows.sources import TableSource, is_table
 from modicum.rows.table_encoding import ChosenColumns, encoding_like, learn_columns
-
-
-class Backend(Protocol):
-    """Storage behind `Rows`, which checks the arguments."""
-
-    where: str
-
-    def take(self, row_ids: Array) -> dict[str, Array]:
-        """Rows at `row_ids`, any shape."""
-
-    def slice(self, start: int, stop: int) -> dict[str, Array]:
-        """Rows from `start` up to `stop`."""
-
-    def chunks(self, size: int) -> Iterator[dict[str, Array]]:
-        """All rows in order, `size` at a time."""
 
 
 class Rows:
@@ -113,18 +99,18 @@ class Rows:
     ) -> None:
         common = {"x": x, "y": y, "offset": offset, "weight": weight}
         field_set = FieldSet({**common, **fields}, columns, dtype, codes)
-        self._description: Description = field_set.description
         self._backend: Backend = field_set.in_memory()
-        self._fingerprint: str | None = None
 
     @classmethod
-    def _at(
-        cls, description: Description, backend: Backend, fingerprint: str | None = None
-    ) -> Rows:
-        """Make rows from a description and the backend that holds them."""
+    def _at(cls, backend: Backend) -> Rows:
+        """Make rows of what a backend holds."""
         rows = cls.__new__(cls)
-        rows._description, rows._backend, rows._fingerprint = description, backend, fingerprint
+        rows._backend = backend
         return rows
+
+    @property
+    def _description(self) -> Description:
+        return self._backend.description
 
     @classmethod
     def from_table(
@@ -190,7 +176,7 @@ class Rows:
         source = TableSource(table)
         encoding, kind = learn_columns(source, choice, dtype)
         description = encoding.describe(source.rows or 0, kind)
-        return cls._at(description, fill(description, encoding.encode(source, kind)))
+        return cls._at(fill(description, encoding.encode(source, kind)))
 
     @classmethod
     def from_table_like(cls, table: object, schema: RowsSchema, outcome: bool = True) -> Rows:
@@ -218,8 +204,7 @@ class Rows:
         """
         source = TableSource(table)
         if schema.encoding is not None:
-            backend = encoded(schema.encoding, source, outcome=outcome)
-            return cls._at(backend.description, backend)
+            return cls._at(encoded(schema.encoding, source, outcome=outcome))
         encoding, kind = encoding_like(source, schema, outcome)
         # Use the names of the other rows, however this table writes its levels.
         description = replace(
@@ -227,7 +212,7 @@ class Rows:
             columns=schema.columns,
             levels=dict(schema.levels),
         )
-        return cls._at(description, fill(description, encoding.encode(source, kind)))
+        return cls._at(fill(description, encoding.encode(source, kind)))
 
     @classmethod
     def with_levels(cls, fields: Mapping[str, object], schema: RowsSchema, dtype: object) -> Rows:
@@ -254,10 +239,9 @@ class Rows:
             named["x"] = _columns_of(TableSource(named["x"]), names)
         levels: dict[str, tuple[Level, ...]] = {k: tuple(v) for k, v in schema.levels.items()}
         field_set = FieldSet(named, named.pop("columns", None), dtype, factors, levels)
-        description = field_set.description
         if as_coded is not None:
-            description = description.like(schema)
-        return cls._at(description, field_set.in_memory())
+            field_set.description = field_set.description.like(schema)
+        return cls._at(field_set.in_memory())
 
     @classmethod
     def open(cls, store: str | os.PathLike[str], verify: bool = False) -> Rows:
@@ -283,12 +267,9 @@ class Rows:
             raise SettingError(
                 f"Rows.open takes the folder of a store, not a {type(store).__name__}."
             )
-        backend: StoreBackend | RemoteBackend
         if is_remote(store):
-            backend = RemoteBackend(str(store), verify)
-        else:
-            backend = StoreBackend(local_path(store).absolute(), verify)
-        return cls._at(backend.description, backend, backend.fingerprint)
+            return cls._at(RemoteBackend(str(store), verify))
+        return cls._at(StoreBackend(local_path(store).absolute(), verify))
 
     def subset(self, row_ids: Array) -> Rows:
         """Return the rows at `row_ids` as rows in memory, of the same types, columns and levels.
@@ -303,7 +284,7 @@ class Rows:
             if damage is not None:
                 raise damage.error()
         description = replace(self._description, n=len(next(iter(arrays.values()))))
-        return Rows._at(description, MemoryBackend(description, arrays))
+        return Rows._at(MemoryBackend(description, arrays))
 
     def reordered(self, columns: Sequence[str]) -> Rows:
         """Return these rows, which must have codes, with their columns in another order.
@@ -324,10 +305,12 @@ class Rows:
             coding = self.coding.reordered([place[name] for name in self.columns])
         except ValueError as fault:
             raise SettingError(f"columns cannot come in this order: {fault}.") from None
-        description = replace(self._description, columns=tuple(place), coding=coding)
         if self.is_store:
             raise SettingError("the columns of a store cannot be reordered: ingest it again.")
-        return Rows._at(description, self._backend)
+        backend = copy(self._backend)
+        backend.description = replace(self._description, columns=tuple(place), coding=coding)
+        backend.fingerprint = None
+        return Rows._at(backend)
 
     @property
     def members(self) -> Rows:
@@ -396,9 +379,10 @@ class Rows:
         False
         """
         self.require_unchanged()
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint(self._description, self._backend.slice)
-        return self._fingerprint
+        backend = self._backend
+        if backend.fingerprint is None:
+            backend.fingerprint = fingerprint(backend.description, backend.slice)
+        return backend.fingerprint
 
     def require_unchanged(self) -> None:
         """Refuse rows whose arrays were written to since the rows were made.
@@ -414,7 +398,7 @@ class Rows:
         ...
         modicum.errors.DataError: an array was written to after mo.Rows was made from it, ...
         """
-        if not getattr(self._backend, "unchanged", True):
+        if not self._backend.unchanged:
             raise DataError(
                 "an array was written to after mo.Rows was made from it, so that the rows are no "
                 "longer those that were checked and fitted: make rows of a copy, as by "
@@ -496,7 +480,7 @@ class Rows:
     @property
     def is_store(self) -> bool:
         """Whether the rows live in a store on disk."""
-        return hasattr(self._backend, "folder")
+        return self._backend.folder is not None
 
     def __len__(self) -> int:
         return self._description.n
@@ -518,12 +502,6 @@ class Rows:
         columns = tag("div", f"columns: {first_columns}{more}") if self.columns else None
         title = f"{len(self):,} rows, {_size(self.nbytes)} {self._backend.where}"
         return box(tag("b", title), table(("field", "per row", "type"), lines), columns)
-
-    def __reduce__(self) -> tuple[Callable[..., Rows], tuple[object, ...]]:
-        folder = getattr(self._backend, "folder", None)
-        if folder is not None and not getattr(self._backend, "travels", False):
-            return Rows.open, (folder,)  # a memory map cannot be pickled, its path can
-        return Rows._at, (self._description, self._backend, self._fingerprint)
 
 
 def _encode_like(table: object, like: object, dtype: object) -> Rows:

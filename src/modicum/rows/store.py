@@ -15,8 +15,8 @@ import os
 import re
 import stat
 import threading
-from collections import deque
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +28,7 @@ from modicum.errors import DataError
 from modicum.rows.coding import Array
 from modicum.rows.description import Description
 from modicum.rows.json_entries import integer, mapping, sequence, text
+from modicum.rows.memory import Backend
 
 DESCRIPTION, FORMAT = "rows.json", "modicum-rows"
 JOURNAL = "progress.json"  # of an unfinished store: see `modicum.rows.writing`
@@ -341,7 +342,56 @@ class Mapped:
             self._map.madvise(advice, first, length)
 
 
-class ShardedBackend:
+class MappedShards:
+    """All shards, mapped for one way of reading; their pages are released from time to time.
+
+    Parameters
+    ----------
+    folder, shards, begins
+        Where the shards are, and where their data begin.
+    description
+        What they hold.
+    advice
+        The madvise flag for this way of reading.
+    most
+        Number of rows after which all pages are released. A reader that still uses some gets them
+        from the page cache again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: Sequence[Shard],
+        begins: Sequence[int],
+        description: Description,
+        advice: int,
+        most: int,
+    ) -> None:
+        self._shards: list[Mapped] = []
+        for shard, data in zip(shards, begins, strict=True):
+            with _reading(folder, shard.file):
+                path = folder / shard.file
+                self._shards.append(Mapped(path, data, shard.rows, description, advice))
+        self.most, self._touched, self._lock = max(1, most), 0, threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, shard: int) -> Mapped:
+        return self._shards[shard]
+
+    def touch(self, count: int) -> None:
+        """Count rows about to be read, and release the pages of those before if there are many."""
+        with self._lock:
+            self._touched += count
+            if self._touched <= self.most:
+                return
+            self._touched = 0
+        for mapped in self._shards:
+            mapped.advise(DONT_NEED, 0, len(mapped.matrix))
+
+
+class ShardedBackend(Backend):
     """Fields as columns of shards, wherever these are."""
 
     def __init__(self, folder: Folder) -> None:
@@ -351,9 +401,9 @@ class ShardedBackend:
         self._shards = stored.shards
         self._starts = np.cumsum([0] + [shard.rows for shard in stored.shards])
 
+    @abstractmethod
     def _piece(self, shard: int, start: int, stop: int) -> Array:
         """Packed rows of one shard."""
-        raise NotImplementedError
 
     def _block(self, start: int, stop: int) -> Array:
         """Packed rows from `start` up to `stop`; a copy only if they span several shards."""
@@ -368,34 +418,29 @@ class ShardedBackend:
         """Memory for packed rows."""
         return np.empty((*shape, *self.description.packed_shape), self.description.packed_type)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.folder,)  # a memory map cannot be pickled, its path can
+
 
 class StoreBackend(ShardedBackend):
     """Fields as columns of memory-mapped shards; safe to read from many threads.
 
     Each shard is mapped twice: once for scattered rows, where reading ahead would only waste
-    time, and once for sweeps, whose pages are released behind the reader so that a pass over a
-    large store does not fill the process's memory.
+    time, and once for sweeps. Pages are released behind the reader, so that a pass over a large
+    store does not fill the process's memory.
     """
 
     def __init__(self, folder: Path, verify: bool = False) -> None:
         super().__init__(Folder(folder))
-        self.folder, description = folder, self.description
-        self._scattered: list[Mapped] = []
-        self._swept: list[Mapped] = []
-        for shard in self._shards:
-            data = Folder(folder).check(shard, description, verify)
-            where = (folder / shard.file, data, shard.rows, description)
-            with _reading(folder, shard.file):
-                self._scattered.append(Mapped(*where, advice=RANDOM))
-                self._swept.append(Mapped(*where, advice=SEQUENTIAL))
-        self._lock = threading.Lock()
-        self._touched = 0  # scattered rows read since their pages were last released
-        self._recent: deque[tuple[int, int]] = deque()
-        self._held, self._hold = 0, HELD_BYTES // description.row_bytes
+        self.folder, about = folder, self.description
+        begins = [Folder(folder).check(shard, about, verify) for shard in self._shards]
+        where, sweep = (folder, self._shards, begins, about), HELD_BYTES // about.row_bytes
+        self._scattered = MappedShards(*where, RANDOM, HELD_SCATTERED // AROUND)
+        self._swept = MappedShards(*where, SEQUENTIAL, sweep)
 
     def take(self, row_ids: Array) -> dict[str, Array]:
         """Rows at `row_ids`, any shape; many are read in parts, releasing pages in between."""
-        most = max(1, HELD_SCATTERED // AROUND)
+        most = self._scattered.most
         if row_ids.size <= most:
             return self.description.split(self._scattered_rows(row_ids))
         flat = row_ids.ravel()
@@ -405,7 +450,7 @@ class StoreBackend(ShardedBackend):
         return self.description.split(block.reshape(*row_ids.shape, *block.shape[1:]))
 
     def _scattered_rows(self, row_ids: Array) -> Array:
-        self._release_scattered(row_ids.size)
+        self._scattered.touch(row_ids.size)
         if len(self._scattered) == 1:
             return self._scattered[0].matrix.take(row_ids, axis=0)
         block = self._empty(*row_ids.shape)
@@ -416,27 +461,13 @@ class StoreBackend(ShardedBackend):
             block[in_shard] = self._scattered[shard].matrix.take(local, axis=0)
         return block
 
-    def _release_scattered(self, count: int) -> None:
-        """Count rows about to be read; release the pages of scattered rows if there are many."""
-        with self._lock:
-            self._touched += count
-            if self._touched * AROUND <= HELD_SCATTERED:
-                return
-            self._touched = 0
-        for mapped in self._scattered:
-            mapped.advise(DONT_NEED, 0, len(mapped.matrix))
-
-    def _advise(self, advice: int, start: int, stop: int) -> None:
-        for shard, first, last in shards_between(self._starts, start, stop):
-            self._swept[shard].advise(advice, first, last)
-
     def _piece(self, shard: int, start: int, stop: int) -> Array:
         return self._swept[shard].matrix[start:stop]
 
     def slice(self, start: int, stop: int) -> dict[str, Array]:
         """Rows from `start` up to `stop`: views, unless they span several shards."""
-        self._advise(WILL_NEED, start, stop)
-        self._release_swept(start, stop)
+        self._swept.touch(stop - start)
+        self._read_ahead(start, stop)
         return self.description.split(self._block(start, stop))
 
     def chunks(self, size: int) -> Iterator[dict[str, Array]]:
@@ -445,18 +476,9 @@ class StoreBackend(ShardedBackend):
         for start in range(0, n, size):
             stop = min(start + size, n)
             chunk = self.slice(start, stop)
-            self._advise(WILL_NEED, stop, min(stop + size, n))
+            self._read_ahead(stop, min(stop + size, n))
             yield chunk
 
-    def _release_swept(self, start: int, stop: int) -> None:
-        """Record the rows being read, and release the pages of those read longest ago."""
-        old = []
-        with self._lock:
-            self._recent.append((start, stop))
-            self._held += stop - start
-            while self._held > self._hold and len(self._recent) > 1:
-                old.append(self._recent.popleft())
-                self._held -= old[-1][1] - old[-1][0]
-        for first, last in old:
-            # A reader that still uses these rows gets them from the page cache again.
-            self._advise(DONT_NEED, first, last)
+    def _read_ahead(self, start: int, stop: int) -> None:
+        for shard, first, last in shards_between(self._starts, start, stop):
+            self._swept[shard].advise(WILL_NEED, first, last)

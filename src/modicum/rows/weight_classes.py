@@ -7,13 +7,13 @@ added and rows sorted block by block, so that classes and order agree to the las
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from modicum.rows.memory import Backend
 from modicum.rows.rows import Rows
 
 CLASSES = 256
@@ -159,16 +159,12 @@ class ArrayOrder:
         return self.rows.take(self.row_ids[places])
 
 
-class OrderedBackend:
+class OrderedBackend(Backend):
     """Rows in another order: row k is the row at place k of `order`. Nothing is copied."""
 
-    travels = True  # pickled as it is, instead of by its folder
-
     def __init__(self, rows: Rows, order: RowOrder) -> None:
-        self.order = order
-        self.where = rows._backend.where
-        if rows.is_store:
-            self.folder = rows._backend.folder  # type: ignore[attr-defined]
+        self.order, self.description = order, rows._description
+        self.where, self.folder = rows._backend.where, rows._backend.folder
 
     def take(self, row_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Rows at places of the order, any shape."""
@@ -178,14 +174,9 @@ class OrderedBackend:
         """Rows from place `start` up to `stop`."""
         return self.order.take(np.arange(start, stop))
 
-    def chunks(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """All rows in this order, `size` at a time."""
-        n = len(self.order)
-        return (self.slice(start, min(start + size, n)) for start in range(0, n, size))
-
 
 def ordered(rows: Rows, order: np.ndarray | RowOrder) -> Rows:
     """Return rows in another order: an array of row numbers, or an order kept with the rows."""
     if isinstance(order, np.ndarray):
         order = ArrayOrder(rows, order)
-    return Rows._at(rows._description, OrderedBackend(rows, order))
+    return Rows._at(OrderedBackend(rows, order))
