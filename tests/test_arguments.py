@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum.arguments import INSTEAD, OTHER_NAMES, names_checked
 from modicum.errors import ModicumWarning, UnknownArgumentError, argument, as_options, warn
 from modicum.sklearn import Regressor
@@ -37,8 +38,7 @@ ROWS = mo.Rows(x=np.ones((3, 1)), y=np.ones(3))
     ],
 )
 def test_fit_says_what_an_argument_is_called(foreign, words):
-    with pytest.raises(UnknownArgumentError, match=re.escape(words)):
-        mo.fit("y ~ x", TABLE, **{foreign: 1})
+    refused(UnknownArgumentError, re.escape(words), mo.fit, "y ~ x", TABLE, **{foreign: 1})
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_fit_says_what_an_argument_is_called(foreign, words):
     ],
 )
 def test_sample_has_answers_of_its_own(foreign, words):
-    with pytest.raises(TypeError, match=re.escape(words)):  # like Python's own error
-        mo.sample(mo.models.Logistic(), ROWS, **{foreign: 1})
+    # like Python's own error
+    refused(TypeError, re.escape(words), mo.sample, mo.models.Logistic(), ROWS, **{foreign: 1})
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,7 @@ def test_what_a_function_has_goes_through():
 
     assert double(3) == 6
     assert double(3, times=3) == 9
-    with pytest.raises(TypeError, match="positional"):
-        double()
+    refused(TypeError, "positional", double)
 
 
 def test_warnings_point_at_the_line_that_called(monkeypatch):
@@ -155,5 +154,4 @@ def test_options_of_the_command_line_are_named_in_their_own_thread_only():
     ],
 )
 def test_refusals_of_settings_keep_their_hints(make, sentence):
-    with pytest.raises(mo.SettingError, match=re.escape(sentence)):
-        make()
+    refused(mo.SettingError, re.escape(sentence), make)

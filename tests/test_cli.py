@@ -370,3 +370,7 @@ def test_outcomes_that_are_text_are_reported(csv, table, tmp_path):
     short = [*SHORT, "--encoding", "utf-16"]
     said = run("fit", csv, "well ~ dose + ward", "--out", tmp_path / "run", *short)
     assert "well: 0 is no, 1 is yes" in said.stdout
+    predict = ["predict", tmp_path / "run", csv, "--out", tmp_path / "p.csv"]
+    assert run(*predict, "--encoding", "utf-16").exit_code == 0
+    assert len(pd.read_csv(tmp_path / "p.csv")) == 300
+    assert "encoding" in refused(*predict, "--overwrite")

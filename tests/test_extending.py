@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.interrupted import planned
+from helpers.refusals import refused
 from helpers.targets import (
     all_of,
     disagreements,
@@ -122,8 +123,7 @@ def test_a_family_from_the_command_line_and_scikit_learn(waiting, tmp_path):
     assert result.exit_code == 0, result.output
     assert "beta[x]" in result.output
     wrong = waiting.assign(y=-1.0)
-    with pytest.raises(mo.DataError, match="positive times"):
-        mo.fit("y ~ x", wrong, family="waiting-times", **RUN)
+    refused(mo.DataError, "positive times", mo.fit, "y ~ x", wrong, family="waiting-times", **RUN)
     regressor = Regressor("waiting-times", method="laplace").fit(waiting[["x"]], waiting["y"])
     assert abs(np.log(regressor.predict(waiting[["x"]])).mean() + 0.3) < 0.1
 
@@ -215,8 +215,7 @@ def composed(truth):
             planned(mo.models.Logistic(), truth[0], method)[0],
             planned(mo.models.Logistic(), truth[0], mo.SGLDCV(design="halves"))[0],
         ]
-        with pytest.raises(mo.SettingError, match="perturbed, plain"):
-            mo.HMCECS(estimator="plane")
+        refused(mo.SettingError, "perturbed, plain", mo.HMCECS, estimator="plane")
     return post, plans
 
 
@@ -253,8 +252,7 @@ def test_a_method(monkeypatch, truth):
         post = mo.sample(mo.models.Logistic(), rows, method=method, **settings)
     assert disagreements(flat_draws(post), by_all) == []
     assert "Metropolis-adjusted" in list_methods()
-    with pytest.raises(mo.SettingError, match="mala"):
-        mo.sample(mo.models.Logistic(), rows, method="malla", **RUN)
+    refused(mo.SettingError, "mala", mo.sample, mo.models.Logistic(), rows, method="malla", **RUN)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pyarrow.dataset
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused, unwarned
 from modicum.fit import model_for
 from modicum.log_posterior import LogPosterior
 from modicum.posterior.exactness import _smooth
@@ -44,8 +45,7 @@ def frame() -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def post(frame: pd.DataFrame) -> mo.Posterior:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+    with unwarned():  # of so few draws
         return mo.fit(FORMULA, frame, weights="count", progressbar=False, **SETTINGS)
 
 
@@ -60,8 +60,7 @@ def test_a_frame_gives_the_posterior_of_arrays(frame: pd.DataFrame, post: mo.Pos
     )
     # Arrays do not say that a column is a level times a number, which has the number's prior.
     priors = mo.models.Logistic().resolved(made).resolved_priors
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         model = mo.models.Logistic(resolved_priors=priors)
         dense = mo.sample(model, arrays, progressbar=False, **SETTINGS)
     assert list(dense.summary().index) == list(post.summary().index)
@@ -137,8 +136,7 @@ def test_scores_and_corrections_take_the_table(frame: pd.DataFrame, post: mo.Pos
 
 def test_a_new_level_is_refused_or_the_reference(frame: pd.DataFrame, post: mo.Posterior) -> None:
     new = frame.iloc[:3].assign(carrier=["AA", "ZZ", "UA"])
-    with pytest.raises(mo.DataError, match=r"column 'carrier' holds 'ZZ' in row 1"):
-        post.predict(new)
+    refused(mo.DataError, r"column 'carrier' holds 'ZZ' in row 1", post.predict, new)
     lenient = post.predict(new, newlevels="reference").mean
     np.testing.assert_array_equal(
         lenient, post.predict(new.assign(carrier=["AA", "AA", "UA"])).mean
@@ -159,8 +157,7 @@ def test_wrong_tables_are_clear_errors(frame: pd.DataFrame, post: mo.Posterior) 
         post.predict(new.assign(dist=[1.0, 2.0, np.nan]))
     with pytest.raises(mo.DataError, match=r"a spline from 5 to 22, and row 1 has 23"):
         post.predict(new.assign(hour=[7, 23, 8]))
-    with pytest.raises(mo.DataError, match="'maybe' in row 0"):
-        post.score(new.assign(late="maybe"))
+    refused(mo.DataError, "'maybe' in row 0", post.score, new.assign(late="maybe"))
 
 
 def test_saved_and_loaded_it_predicts_the_same(
@@ -271,8 +268,8 @@ def test_a_hostile_file_is_refused(
     with zipfile.ZipFile(tmp_path / "bad", "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    with pytest.raises(mo.ModicumError, match=words):
-        mo.Posterior.load(tmp_path / "bad").predict(frame.iloc[:2])
+    load, new = mo.Posterior.load, frame.iloc[:2]
+    refused(mo.ModicumError, words, lambda: load(tmp_path / "bad").predict(new))
 
 
 @pytest.mark.parametrize(
@@ -293,8 +290,7 @@ def test_a_hostile_file_is_refused(
 def test_what_cannot_be_fitted_is_a_clear_error(
     frame: pd.DataFrame, formula, settings, words
 ) -> None:
-    with pytest.raises(mo.SettingError, match=words):
-        mo.fit(formula, frame, progressbar=False, **settings)
+    refused(mo.SettingError, words, mo.fit, formula, frame, progressbar=False, **settings)
 
 
 def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
@@ -322,8 +318,7 @@ def test_a_formula_without_a_column(frame: pd.DataFrame, tmp_path) -> None:
 
 
 def test_classes_go_by_their_levels(frame: pd.DataFrame) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+    with unwarned():  # of so few draws
         post = mo.fit("carrier ~ 1", frame, "softmax", progressbar=False, **SETTINGS)
     assert list(post.summary().index) == ["intercept[AA]", "intercept[DL]"]
     rows = read_formula("carrier ~ dist", frame, progressbar=False).rows

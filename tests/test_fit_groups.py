@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused, unwarned
 from modicum.cli.output import saved_posterior, with_rows, write_predictions
 from modicum.fit import model_for
 from modicum.models.multilevel import multilevel
@@ -37,8 +36,7 @@ def frame() -> pd.DataFrame:
 
 @pytest.fixture(scope="module", params=["explicit", "integrate"])
 def post(request, frame: pd.DataFrame) -> mo.Posterior:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+    with unwarned():  # of so few draws
         how = request.param
         return mo.fit(FORMULA, frame, groups=how, progressbar=False, **SETTINGS)
 
@@ -125,8 +123,7 @@ def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Poster
     expected = (1 / (1 + np.exp(-(at + u)))).mean()
     assert average[0] == pytest.approx(expected, abs=0.02)
     unseen = new.iloc[:2].assign(ward=["w00", "w99"])
-    with pytest.raises(mo.DataError, match="'w99' in row 1, a group that the rows of the fit"):
-        post.predict(unseen)
+    refused(mo.DataError, "'w99' in row 1, a group that the rows of the fit", post.predict, unseen)
     np.testing.assert_allclose(post.predict(unseen, groups="new").mean, average[:2])
     assert post.predictive(unseen, draws=3, groups="new").shape == (3, 2)
     either = post.predict(unseen, groups="any").mean
@@ -145,10 +142,8 @@ def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> 
         np.testing.assert_allclose(loaded.predict(new).mean, post.predict(new).mean)
         assert list(loaded.effects("ward")["mean"]) == list(post.effects("ward")["mean"])
         return
-    with pytest.raises(mo.SettingError, match="need the rows of the fit"):
-        loaded.predict(new, groups="known")
-    with pytest.raises(mo.SettingError, match="a file does not keep"):
-        loaded.effects("ward")
+    refused(mo.SettingError, "need the rows of the fit", loaded.predict, new, groups="known")
+    refused(mo.SettingError, "a file does not keep", loaded.effects, "ward")
     rows = read_formula(FORMULA, frame, progressbar=False).rows
     for given in (rows, frame):
         again = loaded.effects("ward", rows=given)
@@ -167,8 +162,7 @@ def test_the_command_line_predicts_for_known_and_new_groups(frame, post, tmp_pat
     frame.iloc[:6].assign(ward="w99").to_csv(tmp_path / "unseen.csv", index=False)
     how, out = post.tuning["groups"]["value"], tmp_path / "out.csv"
     ordered = frame.sort_values("ward", kind="stable")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         stored = mo.fit(
             FORMULA, ordered, store=tmp_path / "run" / "rows", groups=how, **SETTINGS,
             progressbar=False,

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +27,7 @@ import pytest
 from typer.testing import CliRunner
 
 import modicum as mo
+from helpers.refusals import unwarned
 from modicum.cli import app
 from modicum.methods import METHODS
 
@@ -149,8 +149,7 @@ PROBLEMS: dict[str, Callable[[], Draws]] = {
 
 def drawn(name: str) -> dict[str, object]:
     """Return what is recorded of a problem: a hash of its draws, their means and deviations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # of so few draws
+    with unwarned():  # of so few draws
         draws = PROBLEMS[name]()
     values = {key: np.asarray(draws[key], np.float64) for key in sorted(draws)}
     flat = {key: value.reshape(-1, *value.shape[2:]) for key, value in values.items()}

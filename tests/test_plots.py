@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum import plots
 
 
@@ -51,19 +52,14 @@ def test_marginal_respects_weights(post):
 
 
 def test_what_cannot_be_drawn_is_explained(post):
-    with pytest.raises(mo.SettingError, match="did you mean 'beta\\[dose\\]'"):
-        plots.forest(post, "beta[dos]")
-    with pytest.raises(mo.SettingError, match="2 entries"):
-        plots.marginal(post, "beta")
-    with pytest.raises(mo.SettingError, match="1 labels for 2"):
-        plots.forest(post, "beta", labels=["a"])
-    with pytest.raises(mo.SettingError, match="between 0 and 1"):
-        plots.forest(post, prob=90)
+    refused(mo.SettingError, "did you mean 'beta\\[dose\\]'", plots.forest, post, "beta[dos]")
+    refused(mo.SettingError, "2 entries", plots.marginal, post, "beta")
+    refused(mo.SettingError, "1 labels for 2", plots.forest, post, "beta", labels=["a"])
+    refused(mo.SettingError, "between 0 and 1", plots.forest, post, prob=90)
     with pytest.raises(mo.SettingError, match="bins must be a whole number"):
         plots.marginal(post, "beta[age]", bins=0)
     post.weights = np.where(np.arange(400).reshape(2, 200) % 2, 1.0, -1.0)
-    with pytest.raises(mo.SettingError, match="signs cancel"):
-        plots.marginal(post, "beta[age]")
+    refused(mo.SettingError, "signs cancel", plots.marginal, post, "beta[age]")
     post.draws["beta"][1, 3] = np.nan
     with pytest.raises(mo.SettingError, match="beta is not finite from draw 3 of chain 1"):
         plots.marginal(post, "beta[age]")
@@ -76,8 +72,7 @@ def test_cost_draws_passes_beside_those_of_all_rows(post):
     ax = plots.cost({"this": post})
     assert [round(bar.get_width(), 6) for bar in ax.patches] == [3.0, 5.0]
     assert "8 passes; HMC on all rows: 10,000" in ax.texts[0].get_text()
-    with pytest.raises(mo.SettingError, match="at least one posterior"):
-        plots.cost({})
+    refused(mo.SettingError, "at least one posterior", plots.cost, {})
 
 
 def test_rows_that_matter_come_first_in_the_picture_of_residuals():
@@ -100,8 +95,7 @@ def test_rows_that_matter_come_first_in_the_picture_of_residuals():
     assert held[19] > 99
     quadratic = mo.models.Gaussian(scale=1.0, intercept=False, prior_scale=1.0)
     post.predictor = mo.models.over_draws.ModelPredictor(quadratic)
-    with pytest.raises(mo.SettingError, match="all residuals are zero"):
-        plots.residual_weights(post)
+    refused(mo.SettingError, "all residuals are zero", plots.residual_weights, post)
 
 
 def test_errors_match_running_means(post):
@@ -135,8 +129,7 @@ def test_without_matplotlib(monkeypatch):
         return known(name, *arguments, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(mo.SettingError, match="pip install"):
-        plots.pyplot()
+    refused(mo.SettingError, "pip install", plots.pyplot)
 
 
 def test_a_colour_for_every_method_and_for_others():

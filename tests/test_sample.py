@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused, unwarned
 from helpers.targets import (
     Conjugate,
     all_of,
@@ -76,8 +77,7 @@ class AlwaysAccept(moves.HMCMove):
 
 def test_the_same_check_notices_a_broken_kernel(conjugate, monkeypatch):
     monkeypatch.setattr(mo.HMC, "move", lambda self: AlwaysAccept())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         broken = mo.sample(conjugate.model, conjugate.rows, method="hmc", **RUN)
     assert "covariance" in normal_faults(flat_draws(broken), conjugate.mean, conjugate.cov)
 
@@ -374,14 +374,10 @@ def test_wrong_arguments(small, changes, words):
 
 def test_wrong_model_and_rows(small):
     model, rows = small
-    with pytest.raises(mo.SettingError, match="the class Gaussian"):
-        mo.sample(M.Gaussian, rows)
-    with pytest.raises(mo.SettingError, match=r"mo.Rows\(x=X, y=y\)"):
-        mo.sample(model, np.ones((3, 2)))
-    with pytest.raises(mo.SettingError, match="must be a model"):
-        mo.sample(rows, model)
-    with pytest.raises(mo.DataError, match="0 or 1"):
-        mo.sample(M.Logistic(), rows)
+    refused(mo.SettingError, "the class Gaussian", mo.sample, M.Gaussian, rows)
+    refused(mo.SettingError, r"mo.Rows\(x=X, y=y\)", mo.sample, model, np.ones((3, 2)))
+    refused(mo.SettingError, "must be a model", mo.sample, rows, model)
+    refused(mo.DataError, "0 or 1", mo.sample, M.Logistic(), rows)
 
 
 def test_a_method_may_be_named_in_any_way(small, first):
@@ -399,5 +395,4 @@ def test_a_method_may_be_named_in_any_way(small, first):
     ],
 )
 def test_wrong_settings_of_methods(make, word):
-    with pytest.raises(mo.SettingError, match=word):
-        make()
+    refused(mo.SettingError, word, make)

@@ -5,6 +5,7 @@ import pytest
 from arviz_stats.base import array_stats
 from scipy.signal import lfilter
 
+from helpers.refusals import refused
 from modicum.diagnostics import ess, ess_tail, mcse, nested_r_hat, r_hat
 from modicum.errors import SettingError
 
@@ -119,8 +120,7 @@ def test_nested_r_hat_by_hand():
     within = ((8 + (2 + 2) / 2) + (2 + (0 + 8) / 2)) / 2
     assert nested_r_hat(x, 2) == pytest.approx(np.sqrt(1 + between / within))
     assert nested_r_hat(x[..., None], 2)[0] == nested_r_hat(x, 2)
-    with pytest.raises(SettingError, match="4 chains cannot be divided into 3 superchains"):
-        nested_r_hat(x, 3)
+    refused(SettingError, "4 chains cannot be divided into 3 superchains", nested_r_hat, x, 3)
 
 
 @pytest.mark.parametrize("draws", [1, 6])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from helpers.refusals import refused
 from modicum.diagnostics import (
     batch_means_inefficiency,
     batch_means_variance,
@@ -109,10 +110,8 @@ def test_edges(measure):
 def test_batch_means_sees_chains_that_disagree():
     x = np.random.default_rng(11).normal(size=(4, 1_000))
     assert batch_means_variance(x + np.arange(4)[:, None]) > 5 * batch_means_variance(x)
-    with pytest.raises(SettingError, match="two batches"):
-        batch_means_variance(x, batches=1)
-    with pytest.raises(SettingError, match="single number"):
-        inefficiency(3.0)
+    refused(SettingError, "two batches", batch_means_variance, x, batches=1)
+    refused(SettingError, "single number", inefficiency, 3.0)
 
 
 def test_computational_time():

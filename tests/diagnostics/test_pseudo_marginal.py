@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum.diagnostics import optimal_variance
 from modicum.diagnostics.convergence import _inefficiency
 
@@ -31,5 +32,4 @@ def test_the_inefficiency_is_that_of_a_simulated_chain():
 
 def test_a_correlation_is_a_number_below_one():
     for bad in (1.0, -0.1, "much"):
-        with pytest.raises(mo.SettingError, match="correlation must be"):
-            optimal_variance(bad)
+        refused(mo.SettingError, "correlation must be", optimal_variance, bad)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
+from helpers.refusals import refused
 from modicum.diagnostics import (
     distances,
     kernel_stein_discrepancy,
@@ -115,10 +116,8 @@ def test_stein_refusals():
         ({"score": x * np.nan}, "finite"),
         ({"score": score, "weights": -np.ones(10)}, "weights"),
     ):
-        with pytest.raises(SettingError, match=word):
-            kernel_stein_discrepancy(x, **wrong)
-    with pytest.raises(SettingError, match="at least two"):
-        squared_stein_discrepancy(x[:1], score)
+        refused(SettingError, word, kernel_stein_discrepancy, x, **wrong)
+    refused(SettingError, "at least two", squared_stein_discrepancy, x[:1], score)
 
 
 # Kullback-Leibler divergence -------------------------------------------------------------------
@@ -151,8 +150,7 @@ def test_kl_of_a_series_and_its_refusals():
         ((x, MEAN, np.eye(3)), "covariance"),
         ((x, MEAN, -COV), "positive definite"),
     ):
-        with pytest.raises(SettingError, match=word):
-            kl_to_gaussian(*wrong)
+        refused(SettingError, word, kl_to_gaussian, *wrong)
 
 
 def test_kl_by_neighbours_sees_what_moments_do_not():
@@ -170,8 +168,7 @@ def test_kl_by_neighbours_sees_what_moments_do_not():
     assert abs(kl_to_gaussian(humps, [0.0], np.eye(1))) < 0.01
     with pytest.raises(SettingError, match="coincide"):
         kl_nearest_neighbours(np.repeat(humps[:100], 2, axis=0), humps, k=1)
-    with pytest.raises(SettingError, match="k must"):
-        kl_nearest_neighbours(humps[:5], humps, k=5)
+    refused(SettingError, "k must", kl_nearest_neighbours, humps[:5], humps, k=5)
 
 
 # Mean squared error ----------------------------------------------------------------------------

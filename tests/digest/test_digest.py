@@ -12,6 +12,7 @@ import pytest
 
 import modicum as mo
 from helpers.compiling import optimised_chains
+from helpers.refusals import refused, unwarned
 from helpers.targets import disagreements, exact_draws, flat_draws, sums_of
 from modicum.digest.pool import Pool, RowCounts, choose, expansion
 from modicum.kernels.designs import weight_tables
@@ -41,8 +42,7 @@ def digest_of(rows, size=SIZE, model=MODEL, **settings):
 
 
 def sampled(model, data, **settings):
-    with warnings.catch_warnings(), optimised_chains():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned(), optimised_chains():
         return mo.sample(model, data, **(RUN | settings))
 
 
@@ -162,10 +162,8 @@ def test_a_changed_likelihood_is_refused(digest):
 
 
 def test_methods_that_need_all_rows_are_refused(digest):
-    with pytest.raises(mo.SettingError, match="sgld cannot use"):
-        mo.sample(MODEL, digest, method="sgld", **RUN)
-    with pytest.raises(mo.SettingError, match="leave `starts` out"):
-        mo.sample(MODEL, digest, starts=3, **RUN)
+    refused(mo.SettingError, "sgld cannot use", mo.sample, MODEL, digest, method="sgld", **RUN)
+    refused(mo.SettingError, "leave `starts` out", mo.sample, MODEL, digest, starts=3, **RUN)
     with pytest.raises(mo.SettingError, match="tuning='paper' starts from a subset"):
         mo.sample(MODEL, digest, method=mo.HMCECS(tuning="paper"), **RUN)
 
@@ -308,14 +306,11 @@ def test_a_pool_of_too_few_rows_is_warned_of():
 
 def test_other_rows_are_refused(digest, arrays):
     x, y = arrays
-    with pytest.raises(mo.DataError, match="other fields, columns or levels"):
-        digest.add(mo.Rows(x=x[:, :2], y=y))
+    refused(mo.DataError, "other fields, columns or levels", digest.add, mo.Rows(x=x[:, :2], y=y))
     with pytest.raises(mo.DataError, match="float32 and the rows of the digest are float64"):
         digest.remove(mo.Rows(x=x, y=y, columns=["a", "b", "c"], dtype="float32"))
-    with pytest.raises(mo.DataError, match="at least one must be left"):
-        digest.remove(rows_of(x, y))
-    with pytest.raises(mo.SettingError, match=r"must be mo.Rows or a table"):
-        digest.add(3)
+    refused(mo.DataError, "at least one must be left", digest.remove, rows_of(x, y))
+    refused(mo.SettingError, r"must be mo.Rows or a table", digest.add, 3)
     with pytest.raises(mo.SettingError, match="different likelihoods"):
         digest + replace(digest, likelihood="Probit()")
     with pytest.raises(TypeError):
@@ -375,8 +370,7 @@ def test_a_fit_makes_one_and_takes_one_again(tmp_path):
     np.testing.assert_allclose(again.predict(new).mean, post.predict(new).mean, atol=0.02)
     fewer = made.remove(trips.iloc[:100])
     assert len(fewer) == 2900
-    with pytest.raises(mo.SettingError, match="made for the formula"):
-        mo.fit("well ~ dose", made, **settings)
+    refused(mo.SettingError, "made for the formula", mo.fit, "well ~ dose", made, **settings)
 
 
 def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
@@ -402,8 +396,7 @@ def test_files_and_questions_of_a_fit_from_a_digest(tmp_path):
     with pytest.raises(mo.SettingError, match="groups='integrate' would have no effect"):
         mo.fit("well ~ (1 | ward)", with_groups, groups="integrate", **settings)
     again = replace(post, rows=None, table=None)  # like a fit of the digest
-    with pytest.raises(mo.SettingError, match="made from a digest or loaded from a file"):
-        again.marginal("dose")
+    refused(mo.SettingError, "made from a digest or loaded from a file", again.marginal, "dose")
     assert len(again.marginal("dose", at=[0, 1], data=trips)) == 2
 
 
@@ -478,8 +471,7 @@ def test_a_custom_model_is_known_by_what_it_computes(tmp_path):
     loaded = mo.Digest.load(tmp_path / "own", model=decay())
     assert loaded.error == made.error
     loaded.ready(decay(sd=2.0))  # another prior
-    with pytest.raises(mo.SettingError, match="priors can be changed"):
-        loaded.ready(decay(power=2.0))
+    refused(mo.SettingError, "priors can be changed", loaded.ready, decay(power=2.0))
 
 
 # The file ----------------------------------------------------------------------------------
@@ -566,8 +558,7 @@ def test_hostile_files_are_refused(tmp_path, digest):
     whole = path.read_bytes()
     for end in (0, 10, len(whole) // 2, len(whole) - 1):
         (tmp_path / "cut").write_bytes(whole[:end])
-        with pytest.raises(mo.DataError, match="is not a digest"):
-            mo.Digest.load(tmp_path / "cut")
+        refused(mo.DataError, "is not a digest", mo.Digest.load, tmp_path / "cut")
 
 
 # A real table ------------------------------------------------------------------------------
@@ -596,8 +587,7 @@ def test_rows_leave_the_anchor_they_came_to(size):
     """Rows removed from a sum of digests take the expansion of their own anchor with them."""
     halves = [made_up(1000, seed=1, shift=2.0), made_up(1000, seed=2, shift=4.0)]
     parts = [digest_of(rows_of(*half), size) for half in halves]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         both = parts[0] + parts[1]
         for gone, left in ((0, 1), (1, 0)):
             less = both.remove(rows_of(*halves[gone]))
@@ -616,8 +606,7 @@ def test_rows_of_several_anchors_leave_at_once(size):
     parts = [digest_of(rows_of(*half), size) for half in halves]
     gone, left = ([np.concatenate([h[k][part] for h in halves]) for k in range(2)]
                   for part in (slice(0, 300), slice(300, None)))  # fmt: skip
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         less = (parts[0] + parts[1]).remove(rows_of(*gone))
     assert len(less) == 1400
     assert wrong(less, rows_of(*left)) < (1e-6 if size > 1000 else 0.2)

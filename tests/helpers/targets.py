@@ -73,11 +73,15 @@ class Conjugate:
         self.rows = gaussian_rows(n, d, scale=scale, size=0.4)
         self.model = mo.models.Gaussian(scale=scale, prior_scale=0.3, intercept_scale=0.5)
         batch = all_of(self.rows)
-        x = np.c_[batch["x"], np.ones(n)]
-        prior_sd = np.r_[np.full(d, 0.3), 0.5]
-        self.precision = x.T @ x / scale**2 + np.diag(prior_sd**-2)
-        self.cov = np.linalg.inv(self.precision)
-        self.mean = self.cov @ (x.T @ batch["y"]) / scale**2
+        self.x, self.y, self.scale = np.c_[batch["x"], np.ones(n)], batch["y"], scale
+        self.prior_sd = np.r_[np.full(d, 0.3), 0.5]
+        self.mean, self.cov = self.of(self.x, self.y, self.prior_sd)
+        self.precision = np.linalg.inv(self.cov)
+
+    def of(self, x, y, prior_sd):
+        """Return mean and covariance of the posterior of other rows, or with another prior."""
+        cov = np.linalg.inv(x.T @ x / self.scale**2 + np.diag(prior_sd**-2.0))
+        return cov @ (x.T @ y) / self.scale**2, cov
 
 
 def flat_draws(posterior):

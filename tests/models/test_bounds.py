@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import all_of, class_rows, gaussian_rows, logistic_rows, sums_of
 from modicum.kernels.bounds import (
     BOUNDS,
@@ -249,6 +250,5 @@ def test_float32_rows_collapse_in_double_precision(x64):
 def test_models_without_a_bound_are_refused():
     own = mo.Model(lambda t: 0.0, lambda t, b: b["y"] * t, 0.0)
     for model in (M.Gaussian(), M.Poisson(), own, type("Mine", (M.Logistic,), {})()):
-        with pytest.raises(mo.SettingError, match="use method='hmc-ecs'"):
-            bound_of(model)
+        refused(mo.SettingError, "use method='hmc-ecs'", bound_of, model)
     assert len(BOUNDS) == 3

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import gaussian_rows, logistic_rows
 from modicum.models import Target
 
@@ -172,5 +173,4 @@ def test_predict_must_be_given():
 
 
 def test_weight_must_be_one_number_per_row():
-    with pytest.raises(mo.DataError, match="weight"):
-        logistic_rows(10, weight=np.ones((10, 2)))
+    refused(mo.DataError, "weight", logistic_rows, 10, weight=np.ones((10, 2)))

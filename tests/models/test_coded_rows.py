@@ -4,7 +4,6 @@ Sums, residuals, moments and bounds agree to rounding; one short run per family 
 the same draws, because only rounding differs.
 """
 
-import warnings
 from dataclasses import replace
 
 import jax
@@ -15,6 +14,7 @@ import pytest
 
 import modicum as mo
 from helpers.coded import Pair, crossed, densely, pair
+from helpers.refusals import unwarned
 from modicum.kernels.bounds import BoundedRows, bound_of, collapse
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.ledger import Ledger
@@ -197,8 +197,7 @@ UNIFORM = mo.HMCECS(design="uniform", subsample=600)
 
 
 def fitted(rows, method=UNIFORM):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # the chains are short
+    with unwarned():  # the chains are short
         return mo.sample(mo.models.Logistic(), rows, method=method, **SETTINGS)
 
 
@@ -300,8 +299,7 @@ def test_rows_that_are_not_like_those_of_the_fit_are_refused(fits, change, said)
 
 
 def test_correct_and_score_read_codes(shared, fits):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         ours, theirs = (post.correct(rows) for post, rows in zip(fits, shared, strict=True))
     same_draws(ours, theirs)
     scores = [post.score(rows).log_density for post, rows in zip(fits, shared, strict=True)]

@@ -1,13 +1,12 @@
 """Constraints: round trips, Jacobians by automatic differentiation, priors of known moments."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused, unwarned
 from helpers.targets import TIMES, mean_and_error
 
 INF = float("inf")
@@ -106,8 +105,7 @@ KNOWN = {  # means, and means of squares
 
 def faults(model):
     rows = mo.Rows(y=np.zeros(8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # the prior decides, as intended
+    with unwarned():  # the prior decides, as intended
         post = mo.sample(
             model, rows, method="hmc", draws=1500, tune=500, random_seed=2, progressbar=False,
             starts=1,
@@ -154,8 +152,7 @@ def test_prior_moments_notice_another_jacobian():
     [((1, 1), "low < high"), ((-INF, INF), "leave it out"), (("a", 1), "a number")],
 )
 def test_impossible_intervals_are_refused(ends, word):
-    with pytest.raises(mo.SettingError, match=word):
-        mo.interval(*ends)
+    refused(mo.SettingError, word, mo.interval, *ends)
 
 
 def test_ends_of_an_interval_have_names():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import disagreements, quick
 from modicum.models import Target
 
@@ -233,18 +234,15 @@ def captured(y):
 )
 def test_refusals(model, word):
     rows = mo.Rows(y=X[:, 0])
-    with pytest.raises(mo.SettingError, match=word):
-        mo.from_numpyro(model, rows)
+    refused(mo.SettingError, word, mo.from_numpyro, model, rows)
 
 
 def test_refusals_of_arguments():
     rows = mo.Rows(data=X, obs=X[:, 0] > 0)
-    with pytest.raises(mo.SettingError, match="takes 'subsample_size'"):
-        mo.from_numpyro(hmcecs_example, rows)
+    refused(mo.SettingError, "takes 'subsample_size'", mo.from_numpyro, hmcecs_example, rows)
     with pytest.raises(mo.SettingError, match="give one"):
         mo.from_numpyro(hmcecs_example, rows, data=X, subsample_size=None)
-    with pytest.raises(mo.SettingError, match=r"must be mo\.Rows"):
-        mo.from_numpyro(hmcecs_example, X)
+    refused(mo.SettingError, r"must be mo\.Rows", mo.from_numpyro, hmcecs_example, X)
 
 
 def test_a_plate_as_long_as_all_rows():

@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import exact_draws, softplus
 from modicum.errors import DataError, SettingError
 from modicum.kernels.control_variates import control_variate
@@ -321,8 +322,7 @@ def test_effects_drawn_afterwards(fitted, effects):
     inside = (covered["5%"] < effect) & (effect < covered["95%"])
     assert abs(inside.mean() - 0.9) < 4 * np.sqrt(0.09 / len(effect))
     assert covered["rows"].sum() == len(rows)
-    with pytest.raises(DataError, match="no 'g' 777"):
-        post.effects("g", levels=[777])
+    refused(DataError, "no 'g' 777", post.effects, "g", levels=[777])
 
 
 def test_what_the_rows_of_a_group_say_by_themselves(fitted, effects):
@@ -466,16 +466,12 @@ def test_effects_that_hardly_move_are_named():
 def test_refusals():
     x, y = np.zeros((4, 1)), np.array([0.0, 1.0, 1.0, 0.0])
     model = IntegratedEffects(mo.models.Logistic(), "g")
-    with pytest.raises(DataError, match="same 'g'"):
-        model.units(mo.Rows(x=x, y=y, g=np.ones(4)))
-    with pytest.raises(DataError, match="no field 'g'"):
-        model.units(mo.Rows(x=x, y=y))
+    refused(DataError, "same 'g'", model.units, mo.Rows(x=x, y=y, g=np.ones(4)))
+    refused(DataError, "no field 'g'", model.units, mo.Rows(x=x, y=y))
     with pytest.raises(DataError, match="cannot also be groups"):
         model.units(mo.Rows(x=x, y=y, codes={"g": [0, 0, 1, 1]}))
-    with pytest.raises(DataError, match="whole number"):
-        model.units(mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
-    with pytest.raises(DataError, match="has its own"):
-        model.units(mo.Rows(x=x, y=y, g=np.arange(4)))
+    refused(DataError, "whole number", model.units, mo.Rows(x=x, y=y, g=[0.5, 1, 2, 2]))
+    refused(DataError, "has its own", model.units, mo.Rows(x=x, y=y, g=np.arange(4)))
     with pytest.raises(SettingError, match="by their outcome 'y'"):
         IntegratedEffects(mo.models.Logistic(), "y").units(mo.Rows(x=x, y=y))
     with pytest.raises(SettingError, match="'x' has several numbers per row"):
@@ -494,7 +490,6 @@ def test_refusals():
         IntegratedEffects(mo.models.Logistic(), "g", slopes="dose").units(
             mo.Rows(x=x, y=y, g=[0, 0, 1, 1])
         )
-    with pytest.raises(SettingError, match="one linear predictor"):
-        IntegratedEffects(mo.models.Softmax(), "g")
+    refused(SettingError, "one linear predictor", IntegratedEffects, mo.models.Softmax(), "g")
     with pytest.raises(SettingError, match="one to three"):
         IntegratedEffects(mo.models.Logistic(), "g", slopes=("a", "b", "c"))

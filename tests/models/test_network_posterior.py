@@ -1,12 +1,11 @@
 """Posteriors of networks: weights are not identified, so predictions are compared."""
 
-import warnings
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import unwarned
 from helpers.targets import TIMES, quick
 from modicum.diagnostics import mcse
 
@@ -44,8 +43,7 @@ def predictions(post):
 
 
 def sampled(model, seed):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # weights of a network never agree
+    with unwarned():  # weights of a network never agree
         return mo.sample(
             model,
             mo.Rows(x=X, y=Y),

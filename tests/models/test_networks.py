@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import all_of
 from modicum.models import Target
 
@@ -169,5 +170,4 @@ def test_the_papers_sizes():
     ],
 )
 def test_refusals(make, word):
-    with pytest.raises(mo.ModicumError, match=word):
-        make()
+    refused(mo.ModicumError, word, make)

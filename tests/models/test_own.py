@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import quick
 from modicum.models import Target
 from modicum.runtime import COMPILED
@@ -211,12 +212,9 @@ def test_positive_parameters_choose_what_they_are_expanded_in():
 
     assert model().expansions() == {"sigma": None}
     assert model(expand={"sigma": "square"}).expansions() == {"sigma": "square"}
-    with pytest.raises(mo.SettingError, match="not a parameter"):
-        model(expand={"sgma": "square"}).expansions()
+    refused(mo.SettingError, "not a parameter", model(expand={"sgma": "square"}).expansions)
     with pytest.raises(mo.SettingError, match="does not map each entry to a logarithm"):
         model(expand={"w": "square"}).expansions()
-    with pytest.raises(mo.SettingError, match="expand must map"):
-        model(expand="square")
+    refused(mo.SettingError, "expand must map", model, expand="square")
     wrong = mo.Model(log_prior, log_likelihood, **SETTINGS, expand={"sigma": "cube"})
-    with pytest.raises(mo.SettingError, match="cube"):
-        quick(wrong, ROWS, method="hmc-ecs", starts=1)
+    refused(mo.SettingError, "cube", quick, wrong, ROWS, method="hmc-ecs", starts=1)

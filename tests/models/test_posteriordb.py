@@ -5,7 +5,6 @@ from.
 """
 
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 import modicum as mo
 from helpers.ported import PORTS, RUBIN, eight_schools, marginal_of_mu_and_tau
+from helpers.refusals import unwarned
 from helpers.targets import TIMES, mean_and_error
 
 REFERENCE = json.loads(Path(__file__).with_name("posteriordb.json").read_text())["posteriors"]
@@ -32,8 +32,7 @@ def data_of(name):
 
 
 def drawn(port, **changes):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # a flat prior, a hierarchy
+    with unwarned():  # a flat prior, a hierarchy
         post = mo.sample(port.model, port.rows, **RUN | changes)
     assert not BROKEN & {warning.code for warning in post.warnings}, post.warnings
     return port.named(post.draws)

@@ -7,6 +7,7 @@ import pytest
 from scipy import integrate, stats
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import gaussian_rows, logistic_rows, sums_of
 from modicum.models import Target
 from modicum.models.over_draws import ModelPredictor, rebuild
@@ -90,8 +91,7 @@ def test_the_approximating_normal_has_the_slope_of_the_density(name, x64):
     ],
 )
 def test_what_is_not_a_prior_is_refused_with_a_reason(make, says):
-    with pytest.raises(mo.SettingError, match=says):
-        make()
+    refused(mo.SettingError, says, make)
 
 
 # Keys ------------------------------------------------------------------------------------------
@@ -117,8 +117,7 @@ def test_a_column_goes_by_its_name_in_the_summary_too():
     priors = M.Logistic(priors=given).resolved(table_rows()).resolved_priors.coefficients
     assert priors == (P.Normal(0, 3), P.Laplace(0, 1), P.Flat())
     twice = M.Logistic(priors={"age": P.Flat(), "beta[age]": P.Normal(0, 3)})
-    with pytest.raises(mo.SettingError, match="'age' is given twice"):
-        twice.resolved(table_rows())
+    refused(mo.SettingError, "'age' is given twice", twice.resolved, table_rows())
     with pytest.raises(mo.SettingError, match="nothing called 'beta\\[twon\\]'"):
         M.Logistic(priors={"beta[twon]": P.Flat()}).resolved(table_rows())
 
@@ -144,8 +143,7 @@ def test_defaults_are_shown_beside_what_is_given():
     assert shown["beta[age]"] == "laplace(0, 1)"
     assert shown["beta[town[b]]"].startswith("normal(0, ")
     assert mo.priors.default(gaussian_rows(50), "gaussian")["log_scale"].startswith("normal(")
-    with pytest.raises(mo.SettingError, match="no family 'logit'"):
-        mo.priors.default(table_rows(), "logit")
+    refused(mo.SettingError, "no family 'logit'", mo.priors.default, table_rows(), "logit")
 
 
 def test_models_are_hashable_shown_and_kept_with_their_priors():

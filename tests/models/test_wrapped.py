@@ -7,6 +7,7 @@ import pytest
 from scipy.special import log_softmax
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import all_of, quick
 from modicum.models import Target
 
@@ -156,5 +157,4 @@ def test_starts_match_init():
     ],
 )
 def test_refusals(make, word):
-    with pytest.raises(mo.ModicumError, match=word):
-        make()
+    refused(mo.ModicumError, word, make)

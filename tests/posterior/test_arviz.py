@@ -1,5 +1,7 @@
 """The DataTree for ArviZ: its groups, plots and files; sensitivities by ArviZ's distances."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -7,34 +9,46 @@ import pytest
 from scipy.stats import norm
 
 import modicum as mo
-from helpers.targets import Conjugate, all_of
+from helpers.posteriors import bare, fixed, made, named, normal_draws
+from helpers.refusals import refused
+from helpers.targets import Conjugate
 from modicum.errors import SettingError
-from modicum.models.over_draws import ModelPredictor, log_priors
-from modicum.posterior import FitRows
+from modicum.models.over_draws import log_priors
 
 mpl.use("Agg")
 CONJUGATE = Conjugate()
-N, SCALE = 200, 0.7
-X = np.c_[all_of(CONJUGATE.rows)["x"], np.ones(N)]
-Y = all_of(CONJUGATE.rows)["y"]
-PRIOR_SD = np.r_[np.full(3, 0.3), 0.5]
+X, Y, SCALE = CONJUGATE.x, CONJUGATE.y, CONJUGATE.scale
 LABELS = {"beta": ("dose", "age", "hour")}
 
 
-def log_density(z):
-    """Return the log-likelihood of all rows, and the log-prior."""
-    likelihood = norm.logpdf(Y, z @ X.T, SCALE).sum(axis=-1)
-    return likelihood, norm.logpdf(z, 0, PRIOR_SD).sum(axis=-1)
+def log_likelihood(z):
+    return norm.logpdf(Y, z @ X.T, SCALE)
+
+
+def log_prior(z, prior_sd=CONJUGATE.prior_sd):
+    return norm.logpdf(z, 0, prior_sd).sum(axis=-1)
+
+
+def together(post):
+    return np.concatenate([post["beta"], post["intercept"][..., None]], axis=-1)
+
+
+def exactly(prior_sd, shape, seed, **about):
+    """Return the posterior under normal priors with these sds, by exact draws."""
+    draws = normal_draws(*CONJUGATE.of(X, Y, prior_sd), shape, seed)
+    model = mo.models.Gaussian(
+        scale=SCALE, prior_scale=float(prior_sd[0]), intercept_scale=float(prior_sd[-1])
+    )
+    post = made(model, CONJUGATE.rows, draws, **about)
+    z = together(post)
+    post.stats["lp"] = log_likelihood(z).sum(axis=-1) + log_prior(z, prior_sd)
+    return post
 
 
 @pytest.fixture(scope="module")
 def post():
-    z = np.random.default_rng(1).multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, (2, 200))
-    draws = {"beta": z[..., :3], "intercept": z[..., 3]}
-    stats = {"lp": sum(log_density(z)), "diverging": np.zeros((2, 200), bool)}
-    about = {"predictor": ModelPredictor(CONJUGATE.model), "fit_rows": FitRows.of(CONJUGATE.rows)}
-    ledger = mo.Ledger(rows=N)
-    return mo.Posterior(draws, stats, ledger, labels=LABELS, rows=CONJUGATE.rows, **about)
+    stats = {"diverging": np.zeros((2, 200), bool)}
+    return exactly(CONJUGATE.prior_sd, (2, 200), 1, labels=LABELS, stats=stats)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +66,9 @@ def test_groups_and_coordinates(post, tree):
     ids = tree["observed_data"]["row"].values
     assert len(np.unique(ids)) == 60
     np.testing.assert_array_equal(tree["observed_data/y"], Y[ids])
-    z = np.concatenate([post["beta"], post["intercept"][..., None]], axis=-1)
-    likelihood = norm.logpdf(Y[ids], z @ X[ids].T, SCALE)
-    np.testing.assert_allclose(tree["log_likelihood/y"], likelihood, atol=1e-10)
-    np.testing.assert_allclose(tree["log_prior/all"], log_density(z)[1], atol=1e-10)
+    z = together(post)
+    np.testing.assert_allclose(tree["log_likelihood/y"], log_likelihood(z)[..., ids], atol=1e-10)
+    np.testing.assert_allclose(tree["log_prior/all"], log_prior(z), atol=1e-10)
     assert tree["posterior_predictive/y"].shape == (2, 200, 60)
     spread = tree["prior/beta"].std().item()
     assert spread == pytest.approx(0.3, rel=4 / np.sqrt(2 * 3000))
@@ -63,8 +76,7 @@ def test_groups_and_coordinates(post, tree):
 
 def test_posterior_alone_where_that_is_asked_for(post):
     assert set(post.to_datatree(sample=0).children) == {"posterior", "sample_stats"}
-    bare = mo.Posterior(post.draws, {}, post.ledger)
-    assert set(bare.to_datatree().children) == {"posterior"}
+    assert set(bare(None, post.draws).to_datatree().children) == {"posterior"}
 
 
 def test_a_file_comes_back_as_it_was(post, tree, tmp_path):
@@ -80,8 +92,7 @@ def test_a_file_comes_back_as_it_was(post, tree, tmp_path):
 
 def test_a_file_without_its_library_is_refused(post, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SettingError, match="pip install h5netcdf"):
-        post.to_netcdf("post.nc", sample=0)
+    refused(SettingError, "pip install h5netcdf", post.to_netcdf, "post.nc", sample=0)
 
 
 PLOTS = (
@@ -106,9 +117,7 @@ def test_counts_are_whole_numbers_to_arviz(tree):
     """ArviZ chooses between a rootogram and a density by their type."""
     plots = pytest.importorskip("arviz_plots")
     rows = mo.Rows(x=np.zeros((40, 1)), y=np.arange(40) % 4)
-    draws = {"beta": np.zeros((1, 50, 1)), "intercept": np.zeros((1, 50))}
-    about = {"predictor": ModelPredictor(mo.models.Poisson()), "rows": rows}
-    counts = mo.Posterior(draws, {}, mo.Ledger(rows=40), **about).to_datatree()
+    counts = made(mo.models.Poisson(), rows, fixed(50, beta=[0], intercept=0)).to_datatree()
     assert counts["posterior_predictive/y"].dtype == counts["observed_data/y"].dtype == np.int64
     assert plots.plot_ppc_rootogram(counts, backend="matplotlib") is not None
     assert tree["observed_data/y"].dtype == np.float64
@@ -121,12 +130,9 @@ def test_sensitivities_are_arvizs_of_all_rows(post):
     from arviz_base import from_dict
     from arviz_stats import psense_summary
 
-    z = np.concatenate([post["beta"], post["intercept"][..., None]], axis=-1)
-    groups = {
-        "posterior": post.draws,
-        "log_prior": {"all": log_density(z)[1]},
-        "log_likelihood": {"y": norm.logpdf(Y, z @ X.T, SCALE)},
-    }
+    z = together(post)
+    groups = {"posterior": post.draws, "log_prior": {"all": log_prior(z)}}
+    groups["log_likelihood"] = {"y": log_likelihood(z)}
     theirs = psense_summary(from_dict(groups))
     ours = post.sensitivity()
     assert ours.index[0] == "beta[dose]"
@@ -137,32 +143,13 @@ def test_sensitivities_are_arvizs_of_all_rows(post):
 
 
 def test_a_sensitivity_of_one_draw_is_refused(post):
-    one = mo.Posterior(
-        {name: x[:1, :1] for name, x in post.draws.items()},
-        {"lp": post.stats["lp"][:1, :1]},
-        post.ledger,
-        predictor=post.predictor,
-    )
-    with pytest.raises(SettingError, match=r"1 draw is too few .* at least 100"):
-        one.sensitivity()
+    one = bare(CONJUGATE.model, named(together(post)[:1, :1]), stats={"lp": np.zeros((1, 1))})
+    refused(SettingError, r"1 draw is too few .* at least 100", one.sensitivity)
 
 
 def test_a_strong_prior_is_seen_and_a_weak_one_is_not():
-    tight = np.full(4, 0.02)
-
-    def found(prior_sd):
-        precision = X.T @ X / SCALE**2 + np.diag(prior_sd**-2.0)
-        mean = np.linalg.solve(precision, X.T @ Y) / SCALE**2
-        z = np.random.default_rng(2).multivariate_normal(mean, np.linalg.inv(precision), (2, 500))
-        lp = norm.logpdf(Y, z @ X.T, SCALE).sum(-1) + norm.logpdf(z, 0, prior_sd).sum(-1)
-        scale = float(prior_sd[0])
-        model = mo.models.Gaussian(scale=SCALE, prior_scale=scale, intercept_scale=scale)
-        draws = {"beta": z[..., :3], "intercept": z[..., 3]}
-        about = {"predictor": ModelPredictor(model)}
-        return mo.Posterior(draws, {"lp": lp}, mo.Ledger(rows=N), **about).sensitivity()
-
-    assert (found(tight)["prior"] > 0.05).all()
-    weak = found(np.full(4, 30.0))
+    strong, weak = (exactly(np.full(4, sd), (2, 500), 2).sensitivity() for sd in (0.02, 30.0))
+    assert (strong["prior"] > 0.05).all()
     assert (weak["prior"] < 0.05).all()
     assert (weak["likelihood"] > 0.05).all()
 
@@ -170,8 +157,7 @@ def test_a_strong_prior_is_seen_and_a_weak_one_is_not():
 def test_weights_become_repetition(post):
     z = post["beta"][..., 0]
     weights = np.exp((z - z.mean()) / z.std())  # moves the mean by one sd
-    about = {"predictor": post.predictor, "rows": post.rows}
-    weighted = mo.Posterior(post.draws, post.stats, post.ledger, weights=weights, **about)
+    weighted = replace(post, weights=weights)
     alike = weighted.resample()
     assert alike.weights is None
     error = weighted.sd("beta") / np.sqrt(400)
@@ -182,8 +168,7 @@ def test_weights_become_repetition(post):
         tree = weighted.to_datatree(sample=20)
     assert "posterior_predictive" in tree.children
     weighted.weights = np.where(weights > 0.2, 1.0, -1.0)
-    with pytest.raises(SettingError, match="negative signs"):
-        weighted.sensitivity()
+    refused(SettingError, "negative signs", weighted.sensitivity)
     assert post.resample() is post
 
 

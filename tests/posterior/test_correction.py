@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.posteriors import bare, named
+from helpers.refusals import refused
 from helpers.targets import TIMES, Conjugate
-from modicum.ledger import Ledger
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import Posterior
 
 
 @pytest.fixture(scope="module")
@@ -15,19 +14,13 @@ def problem():
     return Conjugate(n=80, d=2)
 
 
-def normal_draws(problem, shift, inflate=1.0, chains=4, draws=1000, ledger_rows=80):
+def normal_draws(problem, shift, inflate=1.0):
     """Return independent draws of a normal other than the posterior, with their log-density."""
-    rng = np.random.default_rng(1)
+    z = np.random.default_rng(1).normal(size=(4, 1000, 3))
     root = np.linalg.cholesky(problem.cov) * inflate
-    z = rng.normal(size=(chains, draws, 3))
     at = problem.mean + shift * np.sqrt(np.diag(problem.cov)) + z @ root.T
-    return Posterior(
-        {"beta": at[..., :2], "intercept": at[..., 2]},
-        {"lp": -0.5 * (z**2).sum(-1) + 123.0},  # weights are ratios, so a constant does not matter
-        Ledger(rows=ledger_rows),
-        predictor=ModelPredictor(problem.model),
-        tuning={"kept": 1},
-    )
+    lp = -0.5 * (z**2).sum(-1) + 123.0  # weights are ratios, so a constant does not matter
+    return bare(problem.model, named(at), 80, stats={"lp": lp}, tuning={"kept": 1})
 
 
 def flat_mean(post):
@@ -94,14 +87,10 @@ def test_draws_are_thinned_evenly_and_the_original_is_left_alone(problem):
 def test_what_cannot_be_corrected_is_refused(problem):
     post = normal_draws(problem, shift=0.1)
     other = Conjugate(n=70, d=2)
-    with pytest.raises(mo.SettingError, match="80 rows, but 70"):
-        post.correct(other.rows, progressbar=False)
-    fixed = post.correct(problem.rows, progressbar=False)
-    with pytest.raises(mo.SettingError, match="without negative signs"):
-        fixed.correct(problem.rows, progressbar=False)
-    bare = Posterior(post.draws, {}, Ledger(rows=80))
-    with pytest.raises(mo.SettingError, match="log-density"):
-        bare.correct(problem.rows, progressbar=False)
-    nameless = Posterior(post.draws, post.stats, Ledger(rows=80))
-    with pytest.raises(mo.SettingError, match="without its model"):
-        nameless.correct(problem.rows, progressbar=False)
+    refused(mo.SettingError, "80 rows, but 70", post.correct, other.rows, progressbar=False)
+    for words, one in {
+        "without negative signs": post.correct(problem.rows, progressbar=False),
+        "log-density": bare(None, post.draws, 80),
+        "without its model": bare(None, post.draws, 80, stats=post.stats),
+    }.items():
+        refused(mo.SettingError, words, one.correct, problem.rows, progressbar=False)

@@ -1,7 +1,7 @@
 """Leave-one-out against closed forms, ArviZ and NumPy; comparisons of models."""
 
-import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -9,57 +9,46 @@ import pytest
 from scipy.stats import multivariate_normal, norm
 
 import modicum as mo
-from helpers.targets import Conjugate, all_of, gaussian_rows
-from modicum.diagnostics.pareto import rows_smoothed
+from helpers.posteriors import bare, made, named, normal_draws
+from helpers.refusals import refused
+from helpers.targets import Conjugate, gaussian_rows
 from modicum.errors import DataError, ModicumWarning, SettingError
 from modicum.fit import model_for
 from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import FitRows, comparison
-from modicum.posterior.loo import RowSample
 from modicum.rows.reading import read_formula
 
 CONJUGATE = Conjugate()
-N, SCALE = 200, 0.7
-X = np.c_[all_of(CONJUGATE.rows)["x"], np.ones(N)]
-Y = all_of(CONJUGATE.rows)["y"]
-PRIOR_SD = np.r_[np.full(3, 0.3), 0.5]
+X, Y, SCALE, N = CONJUGATE.x, CONJUGATE.y, CONJUGATE.scale, 200
 
 
-def posterior(mean=CONJUGATE.mean, cov=CONJUGATE.cov, columns=3, weights=None, rows=None, seed=1):
-    """Return independent draws of a normal posterior."""
-    z = np.random.default_rng(seed).multivariate_normal(mean, cov, size=(4, 500))
-    draws = {"beta": z[..., :columns], "intercept": z[..., -1]}
-    rows = CONJUGATE.rows if rows is None else rows
-    return mo.Posterior(
-        draws,
-        {},
-        mo.Ledger(rows=len(rows)),
-        weights=None if weights is None else weights(z),
-        predictor=ModelPredictor(CONJUGATE.model),
-        fit_rows=FitRows.of(rows),
-        rows=rows,
-    )
+def posterior(x=X, y=Y, wide=1.0, shift=0.0, draws=None, **about):
+    """Return independent draws of the posterior, or of another normal."""
+    mean, cov = CONJUGATE.of(x, y, CONJUGATE.prior_sd[-x.shape[1] :])
+    draws = normal_draws(mean + shift, wide * cov) if draws is None else named(draws)
+    return made(CONJUGATE.model, **{"rows": mo.Rows(x=x[:, :-1], y=y), "draws": draws} | about)
 
 
-def exact(x, y, prior_sd=PRIOR_SD):
+def exact(x, y):
     """Return the log predictive density of each row given the others, in closed form."""
     values = []
     for i in range(len(y)):
         kept = np.arange(len(y)) != i
-        precision = x[kept].T @ x[kept] / SCALE**2 + np.diag(prior_sd**-2.0)
-        mean = np.linalg.solve(precision, x[kept].T @ y[kept]) / SCALE**2
-        variance = SCALE**2 + x[i] @ np.linalg.solve(precision, x[i])
-        values.append(norm.logpdf(y[i], x[i] @ mean, np.sqrt(variance)))
+        mean, cov = CONJUGATE.of(x[kept], y[kept], CONJUGATE.prior_sd[-x.shape[1] :])
+        sd = np.sqrt(SCALE**2 + x[i] @ cov @ x[i])
+        values.append(norm.logpdf(y[i], x[i] @ mean, sd))
     return np.array(values)
 
 
 EXACT = exact(X, Y)
 
 
-def log_likelihoods(post):
-    """Return log-likelihoods (chain, draw, row), by NumPy."""
-    eta = post["beta"] @ X[:, :-1].T + post["intercept"][..., None]
-    return norm.logpdf(Y, eta, SCALE)
+def by_arviz(draws, log_likelihood):
+    """Return ArviZ's answer for log-likelihoods (chain, draw, row)."""
+    from arviz_base import from_dict
+    from arviz_stats import loo
+
+    groups = {"posterior": draws, "log_likelihood": {"y": log_likelihood}}
+    return loo(from_dict(groups), pointwise=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,49 +81,22 @@ def test_conjugate_rows_one_by_one(left_out):
 @pytest.mark.parametrize("broken", ["narrow", "moved", "within"])
 def test_wrong_draws_and_rows_that_are_not_left_out_are_seen(broken, left_out):
     """Negative controls of the comparison above."""
-    if broken == "within":
-        result = left_out
-        result = type("Within", (), {"elpd_i": result.elpd_i, "elpd": result.elpd + result.p})
-    else:
-        shift = 2 * np.sqrt(np.diag(CONJUGATE.cov)) * (broken == "moved")
-        cov = CONJUGATE.cov * (0.25 if broken == "narrow" else 1)
-        result = posterior(CONJUGATE.mean + shift, cov).loo()
+    result = {
+        "narrow": lambda: posterior(wide=0.25).loo(),
+        "moved": lambda: posterior(shift=2 * np.sqrt(np.diag(CONJUGATE.cov))).loo(),
+        "within": lambda: SimpleNamespace(elpd_i=left_out.elpd_i, elpd=left_out.elpd + left_out.p),
+    }[broken]()
     assert not agrees(result)
 
 
 def test_arviz_says_the_same(post, left_out):
-    from arviz_base import from_dict
-    from arviz_stats import loo
-
-    matrix = log_likelihoods(post)
-    theirs = loo(
-        from_dict({"posterior": post.draws, "log_likelihood": {"y": matrix}}), pointwise=True
-    )
+    eta = post["beta"] @ X[:, :-1].T + post["intercept"][..., None]
+    theirs = by_arviz(post.draws, norm.logpdf(Y, eta, SCALE))
     assert left_out.elpd == pytest.approx(float(theirs.elpd), abs=1e-8)
     assert left_out.se == pytest.approx(np.sqrt(N * theirs.elpd_i.values.var(ddof=1)), abs=1e-8)
     assert left_out.p == pytest.approx(float(theirs.p), abs=1e-8)
     assert left_out.good_k == theirs.good_k
     np.testing.assert_allclose(left_out.pareto_k, theirs.pareto_k.values.ravel(), atol=1e-8)
-
-
-@pytest.mark.parametrize(("number", "efficiency"), [(100, 1.0), (400, 0.5), (2_000, 1.3)])
-def test_rows_are_smoothed_together_as_arviz_smooths_each(number, efficiency):
-    from arviz_stats.base import array_stats
-
-    rng = np.random.default_rng(1)
-    log_ratio = rng.normal(size=(60, number)) * np.linspace(0.1, 3, 60)[:, None] + 7
-    ours, k = rows_smoothed(log_ratio, efficiency)
-    theirs, their_k = array_stats.psislw(-log_ratio, r_eff=efficiency)
-    np.testing.assert_allclose(ours, theirs, atol=1e-12)
-    np.testing.assert_allclose(k, their_k, atol=1e-12)
-    alone, _ = rows_smoothed(log_ratio[7:8], efficiency)
-    np.testing.assert_array_equal(alone[0], ours[7])
-    # negative control: draws that are less dependent have a shorter tail
-    assert np.abs(k - rows_smoothed(log_ratio, 9 * efficiency)[1]).max() > 0.01
-    # no tail can be fitted to weights that are all equal, as where draws repeat
-    even, none = rows_smoothed(np.r_[np.zeros(number - 1), -1.0][None])
-    assert none == np.inf
-    np.testing.assert_allclose(np.exp(even).sum(), 1)
 
 
 def test_drawn_rows_estimate_the_same_without_bias(post, left_out):
@@ -143,6 +105,9 @@ def test_drawn_rows_estimate_the_same_without_bias(post, left_out):
     errors = np.array([result.subsampling_se for result in results])
     assert abs(found.mean() - left_out.elpd) < 4 * np.sqrt(np.mean(errors**2) / 12)
     assert errors.max() < 0.1 * left_out.se  # far below the spread of the rows themselves
+    # negative control: averages that forget how rows were drawn
+    plain = np.mean([N * float(result.elpd_i.mean()) for result in results])
+    assert abs(plain - left_out.elpd) > 4 * np.sqrt(np.mean(errors**2) / 12)
     assert np.mean([r.p for r in results]) == pytest.approx(left_out.p, abs=0.1)
     assert np.mean([r.se for r in results]) == pytest.approx(left_out.se, rel=0.02)
     one = results[0]
@@ -151,89 +116,47 @@ def test_drawn_rows_estimate_the_same_without_bias(post, left_out):
     np.testing.assert_allclose(one.elpd_i, left_out.elpd_i.values[one.elpd_i["row"]], atol=1e-10)
 
 
-def test_a_sample_is_unbiased_and_one_that_forgets_its_probabilities_is_not():
-    rng = np.random.default_rng(2)
-    size = rng.exponential(size=500) ** 2
-    rest = size * rng.normal(1, 0.3, size=500)
-    right, wrong, variances = [], [], []
-    for seed in range(200):
-        sample = RowSample.drawn(size, 30, seed)
-        found = sample.total(rest[sample.row_ids])
-        right.append(found.value)
-        variances.append(found.variance)
-        wrong.append(500 * np.average(rest[sample.row_ids], weights=sample.times))
-    error = np.std(right) / np.sqrt(200)
-    assert abs(np.mean(right) - rest.sum()) < 4 * error
-    assert abs(np.mean(wrong) - rest.sum()) > 4 * error
-    assert np.mean(variances) == pytest.approx(np.var(right), rel=4 * np.sqrt(2 / 200))
-
-
 def test_weights_of_draws_count():
     """Importance-weighted draws of a wider normal give the same result."""
-
-    def ratio(z):
-        at = multivariate_normal.logpdf(z, CONJUGATE.mean, CONJUGATE.cov)
-        return np.exp(at - multivariate_normal.logpdf(z, CONJUGATE.mean, 2 * CONJUGATE.cov))
-
-    weighted = posterior(cov=2 * CONJUGATE.cov, weights=ratio)
-    assert agrees(weighted.loo())
-    assert not agrees(posterior(cov=2 * CONJUGATE.cov).loo())
-
-
-def signed_draws(seed=1):
-    """Return posterior draws, mixed with draws of another normal that signs cancel."""
-    rng = np.random.default_rng(seed)
-    z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(4, 500))
-    sign = np.ones((4, 500))
-    away = rng.multivariate_normal(CONJUGATE.mean + 0.15, CONJUGATE.cov, size=(4, 100))
-    z[:, ::5] = away
-    sign[:, ::10] = -1.0  # every other inserted draw
-    return z, sign
+    wide = posterior(wide=2)
+    z = np.concatenate([wide["beta"], wide["intercept"][..., None]], axis=-1)
+    at, drawn = (multivariate_normal.logpdf(z, CONJUGATE.mean, k * CONJUGATE.cov) for k in (1, 2))
+    assert agrees(replace(wide, weights=np.exp(at - drawn)).loo())
+    assert not agrees(wide.loo())
 
 
 def test_signs_of_draws_count():
-    z, sign = signed_draws()
-    draws = {"beta": z[..., :3], "intercept": z[..., 3]}
-    about = {"predictor": ModelPredictor(CONJUGATE.model), "rows": CONJUGATE.rows}
-    signed = mo.Posterior(draws, {}, mo.Ledger(rows=N), weights=sign, **about)
+    """Draws of another normal are mixed with those of the posterior, and signs cancel them."""
+    rng = np.random.default_rng(1)
+    z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(4, 500))
+    z[:, ::5] = rng.multivariate_normal(CONJUGATE.mean + 0.15, CONJUGATE.cov, size=(4, 100))
+    sign = np.where(np.arange(500) % 10, 1.0, -1.0) * np.ones((4, 1))  # every other inserted draw
+    signed = posterior(draws=z, weights=sign)
     result = signed.loo()
     assert abs(result.elpd - EXACT.sum()) < 0.5  # a fifth of the draws is noise
     assert np.abs(result.elpd_i.values - EXACT).mean() < 0.02
     drawn = signed.loo(subsample=100)
     assert abs(drawn.elpd - result.elpd) < 4 * drawn.subsampling_se + 0.1
     # negative control: the same draws without their signs
-    ignored = mo.Posterior(draws, {}, mo.Ledger(rows=N), **about)
-    assert abs(ignored.loo().elpd - EXACT.sum()) > 1.0
-    signed.weights = -sign
-    with pytest.raises(SettingError, match="the signs cancel"):
-        signed.loo()
+    assert abs(posterior(draws=z).loo().elpd - EXACT.sum()) > 1.0
+    refused(SettingError, "the signs cancel", replace(signed, weights=-sign).loo)
 
 
 def test_a_row_of_weight_two_is_two_rows():
-    rows = mo.Rows(x=X[:, :-1], y=Y, weight=np.full(N, 2.0))
     x, y = np.r_[X, X], np.r_[Y, Y]
-    precision = x.T @ x / SCALE**2 + np.diag(PRIOR_SD**-2.0)
-    mean, cov = np.linalg.solve(precision, x.T @ y) / SCALE**2, np.linalg.inv(precision)
-    twice = posterior(mean, cov, rows=rows).loo()
+    twice = posterior(x, y, rows=mo.Rows(x=X[:, :-1], y=Y, weight=np.full(N, 2.0))).loo()
     assert twice.elpd == pytest.approx(exact(x, y).sum(), abs=0.15)
 
 
-def with_an_odd_row():
-    """Return a posterior dominated by row 7, with design and outcomes."""
-    x, y = X[:, :-1].copy(), Y.copy()
-    x[7], y[7] = 30.0, -60.0
-    rows = mo.Rows(x=x, y=y)
-    design = np.c_[x, np.ones(N)]
-    precision = design.T @ design / SCALE**2 + np.diag(PRIOR_SD**-2.0)
-    mean = np.linalg.solve(precision, design.T @ y) / SCALE**2
-    return posterior(mean, np.linalg.inv(precision), rows=rows), design, y
-
-
-def test_rows_that_decide_much_are_left_out_anew():
-    post, design, y = with_an_odd_row()
-    right = exact(design, y)
-    with pytest.warns(ModicumWarning, match="moment_match=True"):
+def test_rows_that_decide_much_are_named_and_left_out_anew():
+    x, y = X.copy(), Y.copy()
+    x[7], y[7] = [30.0, 30.0, 30.0, 1.0], -60.0
+    post, right = posterior(x, y), exact(x, y)
+    with pytest.warns(ModicumWarning, match=r"row 7.*moment_match=True") as caught:
         wrong = post.loo()
+    assert caught[0].message.code == "left-out-uncertain"
+    assert wrong.warning
+    assert int(wrong.pareto_k.idxmax()) == 7
     assert abs(wrong.elpd_i.values[7] - right[7]) > 10  # negative control: its draws are not enough
     found = post.loo(moment_match=True)
     assert not found.warning
@@ -243,133 +166,87 @@ def test_rows_that_decide_much_are_left_out_anew():
     assert abs(drawn.elpd - right.sum()) < 4 * drawn.subsampling_se + 0.5
 
 
-def test_rows_that_decide_much_are_named():
-    doubtful, _, _ = with_an_odd_row()
-    with pytest.warns(ModicumWarning, match="row 7") as caught:
-        result = doubtful.loo()
-    assert caught[0].message.code == "left-out-uncertain"
-    assert result.warning
-    assert int(result.pareto_k.idxmax()) == 7
-
-
 def test_what_cannot_be_left_out_is_refused(post):
-    signed = posterior(weights=lambda z: np.where(z[..., 0] > CONJUGATE.mean[0] + 0.1, 1.0, -1.0))
-    with pytest.raises(SettingError, match="the signs cancel"):
-        signed.loo()
-    with pytest.raises(DataError, match="not the rows"):
-        post.loo(gaussian_rows(N, 3, seed=9))
-    with pytest.raises(DataError, match="Fits to different columns have different rows"):
-        mo.compare({"a": post, "b": post}, gaussian_rows(N, 3, seed=9))
-    with pytest.raises(SettingError, match="200 rows, but 100"):
-        post.loo(gaussian_rows(100))
-    with pytest.raises(SettingError, match="draws must be a whole number of at least 100"):
-        post.loo(draws=20)
-    by_hand = mo.Posterior(post.draws, {}, post.ledger, predictor=post.predictor)
-    with pytest.raises(SettingError, match="give the rows, or their table"):
-        by_hand.loo()
-    with pytest.raises(SettingError, match="without its model"):
-        mo.Posterior(post.draws, {}, post.ledger, rows=CONJUGATE.rows).loo()
+    other = gaussian_rows(N, 3, seed=9)
+    sign = np.where(post["beta"][..., 0] > CONJUGATE.mean[0] + 0.1, 1.0, -1.0)
+    refused(SettingError, "the signs cancel", replace(post, weights=sign).loo)
+    refused(DataError, "not the rows", post.loo, other)
+    words = "Fits to different columns have different rows"
+    refused(DataError, words, mo.compare, {"a": post, "b": post}, other)
+    refused(SettingError, "200 rows, but 100", post.loo, gaussian_rows(100))
+    refused(SettingError, "draws must be a whole number of at least 100", post.loo, draws=20)
+    refused(SettingError, "give the rows, or their table", bare(CONJUGATE.model, post.draws, N).loo)
+    refused(SettingError, "without its model", bare(None, post.draws, N, rows=post.rows).loo)
 
 
-def test_even_weights_with_a_tail_are_no_cause_for_doubt():
+def test_even_weights_with_a_tail_are_no_cause_for_doubt(post):
     """Smoothed weights of a normal approximation are nearly 1, with a tail."""
-
-    def nearly_even(z):
-        rng = np.random.default_rng(3)
-        return 1 + 0.01 * rng.pareto(0.8, size=z.shape[:2]).clip(max=60)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ModicumWarning)
-        even = posterior(weights=nearly_even).loo()
-    assert agrees(even)
-    assert even.pareto_k.max() < 0.5
+    tail = np.random.default_rng(3).pareto(0.8, size=(4, 500))
+    even = replace(post, weights=1 + 0.01 * tail.clip(max=60))
+    left_out = even.loo()
+    assert agrees(left_out)
+    assert left_out.pareto_k.max() < 0.5
     # outlying rows are still noticed, and so are weights that rest on a few draws
-    y = Y.copy()
-    y[7] = 40.0
-    odd = posterior(weights=nearly_even, rows=mo.Rows(x=X[:, :-1], y=y))
-    with pytest.warns(ModicumWarning, match="in row 7, "):
-        odd.loo()
-    few = posterior(weights=lambda z: np.random.default_rng(4).pareto(0.8, size=z.shape[:2]))
-    with pytest.warns(ModicumWarning, match="200 of the 200 rows"):
-        few.loo()
+    y = np.where(np.arange(N) == 7, 40.0, Y)
+    odd = made(CONJUGATE.model, mo.Rows(x=X[:, :-1], y=y), post.draws, weights=even.weights)
+    for doubtful, words in ((odd, "in row 7, "), (replace(post, weights=tail), "200 of the 200")):
+        with pytest.warns(ModicumWarning, match=words):
+            doubtful.loo()
 
 
 # Groups ------------------------------------------------------------------------------------
 
 
 def test_groups_are_left_out_whole_where_effects_are_integrated_out():
-    from arviz_base import from_dict
-    from arviz_stats import loo
-
     rng = np.random.default_rng(4)
     group = np.repeat(np.arange(20), 10)
-    rows = mo.Rows(x=X[:, :-1], y=Y + rng.normal(0, 0.5, 20)[group], clinic=group)
-    family = mo.models.Gaussian(scale=SCALE, prior_scale=0.3, intercept_scale=0.5)
-    model = mo.models.IntegratedEffects(family, "clinic", group_sd=1.0).resolved(rows)
+    y = Y + rng.normal(0, 0.5, 20)[group]
+    rows = mo.Rows(x=X[:, :-1], y=y, clinic=group)
+    model = mo.models.IntegratedEffects(CONJUGATE.model, "clinic", group_sd=1.0).resolved(rows)
     z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(2, 100))
     sd = rng.uniform(0.3, 0.8, size=(2, 100, 1))
-    draws = {"beta": z[..., :3], "intercept": z[..., 3], "group_sd": sd}
-    ledger = mo.Ledger(rows=20, unit="group")
-    post = mo.Posterior(draws, {}, ledger, predictor=ModelPredictor(model), rows=rows)
-    rest = all_of(rows)["y"] - z @ X.T  # (chain, draw, row)
+    draws = named(z) | {"group_sd": sd}
+    post = bare(model, draws, rows=rows)
+    post.ledger = mo.Ledger(rows=20, unit="group")
+    rest = (y - z @ X.T).reshape(2, 100, 20, 10)
     matrix = np.empty((2, 100, 20))
-    for c in range(2):
-        for s in range(100):
-            cov = SCALE**2 * np.eye(10) + sd[c, s] ** 2
-            matrix[c, s] = multivariate_normal.logpdf(rest[c, s].reshape(20, 10), cov=cov)
-    theirs = loo(from_dict({"posterior": draws, "log_likelihood": {"y": matrix}}))
+    for at in np.ndindex(2, 100):
+        cov = SCALE**2 * np.eye(10) + sd[at] ** 2
+        matrix[at] = multivariate_normal.logpdf(rest[at], cov=cov)
     ours = post.loo()
     assert ours.n_data_points == 20
-    assert ours.elpd == pytest.approx(float(theirs.elpd), abs=1e-4)
+    assert ours.elpd == pytest.approx(float(by_arviz(draws, matrix).elpd), abs=1e-4)
     assert ours.elpd_i.dims == ("group",)
     drawn = post.loo(subsample=15)
     assert 0 < drawn.subsampling_se < 0.2 * drawn.se
     assert abs(drawn.elpd - ours.elpd) < 4.5 * drawn.subsampling_se
-    rowwise = posterior(rows=mo.Rows(x=X[:, :-1], y=all_of(rows)["y"]))
-    with pytest.raises(SettingError, match="leave out different things"):
-        mo.compare({"groups": post, "rows": rowwise})
+    both = {"groups": post, "rows": posterior(y=y)}
+    refused(SettingError, "leave out different things", mo.compare, both)
 
 
 def test_rows_are_left_out_given_the_effects_of_their_groups():
-    from arviz_base import from_dict
-    from arviz_stats import loo
-
     rng = np.random.default_rng(6)
     ward = rng.integers(0, 4, N)
     rows = mo.Rows(x=X[:, :-1], y=Y, codes={"ward": np.array(list("abcd"))[ward]})
     model = mo.models.Gaussian(scale=SCALE, groups="ward").resolved(rows)
     z = rng.multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, size=(2, 200))
     effects = rng.normal([0.2, -0.1, 0.0, 0.1], 0.05, size=(2, 200, 4))
-    draws = {"beta": z[..., :3], "1|ward": effects, "intercept": z[..., 3]}
-    draws["group_sd"] = np.full((2, 200, 1), 0.5) + rng.normal(0, 0.01, (2, 200, 1))
-    about = {"predictor": ModelPredictor(model), "rows": rows}
-    ours = mo.Posterior(draws, {}, mo.Ledger(rows=N), **about).loo()
-    matrix = norm.logpdf(Y, z @ X.T + effects[..., ward], SCALE)
-    theirs = loo(from_dict({"posterior": draws, "log_likelihood": {"y": matrix}}))
+    draws = named(z) | {"1|ward": effects, "group_sd": rng.normal(0.5, 0.01, (2, 200, 1))}
+    ours = made(model, rows, draws).loo()
+    theirs = by_arviz(draws, norm.logpdf(Y, z @ X.T + effects[..., ward], SCALE))
     assert ours.elpd == pytest.approx(float(theirs.elpd), abs=1e-8)
     # negative control: without the effects it differs
-    without = norm.logpdf(Y, z @ X.T, SCALE)
-    other = loo(from_dict({"posterior": draws, "log_likelihood": {"y": without}}))
-    assert abs(ours.elpd - float(other.elpd)) > 0.1
+    assert abs(ours.elpd - float(by_arviz(draws, norm.logpdf(Y, z @ X.T, SCALE)).elpd)) > 0.1
 
 
 # Comparison --------------------------------------------------------------------------------
 
 
-def without_first_column():
-    """Return the posterior of the model without its first column, in closed form."""
-    x = X[:, 1:]
-    precision = x.T @ x / SCALE**2 + np.diag(PRIOR_SD[1:] ** -2.0)
-    mean = np.linalg.solve(precision, x.T @ Y) / SCALE**2
-    rows = mo.Rows(x=x[:, :-1], y=Y)
-    return posterior(mean, np.linalg.inv(precision), 2, rows=rows), exact(x, Y, PRIOR_SD[1:])
-
-
 def test_comparison_is_that_of_paired_rows(post):
-    less, exact_less = without_first_column()
+    less = posterior(X[:, 1:])  # without the first column
     table = mo.compare({"less": less, "all": post})
     assert list(table.index) == ["all", "less"]
-    apart = EXACT - exact_less
+    apart = EXACT - exact(X[:, 1:], Y)
     assert table.loc["less", "elpd_diff"] == pytest.approx(apart.sum(), abs=0.2)
     assert table.loc["less", "dse"] == pytest.approx(np.sqrt(N * apart.var(ddof=1)), rel=0.02)
     assert table.loc["all", ["elpd_diff", "dse", "rank"]].tolist() == [0, 0, 0]
@@ -383,30 +260,12 @@ def test_comparison_is_that_of_paired_rows(post):
     assert abs(drawn.loc["less", "elpd_diff"] - table.loc["less", "elpd_diff"]) < within
 
 
-@pytest.fixture(scope="module")
-def two(post):
-    """Return two posteriors to compare, their leave-one-out results, and how to compute these once.
-
-    Weights of all kinds are of the same results.
-    """
-    fits = {"all": post, "moved": posterior(CONJUGATE.mean + np.r_[0.1, 0, 0, 0])}
-    compute, computed = comparison.leave_one_out, {}
-
-    def once(subjects, subsample, *rest):
-        if subsample not in computed:
-            computed[subsample] = compute(subjects, subsample, *rest)
-        return computed[subsample]
-
-    return fits, {name: fit.loo() for name, fit in fits.items()}, once
-
-
 @pytest.mark.parametrize("method", ["stacking", "bb-pseudo-bma", "pseudo-bma"])
-def test_weights_of_models_match_arviz(two, method, monkeypatch):
+def test_weights_of_models_match_arviz(post, method):
     from arviz_stats import compare
 
-    fits, left_out, once = two
-    monkeypatch.setattr(comparison, "leave_one_out", once)
-    theirs = compare(dict(left_out), method=method)
+    fits = {"all": post, "moved": posterior(shift=np.r_[0.1, 0, 0, 0])}
+    theirs = compare({name: fit.loo() for name, fit in fits.items()}, method=method)
     ours = mo.compare(fits, method=method)
     assert ours["weight"].sum() == pytest.approx(1)
     by_chance = 0.02 if method == "bb-pseudo-bma" else 2e-3
@@ -417,44 +276,33 @@ def test_weights_of_models_match_arviz(two, method, monkeypatch):
 
 
 def test_stacking_mixes_models_that_each_predict_some_rows():
-    """With these densities, the best mixture is half and half."""
-    from modicum.posterior.comparison import _stacking_weights
-
-    rows = np.log(np.r_[np.tile([[0.9, 0.1]], (50, 1)), np.tile([[0.1, 0.9]], (50, 1))])
-    np.testing.assert_allclose(_stacking_weights(rows, np.ones(100)), 0.5, atol=1e-4)
-    mass = np.r_[np.full(50, 3.0), np.ones(50)]  # then 0.1 + 0.8 w is 3/4
-    share = (0.75 - 0.1) / 0.8
-    np.testing.assert_allclose(_stacking_weights(rows, mass), [share, 1 - share], atol=1e-3)
+    """With chances of 0.9 and 0.1, of a share s of rows and the others, 0.1 + 0.8 w is s."""
+    model, x = mo.models.Logistic(intercept=False), np.ones((100, 1))
+    logit = np.log(9) + 1e-6 * np.random.default_rng(1).normal(size=(2, 100, 1))
+    for weight, share in ((np.ones(100), 0.5), (np.r_[np.full(50, 3.0), np.ones(50)], 0.75)):
+        rows = mo.Rows(x=x, y=np.arange(100) < 50, weight=weight)
+        fits = {name: made(model, rows, {"beta": s * logit}) for name, s in (("a", 1), ("b", -1))}
+        found = mo.compare(fits, method="stacking").loc["a", "weight"]
+        assert found == pytest.approx((share - 0.1) / 0.8, abs=1e-3)
 
 
 def test_what_cannot_be_compared_is_refused(post):
-    with pytest.raises(SettingError, match="'stacking', 'bb-pseudo-bma' or 'pseudo-bma'"):
-        mo.compare({"a": post, "b": post}, method="bma")
-    with pytest.raises(SettingError, match="two or more posteriors"):
-        mo.compare({"a": post})
-    with pytest.raises(SettingError, match="'b' must be a posterior, not int"):
-        mo.compare({"a": post, "b": 3})
-    other = posterior(rows=gaussian_rows(N, 3, seed=8))
-    with pytest.raises(DataError, match="different outcomes"):
-        mo.compare({"a": post, "b": other})
-    fewer = posterior(rows=gaussian_rows(100, 3))
-    with pytest.raises(DataError, match="200 rows and 'b' to 100"):
-        mo.compare({"a": post, "b": fewer})
+    other, fewer = (posterior(rows=gaussian_rows(n, 3, seed=8)) for n in (N, 100))
+    for error, words, fits, settings in (
+        (SettingError, "'stacking', 'bb-pseudo-bma' or", {"a": post, "b": post}, {"method": "bma"}),
+        (SettingError, "two or more posteriors", {"a": post}, {}),
+        (SettingError, "'b' must be a posterior, not int", {"a": post, "b": 3}, {}),
+        (DataError, "different outcomes", {"a": post, "b": other}, {}),
+        (DataError, "200 rows and 'b' to 100", {"a": post, "b": fewer}, {}),
+    ):
+        refused(error, words, mo.compare, fits, **settings)
 
 
 def of_family(model, **fields):
     """Return a posterior of one coefficient, for rows with these fields."""
     x = np.linspace(-1, 1, 40)[:, None]
     rows = mo.Rows(x=x, y=np.arange(40) % 5 + 1.0, columns=["x"], **fields)
-    draws = {"beta": np.random.default_rng(1).normal(0, 0.1, (2, 100, 1))}
-    return mo.Posterior(
-        draws,
-        {},
-        mo.Ledger(rows=40),
-        predictor=ModelPredictor(model),
-        fit_rows=FitRows.of(rows),
-        rows=rows,
-    )
+    return made(model, rows, {"beta": np.random.default_rng(1).normal(0, 0.1, (2, 100, 1))})
 
 
 TIMES = mo.models.Exponential(intercept=False)
@@ -462,48 +310,39 @@ AMONG = mo.models.Binomial(intercept=False)
 NUMBERS = mo.models.Gaussian(scale=1.0, intercept=False)
 COUNTS = mo.models.Poisson(intercept=False)
 ONES, SOME = np.ones(40), np.arange(40) % 2
+CENSORED = of_family(TIMES, event=SOME)
 
 
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        (of_family(TIMES, event=ONES), of_family(TIMES, event=SOME), "different events"),
-        (of_family(NUMBERS), of_family(TIMES, event=SOME), "different events"),
+        (of_family(TIMES, event=ONES), CENSORED, "different events"),
+        (of_family(NUMBERS), CENSORED, "different events"),
+        # a model that does not read events takes all times for those of events
+        (CENSORED, replace(CENSORED, predictor=ModelPredictor(NUMBERS)), "different events"),
         (of_family(AMONG, trials=ONES * 9), of_family(AMONG, trials=ONES * 8), "numbers of trials"),
         (of_family(NUMBERS), of_family(NUMBERS, weight=SOME), "different weights"),
     ],
 )
 def test_what_was_observed_besides_the_outcome_must_be_the_same(one, other, words):
-    with pytest.raises(DataError, match=words):
-        mo.compare({"a": one, "b": other})
-
-
-def test_events_that_a_model_does_not_read_are_those_of_all_times():
-    rows = of_family(TIMES, event=SOME)
-    deaf = replace(rows, predictor=ModelPredictor(NUMBERS))  # the same rows
-    with pytest.raises(DataError, match="different events"):
-        mo.compare({"a": rows, "b": deaf})
-    table = mo.compare({"a": of_family(TIMES, event=ONES), "b": of_family(NUMBERS)})
-    assert len(table) == 2
+    refused(DataError, words, mo.compare, {"a": one, "b": other})
 
 
 def test_densities_and_probabilities_are_not_compared_unquestioned():
     with pytest.warns(mo.ModicumWarning, match="'normal' sums logarithms of densities") as caught:
         mo.compare({"counts": of_family(COUNTS), "normal": of_family(NUMBERS)})
     assert "density-and-probability" in {w.message.code for w in caught}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", mo.ModicumWarning)
-        mo.compare({"counts": of_family(COUNTS), "among": of_family(AMONG, trials=ONES * 9)})
+    mo.compare({"counts": of_family(COUNTS), "among": of_family(AMONG, trials=ONES * 9)})
+    mo.compare({"times": of_family(TIMES, event=ONES), "normal": of_family(NUMBERS)})
 
 
 def stored_by_group(table, group, folder, effects=None):
     """Return a made-up posterior of rows in the order of groups, or of the table."""
-    read = read_formula(
-        f"y ~ x + (1 | {group})", table, missing="drop", store=folder, progressbar=False
-    )
-    model = model_for(read.rows, mo.models.Gaussian(scale=SCALE), groups="explicit").model
+    formula = f"y ~ x + (1 | {group})"
+    rows = read_formula(formula, table, missing="drop", store=folder, progressbar=False).rows
+    model = model_for(rows, mo.models.Gaussian(scale=SCALE), groups="explicit").model
     rng = np.random.default_rng(1)
-    levels = len(read.rows.levels[group])
+    levels = len(rows.levels[group])
     means = np.zeros(levels) if effects is None else effects
     draws = {
         "beta": rng.normal(0.5, 0.02, (2, 300, 1)),
@@ -511,9 +350,7 @@ def stored_by_group(table, group, folder, effects=None):
         "intercept": rng.normal(0, 0.02, (2, 300)),
         "group_sd": rng.uniform(0.4, 0.6, (2, 300, 1)),
     }
-    about = {"predictor": ModelPredictor(model.resolved(read.rows)), "rows": read.rows}
-    about |= {"fit_rows": FitRows.of(read.rows), "table": table}
-    return mo.Posterior(draws, {}, mo.Ledger(rows=len(read.rows)), **about)
+    return made(model.resolved(rows), rows, draws, table=table)
 
 
 @pytest.fixture(scope="module")
@@ -554,21 +391,19 @@ def test_rows_are_called_as_in_the_table(table_of_wards, tmp_path):
 
 def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp_path):
     table, means = table_of_wards
-    fits = {
-        "ward": stored_by_group(table, "ward", tmp_path / "ward", means),
-        "shift": stored_by_group(table, "shift", tmp_path / "shift"),
-    }
-    plain = {
-        "ward": stored_by_group(table, "ward", None, means),
-        "shift": stored_by_group(table, "shift", None),
-    }
+    fits, plain = (
+        {
+            "ward": stored_by_group(table, "ward", folder and folder / "ward", means),
+            "shift": stored_by_group(table, "shift", folder and folder / "shift"),
+        }
+        for folder in (tmp_path, None)
+    )
     with pytest.warns(ModicumWarning, match="in row 150, "):
         found, expected = mo.compare(fits), mo.compare(plain)
     pd.testing.assert_frame_equal(found, expected, atol=1e-8)
     for fit in fits.values():
         fit.table = None
-    with pytest.raises(DataError, match=r"give the table .* mo.compare\(posteriors, table\)"):
-        mo.compare(fits)
+    refused(DataError, r"give the table .* mo.compare\(posteriors, table\)", mo.compare, fits)
     with pytest.warns(ModicumWarning, match="in row 150, "):
         by_table = mo.compare(fits, table)
     pd.testing.assert_frame_equal(by_table, expected, atol=1e-8)
@@ -577,8 +412,7 @@ def test_fits_in_the_orders_of_different_groups_are_compared(table_of_wards, tmp
     moved.loc[[7, 9, 11], "x"] = np.nan
     fits["shift"] = stored_by_group(moved, "shift", tmp_path / "moved")
     fits["ward"].table = table
-    with pytest.raises(DataError, match="different rows: missing values dropped as many"):
-        mo.compare(fits)
+    refused(DataError, "different rows: missing values dropped as many", mo.compare, fits)
 
 
 def test_groups_are_called_by_their_names():
@@ -592,9 +426,10 @@ def test_groups_are_called_by_their_names():
         "intercept": rng.normal(0, 0.02, (2, 200)),
         "group_sd": rng.uniform(2, 40, (2, 200, 1)),
     }
-    about = {"predictor": ModelPredictor(model.resolved(rows)), "rows": rows, "table": table}
+    post = bare(model.resolved(rows), draws, 3, rows=rows, table=table)
+    post.ledger.unit = "group"
     with pytest.warns(ModicumWarning, match="in group york, "):
-        left_out = mo.Posterior(draws, {}, mo.Ledger(rows=3, unit="group"), **about).loo()
+        left_out = post.loo()
     assert left_out.elpd_i["group"].values.tolist() == ["ely", "ham", "york"]
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from helpers.refusals import refused
 from modicum.errors import SettingError
 from modicum.ledger import Ledger
 
@@ -58,5 +59,4 @@ def test_passes_are_counted_in_the_evaluations(ledger):
 
 
 def test_refuses_another_data_set(ledger):
-    with pytest.raises(SettingError, match="different data sets"):
-        ledger.merge(Ledger(rows=7))
+    refused(SettingError, "different data sets", ledger.merge, Ledger(rows=7))

@@ -1,5 +1,7 @@
 """Posterior predictive draws, and their comparison with observed outcomes."""
 
+from functools import cache
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
@@ -7,40 +9,28 @@ import pytest
 from scipy.special import expit
 
 import modicum as mo
+from helpers.posteriors import bare, fixed, made, normal_draws
+from helpers.refusals import refused
 from helpers.targets import Conjugate, all_of, class_rows, design, logistic_rows
 from modicum.errors import DataError, SettingError
 from modicum.fit import model_for
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import FitRows
-from modicum.posterior.predict import equal_draws
 from modicum.rows.reading import read_formula
 
 mpl.use("Agg")
 
 CONJUGATE = Conjugate()
-N, SCALE = 200, 0.7
-X = np.c_[all_of(CONJUGATE.rows)["x"], np.ones(N)]
-RNG = np.random.default_rng(5)
-
-
-def made(model, rows, draws, weights=None):
-    ledger = mo.Ledger(rows=len(rows))
-    about = {"predictor": ModelPredictor(model), "rows": rows, "fit_rows": FitRows.of(rows)}
-    return mo.Posterior(draws, {}, ledger, weights=weights, **about)
+N, X, SCALE = 200, CONJUGATE.x, CONJUGATE.scale
 
 
 @pytest.fixture(scope="module")
 def gaussian():
-    z = np.random.default_rng(1).multivariate_normal(CONJUGATE.mean, CONJUGATE.cov, (4, 500))
-    draws = {"beta": z[..., :3], "intercept": z[..., 3]}
+    draws = normal_draws(CONJUGATE.mean, CONJUGATE.cov)
     return made(CONJUGATE.model.resolved(CONJUGATE.rows), CONJUGATE.rows, draws)
 
 
-def fixed(model, rows, beta, intercept, number=100, **extras):
+def known(model, rows, beta, intercept, number=100):
     """Return a posterior with known coefficients."""
-    draws = {"beta": np.tile(beta, (1, number, 1)), "intercept": np.full((1, number), intercept)}
-    draws |= {name: np.full((1, number), value) for name, value in extras.items()}
-    return made(model, rows, draws)
+    return made(model, rows, fixed(number, beta=beta, intercept=intercept))
 
 
 def test_outcomes_have_the_spread_of_coefficients_and_of_noise(gaussian):
@@ -60,20 +50,9 @@ def test_outcomes_have_the_spread_of_coefficients_and_of_noise(gaussian):
 
 def test_the_prior_predictive_is_that_of_the_prior(gaussian):
     drawn = gaussian.predictive(draws=4000, prior=True)
-    variance = SCALE**2 + (X**2) @ np.r_[np.full(3, 0.3), 0.5] ** 2
+    variance = SCALE**2 + X**2 @ CONJUGATE.prior_sd**2
     assert np.abs(drawn.mean(axis=0) / np.sqrt(variance / 4000)).max() < 4.5
     assert np.abs(drawn.var(axis=0) / variance - 1).max() < 4.5 * np.sqrt(2 / 4000)
-
-
-def test_weighted_draws_come_up_by_their_weights():
-    x = np.arange(1000.0).reshape(2, 500)
-    weights = np.where(x < 100, 9.0, 1.0)
-    post = mo.Posterior({"a": x}, {}, mo.Ledger(rows=1), weights=weights)
-    share = (equal_draws(post, 1800, 0, "drawing")["a"] < 100).mean()
-    assert share == pytest.approx(0.5, abs=0.002)
-    post.weights = np.where(x < 100, -1.0, 1.0)
-    with pytest.raises(SettingError, match="negative signs"):
-        equal_draws(post, 10, 0, "drawing outcomes")
 
 
 def test_a_check_averages_with_signs():
@@ -89,11 +68,9 @@ def test_a_check_averages_with_signs():
     spread = np.sqrt(0.25 / table["rows"])
     assert (np.abs(table["observed"] - table["predicted"]) < 4.5 * spread).all()
     assert (np.abs(ignored["observed"] - ignored["predicted"]) > 4.5 * spread).any()
-    with pytest.raises(SettingError, match="only averages are meaningful"):
-        post.predictive(draws=10)
+    refused(SettingError, "only averages are meaningful", post.predictive, draws=10)
     post.weights = -sign
-    with pytest.raises(SettingError, match="the signs cancel"):
-        post.ppc()
+    refused(SettingError, "the signs cancel", post.ppc)
 
 
 def test_effects_of_new_groups_add_their_spread_and_known_ones_their_own():
@@ -101,16 +78,11 @@ def test_effects_of_new_groups_add_their_spread_and_known_ones_their_own():
     x, y = np.zeros((100, 1)), np.zeros(100)
     rows = mo.Rows(x=x, y=y, codes={"ward": group})
     model = mo.models.Gaussian(scale=0.5, groups="ward").resolved(rows)
-    draws = {
-        "beta": np.zeros((1, 4000, 1)),
-        "1|ward": np.tile([3.0, -1.0, 0.0, 1.0], (1, 4000, 1)),
-        "intercept": np.full((1, 4000), 2.0),
-        "group_sd": np.full((1, 4000, 1), 1.5),
-    }
-    post = made(model, rows, draws)
-    known = post.predictive(draws=4000)[:, ::25]
-    np.testing.assert_allclose(known.mean(axis=0), [5, 1, 2, 3], atol=0.05)
-    np.testing.assert_allclose(known.std(axis=0), 0.5, rtol=0.06)
+    values = {"beta": [0], "1|ward": [3, -1, 0, 1], "intercept": 2, "group_sd": [1.5]}
+    post = made(model, rows, fixed(4000, **values))
+    own = post.predictive(draws=4000)[:, ::25]
+    np.testing.assert_allclose(own.mean(axis=0), [5, 1, 2, 3], atol=0.05)
+    np.testing.assert_allclose(own.std(axis=0), 0.5, rtol=0.06)
     new = post.predictive(draws=4000, groups="new")[:, ::25]
     np.testing.assert_allclose(new.mean(axis=0), 2, atol=0.12)
     np.testing.assert_allclose(new.std(axis=0), np.hypot(0.5, 1.5), rtol=0.06)
@@ -119,8 +91,7 @@ def test_effects_of_new_groups_add_their_spread_and_known_ones_their_own():
 def test_classes_are_drawn_by_their_probabilities():
     rows = class_rows(60)
     model = mo.models.Softmax().resolved(rows)
-    beta = np.tile([[0.5, -1.0], [1.0, 0.2]], (1, 3000, 1, 1))
-    post = made(model, rows, {"beta": beta, "intercept": np.zeros((1, 3000, 2))})
+    post = made(model, rows, fixed(3000, beta=[[0.5, -1.0], [1.0, 0.2]], intercept=[0, 0]))
     drawn, expected = post.predictive(draws=3000), post.predict(rows, draws=1).mean
     for k in range(3):
         np.testing.assert_allclose((drawn == k).mean(axis=0), expected[:, k], atol=0.05)
@@ -147,8 +118,7 @@ def test_outcomes_go_to_a_file_where_memory_would_not_hold_them(gaussian, tmp_pa
     from modicum.posterior import predict
 
     monkeypatch.setattr(predict, "MOST_GIGABYTES", 1e-6)
-    with pytest.raises(SettingError, match="draw fewer, or write them"):
-        gaussian.predictive(draws=10)
+    refused(SettingError, "draw fewer, or write them", gaussian.predictive, draws=10)
     there = gaussian.predictive(draws=10, out=tmp_path / "outcomes.npy")
     monkeypatch.undo()
     np.testing.assert_array_equal(np.load(tmp_path / "outcomes.npy"), there)
@@ -163,7 +133,7 @@ BETA = np.linspace(-0.8, 0.8, 3)
 
 
 def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
-    right = fixed(mo.models.Logistic(), BIG, BETA, 0.3).ppc(draws=200)
+    right = known(mo.models.Logistic(), BIG, BETA, 0.3).ppc(draws=200)
     assert right.kind == "calibration"
     assert right.outside <= 0.3
     table = right.table
@@ -174,7 +144,7 @@ def test_calibration_of_the_right_chances_and_of_exaggerated_ones():
     total = (table["predicted"] * table["rows"]).sum()
     assert total == pytest.approx(chance.sum(), abs=4 * np.sqrt(1000 / 200))
     assert (table["observed"] * table["rows"]).sum() == pytest.approx(batch["y"].sum())
-    wrong = fixed(mo.models.Logistic(), BIG, 2 * BETA, 0.3).ppc()
+    wrong = known(mo.models.Logistic(), BIG, 2 * BETA, 0.3).ppc()
     assert wrong.outside > 0.5
     assert "outside their 90% intervals" in repr(wrong)
     assert wrong.plot().get_xlabel() == "predicted probability"
@@ -189,7 +159,7 @@ def test_a_row_that_counts_many_times_is_as_good_as_many_rows():
     model, beta = mo.models.Logistic(), np.array([1.0])
     weighted = mo.Rows(x=levels, y=y, weight=counts, columns=["x0"])
     longer = mo.Rows(x=np.repeat(levels, counts, axis=0), y=np.repeat(y, counts), columns=["x0"])
-    few, many = (fixed(model, rows, beta, 0.0, 400) for rows in (weighted, longer))
+    few, many = (known(model, rows, beta, 0.0, 400) for rows in (weighted, longer))
     one, other = (post.ppc(by="x0", draws=400, bins=5).table for post in (few, many))
     np.testing.assert_allclose(one["observed"], other["observed"])
     np.testing.assert_allclose(one["predicted"], other["predicted"], atol=0.002)
@@ -198,7 +168,7 @@ def test_a_row_that_counts_many_times_is_as_good_as_many_rows():
     np.testing.assert_allclose(needed, 2 * 1.645 * np.sqrt(0.25 / 2000), rtol=0.3)
     # negative control: fractional weights apply to one outcome each
     half = mo.Rows(x=levels, y=y, weight=counts + 0.5, columns=["x0"])
-    table = fixed(model, half, beta, 0.0, 400).ppc(by="x0", draws=400, bins=5).table
+    table = known(model, half, beta, 0.0, 400).ppc(by="x0", draws=400, bins=5).table
     assert (table["upper"] - table["lower"] > 5 * needed).all()
     calibration = few.ppc(draws=400)
     assert calibration.table["rows"].sum() == calibration.rows == counts.sum()
@@ -216,9 +186,9 @@ def test_residuals_by_a_column_the_model_lacks():
     table = pd.DataFrame({"dose": x[:, 0], "age": x[:, 1], "y": 1.0 * y, "ward": ward})
     rows = mo.Rows.from_table(table[["dose", "age", "y"]], outcome="y")
     model = mo.models.Logistic()
-    without = fixed(model, rows, np.array([1.0, 0.0]), 0.0)
+    without = known(model, rows, np.array([1.0, 0.0]), 0.0)
     assert without.ppc(by="age").outside > 0.5
-    full = fixed(model, rows, np.array([1.0, 1.0]), 0.0)
+    full = known(model, rows, np.array([1.0, 1.0]), 0.0)
     check = full.ppc(by="age", draws=200)
     assert (check.kind, check.name) == ("residuals", "age")
     assert check.outside <= 0.3
@@ -228,8 +198,7 @@ def test_residuals_by_a_column_the_model_lacks():
     seen = table.groupby("ward")["y"].mean()
     np.testing.assert_allclose(by_ward.table["observed"], seen)
     by_ward.plot()
-    with pytest.raises(SettingError, match="no column 'wards'"):
-        without.ppc(by="wards")
+    refused(SettingError, "no column 'wards'", without.ppc, by="wards")
 
 
 def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_path):
@@ -240,19 +209,11 @@ def test_residuals_by_a_column_of_a_table_whose_rows_are_in_another_order(tmp_pa
         {"dose": x[:, 0], "ward": ward, "age": age, "y": age + rng.normal(size=3000)}
     )
     table.loc[7, "dose"] = np.nan
-    rows = read_formula(
-        "y ~ dose + (1 | ward)", table, missing="drop", store=tmp_path / "rows", progressbar=False
-    ).rows
-    draws = {
-        "1|ward": np.zeros((1, 50, 9)),
-        "beta": np.zeros((1, 50, 1)),
-        "intercept": np.ones((1, 50)),
-    }
-    model = mo.models.Gaussian(
-        scale=1.0, groups=("ward",), priors={"group_sd": mo.priors.HalfNormal(1)}
-    )
-    post = made(model.resolved(rows), rows, draws | {"group_sd": np.ones((1, 50, 1))})
-    post.table = table
+    settings = {"missing": "drop", "store": tmp_path / "rows", "progressbar": False}
+    rows = read_formula("y ~ dose + (1 | ward)", table, **settings).rows
+    draws = fixed(50, beta=[0], intercept=1, group_sd=[1], **{"1|ward": np.zeros(9)})
+    model = mo.models.Gaussian(scale=1.0, groups=("ward",))
+    post = made(model.resolved(rows), rows, draws, table=table)
     seen = table.dropna().groupby("age")["y"].mean()
     checked = post.ppc(by="age", draws=50).table
     np.testing.assert_allclose(checked["observed"], seen)
@@ -269,12 +230,12 @@ def test_counts_beside_their_rootogram():
     plain = mo.Rows(x=x, y=rng.poisson(rate))
     spread = mo.Rows(x=x, y=rng.poisson(rate * rng.gamma(0.7, 1 / 0.7, 3000)))
     model, beta = mo.models.Poisson(), np.array([0.4])
-    right = fixed(model, plain, beta, 0.3).ppc(draws=200)
+    right = known(model, plain, beta, 0.3).ppc(draws=200)
     assert right.kind == "counts"
     assert right.outside <= 0.3
     assert right.table["observed"].sum() == 3000
     assert right.table.loc["0", "observed"] == (all_of(plain)["y"] == 0).sum()
-    wrong = fixed(model, spread, beta, 0.3).ppc()
+    wrong = known(model, spread, beta, 0.3).ppc()
     assert wrong.outside > 0.5
     assert wrong.table.loc["0", "observed"] > 1.2 * wrong.table.loc["0", "upper"]
     wrong.plot()
@@ -289,14 +250,13 @@ def test_numbers_beside_their_distribution_function(gaussian):
     middle = check.table.index[30]
     assert check.table["observed"].iloc[30] == pytest.approx((y <= middle).mean())
     z = CONJUGATE.mean * 1.0
-    wide = fixed(mo.models.Gaussian(scale=3 * SCALE), CONJUGATE.rows, z[:3], z[3])
+    wide = known(mo.models.Gaussian(scale=3 * SCALE), CONJUGATE.rows, z[:3], z[3])
     assert wide.ppc().outside > 0.5
     check.plot()
 
 
 def test_few_draws_and_odd_seeds_are_refused(gaussian):
-    with pytest.raises(SettingError, match="90% need at least 10 predictive draws"):
-        gaussian.ppc(draws=9)
+    refused(SettingError, "90% need at least 10 predictive draws", gaussian.ppc, draws=9)
     for seed in (-1, "a", 1.5):
         with pytest.raises(SettingError, match="random_seed must be a whole number"):
             gaussian.predictive(draws=2, random_seed=seed)
@@ -305,22 +265,18 @@ def test_few_draws_and_odd_seeds_are_refused(gaussian):
 def test_what_cannot_be_checked_is_refused():
     x = np.ones((4, 1))
     times = mo.Rows(x=x, y=[1.0, 2, 3, 4], event=[1, 0, 1, 1])
-    post = fixed(mo.models.Exponential(), times, np.zeros(1), 0.0)
-    with pytest.raises(DataError, match="censored"):
-        post.ppc()
+    post = known(mo.models.Exponential(), times, np.zeros(1), 0.0)
+    refused(DataError, "censored", post.ppc)
     trials = mo.Rows(x=x, y=[1.0, 2, 3, 4], trials=[5, 5, 5, 5])
-    post = fixed(mo.models.Binomial(), trials, np.zeros(1), 0.0)
-    with pytest.raises(DataError, match="depend on the field 'trials'"):
-        post.predictive({"x": x})
-    with pytest.raises(SettingError, match="prob, the probability of an interval"):
-        post.ppc(prob=3)
+    post = known(mo.models.Binomial(), trials, np.zeros(1), 0.0)
+    refused(DataError, "depend on the field 'trials'", post.predictive, {"x": x})
+    refused(SettingError, "prob, the probability of an interval", post.ppc, prob=3)
     with pytest.raises(SettingError, match="does not hold its rows"):
-        mo.Posterior(post.draws, {}, post.ledger, predictor=post.predictor).ppc()
+        bare(post.predictor.model, post.draws).ppc()
     own = mo.Model(lambda t: 0.0, lambda t, b: -((b["y"] - t["m"]) ** 2), {"m": 0.0},
                    predict=lambda t, b: b["x"][:, 0] * t["m"])  # fmt: skip
     mine = made(own, times, {"m": np.zeros((1, 10))})
-    with pytest.raises(SettingError, match="does not say how outcomes are drawn"):
-        mine.predictive()
+    refused(SettingError, "does not say how outcomes are drawn", mine.predictive)
 
 
 # New groups ----------------------------------------------------------------------------------
@@ -329,6 +285,7 @@ SIGMA = np.array([[0.8, 0.3], [0.3, 0.5]])  # covariance of the effects, and the
 NOISE, INSIDE = 0.4, 0.6  # the sd of a nested factor's effects
 
 
+@cache
 def multilevel(how):
     """Return a posterior of `(1 + x | site) + (1 | site:ward)` with known parameters."""
     rng = np.random.default_rng(2)
@@ -338,23 +295,16 @@ def multilevel(how):
     rows = read_formula(formula, table.assign(y=table["x"]), progressbar=False).rows
     model = model_for(rows, mo.models.Gaussian(scale=NOISE), None, how).model.resolved(rows)
     sds = {"site": SIGMA[0, 0] ** 0.5, "site:x": SIGMA[1, 1] ** 0.5, "site:ward": INSIDE}
-    labels, number = model.labels(rows), 4000
+    labels = model.labels(rows)
     values = {"beta": [2.0], "group_cor": [SIGMA[0, 1] / np.sqrt(SIGMA[0, 0] * SIGMA[1, 1])]}
     values["group_sd"] = [sds[name] for name in labels["group_sd"][0]]
     for name in labels:
         values.setdefault(name, np.arange(len(labels[name][0])) / 10)
-    draws = {name: np.tile(value, (1, number, 1)) for name, value in values.items()}
-    draws["intercept"] = np.ones((1, number))
-    return made(model, rows, draws)
+    return made(model, rows, fixed(4000, intercept=1, **values))
 
 
-NEW = pd.DataFrame(
-    {
-        "x": [0.0, 1.5, -0.5, 0.5, 0.5],
-        "site": ["p", "p", "p", "q", "a"],
-        "ward": [1, 1, 2, 1, 77],  # that of the last row is new, in a site that is not
-    }
-)
+NEW = pd.DataFrame({"x": [0.0, 1.5, -0.5, 0.5, 0.5], "site": [*"pppqa"]})
+NEW["ward"] = [1, 1, 2, 1, 77]  # that of the last row is new, in a site that is not
 
 
 @pytest.mark.parametrize("how", ["explicit", "integrate"])
@@ -421,11 +371,9 @@ def test_before_the_data_rows_of_a_group_share_its_effects():
 def test_advice_about_new_groups_can_be_followed():
     """`predictive(groups="any")` advised groups="any"."""
     post = multilevel("explicit")
-    with pytest.raises(DataError, match="groups='any' if some groups are new"):
-        post.predictive(NEW, draws=2)
+    refused(DataError, "groups='any' if some groups are new", post.predictive, NEW, draws=2)
     assert post.predictive(NEW, draws=2, groups="any").shape == (2, 5)
     assert len(post.marginal("x", data=NEW, groups="any", at=[0.0, 1.0])) == 2
     with pytest.raises(SettingError, match="groups must be 'known', 'new' or 'any', not 'all'"):
         post.predictive(NEW, draws=2, groups="all")
-    with pytest.raises(DataError, match="depends on its group: leave such rows out"):
-        post.score(NEW.assign(y=0.0))
+    refused(DataError, "depends on its group: leave such rows out", post.score, NEW.assign(y=0.0))

@@ -1,19 +1,15 @@
 """Scores of predictions equal NumPy's, with weights, signs and chunks."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from scipy.special import expit, logsumexp, softmax
 from scipy.stats import norm
 
 import modicum as mo
+from helpers.posteriors import at_nodes, bare
+from helpers.refusals import refused
 from helpers.targets import class_rows, gaussian_rows, logistic_rows
-from modicum.ledger import Ledger
-from modicum.models import Target
-from modicum.models import over_draws as model_prediction
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import Posterior, predict
+from modicum.posterior import Posterior
 
 ROWS = logistic_rows(301)
 X, Y = ROWS.slice(0, 301)["x"], ROWS.slice(0, 301)["y"]
@@ -24,8 +20,7 @@ INTERCEPT = RNG.normal(0.3, 0.3, size=(3, 50))
 
 def make(weights=None, model=None, **draws):
     draws = draws or {"beta": BETA, "intercept": INTERCEPT}
-    predictor = ModelPredictor(model or mo.models.Logistic())
-    return Posterior(draws, {}, Ledger(rows=1), weights=weights, predictor=predictor)
+    return bare(model or mo.models.Logistic(), draws, weights=weights)
 
 
 def by_hand(y=Y):
@@ -57,14 +52,10 @@ def test_draws_are_thinned_evenly_within_chains():
     assert make().score(ROWS, draws=1).draws == 3  # one of each chain at least
 
 
-def test_chunks_change_nothing(monkeypatch):
-    whole = make().score(ROWS)
-    monkeypatch.setattr(predict, "CHUNK_BYTES", 8 * 150 * 64)
-    monkeypatch.setattr(model_prediction, "BUDGET", 40)  # rows in pieces, draws one at a time
-    cut = make().score(ROWS)
-    assert cut.log_density == pytest.approx(whole.log_density)
-    np.testing.assert_allclose(cut.accuracy_by_chain, whole.accuracy_by_chain)
-    np.testing.assert_allclose(make().predict(ROWS).mean, by_hand()[0].mean(axis=(0, 1)))
+def test_chunks_change_nothing():
+    whole, longer = make().score(ROWS), make().score({"x": np.tile(X, (9, 1)), "y": np.tile(Y, 9)})
+    assert longer.log_density == pytest.approx(whole.log_density)
+    np.testing.assert_allclose(longer.accuracy_by_chain, whole.accuracy_by_chain)
 
 
 def test_signs_and_weights_of_draws_and_rows_count():
@@ -131,12 +122,10 @@ def test_saved_networks_predict_and_score(tmp_path):
 
 
 def test_refusals():
-    with pytest.raises(mo.SettingError, match="'y'"):
-        make().score({"x": X})
+    refused(mo.SettingError, "'y'", make().score, {"x": X})
     with pytest.raises(mo.SettingError, match="has no model"):
-        Posterior({"a": np.zeros((1, 4))}, {}, Ledger(rows=1)).score(ROWS)
-    with pytest.raises(mo.SettingError, match="at least 1"):
-        make().score(ROWS, draws=0)
+        bare(None, {"a": np.zeros((1, 4))}).score(ROWS)
+    refused(mo.SettingError, "at least 1", make().score, ROWS, draws=0)
 
 
 def test_the_error_of_few_draws_is_told():
@@ -159,9 +148,7 @@ def test_integrated_groups_have_their_own_effects():
     model = mo.models.IntegratedEffects(mo.models.Gaussian(scale=noise), "clinic").resolved(rows)
     ones = np.ones((2, 1000))
     draws = {"beta": 0 * ones[..., None], "intercept": 0 * ones, "group_sd": tau * ones[..., None]}
-    target, _ = Target.of(model, model.units(rows))
-    start = target.ravel_reported({name: x[0, :1] for name, x in draws.items()})[0]
-    post = make(model=replace(model, nodes_at=tuple(start)), **draws)
+    post = make(model=at_nodes(model, rows, draws), **draws)
     post.rows = rows
     variance = 1 / (1 / tau**2 + 10 / noise**2)
     mean = np.array([variance * y[clinic == j].sum() / noise**2 for j in range(6)])

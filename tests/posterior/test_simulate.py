@@ -8,9 +8,9 @@ import pytest
 from scipy.special import expit
 
 import modicum as mo
+from helpers.posteriors import made
+from helpers.refusals import refused
 from modicum.errors import SettingError
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import FitRows
 
 mpl.use("Agg")
 
@@ -52,15 +52,13 @@ def model(**changed):
     return mo.Model(log_prior, log_likelihood, **settings | changed)
 
 
-def made(of, rows, draws):
-    about = {"rows": rows, "fit_rows": FitRows.of(rows)}
-    predictor = ModelPredictor(of.resolved(rows))
-    return mo.Posterior(draws, {}, mo.Ledger(rows=len(rows)), predictor=predictor, **about)
-
-
 def posterior(**changed):
     level = LEVEL + SPREAD * np.random.default_rng(3).normal(size=(2, S // 2, 3))
-    return made(model(**changed), ROWS, {"level": level, "noise": np.full((2, S // 2), NOISE)})
+    return made(
+        model(**changed).resolved(ROWS),
+        ROWS,
+        {"level": level, "noise": np.full((2, S // 2), NOISE)},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +97,10 @@ def test_outcomes_have_the_moments_of_the_model_and_rows_noise_of_their_own(post
 
 
 def test_draws_do_not_depend_on_how_rows_are_batched(post, monkeypatch):
-    from modicum.models import over_draws as models_prediction
-    from modicum.posterior import predict
-
     drawn = post.predictive(draws=20)
-    monkeypatch.setattr(predict, "FIRST_ROWS", N // 2)
-    np.testing.assert_allclose(post.predictive(draws=20), drawn, rtol=1e-12)
-    monkeypatch.setattr(models_prediction, "BUDGET", N)
+    many = {"machine": np.tile(MACHINE, 40)}  # two pieces
+    np.testing.assert_allclose(post.predictive(many, draws=20)[:, :N], drawn, rtol=1e-12)
+    monkeypatch.setattr("modicum.models.over_draws.BUDGET", N)
     np.testing.assert_allclose(post.predictive(draws=20), drawn, rtol=1e-12)
 
 
@@ -150,7 +145,7 @@ def test_zeros_and_ones_are_checked_for_calibration_where_chances_are_predicted(
             ),
         }
         own = mo.Model(lambda th: 0.0, lambda th, b: 0.0 * b["y"], **settings | changed)
-        return made(own, rows, {"b": np.full((1, 200), slope)})
+        return made(own.resolved(rows), rows, {"b": np.full((1, 200), slope)})
 
     right = of(1.0).ppc()
     assert (right.kind, right.outside <= 0.3) == ("calibration", True)
@@ -167,13 +162,12 @@ def test_outcomes_may_be_vectors():
         simulate=lambda th, row, key: th["m"] + jax.random.normal(key, (2,)),
     )
     own.check(rows)
-    post = made(own, rows, {"m": np.tile([0.0, 9.0], (1, 500, 1))})
+    post = made(own.resolved(rows), rows, {"m": np.tile([0.0, 9.0], (1, 500, 1))})
     drawn = post.predictive(draws=500)
     assert drawn.shape == (500, 12, 2)
     np.testing.assert_allclose(drawn.mean(axis=(0, 1)), [0, 9], atol=4.5 / np.sqrt(6000))
     assert post.to_datatree()["posterior_predictive"]["y"].shape == (1, 500, 12, 2)
-    with pytest.raises(SettingError, match=r"has the shape \(2,\)"):
-        post.ppc()
+    refused(SettingError, r"has the shape \(2,\)", post.ppc)
 
 
 def test_a_posterior_without_it_takes_a_model_that_has_it(tmp_path):
@@ -183,21 +177,18 @@ def test_a_posterior_without_it_takes_a_model_that_has_it(tmp_path):
 
 
 def test_what_cannot_be_drawn_is_said(post):
-    with pytest.raises(SettingError, match="give it `simulate=`"):
-        posterior(simulate=None).predictive()
-    with pytest.raises(SettingError, match="give it `simulate=`"):
-        posterior(simulate=None, predict=None).ppc()  # not `predict=`, which would not be enough
+    refused(SettingError, "give it `simulate=`", posterior(simulate=None).predictive)
+    # not `predict=`, which would not be enough
+    refused(SettingError, "give it `simulate=`", posterior(simulate=None, predict=None).ppc)
     with pytest.raises(SettingError, match="give it `simulate_prior=`"):
         posterior(simulate_prior=None).predictive(prior=True)
-    with pytest.raises(SettingError, match=r"mo.Model\(outcome=...\)"):
-        posterior(outcome="y").ppc()
-    refused = {
+    refused(SettingError, r"mo.Model\(outcome=...\)", posterior(outcome="y").ppc)
+    unfit = {
         r"simulate must be a function": {"simulate": 3},
         r"name of a field": {"outcome": 3},
     }
-    for sentence, changed in refused.items():
-        with pytest.raises(SettingError, match=sentence):
-            model(**changed)
+    for sentence, changed in unfit.items():
+        refused(SettingError, sentence, model, **changed)
     tried = {
         r"asks for 'wear'.*is what is drawn": {"simulate": lambda th, row, key: row["wear"]},
         r"fails on a row .*function of \(theta, row, key\)": {"simulate": lambda th, batch: 0.0},
@@ -207,8 +198,7 @@ def test_what_cannot_be_drawn_is_said(post):
         r"'weer', which the rows do not hold": {"outcome": "weer"},
     }
     for sentence, changed in tried.items():
-        with pytest.raises(SettingError, match=sentence):
-            model(**changed).check(ROWS)
+        refused(SettingError, sentence, model(**changed).check, ROWS)
 
 
 def test_networks_draw_numbers_about_their_mean():
@@ -216,7 +206,7 @@ def test_networks_draw_numbers_about_their_mean():
     net = mo.models.MLP(hidden=(2,), likelihood="gaussian", noise_scale=0.3)
     theta = net.report(net.start(rows))
     draws = {name: np.tile(x, (1, 1000, *[1] * np.ndim(x))) for name, x in theta.items()}
-    post = made(net, rows, draws)
+    post = made(net.resolved(rows), rows, draws)
     drawn = post.predictive(draws=1000)
     np.testing.assert_allclose(drawn.mean(axis=0), post.predict(rows).mean, atol=4.5 * 0.01)
     np.testing.assert_allclose(drawn.std(axis=0), 0.3, rtol=4.5 * np.sqrt(0.5 / 1000))
@@ -241,7 +231,7 @@ def test_models_of_numpyro_draw_by_the_distribution_of_what_they_observe():
     of = mo.from_numpyro(line, rows)
     assert of.outcome_field == "seen"
     assert mo.from_numpyro(line, rows, log_seen=True).outcome_field == ""
-    post = made(of, rows, {"slope": np.full((1, 2000), 3.0)})
+    post = made(of.resolved(rows), rows, {"slope": np.full((1, 2000), 3.0)})
     drawn = post.predictive({"x": x, "copy": seen}, draws=2000)
     z = (drawn - 3 * x) / 2  # whose variance is 2, and whose fourth moment is 24
     assert np.abs(z.mean(axis=0)).max() < 4.5 * np.sqrt(2 / 2000)
@@ -267,8 +257,6 @@ def test_two_observed_sites_are_sampled_and_not_drawn():
     rows = mo.Rows(y=RNG.normal(size=5), z=RNG.normal(size=5))
     of = mo.from_numpyro(two, rows)
     of.check(rows)
-    post = made(of, rows, {"m": np.zeros((1, 10))})
-    with pytest.raises(SettingError, match="observes 2 sites"):
-        post.predictive()
-    with pytest.raises(SettingError, match="not known which field holds the outcomes"):
-        post.ppc()
+    post = made(of.resolved(rows), rows, {"m": np.zeros((1, 10))})
+    refused(SettingError, "observes 2 sites", post.predictive)
+    refused(SettingError, "not known which field holds the outcomes", post.ppc)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import Conjugate, logistic_rows, sums_of
 from modicum.ledger import Ledger
 from modicum.models.over_draws import ModelPredictor
@@ -76,11 +77,7 @@ def test_few_rows_per_draw_measure_what_all_rows_do():
 
 def test_refusals():
     loaded = Posterior({"beta": np.zeros((1, 5, 3))}, {}, Ledger(rows=400))
-    with pytest.raises(mo.SettingError, match="without its model"):
-        measure(loaded)
-    with pytest.raises(mo.SettingError, match="at least 2"):
-        posterior().stein_discrepancy(TARGET.rows, draws=1)
-    with pytest.raises(mo.SettingError, match="subsample must be a whole number"):
-        measure(posterior(), subsample=0)
-    with pytest.raises(mo.SettingError, match="the same value in all draws"):
-        measure(posterior(scale=0.0))
+    refused(mo.SettingError, "without its model", measure, loaded)
+    refused(mo.SettingError, "at least 2", posterior().stein_discrepancy, TARGET.rows, draws=1)
+    refused(mo.SettingError, "subsample must be a whole number", measure, posterior(), subsample=0)
+    refused(mo.SettingError, "the same value in all draws", measure, posterior(scale=0.0))

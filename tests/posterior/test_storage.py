@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.disks import small_disk
+from helpers.refusals import refused
 from modicum.errors import DataError, ModicumWarning, ResourceError, SettingError
 from modicum.ledger import Ledger
 from modicum.models import Logistic
@@ -83,8 +84,7 @@ def test_predictor_is_rebuilt(tmp_path):
 def test_foreign_predictor_is_kept_but_not_rebuilt(post, tmp_path):
     post.save(tmp_path / "p")
     back = Posterior.load(tmp_path / "p")
-    with pytest.raises(SettingError, match="has no model"):
-        back.predict({"x": np.ones(4)})
+    refused(SettingError, "has no model", back.predict, {"x": np.ones(4)})
     back.save(tmp_path / "again")
     assert Posterior.load(tmp_path / "again").predictor_spec == back.predictor_spec
 
@@ -101,8 +101,7 @@ def test_no_pickles(post, tmp_path):
                     np.lib.format.write_array(member, np.array([print], object))
             else:
                 new.writestr(name, old.read(name))
-    with pytest.raises(DataError, match="damaged"):
-        Posterior.load(evil)
+    refused(DataError, "damaged", Posterior.load, evil)
 
 
 def test_damaged_anywhere_is_a_clear_error(post, tmp_path):
@@ -112,21 +111,18 @@ def test_damaged_anywhere_is_a_clear_error(post, tmp_path):
     broken = tmp_path / "broken"
     for keep in (0, 10, len(data) // 2, len(data) - 5):
         broken.write_bytes(data[:keep])
-        with pytest.raises(DataError, match=r"broken is not a posterior .*damaged"):
-            Posterior.load(broken)
+        refused(DataError, r"broken is not a posterior .*damaged", Posterior.load, broken)
     flipped = bytearray(data)
     flipped[data.index(b"NUMPY") + 300] ^= 1  # one bit, inside the first array
     broken.write_bytes(flipped)
-    with pytest.raises(DataError, match="damaged"):
-        Posterior.load(broken)
+    refused(DataError, "damaged", Posterior.load, broken)
 
 
 def test_foreign_and_newer_files(post, tmp_path):
     np.savez(tmp_path / "other.npz", a=np.ones(3))
     (tmp_path / "text").write_text("beta = 1\n")
     for name in ("other.npz", "text"):
-        with pytest.raises(DataError, match="not a posterior saved by Modicum"):
-            Posterior.load(tmp_path / name)
+        refused(DataError, "not a posterior saved by Modicum", Posterior.load, tmp_path / name)
     for page, sentence in (
         ({"format": "modicum posterior", "version": 99}, "upgrade"),
         ({"format": "something"}, "not a posterior"),
@@ -134,13 +130,11 @@ def test_foreign_and_newer_files(post, tmp_path):
     ):
         with zipfile.ZipFile(tmp_path / "new", "w") as archive:
             archive.writestr(posterior_file.PAGE, json.dumps(page))
-        with pytest.raises(DataError, match=sentence):
-            Posterior.load(tmp_path / "new")
+        refused(DataError, sentence, Posterior.load, tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"there is no file at .*missing: check") as fault:
         Posterior.load(tmp_path / "missing")
     assert isinstance(fault.value, DataError)
-    with pytest.raises(DataError, match="is a folder"):
-        Posterior.load(tmp_path)
+    refused(DataError, "is a folder", Posterior.load, tmp_path)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
@@ -151,8 +145,7 @@ def test_a_full_disk_is_a_clear_error(post, tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match=r"the disk of '.*p' is full; free some space"):
-        post.save(path)
+    refused(ResourceError, r"the disk of '.*p' is full; free some space", post.save, path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,8 +158,7 @@ def test_a_failed_save_leaves_the_old_file(post, tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(np.lib.format, "write_array", fail)
-    with pytest.raises(SettingError, match=r"cannot be written \(no space"):
-        post.save(path)
+    refused(SettingError, r"cannot be written \(no space", post.save, path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["p"]
 
@@ -188,18 +180,13 @@ def test_a_file_that_cannot_be_written_is_a_clear_error_before_the_work(
         monkeypatch.setattr(Posterior, work, lambda *_, **__: pytest.fail("the work came first"))
     with pytest.raises(SettingError, match=r"there is no folder '.*missing' to write 'a.out' to"):
         write(post, tmp_path / "missing" / "a.out")
-    with pytest.raises(SettingError, match="is a folder: name a file in it"):
-        write(post, tmp_path)
+    refused(SettingError, "is a folder: name a file in it", write, post, tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(SettingError, match=r"there is no folder '.*file'"):
-        write(post, tmp_path / "file" / "a.out")
-    with pytest.raises(SettingError, match="cannot be written"):
-        write(post, tmp_path / ("long" * 100))
-    with pytest.raises(SettingError, match="the name of a file is needed, not int"):
-        write(post, 3)
+    refused(SettingError, r"there is no folder '.*file'", write, post, tmp_path / "file" / "a.out")
+    refused(SettingError, "cannot be written", write, post, tmp_path / ("long" * 100))
+    refused(SettingError, "the name of a file is needed, not int", write, post, 3)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(SettingError, match=r"cannot be written \(no permission\)"):
-        write(post, tmp_path / "a.out")
+    refused(SettingError, r"cannot be written \(no permission\)", write, post, tmp_path / "a.out")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -246,8 +233,7 @@ def test_a_killed_process_leaves_the_old_file(name, plain, tmp_path, monkeypatch
 def test_what_is_not_a_file_is_not_replaced_by_one(post, tmp_path):
     """As root, a save to the null device once replaced it for the whole machine."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SettingError, match="is not a file: name another"):
-        post.save(tmp_path / "pipe")
+    refused(SettingError, "is not a file: name another", post.save, tmp_path / "pipe")
     assert (tmp_path / "pipe").is_fifo()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import modicum as mo
 from helpers.coded import crossed, densely, pair
+from helpers.refusals import refused
 from modicum.rows import Coding, RowsSchema, first_not_finite, ingest
 from modicum.rows.description import Description
 from modicum.rows.memory import MemoryBackend
@@ -77,8 +78,7 @@ def test_categories_keep_their_order_and_those_that_do_not_occur_are_left_out():
     ],
 )
 def test_what_is_not_a_factor_is_refused(codes, said):
-    with pytest.raises(mo.ModicumError, match=said):
-        mo.Rows(y=np.arange(4.0), codes=codes)
+    refused(mo.ModicumError, said, mo.Rows, y=np.arange(4.0), codes=codes)
 
 
 def test_a_column_named_like_a_level_is_refused():
@@ -152,8 +152,7 @@ def test_damage_is_named_by_its_column():
     rows = mo.Rows(x=x, y=np.ones(4), columns=["a", "b"], codes={"gas": GASES})
     x[2, 1] = np.nan
     assert first_not_finite(rows)[:2] == ("b", 2)
-    with pytest.raises(mo.DataError, match="'b' holds NaN in row 2"):
-        rows.subset(np.arange(4))
+    refused(mo.DataError, "'b' holds NaN in row 2", rows.subset, np.arange(4))
 
 
 def test_codes_that_stand_for_no_level_are_refused():
@@ -161,5 +160,4 @@ def test_codes_that_stand_for_no_level_are_refused():
     codes = rows._backend._arrays["gas"].copy()
     codes[17] = 9
     rows._backend._arrays["gas"] = codes
-    with pytest.raises(mo.DataError, match="'gas' holds the code 9 in row 17"):
-        mo.models.Logistic().check(rows)
+    refused(mo.DataError, "'gas' holds the code 9 in row 17", mo.models.Logistic().check, rows)

@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
 
@@ -16,8 +17,7 @@ Y = np.array([0, 1, 0, 1, 1, 0])
 
 
 def refuse(message, error=DataError, **fields):
-    with pytest.raises(error, match=message):
-        Rows(**fields)
+    refused(error, message, Rows, **fields)
 
 
 def test_kinds_of_input_agree():
@@ -47,8 +47,7 @@ def test_dtype_rule():
     assert Rows(x=single, dtype="float64").dtype == np.float64
     assert Rows(x=pd.DataFrame(single)).dtype == np.float32
     for bad in ("float16", int, "text", object()):
-        with pytest.raises(SettingError, match="dtype must be float32, float64, uint8 or None"):
-            Rows(x=X, dtype=bad)
+        refused(SettingError, "dtype must be float32, float64, uint8 or None", Rows, x=X, dtype=bad)
 
 
 def test_names():
@@ -62,10 +61,8 @@ def test_names():
     assert Rows(c=X).columns == ()
     assert Rows(x=X[:, 0]).fields == {"x": ()}
     for columns, message in [(["a"], "1 names and x has 2"), (["a", "a"], "same name twice")]:
-        with pytest.raises(SettingError, match=message):
-            Rows(x=X, columns=columns)
-    with pytest.raises(SettingError, match="there is no such x"):
-        Rows(c=X, columns=["a", "b"])
+        refused(SettingError, message, Rows, x=X, columns=columns)
+    refused(SettingError, "there is no such x", Rows, c=X, columns=["a", "b"])
 
 
 def test_column_vectors():

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.methods.whole_groups import uneven_groups
 from modicum.rows import ingest
@@ -85,8 +86,7 @@ def test_external_sort(tmp_path, groups):
 def test_store_sorted_by_group(tmp_path):
     fields = table()
     plain = ingest(fields, tmp_path / "plain", dtype="float64", progressbar=False)
-    with pytest.raises(DataError, match="sort_by='g'"):
-        GroupIndex.of(plain, "g")
+    refused(DataError, "sort_by='g'", GroupIndex.of, plain, "g")
     store = ingest(plain, tmp_path / "store", dtype=None, sort_by="g", progressbar=False)
     index = GroupIndex.of(store, "g")
     assert index.order is None

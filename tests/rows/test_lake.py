@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.scripts import Script
 from modicum.rows import Rows, ingest
 from modicum.rows.reading import read_formula
@@ -143,8 +144,7 @@ def test_booleans_and_numbers_in_one_column_are_refused(kind, formula, tmp_path)
     booleans, numbers = [False, True], [0, 1]
     for outcomes, where in (((booleans, numbers), (0, 1)), ((numbers, booleans), (1, 0))):
         sentence = r"'y' holds booleans in .*{}(\..*)? and numbers in .*{}(\..*)?, ".format(*where)
-        with pytest.raises(mo.DataError, match=sentence):
-            read(*outcomes)
+        refused(mo.DataError, sentence, read, *outcomes)
     assert len(read(booleans, booleans).rows) == 4
     assert len(read(numbers, numbers).rows) == len(read(numbers, [1.0, 0.0]).rows) == 4
 
@@ -199,8 +199,7 @@ def test_a_column_in_folder_and_file_agrees_or_is_refused(
     ],
 )
 def test_what_cannot_be_read_is_a_clear_error(source, sentence, tmp_path):
-    with pytest.raises(mo.ModicumError, match=sentence):
-        ingest(source, tmp_path / "s", **QUIET)
+    refused(mo.ModicumError, sentence, ingest, source, tmp_path / "s", **QUIET)
     assert not (tmp_path / "s").exists()
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
 from modicum.rows.store import DONT_NEED, Mapped
@@ -128,13 +129,10 @@ def test_outside_is_refused(pair):
                 rows.take(bad)
             with pytest.raises(IndexError):
                 rows.take(bad)
-        with pytest.raises(DataError, match="do not exist"):
-            rows.slice(0, n + 1)
-        with pytest.raises(SettingError, match="integers, not of float64"):
-            rows.take([0.5])
+        refused(DataError, "do not exist", rows.slice, 0, n + 1)
+        refused(SettingError, "integers, not of float64", rows.take, [0.5])
         for size in (0, -1, 2.5, True):
-            with pytest.raises(SettingError, match="the size of chunks must be a whole number"):
-                rows.chunks(size)
+            refused(SettingError, "the size of chunks must be a whole number", rows.chunks, size)
 
 
 def test_rows_do_not_change(pair):

@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from helpers.scripts import Script
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
@@ -54,11 +55,9 @@ def test_damaged_and_missing_shards(store, damage, words):
     shard = store / "rows-00001.npy"
     whole = shard.read_bytes()
     shard.write_bytes(damage(whole))
-    with pytest.raises(DataError, match=rf"shard rows-00001.npy of .* {words}"):
-        Rows.open(store)
+    refused(DataError, rf"shard rows-00001.npy of .* {words}", Rows.open, store)
     shard.unlink()
-    with pytest.raises(DataError, match=r"shard rows-00001.npy of .* cannot be read"):
-        Rows.open(store)
+    refused(DataError, r"shard rows-00001.npy of .* cannot be read", Rows.open, store)
     shard.write_bytes(whole)
     assert len(Rows.open(store)) == 10_000
 
@@ -75,19 +74,16 @@ def test_altered_middle_is_found_on_request(tmp_path):
     shard = store / "rows-00000.npy"
     shard.write_bytes(flipped(shard.read_bytes(), 800_000))
     assert len(Rows.open(store)) == 10_000
-    with pytest.raises(DataError, match=r"shard rows-00000.npy of .* was altered"):
-        Rows.open(store, verify=True)
+    refused(DataError, r"shard rows-00000.npy of .* was altered", Rows.open, store, verify=True)
 
 
 def test_another_version_and_no_store(store):
     path = store / "rows.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 99}))
-    with pytest.raises(DataError, match=r"store version 99.*upgrade"):
-        Rows.open(store)
+    refused(DataError, r"store version 99.*upgrade", Rows.open, store)
     path.unlink()
     for place in (store, store / "nowhere"):
-        with pytest.raises(DataError, match="is not a row store"):
-            Rows.open(place)
+        refused(DataError, "is not a row store", Rows.open, place)
 
 
 def test_overwrite(store):
@@ -163,8 +159,7 @@ def test_killed_ingest_leaves_nothing_that_opens(tmp_path):
         assert child.wait() == -signal.SIGKILL
     assert (left[0] / "rows-00001.npy").exists()  # it was still working
     for folder in (store, left[0]):
-        with pytest.raises(DataError, match="is not a row store"):
-            Rows.open(folder)
+        refused(DataError, "is not a row store", Rows.open, folder)
     rows = ingest(FIELDS, store, progressbar=False)
     assert len(rows) == 10_000
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "s"]

@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.rows import CodedTerm, Coding, Rows, RowsSchema, ingest
 
@@ -192,8 +193,7 @@ def test_things_that_are_not_tables_are_refused():
         SettingError, match="from_table takes a pandas, polars or pyarrow table, not dict"
     ):
         Rows.from_table({"a": [1]})
-    with pytest.raises(DataError, match="there are no rows"):
-        Rows.from_table(pd.DataFrame({"a": [], "y": []}))
+    refused(DataError, "there are no rows", Rows.from_table, pd.DataFrame({"a": [], "y": []}))
     with pytest.raises(DataError, match="column 'a' occurs more than once"):
         Rows.from_table(pd.DataFrame([[1, 2, 3]], columns=["a", "a", "y"]))
 

@@ -1,12 +1,11 @@
 """One short run of every family: draws with a few rows per step, against all rows."""
 
-import warnings
-
 import numpy as np
 import pytest
 
 import modicum as mo
 from helpers.outcomes import DRAWN, family, family_rows
+from helpers.refusals import unwarned
 from helpers.targets import all_of, disagreements, exact_draws, flat_draws, softplus
 
 RUN = {"draws": 500, "tune": 400, "chains": 2, "random_seed": 3, "progressbar": False}
@@ -14,8 +13,7 @@ QUICK = ("Binomial",)  # the others take long to compile
 
 
 def _run(name, rows, **settings):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # the runs are short
+    with unwarned():  # the runs are short
         return mo.sample(family(name), rows, **(RUN | settings))
 
 
