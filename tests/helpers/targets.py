@@ -150,6 +150,15 @@ def exact_draws(log_density, start, count=2_000, seed=1):
     return points[rng.permutation(picked)].reshape(2, -1, d)
 
 
+def heavy_rows(n=4_000):
+    """Return rows of which a few have enormous leverage; uniform subsamples miss them."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(n, 2))
+    x[: n // 400] *= 40
+    eta = np.clip(0.5 * x @ [1.0, -1.0], -8, 8)
+    return mo.Rows(x=x, y=(rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0)
+
+
 def quick(model, rows, **kwargs):
     """A short run: enough to compare draws, too short to be free of warnings."""
     settings = {"method": "hmc", "draws": 40, "tune": 100, "chains": 2, "random_seed": 5}

@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
-from blackjax.adaptation.step_size import dual_averaging_adaptation
 
 from modicum.kernels.adaptation import (
-    DualAveraging,
     adapt,
     schedule,
     start_adaptation,
@@ -70,24 +67,6 @@ def test_the_step_size_follows_a_mass_of_other_units():
     assert after_warmup(growth=30.0)[0] < 0.5
 
 
-def test_dual_averaging_is_that_of_blackjax():
-    rates = np.random.default_rng(1).uniform(0, 1, 50)
-    begin, follow, average = dual_averaging_adaptation(TARGET)
-
-    @jax.jit
-    def after(rates):
-        def step(states, rate):
-            return (states[0].updated(TARGET - rate), follow(states[1], rate)), None
-
-        start = DualAveraging.start(jnp.asarray(0.3)), begin(jnp.asarray(0.3))
-        (ours, theirs), _ = jax.lax.scan(step, start, rates)
-        return ours, theirs, jnp.exp(ours.log_average), average(theirs)
-
-    ours, theirs, step_size, right = after(rates)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    assert float(step_size) == pytest.approx(float(right), rel=1e-5)
-
-
 def test_a_mass_matrix_is_learned_whatever_the_unit():
     """This includes parameters of order 1e-3, which Stan's rule would regularise towards 1."""
     unit, flags = 1e-4, schedule(150, 0, adapt_mass=True)
@@ -108,14 +87,6 @@ def test_a_mass_matrix_is_learned_whatever_the_unit():
     small, large = np.asarray(learned(1.0)) / unit**2, np.asarray(learned(1 / unit))
     np.testing.assert_allclose(small, large, rtol=1e-4)
     np.testing.assert_allclose(large, cov, atol=0.6)
-    begin, follow, end = mass_matrix_adaptation(False)
-
-    @jax.jit
-    def theirs(points):
-        state = jax.lax.scan(lambda state, x: (follow(state, x), None), begin(2), points)[0]
-        return end(state).inverse_mass_matrix
-
-    assert theirs(at[:25])[0][0] > 10 * unit**2 * cov[0, 0]
 
 
 def accepted(size, step, trajectory=1.2, count=4_000):

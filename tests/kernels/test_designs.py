@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-import modicum as mo
 from modicum import SettingError
 from modicum.kernels.designs import (
     DESIGNS,
@@ -18,7 +17,7 @@ from modicum.kernels.designs import (
     draw_on_host,
     weight_tables,
 )
-from modicum.rows.weight_classes import BLOCK, CLASSES
+from modicum.rows.weight_classes import CLASSES
 
 pytestmark = pytest.mark.usefixtures("x64")
 RNG = np.random.default_rng(1)
@@ -98,68 +97,10 @@ def test_probabilities_are_close_to_the_weights_and_above_the_floor(name):
     assert probability.min() >= floor / n * (1 - 1e-9) * np.exp(-width)
 
 
-def test_classes_hold_every_row_once():
-    weights = RNG.lognormal(0, 3, BLOCK // 512 + 77)
-    tables = weight_tables(weights)
-    assert tables.order.dtype == np.uint32
-    np.testing.assert_array_equal(np.sort(tables.order), np.arange(len(weights)))
-    assert tables.size.sum() == len(weights)
-    assert np.all(np.diff(tables.cumulative) >= 0)
-    assert tables.cumulative[-1] == 1  # every uniform number below one falls into a class
-    mass = tables.size * tables.probability
-    np.testing.assert_allclose(np.cumsum(mass), tables.cumulative, rtol=1e-12)
-    # within a class rows keep their order, and classes go by weight
-    of_class = [weights[tables.order[s]] for s in tables.start[tables.size > 0]]
-    assert np.all(np.diff(of_class) > 0)
-
-
-def test_tables_have_one_shape_whatever_the_weights():
-    # so that runs on other rows, as in cross-validation, share a compiled kernel
-    shapes = [
-        {
-            name: np.shape(values)
-            for name, values in weight_tables(w)._asdict().items()
-            if name != "order"
-        }
-        for w in WEIGHTS.values()
-    ]
-    assert all(shape == shapes[0] for shape in shapes)
-
-
-def test_rows_without_weight_are_never_drawn_without_a_floor():
-    weights = WEIGHTS["a few zeros"]
-    rows, _ = draw(Weighted(), weight_tables(weights, floor=0.0), 20_000)
-    assert weights[rows].min() > 0
-    rows, _ = draw(Weighted(), weight_tables(weights, floor=0.2), 20_000)
-    zero = (weights[rows] == 0).mean()  # a third of the rows, with a fifth of the draws
-    assert abs(zero - 0.2 / 3) < 0.01
-
-
-def test_blocks_of_rows_are_joined_seamlessly(monkeypatch):
-    weights = RNG.lognormal(0, 2, 1000)
-    whole = weight_tables(weights)
-    monkeypatch.setattr("modicum.rows.weight_classes.BLOCK", 64)
-    pieces = weight_tables(weights)
-    for by_pieces, at_once in zip(pieces, whole, strict=True):
-        np.testing.assert_allclose(by_pieces, at_once, rtol=1e-12)
-
-
 @pytest.mark.parametrize("bad", [[1.0, np.nan], [1.0, np.inf], [1.0, -0.1]])
 def test_impossible_weights_are_refused(bad):
     with pytest.raises(SettingError, match="finite numbers from 0"):
         weight_tables(np.array(bad))
-
-
-def test_two_million_rows_take_four_bytes_each():
-    weights = RNG.pareto(1.5, 2_000_000).astype(np.float32)
-    tables = weight_tables(weights)
-    assert sum(values.nbytes for values in tables) < 4 * len(weights) + 20_000
-    rows, probability = draw(Weighted(), tables, 50_000)
-    assert rows.min() >= 0
-    assert rows.max() < len(weights)
-    # E 1/(n p) = 1 over the draws if probabilities and frequencies agree
-    ratio = 1 / (len(weights) * probability)
-    assert abs(ratio.mean() - 1) < 4.5 * ratio.std() / np.sqrt(len(ratio))
 
 
 def test_uniform_rows():
@@ -170,14 +111,6 @@ def test_uniform_rows():
     assert draw(Uniform(), UniformTables(1), 5)[0].tolist() == [0] * 5
     many = draw(Uniform(), UniformTables(2**33), 1000)[0]
     assert many.max() > 2**32  # row numbers beyond 32 bits
-
-
-@pytest.mark.parametrize("design", [Uniform(), Weighted()])
-def test_the_key_decides(design):
-    tables = UniformTables(500) if design == Uniform() else weight_tables(WEIGHTS["lognormal"])
-    once, again = (draw(design, tables, 100)[0] for _ in range(2))
-    np.testing.assert_array_equal(once, again)
-    assert not np.array_equal(once, draw(design, tables, 100, seed=2)[0])
 
 
 def test_an_accelerator_draws_the_same_rows(monkeypatch):
@@ -222,10 +155,3 @@ def test_every_design_makes_its_own_tables_and_is_unbiased(name):
     error = np.std(sums, ddof=1) / np.sqrt(len(sums))
     assert abs(np.mean(sums) - values.sum()) < 4.5 * error
     assert abs(np.mean(sums) - values.sum()) + 4.5 * error < 0.5 * values.sum()  # it could fail
-
-
-def test_methods_refuse_designs_they_cannot_use():
-    with pytest.raises(SettingError, match="'uniform' or 'weighted', not 'stratified'"):
-        mo.HMCECS(design="stratified")
-    with pytest.raises(SettingError, match="design must be one of"):
-        mo.SGLD(design="clustered")

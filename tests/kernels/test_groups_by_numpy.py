@@ -67,9 +67,16 @@ def double():
         yield
 
 
-@pytest.fixture(scope="module")
-def studied(double):
-    sums, t = made()
+@pytest.fixture(
+    scope="module",
+    params=[
+        (1, True),
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ((2, False), (2, True), (3, True))),
+    ],
+    ids=str,
+)
+def studied(double, request):
+    sums, t = made(*request.param)
     return sums, t, Study(sums, t)
 
 
@@ -129,16 +136,3 @@ def test_the_check_of_nodes_is_the_compiled_one(studied):
         mine, _differences(finer, likelihood, points, study.batch), atol=1e-10
     )
     assert np.abs(mine).max() > 1e-9  # there is something to compare
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("effects", "correlated"), [(2, False), (2, True), (3, True)])
-def test_several_effects(effects, correlated):
-    sums, t = made(effects, correlated)
-    compiled = sums._sweep(group_hessian_sum, t, "mode", "hessian")
-    for mine, theirs in zip(sums.hessian(t, "mode"), compiled, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-11)
-    study = Study(sums, t)
-    values = NumPyGroupValues(study.form, study.batch, study.proxy).values(study.z)
-    compiled = residuals._values_of_groups(study.form, study.batch, study.proxy, study.z)
-    np.testing.assert_allclose(values, compiled, rtol=1e-8, atol=1e-10)

@@ -13,7 +13,6 @@ from modicum.kernels.firefly import (
     Bright,
     SeenLights,
     explicit,
-    first_lit,
     implicit,
     merge,
     overlap,
@@ -21,65 +20,6 @@ from modicum.kernels.firefly import (
 )
 
 # Lists of rows -----------------------------------------------------------------------------
-
-
-def ascending(rng, count, room, n):
-    return np.sort(np.r_[rng.choice(n, count, replace=False), np.full(room - count, n)])
-
-
-@pytest.mark.parametrize("room", [6, pytest.param(20, marks=pytest.mark.slow)])
-def test_merging_is_what_sets_do(room):
-    rng, n = np.random.default_rng(1), 25
-    merged = jax.jit(partial(merge_both, n=n))
-    for _ in range(50):
-        bright = ascending(rng, rng.integers(0, 7), room, n)
-        tried = ascending(rng, rng.integers(0, 11), 10, n)
-        stay = (rng.random(room) < 0.6) & (bright < n)
-        join = (rng.random(10) < 0.6) & (tried < n) & ~np.isin(tried, bright)
-        after, count = merged(bright, stay, tried, join)
-        right = np.sort(np.r_[bright[stay], tried[join]])
-        assert int(count) == len(right)
-        kept = right[:room]
-        np.testing.assert_array_equal(after.number, np.r_[kept, np.full(room - len(kept), n)])
-        np.testing.assert_array_equal(after.rows["x"][: len(kept)], 10.0 * kept)
-
-
-def merge_both(bright, stay, tried, join, n):
-    lists = [Bright(number, {"x": 10.0 * number}) for number in (bright, tried)]
-    return merge(lists[0], stay, lists[1], join, overlap(bright, tried, n), n)
-
-
-def test_the_first_lit_rows_fill_the_room():
-    rows = Bright(np.array([3, 4, 8, 10]), np.array([0.3, 0.4, 0.8, 1.0]))
-    first = jax.jit(first_lit, static_argnums=2)
-    lit = first(rows, np.array([True, False, True, False]), 3, 10)
-    assert lit.number.tolist() == [3, 8, 10]
-    assert lit.rows[:2].tolist() == pytest.approx([0.3, 0.8])
-    assert first(rows, np.ones(4, bool), 2, 11).number.tolist() == [3, 4]
-
-
-@pytest.mark.parametrize("rate", [pytest.param(0.02, marks=pytest.mark.slow), 0.3])
-def test_rows_are_drawn_independently_and_in_order(rate, x64):
-    n, many = 60, 20_000
-    draw = jax.jit(jax.vmap(lambda key: skip_through(key, rate, n, n)))
-    drawn = draw(jax.random.split(jax.random.key(1), many))
-    number = np.asarray(drawn.number)
-    assert drawn.complete.all()
-    assert np.all((np.diff(number) > 0) | (number[:, 1:] == n))
-    assert np.all(drawn.row_ids == np.minimum(number, n - 1))
-    there = (number[..., None] == np.arange(n)).any(1) * 1.0
-    error = np.sqrt(rate * (1 - rate) / many)
-    assert np.all(np.abs(there.mean(0) - rate) < TIMES * error)
-    pairs = there.T @ there / many
-    off = pairs[~np.eye(n, dtype=bool)] - rate**2
-    assert np.all(np.abs(off) < 5.5 * np.sqrt(rate**2 * (1 - rate**2) / many))
-
-
-def test_drawing_says_when_there_is_no_room(x64):
-    draw = jax.jit(jax.vmap(lambda key: skip_through(key, 0.5, 10, 4)))
-    complete = np.asarray(draw(jax.random.split(jax.random.key(2), 20_000)).complete)
-    right = 386 / 1024  # Binomial(10, 1/2) is at most 4
-    assert abs(complete.mean() - right) < TIMES * np.sqrt(right * (1 - right) / len(complete))
 
 
 # The law of the lights ---------------------------------------------------------------------
@@ -140,28 +80,24 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("update", "rate"),
+    ("update", "rate", "room"),
     [
-        (implicit, 0.1),
-        (explicit, 0.6),
-        pytest.param(implicit, 0.6, marks=SLOW),
-        pytest.param(explicit, 0.1, marks=SLOW),
+        *((implicit, 0.1, {}), (explicit, 0.6, {})),
+        *((implicit, 0.4, {"proposals": 1}), (implicit, 0.4, {"capacity": 2})),
+        *(
+            pytest.param(*case, marks=SLOW)
+            for case in (
+                *((implicit, 0.6, {}), (explicit, 0.1, {})),
+                *((implicit, 0.4, {"proposals": 2}), (implicit, 0.4, {"capacity": 1})),
+                *((explicit, 0.4, {"proposals": k}) for k in (1, 2)),
+                *((explicit, 0.4, {"capacity": k}) for k in (1, 2)),
+            )
+        ),
     ],
 )
-def test_an_update_leaves_the_law_invariant(update, rate, x64):
-    assert wrong_by(update, rate) < TIMES
-
-
-@pytest.mark.parametrize("proposals", [1, pytest.param(2, marks=SLOW)])
-@pytest.mark.parametrize("update", [implicit, pytest.param(explicit, marks=SLOW)])
-def test_updates_leave_the_law_invariant_with_little_room_for_rows(update, proposals, x64):
-    assert wrong_by(update, 0.4, proposals) < TIMES
-
-
-@pytest.mark.parametrize("capacity", [pytest.param(1, marks=SLOW), 2])
-@pytest.mark.parametrize("update", [implicit, pytest.param(explicit, marks=SLOW)])
-def test_without_room_for_bright_rows_the_law_is_that_of_fewer(update, capacity, x64):
-    assert wrong_by(update, 0.4, capacity=capacity) < TIMES
+def test_an_update_leaves_the_law_invariant_however_little_room_there_is(update, rate, room, x64):
+    """Without room for more bright rows, the law is that of fewer."""
+    assert wrong_by(update, rate, **room) < TIMES
 
 
 def without_ratio(key, seen):

@@ -95,23 +95,6 @@ def test_relative_precision_from_a_millionth_to_three(family, order, x64):
     assert np.all(np.abs(slope - right_slope) <= small)
 
 
-@families
-def test_higher_derivatives_match_f(family, x64):
-    model, _, y = FAMILIES[family]
-    eta, outcome = jnp.asarray(ETA), jnp.full(len(ETA), y)
-
-    @jax.jit
-    def both(eta, y):
-        nth, right = (lambda t, y: model.log_density(t[None], y)), []
-        for _ in range(6):
-            nth = jax.grad(nth)
-            right.append(jax.vmap(nth)(eta, y))
-        return model.higher_derivatives(eta, y), right[3:]
-
-    for found, right in zip(*both(eta, outcome), strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
-
-
 @partial(jax.jit, static_argnums=0)
 def in_single(model, e, eta, y):
     """The remainder in float32, about coefficients that were computed in double precision."""
@@ -139,6 +122,8 @@ def test_float32_keeps_relative_precision_where_a_plain_difference_has_none(x64)
     found = in_single(model, e, eta, y)
     assert found.dtype == np.float32
     assert relative_rms(found, right) < 1e-5
+    large = exact(logistic, 2, 40 * e[None], eta[None], y[None])[0][0]
+    assert relative_rms(in_single(model, 40 * e, eta, y), large) < 1e-4  # beyond the series
 
     @jax.jit
     def directly(e, eta, y):
@@ -151,14 +136,6 @@ def test_float32_keeps_relative_precision_where_a_plain_difference_has_none(x64)
     assert relative_rms(plain, right) > 0.05
 
 
-def test_float32_is_as_good_where_steps_are_large(x64):
-    model = M.Logistic()
-    e, eta, y, _ = small_steps("float32")
-    e = 40 * e  # both branches: below and above the switch
-    right = exact(logistic, 2, e[None], eta[None], y[None])[0][0]
-    assert relative_rms(in_single(model, e, eta, y), right) < 1e-4
-
-
 @pytest.mark.parametrize("scale", [0.01, 100.0])
 def test_the_switch_knows_the_unit_of_the_outcome(scale, x64):
     # A Student-t regression in other units has the same residuals: the series must not be used
@@ -169,26 +146,6 @@ def test_the_switch_knows_the_unit_of_the_outcome(scale, x64):
     other = ours(M.StudentT(scale=0.7 * scale), 2, e * scale, eta * scale, y * scale)[0]
     ok = np.asarray(small)
     np.testing.assert_allclose(other[ok], once[ok], rtol=1e-5, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        *("logistic", "student"),
-        *(pytest.param(family, marks=pytest.mark.slow) for family in ("poisson", "gaussian")),
-    ],
-)
-def test_float32_goes_in_and_comes_out(family, x64):
-    # NumPy constants inside a family must not turn either branch into float64
-    model, derivative, y = FAMILIES[family]
-    e, eta, outcome = grid(y)
-    found = in_single(model, e, eta, outcome)
-    right, _ = exact(derivative, 2, *(np.asarray(a) for a in (e, eta, outcome)))
-    assert found.dtype == np.float32
-    # large steps are plain differences of numbers of order one, or of order e^2 f''
-    noise = 2e-6 * (1 + np.abs(np.asarray(e)) ** 2 * np.exp(np.asarray(eta)))
-    loose = np.where(np.abs(np.asarray(e)) > 0.1, 50 * noise, 0)
-    assert np.all(np.abs(found - right) <= 1e-4 * np.abs(right) + loose + 1e-6 * np.abs(e) ** 3)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

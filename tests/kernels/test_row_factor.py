@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.interrupted import planned
-from helpers.targets import Conjugate, flat_draws, logistic_rows, normal_faults
+from helpers.targets import Conjugate, flat_draws, normal_faults
 from modicum.kernels import control_variates as module
 from modicum.kernels.control_variates import relative_error, row_factor, share_of_work, whitened
 from modicum.kernels.protocols import RowFactor
 from modicum.methods.ecs import anchored_proxy
-from modicum.runtime import in_double_precision
 
 RUN = {"draws": 1_500, "tune": 300, "chains": 2, "random_seed": 1, "progressbar": False}
 
@@ -94,24 +92,3 @@ def test_rows_that_are_not_put_back_give_another_posterior(monkeypatch):
 
     post = sampled(target, monkeypatch, broken)
     assert normal_faults(flat_draws(post), target.mean, target.cov) != []
-
-
-def test_residuals_match_float64(monkeypatch):
-    """So are energies, which add them to terms that are in float64 anyway."""
-    rows, model = logistic_rows(400), mo.models.Logistic()
-    residuals = []
-    for many in (2, 10**6):
-        monkeypatch.setattr(anchored_proxy, "MANY", many)
-        plan, _ = planned(model, rows, mo.HMCECS(certainty=0))
-        form, proxy = plan.kernel.control_variate, plan.context.proxy
-        batch = rows.slice(0, 400) | {"probability": np.ones(400)}
-
-        @in_double_precision
-        def values(z, form=form, proxy=proxy, batch=batch):
-            return form.values(form.cache(batch, proxy), z, proxy)
-
-        residuals.append(np.asarray(jax.jit(values)(2 * np.ones(4))))
-    fast, exact = residuals
-    assert np.abs(fast - exact).sum() < 1e-5 * np.abs(exact).sum()
-    assert not np.array_equal(fast, exact)
-    assert "whitening" not in plan.tuning

@@ -7,13 +7,11 @@ import pytest
 
 import modicum as mo
 from helpers.expansion import LINEAR, OTHERS, Expansion, expanded
-from helpers.targets import TIMES, all_of, logistic_rows, poisson_rows, sums_of
-from modicum.kernels.control_variates import AutodiffTaylor, LinearTaylor, control_variate
-from modicum.kernels.designs import Uniform, UniformTables, Weighted, weight_tables
+from modicum.kernels.control_variates import AutodiffTaylor
+from modicum.kernels.designs import Uniform
 from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
 from modicum.kernels.likelihood_estimates import Perturbed
 from modicum.kernels.moves import HMCMove
-from modicum.passes.curvature import expanded_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
 linear = pytest.mark.parametrize("family", LINEAR)
@@ -73,40 +71,6 @@ def test_residuals_and_proxies_add_up_to_the_log_posterior(family, order):
     assert scaled.mean() == pytest.approx(e.residuals(z).sum(), rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        f if f in ("logistic", "softmax") else pytest.param(f, marks=pytest.mark.slow)
-        for f in (*LINEAR, *OTHERS)
-    ],
-)
-def test_where_the_whitened_hessian_is_minus_one_it_is_left_out(family):
-    e = expanded(family, 2)
-    mended = any("not concave" in note for note in map(str, e.anchor.notes))
-    assert (e.proxy.B is not None) is mended
-    assert not (mended and family in ("logistic", "poisson", "gaussian"))
-    size = len(e.anchor.point)
-    L, hessian = e.anchor.factor, e.anchor.B + expanded_prior(e.target, e.anchor.point)[2]
-    spelled_out = e.proxy._replace(B=L.T @ hessian @ L)
-    log_proxy = jax.jit(jax.value_and_grad(e.cv.log_proxy))
-    for z in (somewhere(size), somewhere(size, seed=4, scale=3.0)):
-        one, other = (log_proxy(z, proxy) for proxy in (e.proxy, spelled_out))
-        np.testing.assert_allclose(one[0], other[0], rtol=1e-9)
-        np.testing.assert_allclose(one[1], other[1], rtol=1e-8, atol=1e-9)
-
-
-def test_where_it_is_not_it_stays():
-    for order in (0, 1):  # the prior alone is curved
-        assert expanded("logistic", order).proxy.B is not None
-    rows = poisson_rows(40)
-    own = mo.Model(  # its prior may be any function and is not part of the quadratic
-        lambda th: -0.5 * th["rate"] ** 2,
-        lambda th, b: -((b["y"] - th["rate"]) ** 2),
-        {"rate": 0.0},
-    )
-    assert Expansion(own, mo.Rows(y=all_of(rows)["y"]), 2).proxy.B is not None
-
-
 @linear
 def test_residuals_vanish_at_the_anchor_and_higher_orders_are_smaller(family):
     sizes = []
@@ -115,20 +79,6 @@ def test_residuals_vanish_at_the_anchor_and_higher_orders_are_smaller(family):
         assert np.all(e.residuals(np.zeros(len(e.anchor.point))) == 0)
         sizes.append(np.abs(e.residuals(somewhere(len(e.anchor.point), scale=0.1))).mean())
     assert sizes[0] > 5 * sizes[1] > 25 * sizes[2]
-
-
-def test_frequency_weights_are_repeated_rows():
-    once = all_of(poisson_rows(40))
-    count = np.random.default_rng(1).integers(1, 4, 40)
-    weighted = mo.Rows(**once, weight=count * 1.0)
-    repeated = mo.Rows(**{k: np.repeat(v, count, axis=0) for k, v in once.items()})
-    starts, z = np.cumsum(count) - count, somewhere(4)
-    for form in (LinearTaylor, AutodiffTaylor):
-        a = Expansion(mo.models.Poisson(), weighted, 2, form=form)
-        b = Expansion(mo.models.Poisson(), repeated, 2, form=form)
-        np.testing.assert_allclose(a.anchor.B, b.anchor.B, rtol=1e-12)
-        found = np.add.reduceat(b.residuals(z), starts)
-        np.testing.assert_allclose(a.residuals(z), found, rtol=1e-8, atol=1e-14)
 
 
 def test_rows_may_have_fields_of_any_name():
@@ -146,13 +96,6 @@ def test_rows_may_have_fields_of_any_name():
     log_prior, log_proxy = log_prior_and_proxy(e, z)
     right = e.sums.value(e.point(z), "check") + log_prior
     assert e.anchor.C + log_proxy + e.residuals(z).sum() == pytest.approx(right, rel=1e-10)
-
-
-def test_the_cheap_form_is_taken_where_it_fits():
-    forms = {}
-    for name, (model, make) in (LINEAR | OTHERS).items():
-        forms[name] = type(control_variate(sums_of(model, make(60))[0].target, 2))
-    assert {name for name, form in forms.items() if form is LinearTaylor} == set(LINEAR)
 
 
 # The density of a subsample ----------------------------------------------------------------
@@ -188,24 +131,3 @@ def test_the_gradient_of_the_density_is_its_slope(family, order):
     slope = np.asarray(both(z, subsample, e.proxy)[1])
     right = fourth_order_differences(value, z)
     assert np.linalg.norm(slope - right) < 1e-6 * np.linalg.norm(right)
-
-
-@pytest.mark.parametrize("design", [pytest.param("uniform", marks=pytest.mark.slow), "weighted"])
-def test_the_estimate_is_unbiased(design):
-    e = Expansion(mo.models.Logistic(), logistic_rows(300), 1, form=LinearTaylor)
-    z = somewhere(4)
-    d = e.residuals(z)
-    tables = UniformTables(e.n)
-    if design == "weighted":
-        tables = weight_tables(np.abs(d) + 0.1 * np.abs(d).mean())
-    kind = Uniform() if design == "uniform" else Weighted()
-    drawn = jax.jit(lambda key, tables: kind.draw(key, 40_000, tables))(jax.random.key(1), tables)
-    picked = np.asarray(drawn.row_ids)
-    D = e.values(e.cache(drawn.probability, picked), z)
-    np.testing.assert_allclose(D, d[picked] / np.asarray(drawn.probability), rtol=1e-9)
-    assert abs(D.mean() - d.sum()) < TIMES * D.std() / np.sqrt(len(D))
-    if design == "weighted":
-        # negative control: without the probabilities it is not
-        careless = e.n * d[picked]
-        error = careless.std() / np.sqrt(len(D))
-        assert abs(careless.mean() - d.sum()) > 10 * error
