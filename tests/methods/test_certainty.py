@@ -12,10 +12,10 @@ from helpers import toy
 from helpers.coded import pair
 from helpers.expansion import Expansion
 from helpers.interrupted import planned
-from helpers.pilots import moments
 from helpers.targets import (
     disagreements,
     flat_draws,
+    heavy_rows,
     logistic_rows,
     poisson_rows,
     quick,
@@ -35,9 +35,7 @@ from modicum.kernels.gradients import Taylor
 from modicum.kernels.likelihood_estimates import BlockPoisson, BlockPoissonTables, Perturbed
 from modicum.kernels.moves import HMCMove
 from modicum.kernels.protocols import StochasticGradientContext
-from modicum.methods.drawn_rows import SampledRows, Tuned, cheapest_certainty, sample_on_host
-from modicum.methods.ecs.subsample import choose
-from modicum.methods.sgmcmc.design import _cheapest
+from modicum.methods.drawn_rows import sample_on_host
 
 M = mo.models
 
@@ -69,14 +67,6 @@ def test_the_rows_of_the_largest_weights_are_set_apart():
     np.testing.assert_allclose(after[others], probabilities(alone, 33), rtol=0.1)
     drawn = Drawn(np.arange(40), before)
     np.testing.assert_allclose(certain.probability(drawn), after, rtol=1e-9)
-
-
-def test_alike_rows_and_wrong_numbers():
-    rest = certainty_rows(weight_tables(np.ones(10)), 4).rest
-    np.testing.assert_allclose(rest.probability[rest.size > 0], 1 / 6)
-    for count in (10, 11, -1):
-        with pytest.raises(mo.SettingError, match="cannot be certain"):
-            certainty_rows(weight_tables(np.ones(10)), count)
 
 
 @pytest.mark.parametrize("design", [Uniform(), Weighted()])
@@ -116,27 +106,6 @@ def test_a_pilot_takes_once_what_would_be_drawn_often():
     assert np.std(sums) < spread / 50
     every = sample_on_host(rng, 6_000, tables)
     assert np.sum(values[every.row_ids] / every.expected) == pytest.approx(values.sum())
-
-
-def test_fewer_of_the_sampled_rows_stand_for_as_many():
-    rows = mo.Rows(x=np.ones((40, 1)), y=np.arange(40.0))
-    sampled = SampledRows.of(np.random.default_rng(4), rows, 30, weight_tables(EXPECTED), 0.1)
-    certain, expected = sampled.certain, sampled.batch["probability"]
-    assert 0 < certain < 25
-    np.testing.assert_array_equal(sampled.batch["y"], sampled.drawn.row_ids)
-    few = sampled.thinned(5)
-    assert len(few["y"]) == certain + 5
-    np.testing.assert_array_equal(few["probability"][:certain], 1)
-    ratio = few["probability"][certain:] / expected[certain : certain + 5]
-    np.testing.assert_allclose(ratio, 5 / (30 - certain))
-    np.testing.assert_array_equal(sampled.thinned(30)["probability"], expected)
-
-
-def test_designs_that_cannot_leave_rows_out_say_so():
-    from modicum.kernels.designs import Stratified
-
-    with pytest.raises(mo.SettingError, match="certainty=0"):
-        Stratified().without(certainty_rows(weight_tables(EXPECTED), 3), None)
 
 
 # Unbiased, by enumeration of all subsamples --------------------------------------------------
@@ -242,56 +211,7 @@ def test_the_gradient_of_a_batch_is_unbiased(six, left_in, right, x64):
 # How many -----------------------------------------------------------------------------------
 
 
-def test_the_number_is_the_cheapest():
-    def falling(count):  # the variance with that many certainty rows
-        return choose(moments(4_000 / (1 + count / 20)), steps=3, certainty=count)
-
-    chosen = cheapest_certainty(falling, "auto", 3, 10_000)
-    costs = {count: falling(count).cost for count in (0, 50, 100, 200, 400, 800)}
-    assert costs[chosen.certainty] <= min(costs.values()) / 0.95
-    assert chosen.certainty > 0
-    assert "of the evaluations" in chosen.why["certainty"]
-    assert chosen.subsample < choose(moments(4_000), steps=3).subsample / 5
-
-
-@pytest.mark.parametrize(("saved", "count"), [(0.03, 100), (0.08, 200)])
-def test_rows_that_save_hardly_anything_are_not_held(saved, count):
-    """Doubling must save a twentieth: near its minimum the cost is flat."""
-    costs = {0: 10_000.0, 50: 3_000.0, 100: 2_000.0, 200: 2_000.0 * (1 - saved), 400: 9_000.0}
-    chosen = cheapest_certainty(lambda k: Tuned(certainty=k, cost=costs[k]), "auto", 3, 400)
-    assert chosen.certainty == count
-
-
-def test_none_where_nothing_is_gained():
-    chosen = cheapest_certainty(
-        lambda count: choose(moments(50), 3, certainty=count), "auto", 3, 999
-    )
-    assert (chosen.certainty, chosen.subsample) == (0, 60)
-    assert "would not save" in chosen.why["certainty"]
-    few = cheapest_certainty(lambda count: choose(moments(9e9), 3, certainty=count), "auto", 3, 10)
-    assert few.certainty == 0
-    by_hand = cheapest_certainty(lambda count: choose(moments(50), 3, certainty=count), 70, 3, 10)
-    assert (by_hand.certainty, by_hand.why["certainty"]) == (70, "set by hand")
-
-
-def test_stochastic_gradients_weigh_noise_against_cost():
-    heavy = np.r_[np.ones(4_000), np.full(60, 500.0)]
-    certain, why = _cheapest(weight_tables(heavy), 100, fresh_cost=10.0)
-    assert len(certain.row_ids) in (50, 100)
-    assert "less" in why
-    assert _cheapest(weight_tables(np.ones(4_000)), 100, fresh_cost=10.0)[0] is None
-
-
 # Methods ------------------------------------------------------------------------------------
-
-
-def heavy_rows(n=4_000):
-    """A few rows of enormous leverage."""
-    rng = np.random.default_rng(5)
-    x = rng.normal(size=(n, 2))
-    x[: n // 400] *= 40
-    eta = np.clip(0.5 * x @ [1.0, -1.0], -8, 8)
-    return mo.Rows(x=x, y=(rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0)
 
 
 def kinds_of_rows():
@@ -351,17 +271,6 @@ def test_they_are_counted_and_explained(small, fitted):
     without, _ = planned(*small, mo.HMCECS())
     assert without.tuning["certainty"]["value"] == 0
     assert "would not save a tenth" in without.tuning["certainty"]["why"]
-
-
-def test_none_by_hand_are_none_at_all(small):
-    """With certainty=0 the kernel is the plain one, bit for bit."""
-    model, rows = small
-    plans = [planned(model, rows, mo.HMCECS(certainty=c))[0] for c in (0, "auto")]
-    assert plans[0].kernel == plans[1].kernel
-    assert plans[0].context.certain is None
-    tables = [plan.context.design for plan in plans]
-    for one, other in zip(*tables, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -133,35 +133,3 @@ def test_small_tables_are_weighed_by_all_their_rows():
     assert post.tuning["pool_noise"] == 0
     exact = post.correct(rows, progressbar=False)
     assert exact.tuning["correction"]["weight_variance"] < 1e-8  # `lp` used all rows
-
-
-def test_a_digest_is_sampled_by_default():
-    digest = mo.digest(M.Logistic(), ROWS, size=2_000, random_seed=1, progressbar=False)
-    post = mo.sample(M.Logistic(), digest, draws=500, **RUN)
-    assert post.settings["method"] == "laplace"
-    whole = mo.sample(M.Logistic(), ROWS, draws=500, **RUN)
-    off = np.abs(post.mean("beta") - whole.mean("beta")) / whole.sd("beta")
-    assert off.max() < 0.15
-
-
-def test_custom_models_too():
-    import jax.numpy as jnp
-
-    def log_likelihood(theta, batch):
-        mean = theta["top"] * (1 - jnp.exp(-theta["rate"] * batch["time"]))
-        return -0.5 * ((batch["y"] - mean) / 0.3) ** 2
-
-    model = mo.Model(
-        lambda theta: -0.5 * (theta["top"] ** 2 + theta["rate"] ** 2),
-        log_likelihood,
-        {"top": 1.0, "rate": 1.0},
-    )
-    rng = np.random.default_rng(1)
-    time = rng.exponential(size=5_000)
-    rows = mo.Rows(time=time, y=2 * (1 - np.exp(-0.7 * time)) + 0.3 * rng.standard_normal(5_000))
-    post = mo.sample(model, rows, draws=500, **RUN)
-    assert post.settings["method"] == "laplace"
-    exact = post.correct(rows, draws=500, progressbar=False)
-    off = [abs(post.mean(k) - exact.mean(k)) / exact.sd(k) for k in ("top", "rate")]
-    assert max(off) < 0.1
-    assert exact.tuning["correction"]["weight_variance"] < 0.01

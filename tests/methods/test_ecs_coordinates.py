@@ -13,8 +13,6 @@ from modicum.errors import SettingError
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.expansion import POWERS, bend
 from modicum.methods.ecs.anchored_proxy import choose_coordinates
-from modicum.methods.ecs.pilot_draws import DESIGN_DRAWS, DESIGN_DRAWS_AT_KINKS
-from modicum.methods.weights import expected_residuals
 from modicum.passes import anchor_at_mode
 from modicum.runtime import in_double_precision
 
@@ -124,24 +122,3 @@ def test_the_posterior_is_that_of_all_rows():
     for name in ("beta", "intercept", "overdispersion"):
         error = np.hypot(mcse(post[name]), mcse(every[name]))
         assert np.all(np.abs(post.mean(name) - every.mean(name)) < TIMES * error)
-
-
-@pytest.mark.slow
-@in_double_precision
-def test_kinks_are_weighted_at_many_draws():
-    """Eight draws would miss rows whose kink only one draw in twenty crosses."""
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(2_000, 2))
-    rows = mo.Rows(x=x, y=x @ [0.5, -0.3] + rng.laplace(size=2_000))
-    sums, start = sums_of(mo.models.AsymmetricLaplace(), rows)
-    anchor = anchor_at_mode(sums, start)
-    variate, plain = control_variate(sums.target, 2), proxy(anchor, sums.target, 2)
-    draws = rng.normal(size=(1_024, sums.target.size))
-
-    def sizes(some):
-        return np.asarray(expected_residuals(sums, variate, plain, some), float)
-
-    truth = sizes(draws)
-    missed = {k: np.max(truth / sizes(draws[:k])) for k in (DESIGN_DRAWS, DESIGN_DRAWS_AT_KINKS)}
-    assert missed[DESIGN_DRAWS_AT_KINKS] < 0.5 * missed[DESIGN_DRAWS]
-    assert missed[DESIGN_DRAWS] > 10

@@ -1,17 +1,12 @@
 """HMC-ECS with levels of few or no events, where straight trajectories hit walls."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.interrupted import planned, task_of
+from helpers.interrupted import planned
 from modicum.diagnostics import mcse, r_hat
 from modicum.methods.ecs import pilot
-from modicum.methods.ecs import run_checks as checks
-from modicum.methods.ecs.pilot_draws import PilotChains
-from modicum.runtime import in_double_precision
 
 WITHOUT = [(rows, 0) for rows in (5, 10, 15, 20, 25, 30)]
 LEVELS = [(600, 150), (300, 15), (40, 2), *WITHOUT]  # rows and events of each
@@ -95,38 +90,6 @@ def test_chains_that_run_into_walls_are_seen_before_the_run(post, rows, monkeypa
     assert [note.code for note in plan.notes] == ["separation", "posterior-not-normal"]
     assert "hardly moved" in plan.notes[1].sentence
     assert "method='nuts'" in plan.notes[1].remedy
-
-
-def test_far_from_the_mode_is_not_far_from_where_residuals_were_studied():
-    rng = np.random.default_rng(1)
-    position = 5 + 2 * rng.standard_normal((2, 50, 3))
-    history = SimpleNamespace(position=position)
-    target = SimpleNamespace(likelihood=SimpleNamespace(size=3))
-
-    def doubts(looked_at):
-        return checks._far(checks.Case(mo.HMCECS(), target, 100, looked_at), history)
-
-    assert doubts(5 + 2 * rng.standard_normal((60, 3))) == []
-    (straight,) = doubts(None)
-    assert "posterior sd from the mode, about which control variates" in straight.sentence
-    (elsewhere,) = doubts(2 * rng.standard_normal((60, 3)))
-    assert "from the pilot draws by which rows were chosen" in elsewhere.sentence
-
-
-@in_double_precision
-def test_the_papers_schedule_keeps_its_chains_straight(rows, monkeypatch):
-    """Curves start from a mode, which its anchor is not, and the paper has no curves."""
-    stuck = PilotChains(np.zeros((2, 9, len(LEVELS))), np.ones((2, 9)), rows=10, evaluations=10)
-    asked = []
-    monkeypatch.setattr(pilot, "run_pilot_chains", lambda *about: stuck)
-    monkeypatch.setattr(pilot.Study, "_curves", lambda self: asked.append(self.method.tuning))
-    task = task_of(MODEL, rows)
-    for tuning in ("auto", "paper"):
-        study = mo.HMCECS(tuning=tuning).study(task, task.anchor_at_mode())
-        study._take_rows(np.random.default_rng(1))
-        study._draws_of_short_chains()
-        assert study.stuck
-    assert asked == ["auto"]
 
 
 @pytest.mark.slow

@@ -40,20 +40,10 @@ def fly_toy(draws=2500, chains=2, seed=1, **settings):
 # Right answers -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tuned", "update", "bright"),
-    [
-        (True, "implicit", 0.0002),
-        pytest.param(False, "implicit", 0.0485, marks=SLOW),
-        pytest.param(True, "explicit", 0.0002, marks=SLOW),
-        pytest.param(False, "explicit", 0.0485, marks=SLOW),
-    ],
-)
-def test_the_toy_posterior(tuned, update, bright):
-    post = fly_toy(tuned=tuned, update=update)
+def test_the_toy_posterior():
+    post = fly_toy(tuned=True, update="implicit")
     assert toy.faults(post) == []
-    share = post.stats["n_bright"].mean() / toy.N
-    assert share == pytest.approx(bright, rel=0.3 if tuned else 0.03)
+    assert post.stats["n_bright"].mean() / toy.N == pytest.approx(0.0002, rel=0.3)
     assert not post.stats["bright_refused"].any()
 
 
@@ -64,6 +54,8 @@ def test_the_toy_posterior_at_length(tuned, update):
     post = fly_toy(draws=10_000, chains=4, seed=3, tuned=tuned, update=update)
     assert toy.faults(post) == []
     assert np.abs(toy.distance(post)[0]).max() < (0.05 if update == "implicit" else 0.12)
+    bright = post.stats["n_bright"].mean() / toy.N
+    assert bright == (pytest.approx(0.0002, rel=0.3) if tuned else pytest.approx(0.0485, rel=0.03))
 
 
 @SLOW
@@ -88,18 +80,6 @@ def test_a_custom_move_and_nuts():
 def test_a_bound_above_the_likelihood_is_noticed(monkeypatch):
     monkeypatch.setitem(BOUNDS, M.Logistic, Flat)
     post = toy.sample(mo.FlyMC(tuned=False), draws=2500, chains=2, random_seed=1)
-    assert toy.faults(post) != []
-
-
-@SLOW
-def test_forgetting_how_rarely_rows_are_tried_is_noticed(monkeypatch):
-    def without_ratio(key, seen):
-        return implicit(key, seen._replace(log_r_tried=seen.log_r_tried + jnp.log(seen.rate)))
-
-    monkeypatch.setitem(kernel.UPDATES, "implicit", without_ratio)
-    # a different capacity, so that the kernel is compiled with the mistake
-    method = mo.FlyMC(tuned=False, capacity=601)
-    post = toy.sample(method, draws=2500, chains=2, random_seed=1)
     assert toy.faults(post) != []
 
 

@@ -92,22 +92,6 @@ def test_the_density_that_is_sampled_is_that_of_all_rows(posterior):
     assert np.ptp(corrected.stats["log_weight"]) < 1e-6
 
 
-def test_a_posterior_with_groups_is_saved_and_predicts(posterior, tmp_path):
-    posterior.save(tmp_path / "post")
-    again = mo.Posterior.load(tmp_path / "post")
-    batch = thin().slice(0, 3)
-    ours, theirs = (
-        post.restore_predictor()(
-            {k: v[0, :5] for k, v in post.draws.items()}, {k: batch[k] for k in ("x", "g")}
-        )
-        for post in (posterior, again)
-    )
-    np.testing.assert_allclose(ours, theirs)
-    x, eta = batch["x"][0, 0], posterior["intercept"][0, :5]
-    eta = eta + posterior["beta"][0, :5, 0] * x + posterior["1|g"][0, :5, int(batch["g"][0])]
-    np.testing.assert_allclose(ours[:, 0], eta, rtol=1e-5)
-
-
 def test_few_levels_and_a_scale_near_zero_are_named():
     rng = np.random.default_rng(2)
     fields = {"x": rng.normal(size=(400, 1)), "y": rng.normal(size=400)}

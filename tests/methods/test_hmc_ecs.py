@@ -1,5 +1,6 @@
 """HMC-ECS: right answers, reproducible draws, correct counts, guards that warn."""
 
+import re
 import warnings
 
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from helpers.targets import (
     disagreements,
     flat_draws,
     gaussian_rows,
+    heavy_rows,
     logistic_rows,
     poisson_rows,
     quick,
@@ -34,6 +36,7 @@ FAMILIES = {
     "logistic": (M.Logistic(), logistic_rows),
     "poisson": (M.Poisson(), poisson_rows),
     "gaussian": (M.Gaussian(), gaussian_rows),
+    "known scale": (M.Gaussian(scale=0.7), gaussian_rows),
     "student": (M.StudentT(scale=0.6), gaussian_rows),
     "softmax": (M.Softmax(classes=3), class_rows),
 }
@@ -42,26 +45,25 @@ FAMILIES = {
 @pytest.fixture(scope="module", params=FAMILIES)
 def by_all_rows(request):
     model, make = FAMILIES[request.param]
-    rows = make(2_000)
+    rows = make(3_000)
     return model, rows, mo.sample(model, rows, method="nuts", **RUN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [1, 2])
-def test_five_families_against_all_rows(by_all_rows, order):
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(mo.HMCECS(order=1), mo.HMCECS(order=2)),
+        *(mo.SignedHMCECS(design="weighted"), mo.SignedHMCECS(design="uniform")),
+    ],
+    ids=["order 1", "order 2", "signed", "signed, uniform rows"],
+)
+def test_families_against_all_rows(by_all_rows, method):
     model, rows, theirs = by_all_rows
-    post = mo.sample(model, rows, method=mo.HMCECS(order=order), **RUN)
+    post = mo.sample(model, rows, method=method, **RUN)
     assert post.warnings == []
+    assert post.weights is None or (post.weights > 0).all()
     assert disagreements(flat_draws(post), flat_draws(theirs)) == []
-
-
-@pytest.mark.slow
-def test_known_scales_too():
-    rows = gaussian_rows(2_000)
-    theirs = mo.sample(M.Gaussian(scale=0.7), rows, method="nuts", **RUN)
-    post = mo.sample(M.Gaussian(scale=0.7), rows, method="hmc-ecs", **RUN)
-    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
-    assert np.all(post.stats["variance_estimate"] == 0)  # a quadratic has no residuals
 
 
 def decay():
@@ -99,35 +101,6 @@ def test_a_nonlinear_custom_model_by_quadrature():
 
 
 @pytest.mark.slow
-def test_a_two_layer_network_against_all_rows():
-    rng = np.random.default_rng(9)
-    x = rng.normal(size=(3_000, 2))
-    y = 1.5 * np.tanh(1.2 * x[:, 0] - 0.4 * x[:, 1]) + 0.3 + 0.4 * rng.normal(size=3_000)
-
-    def predict(theta, batch):
-        hidden = jnp.tanh(batch["x"] @ theta["inner"] + theta["bias"])
-        return hidden @ theta["outer"] + theta["level"]
-
-    model = mo.Model(
-        log_prior=lambda th: -0.5 * sum(jnp.sum(v**2) for v in th.values()),
-        log_likelihood=lambda th, b: -0.5 * ((b["y"] - predict(th, b)) / 0.4) ** 2,
-        # from one of several symmetric modes
-        init={
-            "inner": np.array([[1.0], [-0.3]]),
-            "bias": np.zeros(1),
-            "outer": np.ones(1),
-            "level": 0.0,
-        },
-        predict=predict,
-    )
-    rows = mo.Rows(x=x, y=y)
-    theirs = mo.sample(model, rows, method="nuts", starts=1, **RUN)
-    post = mo.sample(model, rows, method="hmc-ecs", starts=1, **RUN)
-    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
-    np.testing.assert_allclose(post.predict(rows).mean, theirs.predict(rows).mean, atol=0.01)
-
-
-@pytest.mark.slow
 def test_a_custom_move():
     from modicum.kernels.moves import HMCMove
 
@@ -156,14 +129,6 @@ def test_the_signed_method_by_the_papers_schedule_on_the_toy():
     assert post.ledger.by_purpose["burn-in"] > 0
 
 
-def test_a_schedule_finds_its_own_anchor():
-    for method in (mo.HMCECS, mo.SignedHMCECS):
-        with pytest.raises(mo.SettingError, match="finds its own anchor"):
-            method(tuning="paper", anchor=(0.0, 1.0))
-        with pytest.raises(mo.SettingError, match="tuning must be"):
-            method(tuning="papers")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["logistic", "poisson"])
 def test_simulation_based_calibration(family):
@@ -189,19 +154,6 @@ def test_simulation_based_calibration(family):
     for column in np.array(ranks).T:
         counts = np.bincount(column * 4 // (kept + 1), minlength=4)
         assert ((counts - 15) ** 2 / 15).sum() < chi2.isf(1e-4, 3)
-
-
-def test_large_stores_are_fetched_from_and_small_ones_held(tmp_path, monkeypatch):
-    model = M.Logistic()
-    store = mo.rows.ingest(
-        logistic_rows(600, dtype="float32"), tmp_path / "store", progressbar=False
-    )
-    assert isinstance(planned(model, store, mo.HMCECS())[0].rows, dict)
-    monkeypatch.setattr(mo.Rows, "nbytes", property(lambda self: 2**28 + 1))
-    fetched = planned(model, store, mo.HMCECS())[0].rows  # in the order of their weights
-    assert isinstance(fetched, mo.Rows)
-    assert fetched._backend.where == store._backend.where
-    assert isinstance(planned(model, store, mo.HMCECS(memory_limit=2**29))[0].rows, dict)
 
 
 # Honest accounts ---------------------------------------------------------------------------
@@ -248,16 +200,6 @@ def test_the_ledger_adds_up(good):
     assert good.ledger.share < 0.1
 
 
-def test_statistics_of_every_draw_are_kept(good):
-    for name in (
-        "lp", "acceptance_rate", "acceptance_rate_u", "variance_estimate", "difference_estimate",
-        "energy", "diverging", "n_steps", "step_size",
-    ):  # fmt: skip
-        assert good.stats[name].shape == (4, 600), name
-        assert np.all(np.isfinite(good.stats[name].astype(float))), name
-    assert abs(good.stats["acceptance_rate"].mean() - 0.8) < 0.15
-
-
 @pytest.mark.slow
 def test_single_precision_is_accepted_as_often():
     rows = logistic_rows(20_000, dtype="float32")
@@ -275,15 +217,6 @@ def test_single_precision_is_accepted_as_often():
 
 
 # Guards ------------------------------------------------------------------------------------
-
-
-def heavy_rows(n=4_000):
-    """Return rows of which a few have enormous leverage; uniform subsamples miss them."""
-    rng = np.random.default_rng(5)
-    x = rng.normal(size=(n, 2))
-    x[: n // 400] *= 40
-    eta = np.clip(0.5 * x @ [1.0, -1.0], -8, 8)
-    return mo.Rows(x=x, y=(rng.random(n) < 1 / (1 + np.exp(-eta))) * 1.0)
 
 
 def test_uniform_rows_of_a_heavy_tailed_design_are_warned_of():
@@ -331,9 +264,10 @@ def history(**changes):
     return runner.History(position, stats | changes, {}, True)
 
 
-def looked_back(history, rows=10_000, m=100, refreshes=1, **settings):
+def looked_back(history, rows=10_000, m=100, refreshes=1, studied=None, **settings):
     """Return the warnings about a run with m rows in 20 blocks."""
-    case = Case(mo.HMCECS(**settings), Target.of(toy.MODEL, toy.rows())[0], rows)
+    target, _ = Target.of(toy.MODEL, toy.rows())
+    case = Case(mo.HMCECS(**settings), target, rows, studied)
     return look_back(case, m, 20, refreshes, history)
 
 
@@ -341,41 +275,40 @@ def slow_walk(length=400):
     return np.cumsum(np.random.default_rng(2).normal(size=(2, length)), axis=1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"variance_estimate": np.r_["0,2", np.full(400, 0.4), np.full(400, 5.0)]}, "exceeded 3"),
-        ({"acceptance_rate_u": np.full((2, 400), 0.05)}, "5% of the subsample refreshes"),
-        ({"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}, "1.4 posterior sd from the mode"),
-        ({"difference_estimate": slow_walk()}, "raise `refreshes`"),
-    ],
-)
-def test_each_guard_looks_back_at_the_run(changes, words):
-    (text,) = map(str, looked_back(history(**changes)))
-    assert words in text
-    assert text.endswith(".")
-
-
 def test_a_good_run_has_nothing_to_look_back_at():
     assert looked_back(history()) == []
 
 
+HIGH = {"variance_estimate": np.full((2, 400), 6.0)}
+FAR = {"position": np.full((2, 400, 3), [0.0, 1.4, 0.0])}
+
+
 @pytest.mark.parametrize(
-    ("code", "changes", "settings", "remedy"),
+    ("code", "changes", "settings", "words"),
     [
-        ("variance-high", {"variance_estimate": np.full((2, 400), 6.0)}, {}, "subsample=300"),
+        ("variance-high", HIGH, {}, "exceeded 3 .*subsample=300"),
         ("variance-high", {"variance_estimate": np.full((2, 400), 600.0)}, {}, "'nuts' on all"),
-        ("variance-high", {"variance_estimate": np.full((2, 400), 6.0)}, {"m": 71_940}, "'nuts'"),
-        ("refreshes-refused", {"acceptance_rate_u": np.zeros((2, 400))}, {"m": 20}, "=100)"),
-        ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {}, "'nuts' on all"),
-        ("anchor-far", {"position": np.full((2, 400, 3), 1.4)}, {"anchor": [0.0]}, 'anchor="mode"'),
+        ("variance-high", HIGH, {"m": 71_940}, "'nuts'"),
+        (
+            "refreshes-refused",
+            {"acceptance_rate_u": np.full((2, 400), 0.05)},
+            {"m": 20},
+            r"5% of the subsample refreshes.*=100\)",
+        ),
+        ("anchor-far", FAR, {}, "1.4 posterior sd from the mode, .*'nuts' on all"),
+        ("anchor-far", FAR, {"anchor": [0.0]}, 'anchor="mode"'),
+        ("anchor-far", FAR, {"studied": np.zeros((60, 3))}, "from the pilot draws by which rows"),
+        ("subsample-slow", {"difference_estimate": slow_walk()}, {}, "raise `refreshes`"),
         ("subsample-slow", {"difference_estimate": slow_walk()}, {"refreshes": 20}, "more draws"),
     ],
 )
-def test_remedies_can_be_followed_where_they_are_given(code, changes, settings, remedy):
+def test_each_guard_looks_back_and_gives_a_remedy_that_can_be_followed(
+    code, changes, settings, words
+):
     (doubt,) = looked_back(history(**changes), **settings)
     assert doubt.code == code
-    assert remedy in doubt.remedy
+    assert re.search(words, str(doubt))
+    assert str(doubt).endswith(".")
 
 
 def test_order_zero_is_refused_and_warned_of_when_forced():
@@ -426,21 +359,3 @@ def test_a_field_called_probability_is_refused():
 def test_an_anchor_of_the_wrong_length():
     with pytest.raises(mo.SettingError, match=r"3 entries.*4 unconstrained"):
         planned(toy.MODEL, toy.rows(), mo.HMCECS(anchor=[0.0, 1.0, 2.0]))
-
-
-def test_the_method_is_hashable_and_shown_in_full():
-    method = mo.HMCECS(anchor=np.array([0.5, 1.0]))
-    assert hash(method) == hash(mo.HMCECS(anchor=(0.5, 1.0)))
-    assert "anchor=(0.5, 1.0)" in repr(method)
-
-
-@pytest.mark.slow
-def test_a_small_table_falls_back_to_all_rows_and_says_so():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
-        post = mo.sample(
-            M.Logistic(), logistic_rows(50), draws=50, tune=50, chains=1, random_seed=1,
-            progressbar=False,
-        )  # fmt: skip
-    assert post.settings["method"] == "nuts"
-    assert "all rows" in post.tuning["method"]

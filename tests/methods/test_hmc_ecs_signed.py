@@ -10,12 +10,8 @@ from helpers import toy
 from helpers.pilots import moments
 from helpers.targets import (
     TIMES,
-    class_rows,
-    disagreements,
     flat_draws,
-    gaussian_rows,
     logistic_rows,
-    poisson_rows,
     quick,
 )
 from modicum.errors import CrudeControlVariateError
@@ -106,28 +102,6 @@ def test_rows_that_take_part_are_counted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "make"),
-    [
-        (M.Logistic(), logistic_rows),
-        (M.Poisson(), poisson_rows),
-        (M.Gaussian(), gaussian_rows),
-        (M.StudentT(scale=0.6), gaussian_rows),
-        (M.Softmax(classes=3), class_rows),
-    ],
-)
-@pytest.mark.parametrize("design", ["weighted", "uniform"])
-def test_five_families_against_all_rows(model, make, design):
-    rows = make(3_000)
-    run = {"draws": 2_000, "tune": 400, "chains": 2, "random_seed": 11, "progressbar": False}
-    theirs = mo.sample(model, rows, method="nuts", **run)
-    post = mo.sample(model, rows, method=mo.SignedHMCECS(design=design), **run)
-    assert post.warnings == []
-    assert (post.weights > 0).all()
-    assert disagreements(flat_draws(post), flat_draws(theirs)) == []
-
-
-@pytest.mark.slow
 def test_nuts_inside():
     post = toy.sample(mo.SignedHMCECS(inner="nuts"), draws=3000, chains=4, random_seed=1)
     for away, error in off(post, post.weights):
@@ -189,10 +163,3 @@ def test_rows_of_the_coreset_are_counted(in_memory):
 def test_products_that_blocks_do_not_divide():
     with pytest.raises(mo.SettingError, match="use 21 products"):
         mo.SignedHMCECS(products=20, blocks=3)
-
-
-@pytest.mark.slow
-def test_no_second_copy_of_hmc_ecs(in_memory):
-    rows, signed = in_memory
-    perturbed = quick(M.Logistic(), rows, method="hmc-ecs", draws=20, tune=20)
-    assert set(signed.stats) - set(perturbed.stats) == {"sign", "smallest_factor", "factors"}

@@ -12,7 +12,6 @@ from helpers.targets import exact_draws, flat_draws, logistic_rows, mean_and_err
 from modicum.diagnostics import ess
 from modicum.diagnostics.pareto import pareto_smoothed
 from modicum.methods.ecs import HMCECS
-from modicum.methods.ecs.pilot_draws import log_proxies
 from modicum.methods.laplace import Verdict, WeighingPool
 from modicum.methods.laplace import _doubts as doubts_of
 from modicum.methods.laplace import _independence_sampler as independence_sampler
@@ -102,13 +101,6 @@ def test_a_checkpoint_gives_the_same_draws_without_another_pass(post, tmp_path):
         assert run.ledger.by_purpose == post.ledger.by_purpose
 
 
-def test_thinning_keeps_every_other_draw(post):
-    thin = mo.sample(
-        M.Logistic(), ROWS, method=mo.Laplace(pool=3_000), draws=250, thin=2, **RUN
-    )  # fmt: skip
-    assert thin.draws["beta"].shape[:2] == (4, 250)
-
-
 def test_weights_match_all_rows_where_the_pool_holds_them():
     rows = logistic_rows(60)
     model = M.Logistic(prior_scale=1.0, intercept_scale=1.0)
@@ -148,36 +140,6 @@ def test_the_pools_noise_is_how_much_means_differ_between_pools():
     foretold = np.median(noises)
     assert 0.5 < found / foretold < 2  # the largest of four, each known to a fifth
     assert not 0.5 < found / (foretold / 5) < 2  # unlike a pool 25 times as large
-
-
-@in_double_precision
-def test_a_draw_that_rows_rule_out_is_weighted_in_silence(monkeypatch):
-    """Its density is 0, as far along a skewed axis; NumPy's warnings would say nothing to users."""
-    task = task_of(M.Logistic(), ROWS)
-    study = HMCECS().study(task, task.anchor_at_mode())
-    pool = WeighingPool(study, 40)
-    z = np.tile(study.centre, (8, 1))
-    values = np.zeros((8, 40))
-    values[3] = -np.inf
-    blocks = [(slice(0, 8), slice(0, 40), values)]
-    monkeypatch.setattr(pool._plain, "in_blocks", lambda z: blocks, raising=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        weighed = pool.weigh(z)
-    np.testing.assert_array_equal(np.isneginf(weighed.log_ratio), np.arange(8) == 3)
-    assert np.isnan(weighed.noise)  # and such a pool is not taken
-
-
-@in_double_precision
-def test_the_proxy_in_closed_form_is_the_compiled_one():
-    task = task_of(M.Logistic(), ROWS)
-    study = HMCECS().study(task, task.anchor_at_mode())
-    z = study.centre + np.random.default_rng(1).standard_normal((64, len(study.centre)))
-    compiled = np.asarray(log_proxies(study.control_variate, study.proxy, z))
-    np.testing.assert_allclose(study.log_proxy(z), compiled, rtol=1e-10)
-    away = np.sum((z - study.centre) ** 2, axis=1) / 2
-    np.testing.assert_allclose(study.log_ratio(z), compiled + away, rtol=0, atol=1e-10)
-    assert not np.allclose(study.log_ratio(z), compiled + np.sum(z**2, axis=1) / 2, atol=1e-10)
 
 
 def test_the_independence_sampler_draws_from_what_is_weighed():

@@ -16,16 +16,13 @@ from helpers.interrupted import planned
 from helpers.targets import sums_of
 from modicum.kernels.control_variates import (
     control_variate,
-    curve_of_rows,
     curve_sum,
     proxy,
     rows_along_levels,
 )
-from modicum.kernels.protocols import LevelCurves
 from modicum.kernels.residuals_by_numpy import NumPyRows
 from modicum.methods.ecs import level_curves
-from modicum.methods.weights import cached_rows, expected_residuals
-from modicum.models.matrix import DenseMatrix
+from modicum.methods.weights import cached_rows
 from modicum.passes import anchor_at_mode
 
 N, LEVELS = 6_000, 12
@@ -101,15 +98,6 @@ def test_what_is_subtracted_from_rows_is_added_to_the_proxy(study, x64):
     assert np.abs(total - right).max() > 0.01  # negative control: without the proxy's part
 
 
-def test_rows_of_levels_have_much_smaller_residuals(study, x64):
-    z = points(study, 12, 1.0)
-    with_, without = (
-        np.sqrt(np.mean(np.square(residuals(study, z, proxy))))
-        for proxy in (study.proxy, study.proxy._replace(levels=None))
-    )
-    assert with_ < 0.4 * without
-
-
 def test_numpy_and_jax_agree(study, x64):
     cv, proxy, batch = study.control_variate, study.proxy, all_rows(study)
     cached = cached_rows(cv, batch, proxy)
@@ -124,32 +112,6 @@ def test_numpy_and_jax_agree(study, x64):
     cached = cached_rows(cv, few, proxy)
     slopes = jax.jit(jax.jacfwd(lambda z: cv.values(cached, z, proxy)))(jnp.asarray(z[0]))
     np.testing.assert_allclose(NumPyRows(cv, few, proxy).gradients(z[0]), slopes, atol=1e-9)
-
-
-def test_ties_go_to_the_same_column(x64):
-    """Two entries with the same product: the pass and the kernel must agree on one."""
-    x = np.array([[1.0, 1.0], [0.5, 1.0], [-1.0, 1.0], [0.0, 0.0]])
-    for scale in ([0.2, 0.2], [0.4, 0.2], [0.0, 0.0]):
-        blank = np.zeros((2, 2))
-        curves = blank, blank, blank, np.ones(2), np.ones(2), blank, np.zeros((2, 4, 6))
-        arrays = np.array(scale), np.arange(2), *curves
-        of_numpy = curve_of_rows(DenseMatrix(x), LevelCurves(*arrays))
-        of_jax = curve_of_rows(DenseMatrix(jnp.asarray(x)), LevelCurves(*map(jnp.asarray, arrays)))
-        for a, b in zip(of_numpy, of_jax, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
-def test_curves_are_constant_beyond_their_reach(study, x64):
-    every = study.proxy.levels
-    first = [every.direction, every.probe, every.lines, every.unit, every.half, every.ends.T]
-    *first, ends, table = (each[:1] for each in (*first, every.table))
-    one = LevelCurves(every.scale, every.place, *first, ends.T, table)
-    end = float(ends[0, 1])
-    at = jax.jit(jax.value_and_grad(lambda far: curve_sum(far * one.direction[0], one)))
-    (edge, _), (beyond, slope) = at(end), at(end + 8)
-    assert float(edge) == pytest.approx(float(beyond), rel=1e-14)
-    assert slope == 0
-    assert at(end - 1)[1] != 0
 
 
 # Sums of levels without events, far from the anchor ----------------------------------------
@@ -252,21 +214,6 @@ def test_cubics_over_posterior_sds_were_wrong(x64):
     assert np.abs(earlier_curve(exact)(near) - exact(near)[0]).max() > 1e-3
 
 
-def test_expected_residuals_are_those_of_normal_draws(x64):
-    study = planned(*PLANS["logistic"](), mo.HMCECS())[0].memo
-    z = study.centre + points(study, 400, 1.0)
-    with_, without = (
-        np.asarray(expected_residuals(study.task.sums, study.control_variate, proxy, z))
-        for proxy in (study.proxy, study.proxy._replace(levels=None))
-    )
-    some = np.flatnonzero(CODE >= 6)
-    batch = {name: values[some] for name, values in all_rows(study).items()}
-    drawn = NumPyRows(study.control_variate, batch, study.proxy).values(z)
-    ratio = np.median(with_[some] / np.sqrt(np.mean(drawn**2, axis=0)))
-    assert 0.7 < ratio < 1.4
-    assert np.median(without[some]) > 3 * np.median(with_[some])  # negative control
-
-
 def test_fewer_rows_are_needed():
     model, rows = PLANS["logistic"]()
     with_, without = (
@@ -284,14 +231,3 @@ def test_fewer_rows_are_needed():
 def test_published_methods_stay_as_they_are(settings):
     model, rows = PLANS["logistic"]()
     assert planned(model, rows, mo.HMCECS(subsample=200, **settings))[0].memo.proxy.levels is None
-
-
-def test_columns_that_many_rows_determine_have_none(monkeypatch):
-    rng = np.random.default_rng(9)
-    rows = mo.Rows(x=rng.normal(size=(20_000, 3)), y=rng.integers(0, 2, 20_000))
-
-    def never(*_):
-        raise AssertionError("no pass is needed")
-
-    monkeypatch.setattr(level_curves, "_sums_by_numpy", never)
-    assert planned(mo.models.Logistic(), rows, mo.HMCECS())[0].memo.proxy.levels is None

@@ -83,25 +83,6 @@ def test_products_with_the_factor_are_right_and_a_broken_border_is_noticed(both)
     assert faults(0.9 * cross)
 
 
-def test_an_entry_of_the_border_that_is_not_concave_is_decoupled_in_any_units():
-    rng = np.random.default_rng(3)
-    big, border = np.arange(6)[:, None], np.array([6, 7])
-    cross, gradient = rng.normal(size=(6, 1, 2)), rng.normal(size=8)
-    corner = np.array([[20.0, 0.1], [0.1, 0.5]])  # less than the cross terms of the last entry
-    units = np.array([1e6] * 7 + [1.0])  # as of effects and coefficients beside a log scale
-
-    def step(u):
-        blocks = np.full((6, 1, 1), 2.0) / u[big][..., None] ** 2
-        of_border = corner / np.outer(u[border], u[border])
-        matrix = ArrowMatrix(big, border, blocks, cross / u[big][..., None] / u[border], of_border)
-        mended = ArrowCholesky.mending(matrix)
-        assert mended.mended
-        return mended.solve(gradient / u) / u
-
-    np.testing.assert_allclose(step(units), step(np.ones(8)), rtol=1e-9)
-    assert step(units)[-1] == pytest.approx(gradient[-1] / 0.5)
-
-
 def _parts(matrix, F: ArrowFactor):
     blocks = matrix[F.big[:, :, None], F.big[:, None, :]]
     return blocks, matrix[F.big[:, :, None], F.border], matrix[np.ix_(F.border, F.border)]

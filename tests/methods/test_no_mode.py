@@ -2,7 +2,6 @@
 
 import warnings
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ import modicum as mo
 from helpers.interrupted import task_of
 from helpers.ported import RUBIN, marginal_of_mu_and_tau
 from helpers.targets import TIMES, Conjugate, all_of, logistic_rows, mean_and_error
-from modicum.kernels.all_rows import _move_dense
-from modicum.kernels.moves import HMCMove
-from modicum.kernels.protocols import Point
 from modicum.methods import cost
 from modicum.passes import mode
 
@@ -136,39 +132,6 @@ def test_where_the_mode_would_show_that_there_is_no_posterior_it_is_required(no_
             with pytest.raises(mo.ConvergenceError, match="no mode was found") as caught:
                 sampled(model, rows, method=method)
             assert "nuts" not in str(caught.value)
-
-
-def test_a_matrix_for_an_inverse_mass_is_a_change_of_coordinates(x64):
-    """It equals a step in coordinates of unit mass; a rejected point comes back unchanged."""
-    cov = np.array([[4.0, 1.2], [1.2, 1.0]])
-    inverse_mass, factor = jnp.asarray(cov), np.linalg.cholesky(cov)
-
-    @jax.jit
-    def density(z):
-        return -0.5 * z @ jnp.linalg.solve(inverse_mass, z)
-
-    at = jnp.array([1.0, -0.5])
-    point = Point(at, *jax.value_and_grad(density)(at))
-    key, move = jax.random.key(1), HMCMove(1.2)
-
-    @jax.jit
-    def after(step):
-        return _move_dense(move, key, point, density, step, inverse_mass)[0]
-
-    @jax.jit
-    def after_plain(point):
-        along = lambda w: density(at + factor @ w)  # noqa: E731
-        return move(key, point, along, jnp.asarray(0.3), jnp.ones(2))[0]
-
-    moved = after(0.3)
-    np.testing.assert_allclose(moved.logdensity, density(moved.position), rtol=1e-10)
-    np.testing.assert_allclose(moved.logdensity_grad, jax.grad(density)(moved.position), rtol=1e-8)
-    plain = Point(jnp.zeros(2), point.logdensity, factor.T @ point.logdensity_grad)
-    there = after_plain(plain)
-    np.testing.assert_allclose(moved.position, at + factor @ there.position, rtol=1e-10)
-    stayed = after(50.0)
-    assert np.array_equal(stayed.position, at)
-    assert np.array_equal(stayed.logdensity_grad, point.logdensity_grad)
 
 
 def normal(x, mean, sd):

@@ -16,7 +16,7 @@ import pytest
 import modicum as mo
 from helpers.targets import disagreements, flat_draws
 
-N, BUFFER, BATCH = 12_000, 1_200, 60
+N = 12_000
 
 
 def table():
@@ -47,26 +47,6 @@ def ingested(frame, folder):
     return mo.rows.ingest(parts, folder / "s", outcome="y", progressbar=False)
 
 
-def buffered(values, buffer, rng):
-    """Return means of batches from a bounded shuffle buffer, as in streaming libraries."""
-    held, batches = list(values[:buffer]), []
-    for value in values[buffer:]:
-        place = rng.integers(len(held))
-        batches.append(held[place])
-        held[place] = value
-    rng.shuffle(held)
-    stream = np.array(batches + held)
-    return stream.reshape(-1, BATCH).mean(axis=1)
-
-
-def follow(means, step=0.05):
-    """Follow the stream by stochastic gradient and return the end point."""
-    at = 0.0
-    for mean in means:
-        at += step * (mean - at)
-    return at
-
-
 @pytest.mark.slow
 def test_posteriors_do_not_depend_on_the_order_of_the_rows(tmp_path):
     frame = table()
@@ -83,30 +63,3 @@ def test_posteriors_do_not_depend_on_the_order_of_the_rows(tmp_path):
         assert disagreements(flat_draws(posts[name]), flat_draws(posts["random"])) == [], name
     drift = np.abs(posts["outcome"].mean("beta") - posts["random"].mean("beta"))
     assert np.all(drift < 0.2 * posts["random"].sd("beta"))
-
-
-def test_a_stream_through_a_buffer_would_drift():
-    """Negative control: the last batches of a buffer over sorted numbers are the largest."""
-    rng = np.random.default_rng(3)
-    values = rng.normal(size=N)
-    assert abs(follow(buffered(values, BUFFER, rng))) < 0.2
-    assert follow(buffered(np.sort(values), BUFFER, rng)) > 1.0
-
-
-def test_rows_are_drawn_from_all_of_the_data(x64):
-    """Every month of a sorted store is drawn in proportion to its weight."""
-    import jax
-
-    from modicum.kernels.designs import Uniform, Weighted, weight_tables
-
-    month = np.repeat(np.arange(12), N // 12)
-    expected = np.where(month == 3, 5.0, 1.0)
-    tables = weight_tables(expected, floor=0.0)
-    for design, made, share in (
-        (Weighted(), tables, expected / expected.sum()),
-        (Uniform(), Uniform.layout(N), np.full(N, 1 / N)),
-    ):
-        drawn = np.asarray(design.draw(jax.random.key(1), 24_000, made).row_ids)
-        seen = np.bincount(month[drawn], minlength=12) / len(drawn)
-        right = np.bincount(month, weights=share)
-        assert np.all(np.abs(seen - right) < 5 * np.sqrt(right / len(drawn)))

@@ -18,7 +18,7 @@ METHODS = {
     ),
     "signed": pytest.param(mo.SignedHMCECS(batch=5, products=20, blocks=4), marks=pytest.mark.slow),
     "flymc": mo.FlyMC(),
-    "ewsg": mo.EWSG(step_size=0.05, batch=5),
+    "ewsg-svrg": mo.EWSGSVRG(step_size=0.05, batch=5, every=7),
     "sghmc-cv": pytest.param(mo.SGHMCCV(step_size=0.1, batch=4), marks=pytest.mark.slow),
     "cp-sghmc": pytest.param(
         mo.CPSGHMC(step_size=0.05, batch=8, clusters=4), marks=pytest.mark.slow

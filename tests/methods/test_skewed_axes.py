@@ -1,6 +1,5 @@
 """Curves along skewed axes: their quantiles, their effect, and which methods use them."""
 
-import jax
 import numpy as np
 import pytest
 from scipy.special import ndtri
@@ -8,10 +7,10 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.interrupted import task_of
-from modicum.kernels.whitening import Curves, along_curves
+from modicum.kernels.whitening import along_curves
 from modicum.methods import auto as choice
 from modicum.methods import cost, full_data
-from modicum.methods.skewed_axes import COARSE, KEPT, skewed_axes
+from modicum.methods.skewed_axes import KEPT, skewed_axes
 from modicum.passes import Anchor
 
 M = mo.models
@@ -63,18 +62,6 @@ def test_along_an_axis_quantiles_are_the_posteriors():
     assert np.all(z[:, 1:] == 0)
 
 
-def test_few_places_are_enough_where_half_of_them_are_at_the_wall():
-    u = np.zeros((7, 3))
-    u[:, 0] = np.arange(-3.0, 4.0)
-    exact = 3 * ndtri(norm.cdf(u[:, 0]) / 2)
-    off = {}
-    for finer in (True, False):
-        curves = skewed_axes(walled, np.zeros(3), anchor_of(np.eye(3)), None, COARSE, finer)
-        off[finer] = np.abs(along_curves(u, curves)[0][:, 0] - exact).max()
-    assert off[True] < 0.02
-    assert off[False] > 0.03
-
-
 def test_a_normal_posterior_has_no_skewed_axis():
     assert (
         skewed_axes(lambda z: -0.5 * np.sum(z**2, axis=1), np.zeros(3), anchor_of(np.eye(3)))
@@ -97,18 +84,6 @@ def test_collinear_columns_do_not_hide_the_wall_of_a_level():
     coefficients_alone = Anchor(np.zeros(2), 0.0, np.zeros(2), np.zeros((2, 2)), factor)
     missed = skewed_axes(log_posterior, np.zeros(2), coefficients_alone)
     assert np.abs(missed.axes[1]).max() < 0.1
-
-
-def test_growth_is_the_log_of_the_slope_for_numpy_and_jax():
-    curves = skewed_axes(walled, np.zeros(3), anchor_of(np.eye(3)))
-    u = np.random.default_rng(1).standard_normal((200, 3)) * 2
-    z, growth = along_curves(u, curves)
-    h = 1e-6 * curves.axes[:, 0]
-    slope = (along_curves(u + h, curves)[0] - along_curves(u - h, curves)[0]) @ curves.axes / 2e-6
-    np.testing.assert_allclose(growth, np.log(slope[:, 0]), atol=1e-4)
-    same, as_well = jax.jit(along_curves)(u, Curves(*map(np.asarray, curves)))
-    np.testing.assert_allclose(same, z, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(as_well, growth, rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -60,9 +60,3 @@ def test_steps_are_shorter_where_data_say_little_of_the_effects():
     plain = fitted(clear, "nuts")
     assert plain.stats["acceptance_rate"].mean() < 0.88  # easy cases are not slowed down
     assert not plain.stats["diverging"].any()
-
-
-def test_a_rate_that_is_set_is_kept():
-    with pytest.raises(mo.SettingError, match="target_accept must be a number between 0 and 1"):
-        mo.NUTS(target_accept=1.0)
-    assert mo.NUTS(target_accept=0.7).target_accept == 0.7

@@ -17,8 +17,6 @@ from helpers.targets import (
     mean_and_error,
     same_draws,
 )
-from modicum.methods import METHODS, resolve
-from modicum.run import checkpoint as checkpoint_module
 from modicum.run import runner
 
 RAW = {"whiten": False, "step_size": 0.005, "batch": 2}
@@ -35,32 +33,6 @@ def sample(method, target=None, **settings):
 
 
 # Names -------------------------------------------------------------------------------------
-
-
-def test_names_are_compositions():
-    parts = {
-        name: tuple(type(part).__name__ for part in resolve(name).parts())
-        for name, cls in METHODS.items()
-        if issubclass(cls, mo.methods.sgmcmc.family.StochasticGradientFamily)
-    }
-    assert parts == {
-        "stochastic-gradient": ("Underdamped", "Minibatch", "Plain"),
-        "sgld": ("Langevin", "Minibatch", "Plain"),
-        "sgld-cv": ("Langevin", "Taylor", "Plain"),
-        "psgld": ("Preconditioned", "Minibatch", "Plain"),
-        "svrg-ld": ("Langevin", "SVRG", "Plain"),
-        "sghmc": ("Underdamped", "Minibatch", "Plain"),
-        "sghmc-cv": ("Underdamped", "Taylor", "Plain"),
-        "cp-sghmc": ("Underdamped", "Minibatch", "Plain"),
-        "ewsg": ("Underdamped", "Minibatch", "Exponential"),
-        "ewsg-svrg": ("Underdamped", "SVRG", "Exponential"),
-        "ewsg-ld": ("Langevin", "Minibatch", "Exponential"),
-        "baoab": ("Baoab", "Minibatch", "Plain"),
-    }
-    assert resolve("ewsg-ld").parts().integrator.halved is False  # h, where SGLD has e = 2h
-    assert mo.CPSGHMC().design == "stratified"
-    for cls in METHODS.values():
-        assert hash(cls()) == hash(cls())
 
 
 # Budgets -----------------------------------------------------------------------------------
@@ -138,29 +110,6 @@ def whole():
 def test_snapshots_do_not_depend_on_chunks(whole, monkeypatch, chunk):
     monkeypatch.setattr(runner, "CHUNK_SECONDS", chunk)
     assert same_draws(sample(SVRG, thin=3), whole)
-
-
-class Crash(BaseException):
-    """Simulates the death of the process."""
-
-
-def test_a_killed_run_with_snapshots_and_thinning_resumes(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "CHUNK_SECONDS", 0.0)
-    real = checkpoint_module.Checkpoint.append
-    for stop in (7, 20, 41):  # at a snapshot, and within a window
-
-        def append(self, iterations, record, state, stop=stop):
-            real(self, iterations, record, state)
-            if iterations >= stop:
-                raise Crash
-
-        monkeypatch.setattr(checkpoint_module.Checkpoint, "append", append)
-        with pytest.raises(Crash):
-            sample(SVRG, thin=3, checkpoint=tmp_path)
-    monkeypatch.setattr(checkpoint_module.Checkpoint, "append", real)
-    again = sample(SVRG, thin=3, checkpoint=tmp_path)
-    assert same_draws(again, whole)
-    assert again.ledger.counts == whole.ledger.counts
 
 
 def test_snapshots_make_gradients_exact_here(whole):
@@ -409,10 +358,3 @@ def test_chains_of_a_network_start_apart():
     own = first_weights(network_rows())
     assert np.allclose(own.std(axis=(1, 2)), np.sqrt(2 / 16), rtol=0.05)  # He's rule
     assert np.all(np.abs(np.corrcoef(own.reshape(3, -1)) - np.eye(3)) < 0.1)
-
-
-@pytest.mark.slow
-def test_chains_of_a_network_start_where_they_are_set():
-    start = np.zeros(16 * 400 + 400 + 400 * 3 + 3)
-    together = first_weights(network_rows(), start=start)
-    assert np.allclose(together, 0, atol=1e-5)  # a given start is used by all chains

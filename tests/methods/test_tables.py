@@ -64,15 +64,10 @@ def test_claims_by_default_in_a_short_run():
     assert not any(doubt.code == "heavy-tails" for doubt in doubts(post))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", tables.NAMES)
-def test_hmc_ecs_is_right_at_its_defaults(name):
-    post, right = cached(name, method="hmc-ecs"), reference(name)
-    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
-    assert off.max() < 0.1
-    spread = side_by_side(post, "sd") / right.sd
-    assert np.abs(spread - 1).max() < 0.07
-    assert post.tuning["subsample"]["value"] <= 1000
+def assert_right(post, right, within=0.1):
+    """Means and sds agree with those of the reference, and nothing is doubted."""
+    assert np.max(np.abs(side_by_side(post, "mean") - right.mean) / right.sd) < within
+    assert np.max(np.abs(side_by_side(post, "sd") / right.sd - 1)) < 0.07
     assert doubts(post) == []
 
 
@@ -88,14 +83,12 @@ CHOSEN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables.NAMES)
-def test_defaults_are_right(name):
-    post, right = cached(name), reference(name)
+def test_defaults_and_hmc_ecs_are_right(name):
+    post, by_chains = cached(name), cached(name, method="hmc-ecs")
     assert post.settings["method"] in CHOSEN[name]
-    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
-    assert off.max() < 0.1
-    spread = side_by_side(post, "sd") / right.sd
-    assert np.abs(spread - 1).max() < 0.07
-    assert doubts(post) == []
+    assert by_chains.tuning["subsample"]["value"] <= 1000
+    for each in (post, by_chains):
+        assert_right(each, reference(name))
 
 
 def test_normal_draws_of_claims_in_a_short_run():
@@ -228,11 +221,7 @@ def test_a_table_of_rare_levels_is_right_by_few_rows(census_post):
     rows = post.tuning["subsample"]["value"] + post.tuning["certainty"]["value"]
     # 80; with certainty rows in place of control variates of levels 2,040, and without both 12,000
     assert rows <= 200
-    off = np.abs(side_by_side(post, "mean") - right.mean) / right.sd
-    assert off.max() < 0.06
-    spread = side_by_side(post, "sd") / right.sd
-    assert np.abs(spread - 1).max() < 0.07
-    assert doubts(post) == []
+    assert_right(post, right, within=0.06)
 
 
 @pytest.mark.slow
