@@ -1,17 +1,14 @@
 """Engines without a cluster: settings, errors, and sums that do not depend on the engine."""
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 import modicum as mo
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.cli.fitting import build_engine
 from modicum.engines import engine_for
-from modicum.passes import Engine, LocalEngine, cluster
-from modicum.passes.ray_engine import _tasks
+from modicum.passes import LocalEngine, cluster
 
 MODEL = mo.models.Logistic()
 
@@ -21,32 +18,6 @@ def test_threads_do_not_change_a_draw():
     one, four = (quick(MODEL, rows, engine=mo.engines.Local(threads)) for threads in (1, 4))
     assert same_draws(one, four)
     assert same_draws(one, quick(MODEL, rows))
-
-
-@dataclass
-class Answers(Engine):
-    """An engine that yields given results of chunks."""
-
-    given: list
-
-    def parts(self, *_):
-        return iter(self.given)
-
-
-def test_parts_are_added_in_order_and_joined_without_padding():
-    rows = mo.Rows(y=np.arange(5.0))
-    for numbers, total in ((1e16, 1.0, -1e16), 0.0), ((1e16, -1e16, 1.0), 1.0):
-        assert Answers([(np.array(x),) for x in numbers]).map_reduce(None, None, rows)[0] == total
-    np.testing.assert_array_equal(
-        Answers([np.arange(8.0)]).map_rows(None, None, rows), np.arange(5)
-    )
-
-
-@pytest.mark.parametrize(("chunks", "workers"), [(1, 3), (7, 2), (100, 3), (1000, 3), (3, 30)])
-def test_every_chunk_is_in_one_task_in_order(chunks, workers):
-    tasks = _tasks(chunks, workers)
-    assert [number for task in tasks for number in task] == list(range(chunks))
-    assert max(map(len, tasks)) <= 16
 
 
 class FakeRay:

@@ -2,7 +2,6 @@
 
 import re
 from itertools import product
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +25,13 @@ from helpers.targets import (
 from modicum.errors import NoModeError
 from modicum.passes import (
     NEAR,
-    Anchor,
     anchor_at,
     anchor_at_mode,
     find_mode,
     hyperparameters,
     mode,
 )
-from modicum.passes.anchor import whitening_factor
-from modicum.passes.curvature import curvature, prior_slope
+from modicum.passes.curvature import prior_slope
 from modicum.passes.hyperparameters import settle
 from modicum.passes.mode import TOLERANCE
 from modicum.runtime import in_double_precision
@@ -109,19 +106,13 @@ def test_gradient_of_the_log_posterior_vanishes(model, make, x64):
 
 def test_a_subset_saves_passes():
     rows = logistic_rows(50_000, 5)
-    at, record = mode_of(M.Logistic(), rows, seed=3)
+    sums, start = sums_of(M.Logistic(), rows)
+    at, record = find_mode(sums, start, seed=3)
     assert record.subset <= 25_000
-    assert record.passes <= 5
+    assert sums.ledger.sweeps == record.passes <= 5
+    assert sums.ledger.evaluations > record.passes * len(rows)  # the subset's rows count too
     again, _ = mode_of(M.Logistic(), rows, seed=4)  # another subset, the same mode
     np.testing.assert_allclose(again.point, at.point, rtol=1e-7)
-
-
-def test_passes_are_counted_without_the_subset():
-    rows = logistic_rows(50_000, 5)
-    sums, start = sums_of(M.Logistic(), rows)
-    _, record = find_mode(sums, start)
-    assert sums.ledger.sweeps == record.passes
-    assert sums.ledger.evaluations > record.passes * len(rows)  # the subset's rows count too
 
 
 # Hard cases --------------------------------------------------------------------------------
@@ -371,40 +362,6 @@ def test_anchor_holds_sums_and_whitens(where, x64):
     np.testing.assert_allclose(anchor.whiten(t), z, rtol=1e-9, atol=1e-9)
 
 
-def test_anchor_survives_the_trip_through_arrays(tmp_path):
-    sums, start = sums_of(M.Logistic(prior_scale=1e6), separated())
-    anchor = anchor_at_mode(sums, start)
-    np.savez(tmp_path / "a.npz", **anchor.to_arrays())
-    with np.load(tmp_path / "a.npz") as file:
-        back = Anchor.from_arrays(dict(file))
-    assert back.record == anchor.record
-    assert back.notes == anchor.notes
-    for name in ("point", "A", "B", "factor"):
-        np.testing.assert_array_equal(getattr(back, name), getattr(anchor, name))
-    assert back.C == anchor.C
-
-
-def test_whitening_mends_what_is_not_positive_definite():
-    factor, mended = whitening_factor(np.diag([4.0, -9.0]))
-    assert mended
-    np.testing.assert_allclose(factor @ factor.T, np.diag([1 / 4, 1 / 9]))
-    factor, mended = whitening_factor(np.array([[2.0, 0.5], [0.5, 1.0]]))
-    assert not mended
-    np.testing.assert_allclose(factor @ factor.T @ [[2.0, 0.5], [0.5, 1.0]], np.eye(2), atol=1e-14)
-
-
-def test_a_model_too_large_for_hessians_has_a_scale_only(monkeypatch):
-    from modicum.passes import anchor as module
-
-    monkeypatch.setattr(module, "DENSE_LIMIT", 2)
-    sums, start = sums_of(M.Logistic(), logistic_rows(200))
-    anchor = anchor_at_mode(sums, start)
-    assert anchor.factor.ndim == 1
-    assert anchor.record is None
-    _, slope = prior_slope(sums.target, anchor.point)
-    assert np.linalg.norm(anchor.A + slope) < 0.1  # L-BFGS came near
-
-
 def test_near_the_mode_takes_fewer_passes_and_says_how_near():
     rows = logistic_rows(50_000, 5)
     at, record = mode_of(M.Logistic(), rows)
@@ -415,44 +372,6 @@ def test_near_the_mode_takes_fewer_passes_and_says_how_near():
     # the reported norm is the distance in posterior sds
     away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
     assert np.linalg.norm(away) == pytest.approx(fewer.gradient_norm, rel=0.01)
-
-
-def rare_rows(n):
-    """One column is 1 in six rows only, of which a subset has none or one."""
-    x, y = (logistic_rows(n, 5).take(np.arange(n))[name] for name in ("x", "y"))
-    rare = np.zeros(n)
-    rare[:: n // 6] = 1
-    return mo.Rows(x=np.c_[x, rare], y=y)
-
-
-@pytest.mark.parametrize("made", [logistic_rows, rare_rows])
-def test_gradients_lead_from_a_subset_to_where_one_hessian_is_enough(made, monkeypatch):
-    """Where the subset says next to nothing of a column, Newton's steps take over."""
-    sums, start = sums_of(M.Logistic(), made(120_000))
-    of_rows = []
-
-    def counted(these, t, purpose, *prior):
-        of_rows.append(len(these.rows))
-        return curvature(these, t, purpose, *prior)
-
-    def near():
-        of_rows.clear()
-        found = find_mode(sums, start, within=NEAR)
-        return *found, of_rows.count(len(sums.rows))
-
-    monkeypatch.setattr(mode, "curvature", counted)
-    close, record, hessians = near()
-    at, _ = find_mode(sums, start)
-    away = np.linalg.cholesky(at.precision).T @ (close.point - at.point)
-    assert np.linalg.norm(away) < NEAR
-    monkeypatch.setattr(mode, "_approach", lambda sums, subset, at, *_: at.point)
-    _, newton, hessians_of_newton = near()
-    if made is rare_rows:
-        assert hessians <= hessians_of_newton
-        assert record.passes <= newton.passes + mode.MOST_APPROACHES
-    else:
-        assert hessians == 1 < hessians_of_newton
-        assert record.passes <= newton.passes + 1
 
 
 def test_levels_without_events_in_a_subset_come_back_within_a_few_passes(monkeypatch):
@@ -514,27 +433,6 @@ def test_a_scale_that_jumps_to_and_fro_is_held_back():
     assert record.converged
     again, _ = settle(at, sums.target)
     assert np.abs(again.point - at.point).max() < 0.05  # a fixed point; its log has an sd of 0.4
-
-
-@pytest.mark.parametrize("free", [hyperparameters.FREE, 10**9])
-def test_steps_of_a_scale_that_turns_back_become_shorter(free, monkeypatch):
-    """If it were always free, it would jump for ever; on which tables depends on rounding."""
-
-    def settled(at, target, before, longest):
-        step = (1.0 if at.point[0] < 0 else -1.0) - at.point  # the fixed points lie at 1 and -1
-        step = step if longest is None else np.clip(step, -longest, longest)
-        return SimpleNamespace(point=at.point + step), before
-
-    monkeypatch.setattr(hyperparameters, "settle", settled)
-    monkeypatch.setattr(hyperparameters, "FREE", free)
-    target = SimpleNamespace(likelihood=SimpleNamespace(size=0), size=1)
-    settling, points = hyperparameters.Settling(target, None), [np.array([-1.0])]
-    for _ in range(50):
-        points.append(settling.next(SimpleNamespace(point=points[-1])).point)
-    steps = np.abs(np.diff(points, axis=0))[:, 0]
-    assert np.all(steps[:8] == 2)
-    assert np.all(steps[8:] <= hyperparameters.LONGEST) == (free == 8)
-    assert (steps[-1] < 1e-2) == (free == 8)
 
 
 @in_double_precision

@@ -104,21 +104,6 @@ def test_a_node_that_is_lost_while_workers_start_is_done_without(
     engine.close()
 
 
-def hungry(arguments, batch, present):
-    """Allocate more memory than the process may have."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 33, resource.RLIM_INFINITY))
-    return (np.ones(1 << 33).sum(),)
-
-
-def test_a_worker_out_of_memory_is_a_clear_error(store):
-    engine = mo.engines.Ray(workers=1, object_store=80_000_000)
-    with pytest.raises(mo.ResourceError, match="memory ran out on a worker"):
-        engine.connect(False).map_reduce(hungry, 0, store)
-    engine.close()
-
-
 def test_a_node_out_of_memory_is_a_clear_error(store, monkeypatch):
     """Ray's monitor kills workers when a node's memory is nearly full: here, at once."""
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.01")

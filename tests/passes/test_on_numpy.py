@@ -22,9 +22,8 @@ from modicum.passes import anchor_at, engine
 from modicum.passes import sums as on_sums
 from modicum.passes.curvature import _expanded_prior, expanded_prior, prior_slope
 from modicum.passes.linear_hessian import linear_hessian_sum
-from modicum.passes.on_numpy import hessian_by_numpy
 from modicum.passes.sums import _values_sum
-from modicum.runtime import COMPILED, _blas_threads, in_double_precision, one_blas_thread
+from modicum.runtime import COMPILED, in_double_precision
 
 M, P = mo.models, mo.priors
 
@@ -190,15 +189,6 @@ def test_normal_priors_agree(model):
     np.testing.assert_allclose(target.log_priors(points), _log_priors(target, points), rtol=1e-12)
 
 
-def test_other_priors_and_families_are_compiled():
-    rows = gaussian_rows()
-    assert Target.of(M.Gaussian(scale=1.0), rows)[0].normal_prior is not None
-    assert not Target.of(M.Gaussian(), rows)[0].on_numpy  # its scale is sampled
-    heavy = M.Gaussian(scale=1.0, priors={"common": P.StudentT(3, 0, 1)})
-    assert Target.of(heavy, rows)[0].normal_prior is None
-    assert not Target.of(M.AsymmetricLaplace(scale=1.0), rows)[0].on_numpy  # a kink
-
-
 @pytest.mark.parametrize("name", ["columns", "codes"])
 def test_weighted_normal_draws_compile_nothing(name):
     model, rows = CASES[name]
@@ -209,39 +199,3 @@ def test_weighted_normal_draws_compile_nothing(name):
     assert post.mean("beta").shape == (len(held.columns),)
     jax.jit(lambda x: x + 1)(1.0)
     assert COMPILED.total > before  # negative control: compilation is counted
-
-
-@pytest.mark.parametrize("library", [0, 1])  # NumPy's, and SciPy's
-def test_products_take_one_thread_while_anybody_asks(library):
-    switches = _blas_threads()
-    if len(switches) <= library:
-        pytest.skip("the library has no switch")
-    get, put = switches[library]
-    before = get()
-    try:
-        put(2)
-        with one_blas_thread():
-            with one_blas_thread():
-                assert get() == 1
-            assert get() == 1
-        assert get() == 2
-        with one_blas_thread.for_small(100):
-            assert get() == 1
-        with one_blas_thread.for_small(2000):  # where threads are worth it
-            assert get() == 2
-        with pytest.raises(KeyError), one_blas_thread():
-            raise KeyError
-        assert get() == 2
-    finally:
-        put(before)
-
-
-def test_a_chunk_of_any_length(case):
-    _, sums, t = case
-    present = np.r_[np.ones(70, bool), np.zeros(58, bool)]
-    batch = sums.rows.take(np.r_[np.arange(70), np.zeros(58, int)])
-    padded = hessian_by_numpy(sums.target.likelihood, t, batch, present)
-    short = {name: values[:70] for name, values in batch.items()}
-    plain = hessian_by_numpy(sums.target.likelihood, t, short, np.ones(70, bool))
-    for mine, yours in zip(padded, plain, strict=True):
-        np.testing.assert_array_equal(mine, yours)

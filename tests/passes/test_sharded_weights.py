@@ -17,7 +17,7 @@ from modicum.passes.engine import LocalEngine, chunk_rows
 from modicum.passes.ray_engine import NumbersAtWorkers, RayEngine, Shards
 from modicum.passes.worker import Parcel, Worker
 from modicum.rows import weight_classes
-from modicum.rows.weight_classes import CLASSES, Classes, extent_of, sorted_by_class
+from modicum.rows.weight_classes import extent_of
 
 N = 100_003
 SHARD = 16_384  # rows per shard: seven, the last shorter, none a multiple of a chunk
@@ -159,23 +159,3 @@ def test_a_number_that_is_not_finite_is_found(rows, monkeypatch):
     whole = LocalEngine(1, progressbar=False).map_rows(broken, at, rows)
     assert extent_of(whole).bad == 70_001
     assert extent_of(np.ones(10, np.float32)).bad == -1
-
-
-def test_totals_match_numpy():
-    """Parts are summed like NumPy's float64 sum of a float32 array, which keeps old draws valid."""
-    rng = np.random.default_rng(5)
-    for n in (1, 8_192, 100_003):
-        values = np.exp(3 * rng.normal(size=n)).astype(np.float32)
-        assert np.cumsum(extent_of(values).sums)[-1] == np.sum(values, dtype=np.float64)
-
-
-def test_only_stores_of_more_than_a_shard_are_kept(rows, tmp_path, monkeypatch):
-    engine = RayEngine([None])
-    assert not engine.keeps(rows.subset(np.arange(9)))  # in memory
-    store = mo.rows.ingest(rows.subset(np.arange(100)), tmp_path / "store", progressbar=False)
-    assert not engine.keeps(store)
-    monkeypatch.setattr(weight_classes, "BLOCK", 64)
-    assert engine.keeps(store)
-    mass, size, order = sorted_by_class(np.zeros(5, np.float32), Classes(0, 0.2, -1.7, 1))
-    assert (mass.sum(), size.sum(), len(mass)) == (1.0, 5, CLASSES)
-    np.testing.assert_array_equal(order, np.arange(5))

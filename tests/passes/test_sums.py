@@ -1,7 +1,6 @@
 """Sums over all rows agree with plain NumPy and automatic differentiation, whatever the chunks."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,19 +76,6 @@ def test_sums_match_numpy(family, weighted, small_chunks):
     np.testing.assert_allclose(sums.values(t[None], "test"), value, rtol=1e-14)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_float32_rows_lose_little(family, small_chunks):
-    model, make = FAMILIES[family]
-    rows = make(301, dtype="float32")
-    sums, start = sums_of(model, rows)
-    t = at(start)
-    C, A, B = sums.hessian(t, "test")
-    truth = numpy_sums(family, rows, t)  # of the same rounded rows
-    np.testing.assert_allclose(C, truth[0], rtol=1e-12)
-    np.testing.assert_allclose(A, truth[1], rtol=1e-10, atol=1e-10)
-    np.testing.assert_allclose(B, truth[2], rtol=2e-5, atol=2e-6 * np.abs(truth[2]).max())
-
-
 OTHERS = {
     "softmax": (M.Softmax(), class_rows),
     "softmax, no intercept": (M.Softmax(intercept=False), class_rows),
@@ -126,36 +112,6 @@ def test_other_families_against_automatic_differentiation(family, small_chunks, 
     np.testing.assert_allclose(sums.values(t[None], "test"), orders[0], rtol=1e-12)
 
 
-def test_a_weight_of_two_is_a_row_twice():
-    once = all_of(poisson_rows(120))
-    weight = 1.0 + (np.arange(120) % 3 == 0)
-    twice = {k: np.repeat(v, weight.astype(int), axis=0) for k, v in once.items()}
-    a, start = sums_of(M.Poisson(), mo.Rows(**once, weight=weight))
-    b, _ = sums_of(M.Poisson(), mo.Rows(**twice))
-    for ours, truth in zip(a.hessian(at(start), "t"), b.hessian(at(start), "t"), strict=True):
-        np.testing.assert_allclose(ours, truth, rtol=1e-12, atol=1e-11)
-
-
-def test_result_does_not_depend_on_threads(small_chunks):
-    rows = logistic_rows(1_000)
-    results = []
-    for threads in (1, 2, 5):
-        sums, start = sums_of(M.Logistic(), rows, threads)
-        results.append(sums.hessian(at(start), "test"))
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            assert np.array_equal(a, b)  # to the last bit
-
-
-def test_result_does_not_depend_on_where_rows_live(tmp_path, small_chunks):
-    memory = logistic_rows(500, dtype="float32")
-    store = mo.rows.ingest(memory, tmp_path / "store", shard_rows=130, progressbar=False)
-    a, start = sums_of(M.Logistic(), memory)
-    b, _ = sums_of(M.Logistic(), store)
-    for ours, theirs in zip(a.hessian(at(start), "t"), b.hessian(at(start), "t"), strict=True):
-        assert np.array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 1_000])
 def test_every_row_counts_once_whatever_the_chunks(n, small_chunks):
     count = mo.Model(lambda th: 0, lambda th, batch: batch["k"] + 0 * th["a"], {"a": 0.0})
@@ -189,44 +145,3 @@ def test_an_error_in_a_chunk_reaches_the_caller(monkeypatch, small_chunks):
 
 
 # Chunks and blocks -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("n", "width"), [(1, 1), (100, 30), (1_025, 4), (10**7, 30), (10**6, 5_000)]
-)
-def test_chunks_are_even_bounded_and_if_large_of_whole_blocks(n, width):
-    about = {"fields": {"x": (width,)}, "coding": None, "__len__": lambda _: n}
-    size = engine.chunk_rows(type("Shape", (), about)())
-    chunks = -(-n // size)
-    assert 1 <= size <= 65_536
-    assert size % engine.BLOCK == 0 or size <= engine.BLOCK
-    rounding = engine.BLOCK if size > engine.BLOCK else 1
-    assert size * width * 8 <= max(engine.CHUNK_BYTES, 256 * width * 8) + rounding * width * 8
-    assert chunks * size - n < chunks * rounding
-
-
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("rows", [5, 8, 13, 24])  # also one block, or a partial one
-def test_blocks_add_up_to_the_chunk(rows, monkeypatch):
-    monkeypatch.setattr(engine, "BLOCK", 8)
-    rng = np.random.default_rng(1)
-    batch = {"x": rng.normal(size=(rows, 3)), "y": rng.normal(size=rows)}
-    present = rng.uniform(size=rows) < 0.7
-    calls = []
-
-    def weighed(batch, present):
-        calls.append(present.shape[0])
-        kept = jnp.where(present, batch["y"], 0.0)
-        return kept.sum(), kept @ batch["x"]
-
-    total, vector = jax.jit(lambda b, p: engine.sum_in_blocks(weighed, b, p))(batch, present)
-    kept = np.where(present, batch["y"], 0)
-    assert float(total) == pytest.approx(kept.sum(), rel=1e-12)
-    np.testing.assert_allclose(vector, kept @ batch["x"], rtol=1e-12)
-    assert set(calls) == {8 if rows == 24 else rows}
-
-    def squares(batch, present):
-        return batch["y"] ** 2 + present
-
-    found = jax.jit(lambda b, p: engine.map_in_blocks(squares, b, p))(batch, present)
-    np.testing.assert_allclose(found, batch["y"] ** 2 + present, rtol=1e-14)

@@ -13,9 +13,7 @@ from helpers.targets import gaussian_rows
 from modicum.kernels.designs import Drawn
 from modicum.kernels.protocols import Kernel
 from modicum.random import chain_keys
-from modicum.run import Chains, capacity_for, run
-from modicum.run import iterations as compiled
-from modicum.run.runner import CHUNK_SECONDS, SHORTEST, _Pace
+from modicum.run import Chains, run
 
 ROWS, BATCH, LENGTH = 97, 6, 25
 
@@ -112,28 +110,9 @@ def test_windows_give_the_record_of_one_call(tmp_path, monkeypatch, thin, source
     rows, counts = sources(tmp_path)[source], [8, 7, 8, 2]
     truth = records(rows, counts, "stacked", thin=thin, length=2)
     assert truth["position"].shape[1] == LENGTH // thin
-    called, advance = [], compiled.advance
     monkeypatch.setattr(Chains, "_through_pinned_pages", True)
     monkeypatch.setattr("modicum.run.iterations.RESERVED", 2**16)  # a GPU fills more in no time
-    monkeypatch.setattr(compiled, "advance", Counted(advance, called))
     assert_same(records(rows, counts, "stacked", thin=thin, length=2), truth)
-    groups = len(chains_of(rows, "stacked")._parts)
-    assert len(called) == groups * 13  # windows of two
-
-
-@dataclass
-class Counted:
-    """A compiled function that counts its calls."""
-
-    function: object
-    called: list
-
-    def __call__(self, *arguments):
-        self.called.append(1)
-        return self.function(*arguments)
-
-    def lower(self, *arguments):
-        return self.function.lower(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +121,6 @@ class Counted:
 def test_draws_do_not_depend_on_how_many_are_prepared_together(tmp_path, length):
     rows = sources(tmp_path)["device"]
     assert_same(records(rows, [6, 6, 6, 6, 1], length=length), records(rows, [8, 8, 8, 1]))
-
-
-def test_probabilities_travel_with_the_rows(tmp_path):
-    for rows in sources(tmp_path).values():
-        np.testing.assert_allclose(records(rows, [8])["chance"], BATCH / ROWS, rtol=1e-6)
 
 
 def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
@@ -161,12 +135,6 @@ def test_a_guess_that_was_wrong_is_fetched_again(tmp_path):
             np.testing.assert_array_equal(part["position"], truth["position"][:, done:][:, :count])
             done += count
         chains.close()
-
-
-def test_a_kernel_may_start_without_rows(tmp_path):
-    given, kernel = sources(tmp_path), Accumulate(at_start=False)
-    truth = records(given["device"], [8, 8, 8, 1], kernel=kernel)
-    assert_same(records(given["store"], [8, 8, 8, 1], kernel=kernel), truth)
 
 
 def test_state_saved_and_restored_continues_the_same(tmp_path):
@@ -223,37 +191,3 @@ def test_keys_of_chains_and_seeds_all_differ():
     assert len(set(keys)) == 20
     # more chains leave the first ones unchanged
     assert [words(k) for k in chain_keys(1, 6)][:4] == [words(k) for k in chain_keys(1, 4)]
-
-
-@pytest.mark.parametrize(("size", "total"), [(1, 10), (5, 10**6), (10**9, 100)])
-def test_capacity_is_bounded_by_memory_and_need(size, total):
-    capacity = capacity_for(size, total)
-    assert 1 <= capacity <= max(2 * total, SHORTEST)
-    assert capacity * size <= 2**22 or capacity == 1
-
-
-def test_runs_of_like_lengths_share_their_compiled_loop():
-    assert len({capacity_for(3, total) for total in range(513, 1025)}) == 1
-    assert capacity_for(3, 512) < capacity_for(3, 513)
-
-
-@pytest.mark.parametrize("settled", [True, False])
-def test_the_first_draws_are_as_many_as_there_is_room_for_where_they_are_cheap(settled):
-    pace = _Pace(1_000, 3_000, tune=100, settled=settled)
-    for _ in range(2):
-        pace.took(CHUNK_SECONDS, 50)
-    assert pace.next(40) == 50  # of warm-up, by the time it took
-    assert pace.next(100) == (1_000 if settled else 50)
-    pace.took(CHUNK_SECONDS, 300)
-    assert pace.next(1_100) == 300
-
-
-def test_no_chunk_holds_both_warm_up_and_draws():
-    pace = _Pace(capacity=100, total=300, tune=130)
-    pace.took(1.0, 4)
-    pace.took(0.004, 4)  # the first call compiled; chunks may now be as long as possible
-    chunks, made = [], 0
-    while made < 300:
-        chunks.append(pace.next(made))
-        made += chunks[-1]
-    assert chunks == [100, 30, 100, 70]

@@ -1,21 +1,20 @@
 """Killed, interrupted, resumed: the same draws, and no half-written file is read."""
 
-import json
 import os
+import shutil
 import signal
 import sys
 import time
 import warnings
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.interrupted import Crash, saved_iterations
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick, same_draws
-from modicum.run import Layout, runner
-from modicum.run import checkpoint as module
+from modicum.run import runner
 
 MODEL = mo.models.Gaussian(scale=0.7)
 TUNE, DRAWS = 100, 40
@@ -31,20 +30,31 @@ def whole(rows):
     return quick(MODEL, rows)
 
 
+@pytest.fixture(scope="module")
+def finished(rows, tmp_path_factory):
+    """Return the folder of a finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    quick(MODEL, rows, checkpoint=folder)
+    return folder
+
+
+@pytest.fixture
+def saved(finished, tmp_path):
+    """Return a copy of that folder."""
+    return shutil.copytree(finished, tmp_path / "saved")
+
+
 def same_run(a, b):
     return same_draws(a, b) and a.ledger.counts == b.ledger.counts
 
 
-def test_a_finished_checkpoint_returns_at_once(rows, whole, tmp_path, monkeypatch):
-    saved = quick(MODEL, rows, checkpoint=tmp_path)
-    assert same_run(saved, whole)
-
+def test_a_finished_checkpoint_returns_at_once(rows, whole, saved, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("a finished run must not compute again")
 
     monkeypatch.setattr(mo.run.Chains, "advance", never)
     monkeypatch.setattr("modicum.methods.method.anchor_at_mode", never)
-    again = quick(MODEL, rows, checkpoint=tmp_path)
+    again = quick(MODEL, rows, checkpoint=saved)
     assert same_run(again, whole)
     assert again.ledger.sweeps == whole.ledger.sweeps
     for name, values in whole.stats.items():
@@ -77,41 +87,14 @@ def test_capacity_does_not_change_draws(rows, whole, monkeypatch):
         ({"chains": 3}, "chains"),
         ({"method": "nuts"}, "method"),
         ({"method": mo.HMC(trajectory=1.0)}, "method"),
+        ({"rows": gaussian_rows(150, seed=99)}, "rows is"),
+        ({"model": mo.models.Gaussian(scale=0.8)}, "model is"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(rows, whole, tmp_path, changes, word):
-    _begun(rows, tmp_path)
+def test_a_checkpoint_of_another_run_is_refused(rows, finished, changes, word):
     with pytest.raises(mo.SettingError, match=f"belongs to another run.*{word}") as caught:
-        quick(MODEL, rows, checkpoint=tmp_path, **changes)
+        quick(**{"model": MODEL, "rows": rows, "checkpoint": finished} | changes)
     assert str(caught.value).endswith("choose another.")
-
-
-def test_long_settings_are_shown_where_they_differ():
-    one, other = (f"Logistic({'a' * 90}=None, prior=Normal({sd}))" for sd in (1, 2))
-    assert module._apart(one, other) == ("... 1))", "... 2))")
-    assert module._apart("hmc", "nuts") == ("hmc", "nuts")
-
-
-def test_other_rows_or_another_model_are_another_run(rows, tmp_path):
-    _begun(rows, tmp_path)
-    with pytest.raises(mo.SettingError, match="rows is"):
-        quick(MODEL, gaussian_rows(150, seed=99), checkpoint=tmp_path)
-    with pytest.raises(mo.SettingError, match="model is"):
-        quick(mo.models.Gaussian(scale=0.8), rows, checkpoint=tmp_path)
-
-
-def _begun(rows, folder):
-    """Begin a checkpoint, so that it only knows its run."""
-    from modicum.methods import resolve
-    from modicum.models import Target
-    from modicum.passes import Starts
-    from modicum.sample import _identity
-
-    target, start = Target.of(MODEL, rows)
-    lengths = {"draws": DRAWS, "tune": TUNE, "layout": Layout(2), "thin": 1}
-    problem = SimpleNamespace(target=target, start=start, starts=Starts())
-    identity = _identity(problem, rows, resolve("hmc"), **lengths, seed=5)
-    module.Checkpoint(folder, identity).close()
 
 
 def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
@@ -123,34 +106,22 @@ def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
         quick(MODEL, rows, checkpoint=tmp_path / "thesis.tex")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "another"}'])
-def test_a_damaged_index_is_refused(rows, tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
-    with pytest.raises(mo.DataError, match="not the record of a Modicum checkpoint"):
-        quick(MODEL, rows, checkpoint=tmp_path)
-
-
 @pytest.mark.parametrize("which", ["part", "state", "anchor"])
 @pytest.mark.parametrize("harm", ["truncated", "removed", "emptied"])
-def test_a_damaged_part_is_refused(rows, whole, tmp_path, which, harm):
-    quick(MODEL, rows, checkpoint=tmp_path)
-    path = next(iter(sorted(tmp_path.glob(f"{which}*.npz"))))
+def test_a_damaged_part_is_refused(rows, whole, saved, which, harm):
+    path = next(iter(sorted(saved.glob(f"{which}*.npz"))))
     if harm == "removed":
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[: 0 if harm == "emptied" else -100])
     if (which, harm) == ("anchor", "removed"):  # it can be computed again, to the same point
-        assert same_draws(quick(MODEL, rows, checkpoint=tmp_path), whole)
+        assert same_draws(quick(MODEL, rows, checkpoint=saved), whole)
         return
     with pytest.raises(mo.DataError, match="missing or damaged"):
-        quick(MODEL, rows, checkpoint=tmp_path)
+        quick(MODEL, rows, checkpoint=saved)
 
 
 # Crashes -----------------------------------------------------------------------------------
-
-
-class Crash(BaseException):
-    """Simulates the death of the process."""
 
 
 @pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
@@ -199,13 +170,6 @@ if sys.argv[2] == "pass":
 quick(mo.models.Gaussian(scale=0.7), gaussian_rows(150), checkpoint=sys.argv[1])
 print("finished", flush=True)
 """
-
-
-def saved_iterations(folder):
-    try:
-        return json.loads((folder / "run.json").read_text())["iterations"]
-    except FileNotFoundError:
-        return 0
 
 
 def wait_for(condition, process, seconds=120):

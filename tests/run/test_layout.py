@@ -76,12 +76,6 @@ def test_impossible_layouts_are_refused_with_a_reason(rows, settings, sentence):
     assert sentence in str(refusal.value)
 
 
-def test_starts_are_shared_and_chains_are_not():
-    keys = np.arange(12).reshape(6, 2)
-    assert Layout(6).start_keys(keys) is keys
-    assert Layout(6, 3).start_keys(keys)[:, 0].tolist() == [0, 0, 4, 4, 8, 8]
-
-
 def test_the_summary_has_nested_r_hat(post):
     table = post.summary()
     assert list(table.columns)[-2:] == ["r_hat", "nested_r_hat"]
