@@ -204,19 +204,6 @@ def test_summary_of_a_saved_run(fitted, csv, tmp_path):
     assert "not from a fit with a formula" in wrong
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("much,A,1", ["('much' in row 300) among numbers", "pass --categorical dose"]),
-        (",A,1", ["column 'dose' holds", "in row 300"]),
-    ],
-)
-def test_values_that_are_no_numbers_are_explained_in_options(csv, tmp_path, line, words):
-    csv.write_text(csv.read_text() + line + "\n")
-    said = refused("fit", csv, "--outcome", "well", "--out", tmp_path / "run")
-    assert [word for word in words if word not in said] == []
-
-
 COLUMNS, FORMULA = ("--outcome", "well", "--predictors", "dose"), ("well ~ dose",)
 
 
@@ -244,12 +231,6 @@ COLUMNS, FORMULA = ("--outcome", "well", "--predictors", "dose"), ("well ~ dose"
 )
 def test_what_cannot_be_fitted_is_one_line(csv, tmp_path, options, said):
     assert said in refused("fit", csv, *options, "--out", tmp_path / "run")
-
-
-def test_a_file_that_is_not_there_and_an_out_that_is_one(csv, tmp_path):
-    nowhere = tmp_path / "nowhere.csv"
-    assert "there is no file" in refused("fit", nowhere, "--outcome", "y", "--out", tmp_path / "r")
-    assert "is not a folder" in refused("fit", csv, "--outcome", "well", "--out", csv)
 
 
 def test_version_and_help():
@@ -305,7 +286,8 @@ def test_every_family_and_its_settings_are_in_the_help():
     assert options["method"].default == inspect.signature(mo.sample).parameters["method"].default
 
 
-def test_a_report_that_cannot_be_written_is_refused_before_any_draw(tmp_path):
+def test_a_report_that_cannot_be_written_is_refused_before_any_draw(csv, tmp_path):
+    assert "is not a folder" in refused("fit", csv, "--outcome", "well", "--out", csv)
     (tmp_path / "run" / "report.html").mkdir(parents=True)
     said = refused("fit", "no.csv", "n ~ 1", "--report", "--out", tmp_path / "run")
     assert "report.html' is a folder" in said

@@ -93,45 +93,6 @@ def test_effects_are_joined_by_the_levels_of_the_table(frame: pd.DataFrame, tmp_
 
 
 @pytest.mark.slow
-def test_effects_match_the_wards(frame: pd.DataFrame, post: mo.Posterior) -> None:
-    table = post.effects("ward")
-    assert list(table.index) == sorted(frame["ward"].unique())
-    np.testing.assert_array_equal(table["rows"], frame.groupby("ward").size())
-    centred = EFFECTS - EFFECTS.mean()
-    away = (table["mean"] - table["mean"].mean() - centred) / table["sd"]
-    assert np.abs(away).max() < 4.5
-    wrong = (table["mean"] - table["mean"].mean() - centred[::-1]) / table["sd"]
-    assert np.abs(wrong).max() > 4.5
-    assert list(post.effects("ward", levels=["w03"]).index) == ["w03"]
-    sd = post.summary().loc["group_sd[ward]"]
-    assert abs(sd["mean"] - EFFECTS.std(ddof=1)) < 3 * sd["sd"]
-
-
-@pytest.mark.slow
-def test_known_and_new_groups_are_predicted(frame: pd.DataFrame, post: mo.Posterior) -> None:
-    new = frame.iloc[:40]
-    known = post.predict(new).mean
-    ward = new["ward"].str[1:].astype(int).to_numpy()
-    truth = 1 / (1 + np.exp(-(0.3 + new["dose"] + EFFECTS[ward])))
-    average = post.predict(new.drop(columns="ward")).mean  # no ward given: a new one
-    np.testing.assert_allclose(post.predict(new, groups="new").mean, average)
-    assert np.abs(known - truth).max() < 0.15 < np.abs(average - truth).max()
-    # a new ward's effect is a draw of N(0, sd^2)
-    of = post.draws
-    at = of["intercept"] + of["beta"][..., 0] * new["dose"].iloc[0]
-    u = np.random.default_rng(1).normal(size=(400, *at.shape)) * of["group_sd"][..., 0]
-    expected = (1 / (1 + np.exp(-(at + u)))).mean()
-    assert average[0] == pytest.approx(expected, abs=0.02)
-    unseen = new.iloc[:2].assign(ward=["w00", "w99"])
-    refused(mo.DataError, "'w99' in row 1, a group that the rows of the fit", post.predict, unseen)
-    np.testing.assert_allclose(post.predict(unseen, groups="new").mean, average[:2])
-    assert post.predictive(unseen, draws=3, groups="new").shape == (3, 2)
-    either = post.predict(unseen, groups="any").mean
-    np.testing.assert_allclose(either[0], post.predict(unseen.iloc[:1]).mean[0], atol=0.02)
-    np.testing.assert_allclose(either[1], average[1])
-
-
-@pytest.mark.slow
 def test_saved_and_loaded(frame: pd.DataFrame, post: mo.Posterior, tmp_path) -> None:
     post.save(tmp_path / "post")
     loaded = mo.Posterior.load(tmp_path / "post")
@@ -238,14 +199,6 @@ REFUSED = {
 def test_bad_groups_are_a_clear_error(careless: pd.DataFrame, formula: str, how: str) -> None:
     with pytest.raises(mo.ModicumError, match=REFUSED[formula]):
         mo.fit(formula, careless, groups=how, progressbar=False)
-
-
-@pytest.mark.parametrize("column", ["hospital", "patient", "age", "region"])
-def test_bad_groups_are_a_clear_error_from_a_store(careless, column: str, tmp_path) -> None:
-    careless.to_parquet(tmp_path / "table.parquet")
-    formula = f"well ~ dose + (1 | {column})"
-    with pytest.raises(mo.DataError, match=REFUSED[formula]):
-        mo.fit(formula, tmp_path / "table.parquet", store=tmp_path / "s", progressbar=False)
 
 
 def test_remedies_are_true(careless: pd.DataFrame) -> None:

@@ -1,13 +1,10 @@
 """`runtime.jit` compiles like `jax.jit`, with options that a compiler may not know."""
 
-import gc
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
 from modicum import runtime
 from modicum.runtime import (
     FASTEST_COMPILE,
@@ -15,7 +12,6 @@ from modicum.runtime import (
     jit,
     make_room,
     to_device,
-    uncollected,
     usable_options,
 )
 
@@ -42,14 +38,6 @@ def test_it_is_traced_once_per_shape_and_static_argument():
     assert log == [2, 3, 3]
 
 
-def test_it_can_be_called_inside_another():
-    power = traced([])
-    outer = jax.jit(lambda x: power(x, 2) + 1)
-    np.testing.assert_allclose(outer(jnp.arange(3.0)), [1, 2, 5])
-    np.testing.assert_allclose(jax.vmap(lambda x: power(x, 2))(jnp.arange(3.0)), [0, 1, 4])
-    assert jax.eval_shape(lambda x: power(x, 2), jnp.ones(5)).shape == (5,)
-
-
 def test_what_was_lowered_and_compiled_is_not_compiled_again():
     log = []
     power = traced(log)
@@ -74,23 +62,6 @@ def test_options_are_known_and_those_of_the_device(monkeypatch):
         monkeypatch.setattr(jax, "default_backend", lambda name=backend: name)
         # a misspelt option would be left out silently
         assert usable_options(FASTEST_COMPILE, GPU_GRAPHS) == options
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_collection_is_put_off_and_taken_up_again(before):
-    was = gc.isenabled()
-
-    def fail():
-        with uncollected():
-            assert not gc.isenabled()
-            raise ValueError("oh")
-
-    try:
-        gc.enable() if before else gc.disable()
-        refused(ValueError, "oh", fail)
-        assert gc.isenabled() is before
-    finally:
-        gc.enable() if was else gc.disable()
 
 
 def test_compiled_code_is_let_go_before_the_maps_run_out(tmp_path, monkeypatch):

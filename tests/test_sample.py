@@ -308,13 +308,6 @@ def test_predictions_are_means_of_the_model(small, first):
     np.testing.assert_allclose(predicted.mean, eta.mean((0, 1)), rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_estimated_scale_is_reported_as_a_scale():
-    posterior = quick(M.Gaussian(), gaussian_rows(200))
-    assert list(posterior.draws) == ["beta", "intercept", "scale"]
-    assert abs(posterior.mean("scale") - 0.7) < 0.15
-
-
 def test_a_doubtful_posterior_warns_and_remembers(small):
     model, rows = small
     batch = all_of(rows)
@@ -383,16 +376,3 @@ def test_wrong_model_and_rows(small):
 def test_a_method_may_be_named_in_any_way(small, first):
     for method in ("HMC", mo.HMC, mo.HMC()):
         assert same_draws(first, quick(*small, method=method))
-
-
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: mo.NUTS(target_accept=1.0), "target_accept"),
-        (lambda: mo.NUTS(target_accept=0), "target_accept"),
-        (lambda: mo.HMC(trajectory=-1.0), "trajectory"),
-        (lambda: mo.HMC(trajectory=np.inf), "trajectory"),
-    ],
-)
-def test_wrong_settings_of_methods(make, word):
-    refused(mo.SettingError, word, make)

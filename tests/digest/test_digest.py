@@ -4,7 +4,6 @@ import json
 import warnings
 import zipfile
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,9 +13,7 @@ import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.refusals import refused, unwarned
 from helpers.targets import disagreements, exact_draws, flat_draws, sums_of
-from modicum.digest.pool import Pool, RowCounts, choose, expansion
-from modicum.kernels.designs import weight_tables
-from modicum.methods.without_mode import FullLogPosterior
+from modicum.digest.pool import RowCounts, expansion
 from modicum.rows.reading import read_formula
 
 N, SIZE = 2500, 600
@@ -128,23 +125,6 @@ def test_its_error_is_of_the_size_of_errors_that_occur(rows, digest):
     assert 0.5 < np.sqrt(np.mean(errors**2)) / np.mean(said) < 2
     assert digest.error < 0.5 * np.mean(said)
     assert wrong(digest, rows) < 2.5 * digest.error
-
-
-def test_rows_that_matter_are_kept(arrays):
-    """Negative control: uniform rows are much worse."""
-    rng = np.random.default_rng(1)
-    expected = rng.standard_t(2, size=N) ** 2
-    errors = {}
-    for name, weights in (("weighted", expected), ("uniform", np.ones(N))):
-        row_ids, stratum, n, drawn = choose(weight_tables(weights), SIZE, rng)
-        rows = mo.Rows(y=np.zeros(len(row_ids)))
-        ones = np.ones(len(row_ids))
-        pool = Pool(rows, ones, ones, stratum, n, drawn, np.zeros(len(n), int))
-        values = expected[row_ids] * rng.choice([-1.0, 1.0], len(row_ids))
-        errors[name] = np.sqrt(pool.variance(values[None])[0])
-        assert abs(len(row_ids) - SIZE) < 20
-        np.testing.assert_allclose(np.bincount(stratum) * n / drawn, n)
-    assert errors["weighted"] < 0.3 * errors["uniform"]
 
 
 def test_all_rows_are_kept_where_they_are_few(rows):
@@ -487,29 +467,6 @@ def test_a_saved_digest_is_the_same(tmp_path, digest):
     np.testing.assert_array_equal(ours.rest.B, theirs.rest.B)
     assert ours.rows.fingerprint() == theirs.rows.fingerprint()
     assert path.stat().st_size < 1.3 * digest.nbytes + 20_000
-
-
-@pytest.mark.usefixtures("x64")
-def test_rows_that_stand_for_others_do_so_beside_the_sums_too(digest):
-    ready = digest.ready(MODEL)
-    t = ready.start + 0.1
-
-    def log_posterior(times, rest):
-        task = SimpleNamespace(
-            rows=ready.rows, target=ready.target, sums=SimpleNamespace(rest=rest)
-        )
-        log_posterior, data = FullLogPosterior.of(task, None, times)
-        return float(log_posterior(t, data))
-
-    likelihood = log_posterior(1.0, None) - float(ready.target.log_prior(t))
-    twice = log_posterior(2.0, ready.rest) - log_posterior(1.0, ready.rest)
-    assert twice == pytest.approx(likelihood, rel=1e-9)
-
-
-def test_a_missing_file_is_a_clear_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no file at .*nowhere: check") as fault:
-        mo.Digest.load(tmp_path / "nowhere")
-    assert isinstance(fault.value, mo.DataError)
 
 
 def test_hostile_files_are_refused(tmp_path, digest):

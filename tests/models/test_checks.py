@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.refusals import refused
-from helpers.targets import gaussian_rows, logistic_rows
+from helpers.targets import gaussian_rows
 from modicum.models import Target
 
 M = mo.models
@@ -71,13 +70,6 @@ def test_outcomes_out_of_support_are_named_by_column_and_row(model, value, suppo
     assert "row 7" in text
     assert f"{value:g}" in text
     assert support in text
-
-
-def test_the_row_is_counted_through_chunks(tmp_path):
-    y = np.zeros(300_000, np.float32)
-    y[290_123] = 3
-    rows = mo.rows.ingest({"x": y[:, None], "y": y}, tmp_path / "s", progressbar=False)
-    assert "row 290123" in refusal(mo.DataError, lambda: M.Logistic().check(rows))
 
 
 def _table(y):
@@ -170,7 +162,3 @@ def test_predict_must_be_given():
     assert "predict" in text
     told = own(predict=lambda th, b: b["x"][:, 0] * th["a"])
     assert told.expected({"a": 2.0}, {"x": np.ones((3, 1))}).shape == (3,)
-
-
-def test_weight_must_be_one_number_per_row():
-    refused(mo.DataError, "weight", logistic_rows, 10, weight=np.ones((10, 2)))

@@ -18,13 +18,11 @@ from helpers.refusals import unwarned
 from modicum.kernels.bounds import BoundedRows, bound_of, collapse
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.ledger import Ledger
-from modicum.methods.ecs import pilot_residuals as residuals_module
 from modicum.methods.weights import expected_residuals
 from modicum.models import Target
-from modicum.models.matrix import CodedMatrix, DenseMatrix
 from modicum.models.priors import moments
 from modicum.passes import LocalEngine, Sums, anchor_at
-from modicum.rows import Coding, ingest
+from modicum.rows import ingest
 from modicum.runtime import in_double_precision
 
 FAMILIES = {
@@ -128,17 +126,6 @@ def expected_sizes(rows, model):
     return expected_residuals(total, control_variate(total.target, 2), whitened, draws)
 
 
-@pytest.mark.parametrize("xp", [np, jnp])
-def test_matrices_without_columns_have_rows(xp):
-    """A model of groups alone, `y ~ 1 + (1 | g)`: no column, or none but the intercept's."""
-    x = xp.zeros((3, 0))
-    dense, coded = DenseMatrix(x).with_ones(), CodedMatrix(Coding(), x, {}, float)
-    assert dense.densely().tolist() == coded.with_ones().numbers().tolist() == [[1.0]] * 3
-    assert (coded.with_ones() @ xp.full(1, 2.0)).tolist() == [2.0] * 3
-    assert (coded @ xp.zeros(0)).tolist() == [0.0] * 3
-    assert coded.densely().shape == (3, 0)
-
-
 @pytest.mark.parametrize("kind", ["count", "crossed"])
 def test_expected_residuals_agree(kind):
     """Coded rows gather entries of the covariance, others are whitened."""
@@ -146,27 +133,6 @@ def test_expected_residuals_agree(kind):
     ours, theirs = (expected_sizes(rows, model) for rows in both)
     np.testing.assert_allclose(ours, theirs, rtol=2e-6)  # rows are whitened in float32
     assert np.ptp(theirs) > 1e-3
-
-
-@in_double_precision
-def test_the_pilot_study_does_not_depend_on_its_blocks(monkeypatch):
-    """Coded rows are whitened in blocks, the last of which is short."""
-    rows, model = pair(outcome="count", weight=True).coded, mo.models.Poisson()
-    total, start = sums(rows, model)
-    whitened = proxy(anchor_at(total, start), total.target, 2)
-    variate = control_variate(total.target, 2)
-    chance = np.random.default_rng(4).dirichlet(np.ones(300))
-    batch = rows.take(np.arange(300)) | {"probability": chance}
-    draws = np.random.default_rng(3).normal(size=(8, total.target.size))
-    in_blocks = residuals_module._values_in_blocks
-    whole = in_blocks(variate, batch, whitened, draws)
-    monkeypatch.setattr(residuals_module, "BLOCK", 128)
-    values = in_blocks(variate, batch, whitened, draws)
-    np.testing.assert_allclose(values, whole, rtol=1e-9)
-    backwards = {name: np.asarray(part)[::-1] for name, part in batch.items()}
-    other = in_blocks(variate, backwards, whitened, draws)
-    assert not np.allclose(other, whole)  # the negative control
-    np.testing.assert_allclose(other[:, ::-1], whole, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -263,24 +229,6 @@ def test_predictions_do_not_depend_on_how_rows_are_held(shared, fits, tmp_path):
     np.testing.assert_allclose(expected(again, by_name), answer, atol=1e-6)
     with pytest.raises(mo.DataError, match="coded against the reference level 'xenon'"):
         expected(fits.coded, mo.Rows(x=whole["x"], codes={"gas": reference, "month": month}))
-
-
-def test_a_few_new_rows_have_the_levels_of_the_fit(shared, fits):
-    first = shared.coded.slice(0, 1)
-    gas, month = (shared.coded.levels[name][int(first[name][0])] for name in ("gas", "month"))
-    one = {"x": first["x"], "gas": [gas], "month": [month]}
-    answer = expected(fits.coded, shared.coded.subset(np.arange(1)))
-    np.testing.assert_allclose(expected(fits.coded, one), answer, atol=1e-12)
-    np.testing.assert_allclose(
-        expected(
-            fits.coded,
-            pd.DataFrame(
-                {"gas": [gas], "month": [month], "x0": first["x"][:, 0], "x1": first["x"][:, 1]}
-            ),
-        ),
-        answer,
-        atol=1e-12,
-    )
 
 
 @pytest.mark.parametrize(

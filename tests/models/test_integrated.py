@@ -101,16 +101,6 @@ def test_too_few_nodes_fail_the_check(monkeypatch):
     assert abs(sums.value(t, "mode") - brute_force(sums, t, 50)) > 1e-3
 
 
-def test_nodes_kept_at_a_point_give_the_same_function_there():
-    sums, t = problem(mo.models.Logistic(), 1)
-    target, groups = with_nodes(sums, t)
-    fixed = Sums(target, groups, sums.engine, sums.ledger)
-    assert fixed.value(t, "mode") == pytest.approx(sums.value(t, "mode"), abs=1e-11)
-    # elsewhere nodes have moved by a quadratic, and the integral is the same
-    near = t + 0.2
-    assert 0 < abs(fixed.value(near, "mode") - sums.value(near, "mode")) < 1e-6
-
-
 class Standing(IntegratedEffects):
     """Negative control: nodes that stay where they are at the anchor."""
 

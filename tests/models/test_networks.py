@@ -137,14 +137,6 @@ def test_names_and_back(net):
     assert net.identity() != type(net)(**{**vars(net), "prior_scale": 2.0}).identity()
 
 
-def test_the_papers_sizes():
-    digits = mo.Rows(x=np.zeros((10, 784)), y=np.arange(10), dtype="uint8")
-    assert Target.of(M.MLP(), digits)[0].size == 785 * 100 + 101 * 10
-    convolutions = 26 * 32 + (25 * 32 + 1) * 64
-    dense = (16 * 64 + 1) * 200 + 201 * 200 + 201 * 10
-    assert Target.of(M.CNN(), digits)[0].size == convolutions + dense
-
-
 @pytest.mark.parametrize(
     ("make", "word"),
     [

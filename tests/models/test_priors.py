@@ -8,8 +8,7 @@ from scipy import integrate, stats
 
 import modicum as mo
 from helpers.refusals import refused
-from helpers.targets import gaussian_rows, logistic_rows, sums_of
-from modicum.models import Target
+from helpers.targets import gaussian_rows, sums_of
 from modicum.models.over_draws import ModelPredictor, rebuild
 from modicum.passes import anchor_at_mode
 
@@ -132,12 +131,6 @@ def test_a_key_that_means_nothing_is_named():
         M.Gaussian(scale=1.0, priors={"scale": P.HalfNormal(1)}).resolved(gaussian_rows(20))
 
 
-def test_no_pass_is_made_where_all_is_given():
-    given = {"common": P.Laplace(0, 1), "intercept": P.Normal(0, 1)}
-    assert not M.Logistic(priors=given).needs_moments
-    assert M.Logistic(priors={"common": P.Laplace(0, 1)}).needs_moments
-
-
 def test_defaults_are_shown_beside_what_is_given():
     shown = mo.priors.default(table_rows(), M.Logistic(priors={"age": P.Laplace(0, 1)}))
     assert shown["beta[age]"] == "laplace(0, 1)"
@@ -153,16 +146,6 @@ def test_models_are_hashable_shown_and_kept_with_their_priors():
     kept = rebuild(ModelPredictor(model).to_dict()).model
     assert kept == model
     assert hash(kept) == hash(model)
-
-
-def test_other_numbers_share_the_likelihood_and_the_exact_prior():
-    a, b = (
-        Target.of(M.Logistic(priors={"common": P.Laplace(0, scale)}), logistic_rows(50))[0]
-        for scale in (1.0, 2.0)
-    )
-    assert a != b
-    assert a.likelihood == b.likelihood
-    assert a.exact_prior[0] == b.exact_prior[0]
 
 
 # The anchor ------------------------------------------------------------------------------------

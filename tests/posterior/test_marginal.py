@@ -8,11 +8,10 @@ import pytest
 from scipy.special import expit
 
 import modicum as mo
+from helpers import posteriors
 from helpers.refusals import refused
 from modicum import plots
 from modicum.errors import DataError, SettingError
-from modicum.models.over_draws import ModelPredictor
-from modicum.posterior import FitRows
 from modicum.rows.reading import read_formula
 
 mpl.use("Agg")
@@ -24,9 +23,16 @@ INTERCEPT = RNG.normal(0.3, 0.1, size=(2, 100))
 
 
 def made(model, rows, **draws):
-    draws = draws or {"beta": BETA, "intercept": INTERCEPT}
-    about = {"predictor": ModelPredictor(model), "rows": rows, "fit_rows": FitRows.of(rows)}
-    return mo.Posterior(draws, {}, mo.Ledger(rows=len(rows)), **about)
+    return posteriors.made(model, rows, draws or {"beta": BETA, "intercept": INTERCEPT})
+
+
+def of_formula(formula, table, model, draws=None, **settings):
+    """Return made-up draws (of all columns, unless given) for a formula and its table."""
+    rows = read_formula(formula, table, progressbar=False, **settings).rows
+    if draws is None:
+        beta = RNG.normal(size=(1, 60, len(rows.columns)))
+        draws = {"beta": beta, "intercept": beta[..., 0]}
+    return posteriors.made(model.resolved(rows), rows, draws, table=table)
 
 
 ROWS = mo.Rows(x=X, y=np.zeros(N), columns=["dose", "age"])
@@ -41,16 +47,13 @@ def test_the_slope_of_a_linear_model_is_its_coefficient():
     post = made(mo.models.Gaussian(scale=1.0), ROWS)
     table = post.marginal("dose", slope=True)
     assert list(table.index) == ["dose"]
-    assert table.loc["dose", "mean"] == pytest.approx(BETA[..., 0].mean(), abs=1e-8)
-    assert table.loc["dose", "sd"] == pytest.approx(BETA[..., 0].std(), rel=1e-6)
-    low, high = np.quantile(BETA[..., 0], [0.05, 0.95])
-    assert table.loc["dose", "5%"] == pytest.approx(low, abs=0.01)
-    assert table.loc["dose", "95%"] == pytest.approx(high, abs=0.01)
-    by_one = post.contrast("dose")
-    assert by_one.loc["+1", "mean"] == pytest.approx(BETA[..., 0].mean(), abs=1e-8)
-    assert post.contrast("age", (0, 10)).loc["10 - 0", "mean"] == pytest.approx(
-        10 * BETA[..., 1].mean(), abs=1e-8
-    )
+    dose, age = BETA[..., 0], BETA[..., 1]
+    known = [dose.mean(), dose.std(), *np.quantile(dose, [0.05, 0.95])]
+    np.testing.assert_allclose(table.loc["dose", ["mean", "sd"]], known[:2], rtol=1e-6)
+    np.testing.assert_allclose(table.loc["dose", ["5%", "95%"]], known[2:], atol=0.01)
+    by_one, by_ten = post.contrast("dose"), post.contrast("age", (0, 10))
+    assert by_one.loc["+1", "mean"] == pytest.approx(dose.mean(), abs=1e-8)
+    assert by_ten.loc["10 - 0", "mean"] == pytest.approx(10 * age.mean(), abs=1e-8)
 
 
 def test_logistic_averages_are_those_by_hand(logistic):
@@ -63,21 +66,19 @@ def test_logistic_averages_are_those_by_hand(logistic):
     # negative control: the slope at the mean of the columns differs
     centre = expit(beta @ X.mean(axis=0) + intercept)
     assert abs((beta[:, 0] * centre * (1 - centre)).mean() - slopes.mean()) > 1e-3
-    predicted = logistic.marginal("dose", at=[-1.0, 2.0])
-    for value in (-1.0, 2.0):
-        eta = beta @ np.c_[np.full(N, value), X[:, 1]].T + intercept[:, None]
-        assert predicted.loc[value, "mean"] == pytest.approx(expit(eta).mean(), abs=1e-10)
+    a, b = (
+        expit(beta @ np.c_[np.full(N, dose), X[:, 1]].T + intercept[:, None]).mean(axis=1)
+        for dose in (-1.0, 2.0)
+    )
+    predicted = logistic.marginal("dose", at=[-1.0, 2.0])["mean"]
+    np.testing.assert_allclose(predicted, [a.mean(), b.mean()], atol=1e-10)
+    right = {"difference": b - a, "ratio": b / a, "odds ratio": b / (1 - b) * (1 - a) / a}
+    for way, each in right.items():
+        found = logistic.contrast("dose", (-1.0, 2.0), comparison=way)["mean"].iloc[0]
+        assert found == pytest.approx(each.mean(), abs=1e-10)
     grid = logistic.marginal("dose")
     assert len(grid) == 20
     assert grid.index[0] == pytest.approx(np.quantile(X[:, 0], 0.01))
-    for way in ("difference", "ratio", "odds ratio"):
-        found = logistic.contrast("dose", (-1.0, 2.0), comparison=way)["mean"].iloc[0]
-        a, b = (
-            expit(beta @ np.c_[np.full(N, v), X[:, 1]].T + intercept[:, None]).mean(axis=1)
-            for v in (-1.0, 2.0)
-        )
-        right = {"difference": b - a, "ratio": b / a, "odds ratio": b / (1 - b) * (1 - a) / a}
-        assert found == pytest.approx(right[way].mean(), abs=1e-10)
     plots.effect(grid)
 
 
@@ -91,21 +92,18 @@ def test_a_weight_is_not_a_variable():
     frame = pd.DataFrame(
         {"dose": X[:, 0], "well": np.arange(N) % 2, "times": 1.0 + np.arange(N) % 3}
     )
-    for formula, draws in (
-        ("well ~ dose", {"beta": BETA[..., :1], "intercept": INTERCEPT}),
-        ("well ~ dose + times", {"beta": BETA, "intercept": INTERCEPT}),
-    ):
-        rows = read_formula(formula, frame, weight="times", progressbar=False).rows
-        post = made(mo.models.Logistic(), rows, **draws)
-        post.table = frame
-        if "times" not in formula:
-            with pytest.raises(SettingError, match="do not depend on 'times', which is a weight"):
-                post.contrast("times")
-            continue
-        # as a column it may be set, and rows count as they did
-        eta = BETA.reshape(-1, 2) @ np.c_[X[:, 0], np.full(N, 2.0)].T + INTERCEPT.reshape(-1, 1)
-        right = np.average(expit(eta), axis=1, weights=frame["times"]).mean()
-        assert post.marginal("times", at=[2.0])["mean"].iloc[0] == pytest.approx(right, abs=1e-10)
+
+    def of(formula, columns):
+        draws = {"beta": BETA[..., :columns], "intercept": INTERCEPT}
+        return of_formula(formula, frame, mo.models.Logistic(), draws, weight="times")
+
+    words = "do not depend on 'times', which is a weight"
+    refused(SettingError, words, of("well ~ dose", 1).contrast, "times")
+    # as a column it may be set, and rows count as they did
+    found = of("well ~ dose + times", 2).marginal("times", at=[2.0])["mean"].iloc[0]
+    eta = BETA.reshape(-1, 2) @ np.c_[X[:, 0], np.full(N, 2.0)].T + INTERCEPT.reshape(-1, 1)
+    right = np.average(expit(eta), axis=1, weights=frame["times"]).mean()
+    assert found == pytest.approx(right, abs=1e-10)
 
 
 def test_rows_count_by_their_weight():
@@ -138,16 +136,12 @@ def test_factors_of_arrays_are_set_by_their_levels():
 def test_levels_may_be_written_as_in_any_table():
     """It said that '2' is not a level, and asked whether '2' was meant."""
     table = pd.DataFrame({"month": RNG.integers(1, 4, N), "well": RNG.integers(0, 2, N)})
-    rows = read_formula("well ~ C(month)", table, progressbar=False).rows
-    draws = RNG.normal(size=(1, 60, 2))
-    post = made(mo.models.Logistic().resolved(rows), rows, beta=draws, intercept=draws[..., 0])
-    post.table = table
+    post = of_formula("well ~ C(month)", table, mo.models.Logistic())
     right = post.contrast("month", [1, 3])
     for same in (["1", "3"], [1.0, 3.0]):
         pd.testing.assert_frame_equal(post.contrast("month", same), right)
-        pd.testing.assert_frame_equal(
-            post.marginal("month", at=same), post.marginal("month", at=[1, 3])
-        )
+        marginal = post.marginal("month", at=same)
+        pd.testing.assert_frame_equal(marginal, post.marginal("month", at=[1, 3]))
     refused(SettingError, "4 is not a level of 'month'", post.marginal, "month", at=[1, 4])
 
 
@@ -158,11 +152,7 @@ def by_formula():
     table["ward"] = RNG.choice(["a", "b", "c"], N)
     table["well"] = RNG.random(N) < expit(0.5 * table["dose"])
     formula = "well ~ bs(hour, df=4) + dose * ward"
-    rows = read_formula(formula, table, progressbar=False).rows
-    draws = RNG.normal(size=(1, 60, len(rows.columns)))
-    post = made(mo.models.Logistic().resolved(rows), rows, beta=draws, intercept=draws[..., 0])
-    post.table = table
-    return post, table
+    return of_formula(formula, table, mo.models.Logistic()), table
 
 
 def test_a_formula_is_asked_by_the_columns_of_its_table(by_formula):
@@ -242,39 +232,39 @@ def test_average_effects_match_statsmodels():
 
 
 def test_what_cannot_be_asked_is_refused(logistic):
+    assert list(logistic.marginal("dose", at=1.5).index) == [1.5]
+    for words, settings in {
+        "is empty": {"at": []},
+        "slopes can be taken": {"slope": True, "at": [99.0]},
+        "slopes can be taken at numbers, not at 'high'": {"slope": True, "at": "high"},
+        "one draw shows no uncertainty": {"draws": 1},
+    }.items():
+        refused(SettingError, words, logistic.marginal, "dose", **settings)
     refused(SettingError, "no column 'doze'", logistic.marginal, "doze")
     refused(SettingError, "two values or more", logistic.contrast, "dose", [1])
     refused(SettingError, "two values or more", logistic.contrast, "dose", 1)
-    refused(SettingError, "is empty", logistic.marginal, "dose", at=[])
-    assert list(logistic.marginal("dose", at=1.5).index) == [1.5]
-    with pytest.raises(SettingError, match="comparison must be"):
-        logistic.contrast("dose", [1, 2], comparison="odds")
-    refused(SettingError, "slopes can be taken", logistic.marginal, "dose", slope=True, at=[99.0])
-    with pytest.raises(SettingError, match="slopes can be taken at numbers, not at 'high'"):
-        logistic.marginal("dose", slope=True, at="high")
-    bare = mo.Posterior(logistic.draws, {}, logistic.ledger, predictor=logistic.predictor)
+    refused(SettingError, "comparison must be", logistic.contrast, "dose", comparison="odds")
+    bare = posteriors.bare(mo.models.Logistic(), logistic.draws)
     refused(SettingError, "needs rows to average over", bare.marginal, "dose")
-    with pytest.raises(SettingError, match="an odds ratio needs probabilities"):
-        made(mo.models.Gaussian(scale=1.0), ROWS).contrast("dose", comparison="odds ratio")
-    with pytest.raises(SettingError, match="Poisson does not predict"):  # even below 1
-        made(mo.models.Poisson(), ROWS).contrast("dose", comparison="odds ratio")
-    refused(SettingError, "one draw shows no uncertainty", logistic.marginal, "dose", draws=1)
+    for words, model in {
+        "an odds ratio needs probabilities": mo.models.Gaussian(scale=1.0),
+        "Poisson does not predict": mo.models.Poisson(),  # even below 1
+    }.items():
+        refused(SettingError, words, made(model, ROWS).contrast, "dose", comparison="odds ratio")
 
 
 @pytest.mark.parametrize("missing", [None, float("nan")])
 def test_rows_that_a_fit_left_out_are_left_out_again(missing):
     """NaN in one file and null in another are both missing values."""
-    dose = [missing, *X[1:, 0]]
-    table = pa.table({"dose": pa.array(dose, pa.float64()), "age": X[:, 1], "y": np.ones(N)})
-    formula = "y ~ dose + age"
-    rows = read_formula(formula, table, missing="drop", progressbar=False).rows
-    post = made(mo.models.Logistic(), rows)
-    post.table = table
-    by_hand = made(mo.models.Logistic(), read_formula(formula, table[1:], progressbar=False).rows)
-    by_hand.table = table[1:]
-    pd.testing.assert_frame_equal(
-        post.marginal("dose", at=[0, 1]), by_hand.marginal("dose", at=[0, 1])
+    dose = pa.array([missing, *X[1:, 0]], pa.float64())
+    table = pa.table({"dose": dose, "age": X[:, 1], "y": np.ones(N)})
+    draws = {"beta": BETA, "intercept": INTERCEPT}
+    found, by_hand = (
+        of_formula("y ~ dose + age", part, mo.models.Logistic(), draws, missing=missing)
+        for part, missing in ((table, "drop"), (table[1:], "refuse"))
     )
+    at = {"at": [0, 1]}
+    pd.testing.assert_frame_equal(found.marginal("dose", **at), by_hand.marginal("dose", **at))
 
 
 def test_missing_values_that_a_fit_refused_are_refused_again(by_formula):
@@ -292,9 +282,8 @@ def test_a_csv_file_is_read_as_the_fit_read_it(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     table = pd.DataFrame({"dose": X[:, 0], "ward": RNG.choice(["01", "02"], N), "y": X[:, 1]})
     table.assign(visit=[*range(N - 1), "late"]).to_csv(path, index=False)
-    formula = "y ~ dose + C(ward)"
-    rows = read_formula(formula, path, progressbar=False).rows
-    post = made(mo.models.Gaussian(scale=1.0).resolved(rows), rows)
+    draws = {"beta": BETA, "intercept": INTERCEPT}
+    post = of_formula("y ~ dose + C(ward)", path, mo.models.Gaussian(scale=1.0), draws)
     found = []
     for given in (path, table):
         post.table = given

@@ -87,13 +87,9 @@ def test_signs_are_respected():
     assert np.abs(ignored.mean - found.mean).max() > 0.2
 
 
-def test_refusals():
-    refused(SettingError, "has no model", make(predictor=None).predict, {"x": X})
-    refused(SettingError, "dict of arrays", make().predict, X)
-    refused(SettingError, "there are no arrays", make().predict, {})
-    refused(SettingError, "at least 1", make().predict, {"x": X}, draws=0)
-    with pytest.raises(SettingError, match="one value per draw and row"):
-        make(predictor=lambda d, b: np.zeros(3)).predict({"x": X})
+def test_a_predictor_must_return_one_value_per_draw_and_row():
+    wrong = make(predictor=lambda draws, batch: np.zeros(3))
+    refused(SettingError, "one value per draw and row", wrong.predict, {"x": X})
 
 
 def test_some_groups_are_known_and_others_are_new(tmp_path):

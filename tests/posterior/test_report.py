@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import modicum as mo
+from helpers.posteriors import bare, made
 from modicum.errors import ModicumWarning, SettingError
 from modicum.markup import Markup, tag
 from modicum.models.over_draws import ModelPredictor
@@ -18,6 +19,7 @@ from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'
 RNG = np.random.default_rng(1)
+BOUND = {"value": 0.02, "why": "x"}
 
 
 class Page(HTMLParser):
@@ -73,10 +75,7 @@ def posterior(**changes):
         "ledger": ledger,
         "labels": model.labels(rows),
         "warnings": [ModicumWarning("ess", f"few draws in {EVIL}", "draw more")],
-        "tuning": {
-            "priors": model.describe_priors(rows),
-            "bias_bound": {"value": 0.02, "why": "x"},
-        },
+        "tuning": {"priors": model.describe_priors(rows), "bias_bound": BOUND},
         "settings": settings,
         "predictor": ModelPredictor(model),
         "fit_rows": FitRows.of(rows),
@@ -100,20 +99,10 @@ def page(post, tmp_path_factory):
 def test_the_page_is_whole_and_says_everything(page):
     read = Page(page)
     for words in (
-        "What was fitted",
-        "Can it be trusted?",
-        "Coefficients",
-        "What each column does",
-        "Does it look like the data?",
-        "What it cost",
-        "Priors",
-        "How to run it again",
-        "0.12% of what HMC on all rows",
-        "240 rows",
-        "random_seed=3",
-        "few draws in",
-        "draw more",
-        "bias_bound",
+        *("What was fitted", "Can it be trusted?", "Coefficients", "What each column does"),
+        *("Does it look like the data?", "What it cost", "Priors", "How to run it again"),
+        *("0.12% of what HMC on all rows", "240 rows", "random_seed=3", "bias_bound"),
+        *("few draws in", "draw more"),
     ):
         assert words in read.words
     assert read.tags.count("svg") >= 2  # calibration, and the effect of the hour
@@ -145,8 +134,8 @@ def test_both_colour_schemes_and_narrow_screens_are_provided_for(page):
 
 
 def test_a_posterior_without_rows_has_a_shorter_page(post, tmp_path):
-    bare = posterior(rows=None, table=None, predictor=None, warnings=[])
-    text = bare.report(tmp_path / "short.html", title="a & b").read_text()
+    without = posterior(rows=None, table=None, predictor=None, warnings=[])
+    text = without.report(tmp_path / "short.html", title="a & b").read_text()
     words = Page(text).words
     assert "a & b" in words
     assert "effects of columns need the rows of the fit" in words
@@ -169,22 +158,17 @@ def test_effects_that_a_file_does_not_keep_are_named(post, tmp_path):
     model = mo.models.IntegratedEffects(mo.models.Logistic(), "ward").resolved(rows)
     draws = {name: RNG.normal(size=(2, 50, *s)) for name, s in (("beta", (1,)), ("intercept", ()))}
     draws["group_sd"] = np.exp(RNG.normal(size=(2, 50, 1)))
-    bare = mo.Posterior(draws, {}, mo.Ledger(rows=12), predictor=ModelPredictor(model))
-    words = Page(bare.report(tmp_path / "a.html").read_text()).words
+    words = Page(bare(model, draws, 12).report(tmp_path / "a.html").read_text()).words
     assert "Effects of ward These effects were integrated out and are drawn from the rows" in words
     assert "give the rows or their table: post.report(path, data=...)" in words
 
 
-def test_every_class_has_a_picture():
-    from modicum.posterior.report import _by_class, _effect
-
-    index = pd.MultiIndex.from_product([[0.0, 1.0, 2.0], [0, 1]], names=["dose", "class"])
-    columns = ["mean", "sd", "5%", "95%"]
-    table = pd.DataFrame(np.arange(24.0).reshape(6, 4), index=index, columns=columns)
-    parts = _by_class(table)
-    assert [name for name, _ in parts] == [", class 0", ", class 1"]
-    assert [list(part["mean"]) for _, part in parts] == [[0, 8, 16], [4, 12, 20]]
-    assert "<svg" in _effect("dose, class 0", "dose", parts[0][1])
+def test_every_class_has_a_picture(tmp_path):
+    rows = mo.Rows(x=RNG.normal(size=(60, 1)), y=np.arange(60) % 3, columns=["dose"])
+    draws = {"beta": RNG.normal(size=(2, 50, 2, 1)), "intercept": RNG.normal(size=(2, 50, 2))}
+    page = made(mo.models.Softmax().resolved(rows), rows, draws).report(tmp_path / "classes.html")
+    for k in range(3):
+        assert f"<figcaption>dose, class {k}</figcaption>" in page.read_text()
 
 
 def found(level, r_hat=1.001, ess=900, diverging=0, bias=0.01, warnings=()):
@@ -200,17 +184,13 @@ def found(level, r_hat=1.001, ess=900, diverging=0, bias=0.01, warnings=()):
 
 
 def test_lights():
-    doubt = ModicumWarning("ess", "few draws")
     assert found("good")
-    assert found("doubtful", r_hat=1.03)
-    assert found("bad", r_hat=1.2)
-    assert found("doubtful", ess=300.0)
-    assert found("bad", ess=40.0)
-    assert found("doubtful", diverging=3)
-    assert found("bad", diverging=400)
-    assert found("doubtful", bias=0.2)
-    assert found("bad", bias=0.9)
-    assert found("doubtful", warnings=[doubt])
+    for name, doubtful, bad in (
+        ("r_hat", 1.03, 1.2), ("ess", 300.0, 40.0), ("diverging", 3, 400), ("bias", 0.2, 0.9),
+    ):  # fmt: skip
+        assert found("doubtful", **{name: doubtful})
+        assert found("bad", **{name: bad})
+    assert found("doubtful", warnings=[ModicumWarning("ess", "few draws")])
 
 
 def test_a_run_that_says_nothing_of_itself_is_not_called_fine():

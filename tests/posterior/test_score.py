@@ -7,7 +7,6 @@ from scipy.stats import norm
 
 import modicum as mo
 from helpers.posteriors import at_nodes, bare
-from helpers.refusals import refused
 from helpers.targets import class_rows, gaussian_rows, logistic_rows
 from modicum.posterior import Posterior
 
@@ -119,13 +118,6 @@ def test_saved_networks_predict_and_score(tmp_path):
     loaded = Posterior.load(tmp_path / "net")
     assert loaded.score(rows).log_density == post.score(rows).log_density
     assert loaded.predictor.model == net
-
-
-def test_refusals():
-    refused(mo.SettingError, "'y'", make().score, {"x": X})
-    with pytest.raises(mo.SettingError, match="has no model"):
-        bare(None, {"a": np.zeros((1, 4))}).score(ROWS)
-    refused(mo.SettingError, "at least 1", make().score, ROWS, draws=0)
 
 
 def test_the_error_of_few_draws_is_told():

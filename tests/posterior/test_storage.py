@@ -1,7 +1,6 @@
 """Posteriors are saved and loaded; damaged and foreign files raise a clear error."""
 
 import errno
-import json
 import os
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from modicum.ledger import Ledger
 from modicum.models import Logistic
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import Posterior
-from modicum.posterior import archive as posterior_file
 
 
 class Doubler:
@@ -116,51 +114,6 @@ def test_damaged_anywhere_is_a_clear_error(post, tmp_path):
     flipped[data.index(b"NUMPY") + 300] ^= 1  # one bit, inside the first array
     broken.write_bytes(flipped)
     refused(DataError, "damaged", Posterior.load, broken)
-
-
-def test_foreign_and_newer_files(post, tmp_path):
-    np.savez(tmp_path / "other.npz", a=np.ones(3))
-    (tmp_path / "text").write_text("beta = 1\n")
-    for name in ("other.npz", "text"):
-        refused(DataError, "not a posterior saved by Modicum", Posterior.load, tmp_path / name)
-    for page, sentence in (
-        ({"format": "modicum posterior", "version": 99}, "upgrade"),
-        ({"format": "something"}, "not a posterior"),
-        ([1, 2], "damaged"),
-    ):
-        with zipfile.ZipFile(tmp_path / "new", "w") as archive:
-            archive.writestr(posterior_file.PAGE, json.dumps(page))
-        refused(DataError, sentence, Posterior.load, tmp_path / "new")
-    with pytest.raises(FileNotFoundError, match=r"there is no file at .*missing: check") as fault:
-        Posterior.load(tmp_path / "missing")
-    assert isinstance(fault.value, DataError)
-    refused(DataError, "is a folder", Posterior.load, tmp_path)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_a_clear_error(post, tmp_path, monkeypatch, number):
-    path = tmp_path / "p"
-
-    def full(descriptor):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", full)
-    refused(ResourceError, r"the disk of '.*p' is full; free some space", post.save, path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_save_leaves_the_old_file(post, tmp_path, monkeypatch):
-    path = tmp_path / "p"
-    post.save(path)
-    before = path.read_bytes()
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(np.lib.format, "write_array", fail)
-    refused(SettingError, r"cannot be written \(no space", post.save, path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["p"]
 
 
 WRITERS = {

@@ -9,9 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from helpers.refusals import refused
-from modicum.errors import DataError, SettingError
-from modicum.rows.description import describe
+from modicum.errors import SettingError
 from modicum.rows.formula import FormulaEncoding, ParsedGroup, learn, parse
 from modicum.rows.sources import TableSource
 
@@ -105,29 +103,6 @@ def test_random_formulas_on_random_frames() -> None:
         ours = expanded(encoding, frame)
         assert set(ours.columns) == set(theirs.columns), formula
         np.testing.assert_allclose(ours, theirs[ours.columns], atol=1e-12, err_msg=formula)
-
-
-def test_numbers_are_dense_and_levels_stay_codes(frame: pd.DataFrame) -> None:
-    layout = learn(parse("y ~ x * a + a:b"), TableSource(frame)).encoding.layout
-    assert len(layout.numbers) == 1  # x, which also scales the levels of a
-    assert {codes.field for codes in layout.codes} == {"a", "a:b-"}
-    assert layout.terms["x:a"] == tuple(layout.columns.index(f"x:a[{v}]") for v in "qr")
-
-
-def test_splines_keep_the_columns_that_are_not_zero(frame: pd.DataFrame) -> None:
-    encoding = learn(parse("y ~ bs(x, df=12) + a"), TableSource(frame)).encoding
-    assert describe(encoding, 1, np.dtype(float)).schema.fields == {
-        "x": (4,), "bs(x, df=12) (piece)": (), "a": (), "y": (),
-    }  # fmt: skip
-    coding = encoding.layout.coding
-    assert coding.apart  # each value of a row is in its own column
-    assert coding.size == 14
-    few = learn(parse("y ~ bs(x, df=7)"), TableSource(frame)).encoding  # too few columns to pay off
-    assert few.layout.coding.terms == ()
-    assert dict(describe(encoding, 1, np.dtype(float)).levels) == {"a": ("p", "q", "r")}
-    damaged = encoding.to_dict()
-    damaged["factors"][0]["local"] = 2  # negative control: a row has more values than that
-    refused(DataError, "damaged", expanded, FormulaEncoding.from_dict(damaged), frame)
 
 
 def test_booleans_and_comparisons_are_levels() -> None:

@@ -35,21 +35,6 @@ def test_batches_hold_whole_groups():
     np.testing.assert_array_equal(few.take([1])["y"], fields["y"][fields["g"] == 9])
 
 
-def test_chunks_of_a_pass_hold_every_row_once(monkeypatch):
-    monkeypatch.setattr("modicum.rows.grouped_rows.FLAT_ROWS", 64)
-    rows = mo.Rows(**table())
-    groups = GroupedRows(rows, GroupIndex.of(rows, "g"))
-    seen = []
-    for k in range(len(groups.chunk_starts) - 1):
-        batch, present = groups.chunk(k)
-        assert len(batch["y"]) == groups.flat_rows
-        real = batch["group_of_row"] < groups.flat_groups
-        assert batch["group_rows"][present].sum() == real.sum()
-        seen.extend(batch["y"][real])
-    assert len(groups.chunk_starts) > 3
-    np.testing.assert_array_equal(np.sort(seen), np.arange(len(rows)))
-
-
 def test_a_giant_group_does_not_fill_the_others_chunks_with_padding(monkeypatch):
     monkeypatch.setattr("modicum.rows.grouped_rows.FLAT_ROWS", 64)
     monkeypatch.setattr("modicum.rows.grouped_rows.MOST_GROUPS", 16)

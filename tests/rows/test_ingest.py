@@ -168,21 +168,6 @@ def test_row_numbers_run_through_files(tmp_path):
         ingest(tmp_path / "*.parquet", tmp_path / "s", progressbar=False)
 
 
-def test_files_may_differ_in_numeric_type_but_not_in_columns(tmp_path):
-    pq.write_table(pa.table({"a": [1, 2], "y": [0, 1]}), tmp_path / "0.parquet")
-    pq.write_table(
-        pa.table({"y": [0.0, 1.0], "a": [1.5, 2.5], "z": [0, 0]}), tmp_path / "1.parquet"
-    )
-    store = ingest(tmp_path / "*.parquet", tmp_path / "s", progressbar=False)
-    assert store.slice(0, 4)["x"].ravel().tolist() == [1, 2, 1.5, 2.5]
-    pq.write_table(pa.table({"b": [1.5], "y": [0]}), tmp_path / "2.parquet")
-    with pytest.raises(DataError, match=r"column 'a' is not in .*2.parquet"):
-        ingest(tmp_path / "*.parquet", tmp_path / "t", progressbar=False)
-    pq.write_table(pa.table({"a": ["u"], "y": [0]}), tmp_path / "2.parquet")
-    with pytest.raises(DataError, match=r"'a' is string in .*2.parquet, and double before it"):
-        ingest(tmp_path / "*.parquet", tmp_path / "t", progressbar=False)
-
-
 def test_things_that_are_not_sources_are_refused(tmp_path):
     def refuse(source, message, error=SettingError):
         refused(error, message, ingest, source, tmp_path / "s", progressbar=False)

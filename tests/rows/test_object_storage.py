@@ -258,16 +258,6 @@ def test_a_missing_key_and_a_missing_bucket_are_clear_errors(uri, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_key_that_vanishes_while_it_is_read_is_a_clear_error(uri, tmp_path, monkeypatch):
-    source = tables.open_table(uri())
-    monkeypatch.setattr(source, "_scan", _gone)
-    refused(mo.DataError, "check that it exists", list, source.batches(["a"]))
-
-
-def _gone(fragment, columns):
-    raise FileNotFoundError(f"Path does not exist '{fragment.path}'")
-
-
 def test_fits_keep_rows_in_the_cache_and_say_so(uri, table, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     heard = []
@@ -324,20 +314,6 @@ def test_its_draws_match_the_rows_in_memory(store, table, monkeypatch):
         for rows in (mo.Rows.open(store), expected(table))
     )
     assert same_draws(remote, local)
-
-
-def test_rows_that_lie_near_each_other_are_one_request(store, monkeypatch):
-    rows, asked = mo.Rows.open(store), []
-    read = object_storage.Bucket.read
-    monkeypatch.setattr(
-        object_storage.Bucket, "read", lambda self, *a: asked.append(a[1:]) or read(self, *a)
-    )
-    rows.take(np.arange(0, N, 3))
-    assert len(asked) == 4  # one for each shard
-    asked.clear()
-    monkeypatch.setattr(object_storage, "NEAR", 0)
-    rows.take(np.arange(0, 300, 3))
-    assert len(asked) == 100
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import pytest
 from helpers.refusals import refused
 from modicum.errors import DataError, SettingError
 from modicum.rows import Rows, ingest
-from modicum.rows.store import DONT_NEED, Mapped
 
 N, D = 1003, 5
 
@@ -96,27 +95,6 @@ def test_slices_and_chunks(pair):
             same(one, other)
         whole = np.concatenate([p["x"] for p in pieces[1]])
         assert whole.tobytes() == memory.slice(0, n)["x"].tobytes()
-
-
-def test_pages_let_go_are_found_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("modicum.rows.store.HELD_BYTES", 1 << 12)
-    monkeypatch.setattr("modicum.rows.store.HELD_SCATTERED", 1 << 20)  # 16 rows at a time
-    fields = make_fields(np.float32)
-    store = ingest(fields, tmp_path / "s", shard_rows=300, progressbar=False)
-    let_go = []
-    monkeypatch.setattr(Mapped, "advise", lambda self, advice, *ends: let_go.append(advice))
-    kept = list(store.chunks(50))
-    assert np.concatenate([c["x"] for c in kept]).tobytes() == fields["x"].tobytes()
-    assert DONT_NEED in let_go
-    let_go.clear()
-    ids = np.arange(0, len(store), 7)
-    for _ in range(3):
-        np.testing.assert_array_equal(store.take(ids)["x"], fields["x"][ids])
-    assert set(let_go) == {DONT_NEED}  # scattered rows too
-    let_go.clear()
-    many = np.arange(60).reshape(5, 12)  # a call releases its own pages
-    np.testing.assert_array_equal(store.take(many)["x"], fields["x"][many])
-    assert len(let_go) >= 3
 
 
 def test_outside_is_refused(pair):

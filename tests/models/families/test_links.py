@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy import special
 
-from modicum.arrays import differentiable, power
 from modicum.models.families.links import LINKS, log1m_exp, log_gamma, log_rising, stirling_rest
 
 # log p and its six derivatives, with 60 digits
@@ -108,12 +107,3 @@ def test_special_functions_are_scipys(x64):
 def test_rising_factorial_does_not_cancel(x, y, x64):
     truth = np.sum(np.log(x + np.arange(y)))
     np.testing.assert_allclose(jax.jit(log_rising)(x, float(y)), truth, rtol=1e-14)
-
-
-def test_a_slope_of_its_own_is_for_jax_alone(x64):
-    twice = differentiable(slope=lambda x: 5.0 * x)(lambda x: 2.0 * x)
-    assert isinstance(twice(np.ones(2)), np.ndarray)
-    assert float(jax.grad(twice)(3.0)) == 15.0
-    x = np.linspace(-2, 2, 9)
-    for exponent in range(7):
-        np.testing.assert_allclose(power(x, exponent), x**exponent, rtol=1e-14)
