@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import modicum as mo
@@ -20,33 +21,22 @@ def refusal(kind, make):
     return text
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: M.Logistic(prior_scale=0), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=-1.0), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=np.nan), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=np.inf), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=[]), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=[1.0, 0.0]), "prior_scale"),
-        (lambda: M.Logistic(prior_scale=np.ones((2, 2))), "prior_scale"),
-        (lambda: M.Logistic(prior_scale="wide"), "prior_scale"),
-        (lambda: M.Logistic(intercept_scale=0), "intercept_scale"),
-        (lambda: M.Logistic(intercept_scale="wide"), "intercept_scale"),
-        (lambda: M.Logistic(intercept="no"), "intercept"),
-        (lambda: M.Gaussian(scale=0.0), "scale"),
-        (lambda: M.Gaussian(scale="one"), "scale"),
-        (lambda: M.Gaussian(scale_prior=-1), "scale_prior"),
-        (lambda: M.Gaussian(scale_prior=np.inf), "scale_prior"),
-        (lambda: M.StudentT(df=0), "df"),
-        (lambda: M.StudentT(df="four"), "df"),
-        (lambda: M.Softmax(classes=1), "classes"),
-        (lambda: M.Softmax(classes=2.5), "classes"),
-        (lambda: M.Softmax(classes="three"), "classes"),
-    ],
-)
-def test_bad_settings(make, word):
-    assert word in refusal(mo.SettingError, make)
+WRONG = {
+    "prior_scale": [0, -1.0, np.nan, np.inf, [], [1.0, 0.0], np.ones((2, 2)), "wide"],
+    "intercept_scale": [0, "wide"],
+    "intercept": ["no"],
+    "scale": [0.0, "one"],
+    "scale_prior": [-1, np.inf],
+    "df": [0, "four"],
+    "classes": [1, 2.5, "three"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_settings(name):
+    family = M.Softmax if name == "classes" else M.StudentT
+    for value in WRONG[name]:
+        assert name in refusal(mo.SettingError, lambda value=value: family(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -64,33 +54,23 @@ def test_bad_settings(make, word):
 def test_outcomes_out_of_support_are_named_by_column_and_row(model, value, support):
     y = np.tile([0.0, 1.0], 10)
     y[[7, 11]] = value
-    rows = mo.Rows.from_table(_table(y), outcome="late")
+    rows = mo.Rows.from_table(pd.DataFrame({"late": y, "age": 0.0}), outcome="late")
     text = refusal(mo.DataError, lambda: Target.of(model, rows))
-    assert "'late'" in text
-    assert "row 7" in text
-    assert f"{value:g}" in text
-    assert support in text
-
-
-def _table(y):
-    import pandas as pd
-
-    return pd.DataFrame({"late": y, "age": np.arange(len(y)) * 1.0})
+    assert all(words in text for words in ("'late'", "row 7", f"{value:g}", support))
 
 
 def test_fields_that_are_missing_or_misshapen():
     x, y = np.ones((4, 2)), np.array([0.0, 1, 0, 1])
-    text = refusal(mo.DataError, lambda: Target.of(M.Logistic(), mo.Rows(x=x)))
-    assert "'y'" in text
-    text = refusal(mo.DataError, lambda: Target.of(M.Logistic(), mo.Rows(y=y)))
-    assert "'x'" in text
-    flat = mo.Rows(x=y, y=y)
-    assert "matrix" in refusal(mo.DataError, lambda: Target.of(M.Logistic(), flat))
-    wrong = M.Logistic(prior_scale=[1.0, 2.0, 3.0])
-    text = refusal(mo.SettingError, lambda: Target.of(wrong, mo.Rows(x=x, y=y)))
-    assert "3 entries for 2 columns" in text
-    one = mo.Rows(x=x, y=np.zeros(4))
-    assert "single class" in refusal(mo.SettingError, lambda: Target.of(M.Softmax(), one))
+    three = M.Logistic(prior_scale=[1.0, 2.0, 3.0])
+    for error, words, model, rows in (
+        (mo.DataError, "'y'", M.Logistic(), mo.Rows(x=x)),
+        (mo.DataError, "'x'", M.Logistic(), mo.Rows(y=y)),
+        (mo.DataError, "matrix", M.Logistic(), mo.Rows(x=y, y=y)),
+        (mo.DataError, "one outcome per row", M.Gaussian(), mo.Rows(x=x, y=x)),
+        (mo.SettingError, "3 entries for 2 columns", three, mo.Rows(x=x, y=y)),
+        (mo.SettingError, "single class", M.Softmax(), mo.Rows(x=x, y=np.zeros(4))),
+    ):
+        assert words in refusal(error, lambda model=model, rows=rows: Target.of(model, rows))
 
 
 # Users' own models --------------------------------------------------------------------------
