@@ -167,7 +167,7 @@ def test_trials_that_columns_tell_apart():
     y = np.where(np.arange(200) == 5, 1.0, 4.0 * (x[:, 0] > 0))  # one exception is enough
     assert _notes(M.Binomial(), mo.Rows(x=x, y=y, trials=trials))[0] is None
     found, _ = find_separation(rows, np.ones((1, 1)), np.zeros(1), reversed=True, trials=True)
-    assert found.complete
+    assert found.numbers["complete"] == 1
 
 
 @pytest.mark.parametrize("name", ["Probit", "Cloglog"])

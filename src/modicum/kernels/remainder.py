@@ -34,7 +34,7 @@ class About(NamedTuple):
 
 def coefficients(model: LinearPredictorModel, eta: jax.Array, y: jax.Array) -> jax.Array:
     """Taylor coefficients f^(j)(eta) / j! of each row, j = 0 ... 6; shape (7, rows)."""
-    derivatives = (*model.derivatives(eta, y), *model.higher_derivatives(eta, y))
+    derivatives = model.derivatives(eta, y, 6)
     return namespace(eta).stack([d / factorial(j) for j, d in enumerate(derivatives)])
 
 

@@ -68,8 +68,8 @@ class LinearPredictorModel(CoefficientPriors):
     outcome_fields: ClassVar[tuple[str, ...]] = ("y",)  # the observed fields of a row
     field_meaning: ClassVar[dict[str, str]] = {}  # completes "COLUMN is ..." for a field
     predictor_per_class: ClassVar[bool] = False  # rather than a single one
-    # Whether `derivatives` and `higher_derivatives` also take NumPy arrays (`modicum.arrays`), so
-    # that sums over all rows need no compiler.
+    # Whether `derivatives` also takes NumPy arrays (`modicum.arrays`), so that sums over all rows
+    # need no compiler.
     on_numpy: ClassVar[bool] = False
 
     # What a family defines ----------------------------------------------------------------
@@ -78,19 +78,13 @@ class LinearPredictorModel(CoefficientPriors):
     def log_density(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """Log-likelihood of one row; `eta` is the vector of its predictors."""
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f, f', f'', f''' in the linear predictor, elementwise over rows.
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """f, f', f'' ... in the linear predictor up to `highest`, elementwise over rows.
 
-        Automatic, unless a family has formulas: they compile faster, and NumPy takes them too. Not
-        for families with extra parameters, which are differentiated jointly in all predictors.
+        Three are asked for, or six. Automatic, unless a family has formulas: they compile faster,
+        and NumPy takes them too. Not for families with extra parameters, which are differentiated
+        jointly in all predictors.
         """
-        return self._automatic(eta, y, 3)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Derivatives 4, 5 and 6 of f in the linear predictor, elementwise over rows."""
-        return self._automatic(eta, y, 6)[4:]
-
-    def _automatic(self, eta: jax.Array, y: jax.Array, highest: int) -> Derivatives:
         if self.extras:
             raise SettingError(
                 f"{type(self).__name__} has the parameter {coordinate_of(self.extras[0])[1]} "

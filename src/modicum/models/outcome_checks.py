@@ -17,6 +17,47 @@ REMOTE = 1e-12  # an outcome whose range is a smaller share of its size has too 
 MANY, FEW = 100, 5  # more than MANY classes with fewer than FEW rows each are not classes
 
 
+# Supports: for outcomes, a mask of those outside the support, and the support in words.
+
+
+def real_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Any real number."""
+    return np.zeros(y.shape, dtype=bool), "real numbers"
+
+
+def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Numbers above 0."""
+    return ~(y > 0), "positive numbers"
+
+
+def time_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Times above 0."""
+    return ~(y > 0), "positive times"
+
+
+def share_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Numbers strictly between 0 and 1."""
+    return ~((y > 0) & (y < 1)), "shares strictly between 0 and 1 (percentages divided by 100)"
+
+
+def binary_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """0 and 1."""
+    return (y != 0) & (y != 1), (
+        "outcomes that are 0 or 1 (for other codes, say which value is the event, as in "
+        "'y == 2 ~ x')"
+    )
+
+
+def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Whole numbers from 0."""
+    return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
+
+
+def rate_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
+    """Counts divided by exposures."""
+    return y < 0, "counts, or counts over exposures: numbers from 0"
+
+
 def class_fault(y: np.ndarray, classes: int | None) -> tuple[np.ndarray, str]:
     """Return a mask of the outcomes that are not classes, and a description of the classes."""
     above = np.inf if classes is None else classes - 1

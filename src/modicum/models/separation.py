@@ -13,7 +13,7 @@ rows hardest to classify and some of the easiest, adding rows until none is on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -32,55 +32,48 @@ WIDEST = 500  # most coefficients for which linear programmes are tried
 SOLVER = 1e-7  # tolerance of the linear programmes, for columns of scale one
 
 
-@dataclass(frozen=True)
-class Separation:
-    """A separation that was found.
+Found: TypeAlias = tuple[ModicumWarning | None, int]  # the warning, and the passes a search took
 
-    Attributes
+
+def _separated(complete: bool, columns: Sequence[str] = ()) -> ModicumWarning:
+    """Return the warning of a separation: the finding and what to do about it.
+
+    Parameters
     ----------
     complete
         Whether every row is on its side; otherwise some rows lie on the boundary.
     columns
         Columns that each separate by themselves; empty where it takes several together.
     """
-
-    complete: bool
-    columns: tuple[str, ...] = ()
-
-    def warning(self) -> ModicumWarning:
-        """Return the warning: the finding and what to do about it."""
-        if self.complete:
-            part = f"the column {self.columns[0]} alone" if self.columns else "the columns of x"
-            verb = "predicts" if self.columns else "predict"
-            finding = f"{part} {verb} every outcome perfectly (complete separation)"
-        elif self.columns:
-            names = ", ".join(self.columns[:3])
-            more = f" and {len(self.columns) - 3} more" if len(self.columns) > 3 else ""
-            many = len(self.columns) > 1
-            part = f"each of {names}{more}" if many else names
-            finding = (
-                f"{part} predicts the outcome perfectly in all rows where it differs from one "
-                "value, like a level with a single outcome (quasi-complete separation)"
-            )
-        else:
-            finding = (
-                "a combination of columns predicts the outcome of some rows perfectly and says "
-                "nothing about the others (quasi-complete separation)"
-            )
-        return ModicumWarning(
-            "separation",
-            f"{finding}, so the size of the coefficients is decided by the prior and not by the "
-            "data",
-            "drop a column that gives the outcome away, merge a level with a single outcome into "
-            "another, or choose the prior with care (prior_scale)",
-            complete=float(self.complete),
-            columns=float(len(self.columns)),
+    if complete:
+        part = f"the column {columns[0]} alone" if columns else "the columns of x"
+        verb = "predicts" if columns else "predict"
+        finding = f"{part} {verb} every outcome perfectly (complete separation)"
+    elif columns:
+        part = f"each of {_listed(columns)}" if len(columns) > 1 else columns[0]
+        finding = (
+            f"{part} predicts the outcome perfectly in all rows where it differs from one "
+            "value, like a level with a single outcome (quasi-complete separation)"
         )
+    else:
+        finding = (
+            "a combination of columns predicts the outcome of some rows perfectly and says "
+            "nothing about the others (quasi-complete separation)"
+        )
+    return ModicumWarning(
+        "separation",
+        f"{finding}, so the size of the coefficients is decided by the prior and not by the data",
+        "drop a column that gives the outcome away, merge a level with a single outcome into "
+        "another, or choose the prior with care (prior_scale)",
+        complete=complete,
+        columns=len(columns),
+    )
 
 
-def warned(found: Separation | None, passes: int) -> tuple[ModicumWarning | None, int]:
-    """Return the warning of a search that found something, and the passes it took."""
-    return None if found is None else found.warning(), passes
+def _listed(columns: Sequence[str]) -> str:
+    """Name the first three columns, and count the others."""
+    more = f" and {len(columns) - 3} more" if len(columns) > 3 else ""
+    return ", ".join(columns[:3]) + more
 
 
 Classified: TypeAlias = tuple[np.ndarray, np.ndarray]  # columns and classes of some rows
@@ -119,6 +112,16 @@ class _Sides:
                 columns = np.column_stack([columns, *(chunk[f] == 0 for f in self.references)])
             yield self.classify(np.asarray(columns, np.float64), chunk)
 
+    def first_pass(self, mode: np.ndarray) -> tuple[_Ranges, _Extremes]:
+        """Return the range of every column, and the rows hardest and easiest at the mode."""
+        extremes = _Extremes(self, mode, EASIEST)
+        columns = extremes.x.shape[1]
+        ranges = _Ranges(self.classes, columns + len(self.references))
+        for x, y in self.chunks(references=True):
+            ranges.add(x, y)
+            extremes.add(x[:, :columns], y)
+        return ranges, extremes
+
     def margins(self, direction: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Predictor of each row's class minus the largest other one; `direction` is (q, ...)."""
         eta = np.zeros((len(x), self.classes))
@@ -151,10 +154,8 @@ def _by_threshold(thresholds: int, x: np.ndarray, chunk: Mapping[str, np.ndarray
     return _both(np.c_[x[above], identity[y[above] - 1]], np.c_[x[below], identity[y[below]]])
 
 
-def find_ordinal_separation(
-    rows: Rows, beta: np.ndarray, cutpoints: np.ndarray
-) -> tuple[Separation | None, int]:
-    """Look for columns that separate ordered classes; return the finding and the passes used.
+def find_ordinal_separation(rows: Rows, beta: np.ndarray, cutpoints: np.ndarray) -> Found:
+    """Look for columns that separate ordered classes.
 
     `beta` and `cutpoints` are the mode of a cumulative logit model.
     """
@@ -162,17 +163,12 @@ def find_ordinal_separation(
     mode = np.r_[beta, -cutpoints][None]
     if mode.size > WIDEST:
         return None, 0
-    hardest, seen = _Extremes(sides, mode), np.zeros((2, len(cutpoints)), bool)
-    easiest = _Extremes(sides, mode, EASIEST, -1)
-    for x, y in sides.chunks():
-        hardest.add(x, y)
-        easiest.add(x, y)
-        for k in (0, 1):
-            seen[k] |= x[y == k, len(beta) :].any(axis=0)
-    if not seen.all():  # an empty class, whose threshold the prior decides anyway
+    ranges, extremes = sides.first_pass(mode)
+    if not (
+        ranges.high[:, len(beta) :] > 0
+    ).all():  # a class is empty
         return None, 1
-    separation, passes = _separation_by_programmes(sides, hardest, easiest)
-    return separation, 1 + passes
+    return _search_by_programmes(sides, extremes)
 
 
 def find_separation(
@@ -182,8 +178,8 @@ def find_separation(
     *,
     reversed: bool,
     trials: bool = False,
-) -> tuple[Separation | None, int]:
-    """Look for separation near the direction of the mode; return it and the passes used.
+) -> Found:
+    """Look for separation near the direction of the mode.
 
     Parameters
     ----------
@@ -204,26 +200,15 @@ def find_separation(
     classify = _by_trials if trials else by_class
     sides = _Sides(rows, len(beta) + 1, intercept is not None, classify)
     mode = beta if intercept is None else np.c_[beta, intercept]
-    columns, names = beta.shape[1], (*rows.columns, *sides.references.values())
-    ranges = _Ranges(sides.classes, len(names))
-    hardest, easiest = _Extremes(sides, mode), _Extremes(sides, mode, EASIEST, -1)
-    for x, y in sides.chunks(references=True):
-        ranges.add(x, y)
-        hardest.add(x[:, :columns], y)
-        easiest.add(x[:, :columns], y)
-    by_column = ranges.separation(names, sides.intercept)
-    if by_column is not None:
+    ranges, extremes = sides.first_pass(mode)
+    by_column = ranges.separation((*rows.columns, *sides.references.values()), sides.intercept)
+    if by_column is not None or mode.size > WIDEST or not len(extremes.y):  # no row has a trial
         return by_column, 1
-    if mode.size > WIDEST or not len(hardest.y):  # or no row has a trial
-        return None, 1
-    separation, passes = _separation_by_programmes(sides, hardest, easiest)
-    return separation, 1 + passes
+    return _search_by_programmes(sides, extremes)
 
 
-def find_silent_counts(
-    rows: Rows, intercept: bool, field: str = "y"
-) -> tuple[ModicumWarning | None, int]:
-    """Look for columns along which all counts are 0; return a warning and the passes used.
+def find_silent_counts(rows: Rows, intercept: bool, field: str = "y") -> Found:
+    """Look for columns along which all counts are 0.
 
     In the field "event" of survival times, an event counts as 1 and a censored time as 0.
 
@@ -251,11 +236,9 @@ def find_silent_counts(
     which = np.flatnonzero(level & aside & varies)
     if not len(which):
         return None, 1
-    named = ", ".join(names[j] for j in which[:3])
-    more = f" and {len(which) - 3} more" if len(which) > 3 else ""
+    named = ("one of " if len(which) > 1 else "") + _listed([names[j] for j in which])
     observation = (
-        f"{none} in rows where {'one of ' if len(which) > 1 else ''}{named}{more} "
-        f"differs from one value, as in a level without {counts}"
+        f"{none} in rows where {named} differs from one value, as in a level without {counts}"
     )
     remedy = f"merge a level without {counts} into another"
     return _no_counts(observation, "how far the rate falls there", remedy, len(which)), 1
@@ -266,8 +249,8 @@ def _no_counts(observation: str, decided: str, remedy: str, columns: int = 0) ->
         "separation",
         f"{observation}, so {decided} is decided by the prior and not by the data",
         f"{remedy}, or choose the prior with care (prior_scale, intercept_scale)",
-        complete=float(columns == 0),
-        columns=float(columns),
+        complete=columns == 0,
+        columns=columns,
     )
 
 
@@ -284,7 +267,7 @@ class _Ranges:
             self.low[k] = np.minimum(self.low[k], of_class.min(axis=0))
             self.high[k] = np.maximum(self.high[k], of_class.max(axis=0))
 
-    def separation(self, names: tuple[str, ...], intercept: bool) -> Separation | None:
+    def separation(self, names: tuple[str, ...], intercept: bool) -> ModicumWarning | None:
         """Columns in which a class lies on one side of all others; they may touch."""
         varies = self.low.min(axis=0) < self.high.max(axis=0)
         touching, apart = np.zeros_like(varies), np.zeros_like(varies)
@@ -302,40 +285,37 @@ class _Ranges:
                 touching |= (above >= below) & between
                 apart |= (above > below) & between
         if len(self.low) == 2 and (apart & varies).any():
-            return Separation(True, (names[int(np.argmax(apart & varies))],))
+            return _separated(True, [names[int(np.argmax(apart & varies))]])
         which = np.flatnonzero(touching & varies)
-        return Separation(False, tuple(names[j] for j in which)) if len(which) else None
+        return _separated(False, [names[j] for j in which]) if len(which) else None
 
 
 class _Extremes:
-    """The rows with the smallest margins along a direction; the largest if `sign` is -1."""
+    """The rows with the smallest margins along a direction, and some with the largest."""
 
-    def __init__(
-        self, sides: _Sides, direction: np.ndarray, count: int = HARDEST, sign: int = 1
-    ) -> None:
-        self.sides, self.direction, self.count, self.sign = sides, direction, count, sign
-        self.x: np.ndarray | None = None
+    def __init__(self, sides: _Sides, direction: np.ndarray, easiest: int = 0) -> None:
+        self.sides, self.direction, self.easiest = sides, direction, easiest
+        self.x = np.zeros((0, direction.shape[1] - sides.intercept))
         self.y = np.zeros(0, int)
         self.margin = np.zeros(0)
 
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
-        margin = self.sides.margins(self.direction, x, y)
-        if self.x is not None:
-            x, y = np.r_[self.x, x], np.r_[self.y, y]
-            margin = np.r_[self.margin, margin]
-        if len(y) > self.count:
-            kept = np.argpartition(self.sign * margin, self.count)[: self.count]
+        margin = np.r_[self.margin, self.sides.margins(self.direction, x, y)]
+        x, y = np.r_[self.x, x], np.r_[self.y, y]
+        last = len(y) - self.easiest
+        if last > HARDEST:
+            order = np.argpartition(margin, [HARDEST, min(last, len(y) - 1)])
+            kept = np.r_[order[:HARDEST], order[last:]]
             x, y, margin = x[kept], y[kept], margin[kept]
         self.x, self.y, self.margin = x, y, margin
 
 
-def _separation_by_programmes(
-    sides: _Sides, hardest: _Extremes, easiest: _Extremes
-) -> tuple[Separation | None, int]:
-    """Search by cutting planes: separate a few rows, test on all, and add the rows that fail."""
-    assert hardest.x is not None
-    assert easiest.x is not None
-    x, y = np.r_[hardest.x, easiest.x], np.r_[hardest.y, easiest.y]
+def _search_by_programmes(sides: _Sides, extremes: _Extremes) -> Found:
+    """Search by cutting planes: separate a few rows, test on all, and add the rows that fail.
+
+    The pass that found the extreme rows is counted.
+    """
+    x, y = extremes.x, extremes.y
     centre = x.mean(axis=0) if sides.intercept else np.zeros(x.shape[1])
     scale = np.abs(x - centre).max(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -343,19 +323,16 @@ def _separation_by_programmes(
     for passes in range(1, ROUNDS + 1):
         direction, complete = _direction(sides, x, y)
         if direction is None:
-            return None, passes - 1  # these rows alone overlap
+            return None, passes  # these rows alone overlap
         worst = _Extremes(sides, direction)
         for more_x, more_y in sides.chunks():
             worst.add((more_x - centre) / scale, more_y)
         least = worst.margin.min()
-        if complete and least > 0:
-            return Separation(True), passes
-        if not complete and least >= -SOLVER:
-            return Separation(False), passes
-        assert worst.x is not None
+        if least > 0 if complete else least >= -SOLVER:
+            return _separated(complete), 1 + passes
         broken = worst.margin <= 0.0
         x, y = np.r_[x, worst.x[broken]], np.r_[y, worst.y[broken]]
-    return None, ROUNDS
+    return None, 1 + ROUNDS
 
 
 def _direction(sides: _Sides, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray | None, bool]:

@@ -17,7 +17,7 @@ from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.outcome_checks import class_fault, class_names, count_classes
 from modicum.models.priors import Moments
-from modicum.models.separation import find_ordinal_separation, find_separation, warned
+from modicum.models.separation import find_ordinal_separation, find_separation
 from modicum.rows import Rows
 from modicum.runtime import Array
 
@@ -61,7 +61,7 @@ class Softmax(LinearPredictorModel):
         padded = jnp.append(eta, 0.0)
         return padded[y.astype(int)] - jax.nn.logsumexp(padded)
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 1) -> Derivatives:
         """f and its gradient in the q predictors, (rows,) and (rows, q); no more is ever needed."""
         q = eta.shape[-1]
         pi = jnp.exp(eta - jax.nn.logsumexp(with_reference(eta), axis=-1, keepdims=True))
@@ -79,7 +79,7 @@ class Softmax(LinearPredictorModel):
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the classes."""
         intercept = np.asarray(theta["intercept"]) if self.intercept else None
-        return warned(*find_separation(rows, np.asarray(theta["beta"]), intercept, reversed=False))
+        return find_separation(rows, np.asarray(theta["beta"]), intercept, reversed=False)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by the Gumbel-max trick."""
@@ -195,7 +195,7 @@ class Ordinal(LinearPredictorModel):
     def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
         """Look for columns that separate the ordered classes."""
         cutpoints = np.asarray(self.report(theta)["cutpoint"])
-        return warned(*find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints))
+        return find_ordinal_separation(rows, np.asarray(theta["beta"]), cutpoints)
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw classes by where a logistic variable about eta falls among the cutpoints."""

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
-from modicum.errors import ModicumWarning
 from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import (
     LINKS,
@@ -24,26 +23,14 @@ from modicum.models.families.links import (
     softplus,
 )
 from modicum.models.linear_predictor import Derivatives
-from modicum.models.model import Batch, Params
-from modicum.models.separation import find_silent_counts
-from modicum.rows import Rows
-
-
-def count_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return a mask of outcomes that are not counts, and the support in words."""
-    return (y < 0) | (y != np.floor(y)), "counts (whole numbers from 0)"
+from modicum.models.model import Batch
+from modicum.models.outcome_checks import count_fault, rate_fault
 
 
 @dataclass(frozen=True, repr=False)
 class _Counts(LogLink):
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns along which all counts are 0."""
-        del theta
-        return find_silent_counts(rows, self.intercept)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0."""
-        return count_fault(y)
+    counted: ClassVar[str | None] = "y"
+    outcome_fault = staticmethod(count_fault)
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,10 +51,11 @@ class Poisson(_Counts):
         """y eta - e^eta - log y!."""
         return y * eta[0] - jnp.exp(eta[0]) - log_factorial(y, eta)
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta: all but the first two are minus the rate."""
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta: all but the first are minus the rate."""
         rate = namespace(eta).exp(eta)
-        return y * eta - rate - log_factorial(y, eta), y - rate, -rate, -rate
+        f = y * eta - rate - log_factorial(y, eta)
+        return (f, y - rate, *[-rate] * (highest - 1))
 
     def rise(
         self, eta: jax.Array, e: jax.Array, y: jax.Array, before: jax.Array
@@ -76,11 +64,6 @@ class Poisson(_Counts):
         del before
         rate = jnp.exp(eta)
         return y * e - rate * jnp.expm1(e), y - jnp.exp(eta + e)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Each derivative is minus the rate."""
-        rate = namespace(eta).exp(eta)
-        return -rate, -rate, -rate
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """Equal to the mean."""
@@ -96,9 +79,7 @@ class Poisson(_Counts):
 class PoissonRates(Poisson):
     """Poisson regression of counts over exposures with exposures as weights, as in scikit-learn."""
 
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow numbers from 0: weighted, y log(mu) - mu is the likelihood of the counts w y."""
-        return y < 0, "counts, or counts over exposures: numbers from 0"
+    outcome_fault = staticmethod(rate_fault)  # weighted, y log(mu) - mu is that of the counts w y
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,7 +179,7 @@ class HurdlePoisson(_Zeros):
 
     extras: ClassVar[tuple[str, ...]] = ("logit_zero_chance",)
     draw_others = staticmethod(draw_counts_above_zero)
-    separation = LogLink.separation  # every zero is from the hurdle, whatever its rate
+    counted: ClassVar[str | None] = None  # every zero is from the hurdle, whatever its rate
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """log pi for a zero; for others log(1 - pi) plus the Poisson's minus log(1 - e^-mu)."""

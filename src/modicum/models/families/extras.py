@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from modicum.errors import DataError
+from modicum.errors import DataError, ModicumWarning
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import CHUNK
+from modicum.models.outcome_checks import CHUNK, refuse_constant
 from modicum.models.priors import Moments, Normal
+from modicum.models.separation import find_silent_counts
 from modicum.rows import Rows
 
 LARGEST_OFFSET = 700.0  # its exponential is still finite
@@ -32,6 +34,8 @@ class ExtraParameter(LinearPredictorModel):
     mean 0, and a standard deviation of 5 for a logarithm and 2.5 for a logit.
     """
 
+    bounded_by_variation: ClassVar[bool] = False  # whether only outcomes that vary bound it
+
     @abstractmethod
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Log-likelihood, elementwise over rows; `extra` is the parameter on its coordinate."""
@@ -44,10 +48,17 @@ class ExtraParameter(LinearPredictorModel):
         """Evaluate all rows at once, so terms in the extra parameter alone are computed once."""
         return self.density(self.linear(theta, batch), theta[self.extras[0]], self.outcome(batch))
 
+    def check_variation(self, rows: Rows) -> None:
+        """Refuse an outcome that never varies, where nothing else bounds the parameter."""
+        if self.bounded_by_variation and self.intercept:
+            refuse_constant(self, rows)
+
 
 @dataclass(frozen=True, repr=False)
 class LogLink(LinearPredictorModel):
     """A family whose linear predictor is the logarithm of a mean (or of a typical time)."""
+
+    counted: ClassVar[str | None] = None  # field whose zeros may all lie on one side of a column
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """e^eta."""
@@ -70,6 +81,12 @@ class LogLink(LinearPredictorModel):
         none = np.log(0.5) - data.log_exposure
         return Normal(float(data.log_rate if np.isfinite(data.log_rate) else none), 10.0)
 
+    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
+        """Look for columns along which all counts are 0, or all times censored."""
+        if self.counted is None:
+            return None, 0
+        return find_silent_counts(rows, self.intercept, self.counted)
+
     def check_offset(self, rows: Rows) -> None:
         """Refuse offsets of the wrong shape, and those that overflow as exposures."""
         super().check_offset(rows)
@@ -84,8 +101,3 @@ class LogLink(LinearPredictorModel):
                     "exposure: give np.log(exposure)."
                 )
             start += len(offset)
-
-
-def positive_fault(y: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return a mask of outcomes that are not above 0, and the support in words."""
-    return ~(y > 0), "positive numbers"

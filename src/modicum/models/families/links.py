@@ -6,9 +6,9 @@ no compilation. Exponentials of predictors are clipped to e^200, so that none ov
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from math import factorial, log, pi, sqrt
-from typing import ClassVar, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -87,71 +87,47 @@ def log_factorial(y: jax.Array, eta: jax.Array) -> jax.Array:
 Series = tuple[jax.Array, ...]  # derivatives of increasing order, or Taylor coefficients
 
 
-class Link(ABC):
-    """Map from a linear predictor to a probability p."""
+class Link(NamedTuple):
+    """Functions of a linear predictor eta whose probability of a one is p."""
 
-    name: ClassVar[str]
-
-    @abstractmethod
-    def chance(self, eta: jax.Array) -> jax.Array:
-        """p, the probability of a one."""
-
-    @abstractmethod
-    def log_success(self, eta: jax.Array) -> jax.Array:
-        """log p."""
-
-    @abstractmethod
-    def log_failure(self, eta: jax.Array) -> jax.Array:
-        """log(1 - p)."""
-
-    @abstractmethod
-    def success(self, eta: jax.Array, order: int) -> Series:
-        """log p and its derivatives up to `order`."""
-
-    @abstractmethod
-    def failure(self, eta: jax.Array, order: int) -> Series:
-        """log(1 - p) and its derivatives up to `order`."""
+    chance: Callable[[jax.Array], jax.Array]  # p
+    log_success: Callable[[jax.Array], jax.Array]  # log p
+    log_failure: Callable[[jax.Array], jax.Array]  # log(1 - p)
+    success: Callable[[jax.Array, int], Series]  # log p and its derivatives up to an order
+    failure: Callable[[jax.Array, int], Series]  # log(1 - p) and its derivatives
 
 
-class LogitLink(Link):
-    """p = 1 / (1 + e^-eta)."""
+def _symmetric(
+    chance: Callable[[jax.Array], jax.Array],
+    log_success: Callable[[jax.Array], jax.Array],
+    success: Callable[[jax.Array, int], Series],
+) -> Link:
+    """Return a link for which 1 - p is p at minus eta."""
 
-    name: ClassVar[str] = "logit"
+    def failure(eta: jax.Array, order: int) -> Series:
+        return tuple(-d if k % 2 else d for k, d in enumerate(success(-eta, order)))
 
-    def chance(self, eta: jax.Array) -> jax.Array:
-        """The sigmoid."""
-        return sigmoid(eta)
-
-    def log_success(self, eta: jax.Array) -> jax.Array:
-        """-log(1 + e^-eta)."""
-        return -softplus(-eta)
-
-    def log_failure(self, eta: jax.Array) -> jax.Array:
-        """-log(1 + e^eta)."""
-        return -softplus(eta)
-
-    def success(self, eta: jax.Array, order: int) -> Series:
-        """log p, whose first derivative is 1 - p, and its derivatives."""
-        return (-softplus(-eta), sigmoid(-eta), *self._curves(eta))[: order + 1]
-
-    def failure(self, eta: jax.Array, order: int) -> Series:
-        """log(1 - p), with first derivative -p; the higher ones are those of log p."""
-        return (-softplus(eta), -sigmoid(eta), *self._curves(eta))[: order + 1]
-
-    def _curves(self, eta: jax.Array) -> Series:
-        """Derivatives 2 to 6: polynomials in s = p (1 - p)."""
-        p, q = sigmoid(eta), sigmoid(-eta)
-        s, skew = p * q, q - p
-        return (
-            -s,
-            -s * skew,
-            -s * (1 - 6 * s),
-            -s * skew * (1 - 12 * s),
-            -s * (1 - 30 * s + 120 * s**2),
-        )
+    return Link(chance, log_success, lambda eta: log_success(-eta), success, failure)
 
 
-# Probit -----------------------------------------------------------------------------------
+# Logit: p = 1 / (1 + e^-eta) --------------------------------------------------------------
+
+
+def _logit_success(eta: jax.Array, order: int) -> Series:
+    p, q = sigmoid(eta), sigmoid(-eta)
+    return (-softplus(-eta), q, *sigmoid_curves(p, q, order))
+
+
+def sigmoid_curves(p: jax.Array, q: jax.Array, highest: int) -> Series:
+    """Derivatives 2 to 3, or to 6, of log p and of log q, with q = 1 - p."""
+    s, skew = p * q, q - p
+    if highest == 3:
+        return -s, -s * skew
+    fourth, fifth = -s * (1 - 6 * s), -s * skew * (1 - 12 * s)
+    return -s, -s * skew, fourth, fifth, -s * (1 - 30 * s + 120 * s**2)
+
+
+# Probit: p = Phi(eta) ---------------------------------------------------------------------
 
 TAIL = 5.0  # below -TAIL the recurrence would cancel
 DEPTH = 20  # depth of the continued fraction
@@ -214,35 +190,13 @@ def log_normal_cdf(x: jax.Array) -> jax.Array:
     return xp.where(x > 0, xp.log1p(-0.5 * erfc(right / sqrt(2))), left)
 
 
-class ProbitLink(Link):
-    """p = Phi(eta), the normal distribution function."""
-
-    name: ClassVar[str] = "probit"
-
-    def chance(self, eta: jax.Array) -> jax.Array:
-        """Phi(eta)."""
-        return 0.5 * erfc(-eta / sqrt(2))
-
-    def log_success(self, eta: jax.Array) -> jax.Array:
-        """log Phi(eta)."""
-        return log_normal_cdf(eta)
-
-    def log_failure(self, eta: jax.Array) -> jax.Array:
-        """log Phi(-eta)."""
-        return log_normal_cdf(-eta)
-
-    def success(self, eta: jax.Array, order: int) -> Series:
-        """log Phi, then the hazard m and its derivatives."""
-        hazard = _hazard(eta, order)
-        return (log_normal_cdf(eta), *(factorial(j) * c for j, c in enumerate(hazard)))
-
-    def failure(self, eta: jax.Array, order: int) -> Series:
-        """log(1 - p) and its derivatives, by symmetry."""
-        mirrored = self.success(-eta, order)
-        return tuple(-d if k % 2 else d for k, d in enumerate(mirrored))
+def _probit_success(eta: jax.Array, order: int) -> Series:
+    """log Phi, then the hazard m and its derivatives."""
+    hazard = _hazard(eta, order)
+    return (log_normal_cdf(eta), *(factorial(j) * c for j, c in enumerate(hazard)))
 
 
-# Complementary log-log --------------------------------------------------------------------
+# Complementary log-log: p = 1 - exp(-e^eta), of an event whose log-rate is eta --------------
 
 SMALL = 0.5  # rate below which Bernoulli's series is used
 # w = r / (e^r - 1) = sum of B_k r^k / k!, by the power of r
@@ -294,36 +248,27 @@ def log_some(eta: jax.Array) -> jax.Array:
     return xp.where(eta < -30, eta - r / 2, log1m_exp(xp.maximum(r, 1e-14)))
 
 
-class CloglogLink(Link):
-    """p = 1 - exp(-e^eta), the probability of an event whose log-rate is eta."""
-
-    name: ClassVar[str] = "cloglog"
-
-    def chance(self, eta: jax.Array) -> jax.Array:
-        """1 - exp(-e^eta)."""
-        xp = namespace(eta)
-        return -xp.expm1(-xp.exp(eta))
-
-    def log_success(self, eta: jax.Array) -> jax.Array:
-        """log(1 - exp(-e^eta))."""
-        return log_some(eta)
-
-    def log_failure(self, eta: jax.Array) -> jax.Array:
-        """-e^eta."""
-        return -namespace(eta).exp(eta)
-
-    def success(self, eta: jax.Array, order: int) -> Series:
-        """log p, then w and its derivatives."""
-        slopes = _log_slope(eta, order)
-        return (log_some(eta), *(factorial(j) * c for j, c in enumerate(slopes)))
-
-    def failure(self, eta: jax.Array, order: int) -> Series:
-        """log(1 - p) and all its derivatives are minus the rate."""
-        return (-namespace(eta).exp(eta),) * (order + 1)
+def _cloglog_success(eta: jax.Array, order: int) -> Series:
+    """log p, then w and its derivatives."""
+    slopes = _log_slope(eta, order)
+    return (log_some(eta), *(factorial(j) * c for j, c in enumerate(slopes)))
 
 
-LINKS: dict[str, Link] = {link.name: link for link in (LogitLink(), ProbitLink(), CloglogLink())}
+def _minus_rate(eta: jax.Array) -> jax.Array:
+    return -namespace(eta).exp(eta)
 
+
+LINKS = {
+    "logit": _symmetric(sigmoid, lambda eta: -softplus(-eta), _logit_success),
+    "probit": _symmetric(lambda eta: 0.5 * erfc(-eta / sqrt(2)), log_normal_cdf, _probit_success),
+    "cloglog": Link(
+        lambda eta: -namespace(eta).expm1(_minus_rate(eta)),
+        log_some,
+        _minus_rate,  # and so are all its derivatives
+        _cloglog_success,
+        lambda eta, order: (_minus_rate(eta),) * (order + 1),
+    ),
+}
 
 Numbers: TypeAlias = np.ndarray  # of float64
 LARGEST_LOG = 200.0  # its exponential, and the cube of that, are finite

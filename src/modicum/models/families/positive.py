@@ -18,15 +18,13 @@ import numpy as np
 from scipy.special import zeta
 
 from modicum.arrays import HALF_LOG_2PI, namespace
-from modicum.errors import DataError, ModicumWarning
-from modicum.models.families.extras import ExtraParameter, LogLink, positive_fault
+from modicum.errors import DataError
+from modicum.models.families.extras import ExtraParameter, LogLink
 from modicum.models.families.links import bounded_exp, draw_log_gammas, log_gamma, stirling_rest
 from modicum.models.linear_predictor import Derivatives
-from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import refuse_constant
+from modicum.models.model import Batch
+from modicum.models.outcome_checks import positive_fault, time_fault
 from modicum.models.priors import Moments, Normal
-from modicum.models.separation import find_silent_counts
-from modicum.rows import Rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,6 +41,8 @@ class Gamma(ExtraParameter, LogLink):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
+    bounded_by_variation: ClassVar[bool] = True
+    outcome_fault = staticmethod(positive_fault)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """k (s - e^s + 1) + log(k) / 2 - log y, s = log(y / mu), minus Stirling's remainder."""
@@ -61,15 +61,6 @@ class Gamma(ExtraParameter, LogLink):
         shape = bounded_exp(eta[..., 1])
         return bounded_exp(eta[..., 0] + draw_log_gammas(rng, shape) - eta[..., 1])
 
-    def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome that never varies: nothing would bound the shape."""
-        if self.intercept:
-            refuse_constant(self, rows)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only numbers above 0."""
-        return positive_fault(y)
-
 
 @dataclass(frozen=True, repr=False)
 class InverseGaussian(ExtraParameter, LogLink):
@@ -86,6 +77,8 @@ class InverseGaussian(ExtraParameter, LogLink):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_shape",)
+    bounded_by_variation: ClassVar[bool] = True
+    outcome_fault = staticmethod(positive_fault)
     extras_have_unit: ClassVar[bool] = True
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
@@ -114,15 +107,6 @@ class InverseGaussian(ExtraParameter, LogLink):
         ratio = 1 + w + np.sqrt(w) * np.sqrt(w + 2)  # larger root over the mean
         return np.where(rng.random(mu.shape) * (1 + 1 / ratio) < 1, mu / ratio, mu * ratio)
 
-    def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome that never varies: nothing would bound the shape."""
-        if self.intercept:
-            refuse_constant(self, rows)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only numbers above 0."""
-        return positive_fault(y)
-
 
 SMALL = 0.02  # below this, ten terms of the series are exact in double precision
 SERIES = tuple((-1) ** n * (2**n - 2) / n * float(zeta(n)) for n in range(2, 12))  # of u^n
@@ -133,14 +117,12 @@ class _Survival(LogLink):
     """y is a time; the field `event` is 1 if the event was observed then, and 0 if censored."""
 
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "event")
+    outcome_fault = staticmethod(time_fault)
+    counted: ClassVar[str | None] = "event"
     field_meaning: ClassVar[dict[str, str]] = {
         "event": "COLUMN is 1 for times at which the event was observed and 0 for censored times; "
         "if none was censored, give a column of ones"
     }
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only numbers above 0."""
-        return positive_fault(y)[0], "positive times"
 
     def draw_outcomes(self, rng: np.random.Generator, eta: np.ndarray, batch: Batch) -> np.ndarray:
         """Draw times to the event, without censoring."""
@@ -151,11 +133,6 @@ class _Survival(LogLink):
     def shape_of(self, eta: np.ndarray) -> np.ndarray:
         """Return the Weibull shape; 1 for exponential times."""
         return np.ones(eta.shape[:-1])
-
-    def separation(self, rows: Rows, theta: Params) -> tuple[ModicumWarning | None, int]:
-        """Look for columns along which all times are censored."""
-        del theta
-        return find_silent_counts(rows, self.intercept, "event")
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse events that are neither 0 nor 1."""
@@ -188,15 +165,10 @@ class Exponential(_Survival):
         time, event = y
         return -event * eta[0] - time * jnp.exp(-eta[0])
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta."""
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta, with alternating signs."""
         event, r = y[..., 1], y[..., 0] * namespace(eta).exp(-eta)
-        return -event * eta - r, r - event, -r, r
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Derivatives 4, 5 and 6, with alternating signs."""
-        r = y[..., 0] * namespace(eta).exp(-eta)
-        return -r, r, -r
+        return (-event * eta - r, r - event, *[-r, r, -r, r, -r][: highest - 1])
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """The square of the mean."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from modicum.arrays import sigmoid
 from modicum.errors import DataError, ModicumWarning, SettingError, suggestion
-from modicum.models.families.counts import count_fault
 from modicum.models.families.extras import ExtraParameter
 from modicum.models.families.links import (
     LINKS,
@@ -21,13 +20,14 @@ from modicum.models.families.links import (
     draw_log_gammas,
     log_factorial,
     log_gamma,
+    sigmoid_curves,
     softplus,
 )
 from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
 from modicum.models.model import Batch, Params
-from modicum.models.outcome_checks import refuse_constant
+from modicum.models.outcome_checks import binary_fault, count_fault, share_fault
 from modicum.models.priors import Moments
-from modicum.models.separation import find_separation, warned
+from modicum.models.separation import find_separation
 from modicum.rows import Rows
 
 
@@ -41,7 +41,7 @@ class _Successes(LinearPredictorModel):
         """Look for columns that separate successes from failures."""
         intercept = np.atleast_1d(theta["intercept"]) if self.intercept else None
         beta, trials = np.asarray(theta["beta"])[None], "trials" in self.outcome_fields
-        return warned(*find_separation(rows, beta, intercept, reversed=True, trials=trials))
+        return find_separation(rows, beta, intercept, reversed=True, trials=trials)
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +49,7 @@ class _Binary(_Successes):
     """A family of outcomes that are 0 or 1, defined by the probability of a 1."""
 
     link: ClassVar[Link]
+    outcome_fault = staticmethod(binary_fault)
 
     def pseudo_variance(self, data: Moments) -> float:
         """1 / (p (1 - p)) at the share of ones."""
@@ -62,13 +63,6 @@ class _Binary(_Successes):
         """Draw Bernoulli outcomes."""
         del batch
         return 1.0 * (rng.random(eta.shape[:-1]) < chances(self.link, eta[..., 0]))
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only 0 and 1."""
-        return (y != 0) & (y != 1), (
-            "outcomes that are 0 or 1 (for other codes, say which value is the event, as in "
-            "'y == 2 ~ x')"
-        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,20 +82,14 @@ class Logistic(_Binary):
         """y eta - log(1 + e^eta)."""
         return y * eta[0] - softplus(eta[0])
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta, with p the chance of a one."""
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta, with p the chance of a one."""
         p, q = sigmoid(eta), sigmoid(-eta)  # q = 1 - p without cancellation
-        return self.value(eta, y), y - p, -p * q, -p * q * (q - p)
+        return (self.value(eta, y), y - p, *sigmoid_curves(p, q, highest))
 
     def value(self, eta: jax.Array, y: jax.Array) -> jax.Array:
         """y eta - log(1 + e^eta)."""
         return y * eta - softplus(eta)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Polynomials in s = p (1 - p)."""
-        p, q = sigmoid(eta), sigmoid(-eta)
-        s = p * q
-        return -s * (1 - 6 * s), -s * (q - p) * (1 - 12 * s), -s * (1 - 30 * s + 120 * s**2)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Chance of a one."""
@@ -116,16 +104,9 @@ class _Linked(_Binary):
         """log p where y is 1, log(1 - p) where it is 0."""
         return y * self.link.log_success(eta[0]) + (1 - y) * self.link.log_failure(eta[0])
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta."""
-        return self._derivatives_up_to(3, eta, y)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Derivatives 4, 5 and 6."""
-        return self._derivatives_up_to(6, eta, y)[4:]
-
-    def _derivatives_up_to(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
-        pairs = zip(self.link.success(eta, order), self.link.failure(eta, order), strict=True)
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta."""
+        pairs = zip(self.link.success(eta, highest), self.link.failure(eta, highest), strict=True)
         return tuple(y * one + (1 - y) * zero for one, zero in pairs)
 
     def mean(self, eta: jax.Array) -> jax.Array:
@@ -188,6 +169,7 @@ class Binomial(_Successes):
 
     link: str = "logit"
 
+    outcome_fault = staticmethod(count_fault)
     outcome_fields: ClassVar[tuple[str, ...]] = ("y", "trials")
     field_meaning: ClassVar[dict[str, str]] = {
         "trials": "COLUMN is the number of trials of each row, and the outcome that of successes"
@@ -207,19 +189,12 @@ class Binomial(_Successes):
         part = successes * link.log_success(eta[0])
         return part + (trials - successes) * link.log_failure(eta[0]) + _log_binomial(y, eta)
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta."""
-        f, *others = self._derivatives_up_to(3, eta, y)
-        return (f + _log_binomial(y, eta), *others)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Derivatives 4, 5 and 6."""
-        return self._derivatives_up_to(6, eta, y)[4:]
-
-    def _derivatives_up_to(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta."""
         link, successes, failures = LINKS[self.link], y[..., 0], y[..., 1] - y[..., 0]
-        pairs = zip(link.success(eta, order), link.failure(eta, order), strict=True)
-        return tuple(successes * success + failures * failure for success, failure in pairs)
+        pairs = zip(link.success(eta, highest), link.failure(eta, highest), strict=True)
+        f, *others = (successes * success + failures * failure for success, failure in pairs)
+        return (f + _log_binomial(y, eta), *others)
 
     def mean(self, eta: jax.Array) -> jax.Array:
         """Probability of a success."""
@@ -234,10 +209,6 @@ class Binomial(_Successes):
             )
         trials = np.asarray(batch["trials"]).astype(np.int64)
         return rng.binomial(trials, chances(LINKS[self.link], eta[..., 0])).astype(float)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only whole numbers from 0."""
-        return count_fault(y)
 
     def check_fields(self, chunk: Batch, first: int) -> None:
         """Refuse trials that are not counts, and more successes than trials."""
@@ -272,6 +243,8 @@ class Beta(ExtraParameter):
     """
 
     extras: ClassVar[tuple[str, ...]] = ("log_precision",)
+    bounded_by_variation: ClassVar[bool] = True
+    outcome_fault = staticmethod(share_fault)
 
     def density(self, eta: jax.Array, extra: jax.Array, y: jax.Array) -> jax.Array:
         """Beta log-density; gamma(a) = gamma(a + 1) / a avoids overflow as a or b goes to 0."""
@@ -297,14 +270,3 @@ class Beta(ExtraParameter):
         a, b = (bounded_exp(log_precision - np.logaddexp(0.0, e)) for e in (-mean, mean))
         log_odds = draw_log_gammas(rng, a) - draw_log_gammas(rng, b)
         return np.clip(chances(LINKS["logit"], log_odds), *OPEN)
-
-    def check_variation(self, rows: Rows) -> None:
-        """Refuse an outcome that never varies: nothing would bound the precision."""
-        if self.intercept:
-            refuse_constant(self, rows)
-
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow only numbers strictly between 0 and 1."""
-        return ~((y > 0) & (y < 1)), (
-            "shares strictly between 0 and 1 (percentages divided by 100)"
-        )

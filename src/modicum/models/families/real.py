@@ -21,7 +21,7 @@ from modicum.errors import SettingError
 from modicum.models.families.links import LINKS, bounded_exp, draw_log_gammas, softplus
 from modicum.models.linear_predictor import Derivatives, LinearPredictorModel
 from modicum.models.model import Batch
-from modicum.models.outcome_checks import refuse_constant, refuse_remote
+from modicum.models.outcome_checks import real_fault, refuse_constant, refuse_remote
 from modicum.models.priors import Moments, Normal, is_positive
 from modicum.rows import Rows
 
@@ -49,6 +49,7 @@ class ScaleFamily(LinearPredictorModel):
 
     on_numpy: ClassVar[bool] = True  # at a known scale
     extras_have_unit: ClassVar[bool] = True
+    outcome_fault = staticmethod(real_fault)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,10 +118,6 @@ class ScaleFamily(LinearPredictorModel):
             refuse_constant(self, rows)
         refuse_remote(rows)
 
-    def outcome_fault(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Allow any real number."""
-        return np.zeros(y.shape, dtype=bool), "real numbers"
-
 
 @dataclass(frozen=True, repr=False)
 class Gaussian(ScaleFamily):
@@ -138,14 +135,14 @@ class Gaussian(ScaleFamily):
         s = self.spread(eta)
         return -0.5 * ((y - eta[0]) / s) ** 2 - jnp.log(s) - 0.5 * np.log(2 * np.pi)
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta at a known scale; f''' is zero, so order 2 is exact."""
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta at a known scale; f''' is zero, so order 2 is exact."""
         s = self.known_scale()
         r = (y - eta) / s
         xp = namespace(eta)
-        constant = xp.full_like(eta, -1 / s**2)
+        constant, zeros = xp.full_like(eta, -1 / s**2), xp.zeros_like(eta)
         f = -0.5 * r**2 - np.log(s) - 0.5 * np.log(2 * np.pi)
-        return f, r / s, constant, xp.zeros_like(eta)
+        return (f, r / s, constant, *[zeros] * (highest - 2))
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """The square of the scale."""
@@ -158,10 +155,6 @@ class Gaussian(ScaleFamily):
     def series_radius(self) -> float:
         """Infinite: the series is finite."""
         return inf
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Zero: the log-density is quadratic."""
-        return (namespace(eta).zeros_like(eta),) * 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -197,8 +190,11 @@ class StudentT(ScaleFamily):
             - (nu + 1) / 2 * jnp.log1p(((y - eta[0]) / s) ** 2 / nu)
         )
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta at a known scale; f'' is positive for |r| > s sqrt(nu)."""
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta at a known scale; f'' is positive for |r| > s sqrt(nu).
+
+        The k-th is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k.
+        """
         s, nu = self.known_scale(), self.df
         r, v = y - eta, nu * s**2
         constant = self.log_constant(is_numpy(eta)) - np.log(s)
@@ -206,7 +202,13 @@ class StudentT(ScaleFamily):
         f1 = (nu + 1) * r / (v + r**2)
         f2 = (nu + 1) * (r**2 - v) / (v + r**2) ** 2
         f3 = 2 * (nu + 1) * r * (r**2 - 3 * v) / (v + r**2) ** 3
-        return f, f1, f2, f3
+        if highest == 3:
+            return f, f1, f2, f3
+        xp, far = namespace(eta), s * np.sqrt(nu)
+        below = r + 1j * far if xp is np else jax.lax.complex(r, xp.full_like(eta, far))
+        inverse = 1 / below
+        higher = ((nu + 1) * factorial(k - 1) * xp.real(inverse**k) for k in (4, 5, 6))
+        return (f, f1, f2, f3, *higher)
 
     def variance(self, eta: jax.Array) -> jax.Array:
         """s^2 df / (df - 2); infinite up to df = 2."""
@@ -220,14 +222,6 @@ class StudentT(ScaleFamily):
     def series_radius(self) -> float:
         """Distance to the poles at r = +- i s sqrt(nu), for a row with residual 0."""
         return self.known_scale() * sqrt(self.df)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """The k-th derivative is (nu + 1) (k - 1)! Re (r + i s sqrt(nu))^-k."""
-        s, nu = self.known_scale(), self.df
-        xp, far = namespace(eta), s * np.sqrt(nu)
-        below = y - eta + 1j * far if xp is np else jax.lax.complex(y - eta, xp.full_like(eta, far))
-        inverse = 1 / below
-        return tuple((nu + 1) * factorial(k - 1) * xp.real(inverse**k) for k in (4, 5, 6))
 
 
 BLUNT = 0.5  # width, in scales, over which the curvature of the kink is spread
@@ -326,23 +320,16 @@ class AsymmetricLaplace(ScaleFamily):
         both = lgamma(tau * width) + lgamma((1 - tau) * width) - lgamma(width)
         return -log(width) - both
 
-    def derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """f to f''' in eta at a known scale."""
-        return self._derivatives_up_to(3, eta, y)
-
-    def higher_derivatives(self, eta: jax.Array, y: jax.Array) -> Derivatives:
-        """Derivatives 4, 5 and 6."""
-        return self._derivatives_up_to(6, eta, y)[4:]
-
-    def _derivatives_up_to(self, order: int, eta: jax.Array, y: jax.Array) -> Derivatives:
+    def derivatives(self, eta: jax.Array, y: jax.Array, highest: int = 3) -> Derivatives:
+        """Derivatives in eta at a known scale."""
         s, tau, width = self.known_scale(), self.quantile, self.smoothing
         u = (y - eta) / s
         constant = self.log_constant() - log(s)
         if not width:
-            above = (jnp.zeros_like(eta),) * (order - 2)
+            above = (jnp.zeros_like(eta),) * (highest - 2)
             f = constant - _check(u, tau)
             return (f, _slope(u, tau) / s, -_blunt_curve(u) / s**2, *above)
-        curves = LINKS["logit"].failure(-u / width, order)  # of -log(1 + e^(-u / width))
+        curves = LINKS["logit"].failure(-u / width, highest)  # of -log(1 + e^(-u / width))
         f, f1, *others = (width * c / (s * width) ** k for k, c in enumerate(curves))
         return (constant - tau * u + f, tau / s + f1, *others)
 
