@@ -164,9 +164,7 @@ def find_ordinal_separation(rows: Rows, beta: np.ndarray, cutpoints: np.ndarray)
     if mode.size > WIDEST:
         return None, 0
     ranges, extremes = sides.first_pass(mode)
-    if not (
-        ranges.high[:, len(beta) :] > 0
-    ).all():  # a class is empty
+    if not (ranges.high[:, len(beta) :] > 0).all():  # a class is empty
         return None, 1
     return _search_by_programmes(sides, extremes)
 
