@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
@@ -118,6 +119,8 @@ class CsvSource(Source):
     levels : bool
         Whether a column that contains anything but numbers is read as text instead of refused.
     """
+
+    written = True
 
     def __init__(
         self,
@@ -347,11 +350,4 @@ def _first_misfit(values: pa.Array, kind: pa.DataType, point: str = ".") -> int 
 
     if fits(values):
         return None
-    low, high = 0, len(values)  # the first misfit is in values[low:high]
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(values.slice(low, middle - low)):
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisect_left(range(len(values)), True, key=lambda row: not fits(values[: row + 1]))

@@ -355,10 +355,9 @@ def read_formula(
     if store is not None:
         refuse_taken(store, overwrite)
     first = _source(data, text_encoding, ())
-    roles = first.roles if isinstance(first, RowsSource) else []
-    taken = [name for name in (offset, weight, *roles) if name is not None]
+    taken = [name for name in (offset, weight, *first.roles) if name is not None]
     parsed = _with_offset(parse(formula, first.names, taken), offset)
-    _refuse_ignored(roles, parsed, weight)
+    _refuse_ignored(first.roles, parsed, weight)
     source = first.with_text(_level_columns(parsed))
     if store is None and source.remote:
         settings = (str(formula), offset, weight, missing, str(dtype), version("modicum"))

@@ -6,6 +6,7 @@ files are in `modicum.rows.tables` and `modicum.rows.csv`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +26,7 @@ BATCH_ROWS = 1 << 16
 T = TypeVar("T")
 
 
-class Source:
+class Source(ABC):
     """A table that can be read in order, some columns at a time, as often as needed.
 
     Attributes
@@ -40,6 +41,10 @@ class Source:
         Whether the rows come over a network.
     identity
         What changes when the data do; None if they may change without notice.
+    written
+        Whether levels are texts as someone has written them, of a CSV file.
+    roles
+        Columns that are an offset or a weight already.
     """
 
     names: tuple[str, ...]
@@ -47,10 +52,12 @@ class Source:
     called: str = "the table"
     remote: bool = False
     identity: object = None
+    written: bool = False
+    roles: Sequence[str] = ()
 
+    @abstractmethod
     def types(self, columns: Sequence[str]) -> list[pa.DataType]:
         """Arrow types of the columns, as far as they are known before reading."""
-        raise NotImplementedError
 
     def batches(self, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order, from row `first` on."""
@@ -60,8 +67,9 @@ class Source:
             if fresh.num_rows or not batch.num_rows:
                 yield fresh
 
+    @abstractmethod
     def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        raise NotImplementedError
+        """Record batches with (at least) these columns, in order."""
 
     def has_order(self, column: str) -> bool:
         """Whether the categories of a column have an order, which its levels then keep."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,9 +33,6 @@ from modicum.rows.levels import (
     table_column,
 )
 from modicum.rows.sources import Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MOST_UNDECLARED = 500  # levels of a text column that the user did not declare categorical
 
@@ -170,11 +166,6 @@ class ColumnEncoding(FormulaEncoding):
             dense=roles.dense,
         )
 
-    @cached_property
-    def _levels(self) -> set[str]:
-        """The columns that hold levels."""
-        return {_name(f.expression) for f in self.factors if f.levels}
-
     def describe(self, n: int, dtype: DType) -> Description:
         """Describe `n` rows, which hold no formula."""
         about = replace(
@@ -201,21 +192,19 @@ class ColumnEncoding(FormulaEncoding):
                     del chunk[name]
             yield chunk
 
-    def batches(
-        self, source: Source, columns: Sequence[str], first: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Record batches of the columns; text where numbers are needed is refused."""
-        coded = "pass {} to code it as levels, or convert it to numbers"
-        plain = {f.label: coded.format(argument("categorical", [f.label])) for f in self.factors}
-        start = first
-        for batch in super().batches(source, columns, first):
-            for name in columns:
-                if name not in self._levels and kind_of(batch.column(name).type) == "levels":
-                    remedy = plain.get(name, "convert it to numbers (such as 0 and 1) first")
-                    rows = range(start, start + batch.num_rows)
-                    numbers(joined(batch.column(name)), name, rows, remedy)
-            start += batch.num_rows
-            yield batch
+    def check_columns(self, source: Source, needed: Sequence[str]) -> None:
+        """Refuse a table that lacks a column, or has text where numbers are needed."""
+        super().check_columns(source, needed)
+        coded = {_name(f.expression): bool(f.levels) for f in self.factors}
+        for name, kind in zip(needed, source.types(needed), strict=True):
+            if kind_of(kind) != "levels" or coded.get(name):
+                continue
+            remedy = "convert it to numbers (such as 0 and 1) first"
+            if name in coded:
+                setting = argument("categorical", [name])
+                remedy = f"pass {setting} to code it as levels, or convert it to numbers"
+            for batch in source.batches([name]):
+                numbers(joined(batch.column(name)), name, range(batch.num_rows), remedy)
 
 
 def _name(text: str) -> str:

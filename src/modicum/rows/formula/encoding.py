@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,9 +34,6 @@ from modicum.rows.formula.transforms import State
 from modicum.rows.json_entries import Json, mapping, plain, restored, sequence
 from modicum.rows.levels import kind_of
 from modicum.rows.sources import Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MOST_NUMBERS = 1_000_000  # in the saved state of a transform
 
@@ -193,13 +189,13 @@ class FormulaEncoding:
             The first row to encode, in a reading that continues an earlier one.
         """
         needed = self.needed(outcome, fields)
-        self._check_columns(source, needed)
+        self.check_columns(source, needed)
         extra = [name for name in self.fields if _is_requested(name, fields)]
         groups = [g for g in self.groupings if _is_requested(g.field, fields)]
         weight = Expression(self.fields["weight"][0]).label if "weight" in extra else None
         check = None if weight is None else WeightCheck(weight)
         any_rows = first > 0
-        batches = self.batches(source, needed, first)
+        batches = source.batches(needed, first)
         chunks = complete_rows(batches, needed, drop, first) if needed else counted(source)
         for columns, _ in chunks:
             if len(columns) == 0:
@@ -212,13 +208,7 @@ class FormulaEncoding:
         if check:
             check.finish()
 
-    def batches(
-        self, source: Source, columns: Sequence[str], first: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Record batches of the columns of a source, from row `first` on."""
-        return source.batches(columns, first)
-
-    def _check_columns(self, source: Source, needed: Sequence[str]) -> None:
+    def check_columns(self, source: Source, needed: Sequence[str]) -> None:
         """Refuse a table that lacks a column, or has text where the fit had numbers."""
         for name in needed:
             if name not in source.names:

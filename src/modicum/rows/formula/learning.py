@@ -11,7 +11,6 @@ import numpy as np
 from modicum.errors import DataError, SettingError
 from modicum.rows.checks import WeightCheck, reads_as_number
 from modicum.rows.coding import Array, Level, level_key
-from modicum.rows.csv import CsvSource
 from modicum.rows.formula.encoding import EncodedOutcome, FormulaEncoding, Term
 from modicum.rows.formula.evaluation import (
     BatchColumns,
@@ -139,7 +138,7 @@ class _Reading:
     ) -> None:
         self._source, self._weight, self._drop = source, weight, drop
         self.factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
-        self.groupings = GroupingLevels(formula.groups, from_csv=isinstance(source, CsvSource))
+        self.groupings = GroupingLevels(formula.groups, from_csv=source.written)
         outcome = [] if formula.outcome is None else [formula.outcome]
         further = [Expression(text) for texts in fields.values() for text in texts]
         used = [name for e in (*self.factors, *further, *outcome) for name in e.names]
