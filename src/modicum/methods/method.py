@@ -73,7 +73,7 @@ class Task:
     @property
     def grouped(self) -> bool:
         """Whether groups, whose effects are integrated out, are drawn in place of rows."""
-        return self.rows.unit == "group"
+        return self.rows.grouped
 
     @property
     def floats_per_row(self) -> int:

@@ -22,7 +22,7 @@ from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, Sums, anchor_at_mode, common_start, with_nodes
 from modicum.passes.hyperparameters import scale_doubts
 from modicum.random import Stream, generator
-from modicum.rows.grouped_rows import GroupedRows, NodePlaces
+from modicum.rows.grouped_rows import GroupedRows, NodePlaces, as_groups
 from modicum.runtime import SCATTERS, Array, Pytree, in_double_precision, jit, one_blas_thread
 
 NEAR_ZERO = 0.5  # posterior sd of log group_sd above which the prior decides its lower end
@@ -36,7 +36,7 @@ def with_fixed_nodes(task: Task) -> Task:
     Nodes and anchor agree at this mode: the search placed nodes at every point on its way, and at
     the last point the gradient with its nodes is zero.
     """
-    if not isinstance(task.rows, GroupedRows) or task.rows.nodes is not None:
+    if not task.grouped or as_groups(task.rows).nodes is not None:
         return task
 
     def compute() -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ from modicum.models.priors import LKJ, OWN, HalfNormal, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.models.terms import INTERCEPT, GroupTerm, constant_slope, refuse_remote_slope
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows, GroupIndex
+from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
 from modicum.runtime import Array
 
 FEWEST_NODES = 5  # with fewer, derivatives at fixed nodes differ from those of the integral
@@ -133,8 +133,8 @@ class IntegratedEffects(GroupIntegrals):
 
     def units(self, rows: Rows) -> GroupedRows:
         """Return the rows as groups; refuse groups whose effects cannot be estimated."""
-        if isinstance(rows, GroupedRows):
-            return rows
+        if rows.grouped:
+            return as_groups(rows)
         if rows.coding is not None and any(
             term.field == self.group and term.scale is None for term in rows.coding.terms
         ):

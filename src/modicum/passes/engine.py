@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, wraps
-from itertools import pairwise
 from math import ceil
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
@@ -34,7 +33,6 @@ from modicum.errors import SettingError
 from modicum.models import Target
 from modicum.progress import Progressbar, pass_progress
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.rows.weight_classes import KeptNumbers
 from modicum.runtime import (
     SCATTERS,
@@ -239,8 +237,8 @@ def chunk_rows(rows: Rows) -> int:
 
     Chunks are of nearly equal size; on a CPU, large chunks consist of whole blocks.
     """
-    if isinstance(rows, GroupedRows):
-        return rows.flat_groups
+    if rows.chunk_units is not None:
+        return rows.chunk_units
     # numbers other than codes become float64
     codes = () if rows.coding is None else rows.coding.fields
     size = sum(
@@ -260,10 +258,7 @@ def chunk_rows(rows: Rows) -> int:
 
 def chunk_bounds(rows: Rows) -> list[tuple[int, int]]:
     """Return the first row of each chunk and the one after its last; groups if rows are grouped."""
-    if isinstance(rows, GroupedRows):
-        return list(pairwise(map(int, rows.chunk_starts)))
-    size, n = chunk_rows(rows), len(rows)
-    return [(start, min(start + size, n)) for start in range(0, n, size)]
+    return rows.bounds(chunk_rows(rows))
 
 
 def of_numpy(function: F) -> F:
@@ -275,21 +270,8 @@ def of_numpy(function: F) -> F:
 def padded_chunk(
     rows: Rows, index: int, size: int, pad: bool = True
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return chunk `index` of `size` rows, and a mask of the rows that are present.
-
-    The last chunk is padded with copies of a row, or stays short without `pad`.
-    """
-    if isinstance(rows, GroupedRows):  # as many groups as fit
-        return rows.chunk(index)
-    start = index * size
-    stop = min(start + size, len(rows))
-    batch = rows.slice(start, stop)
-    missing = size - (stop - start) if pad else 0
-    present = np.ones(stop - start + missing, dtype=bool)
-    if missing:
-        batch = {name: np.r_[v, np.repeat(v[:1], missing, axis=0)] for name, v in batch.items()}
-        present[-missing:] = False
-    return batch, present
+    """Return chunk `index` of `size` rows, and a mask of the rows that are present."""
+    return rows.chunk(index, size, pad)
 
 
 def _one_chunk(

@@ -28,7 +28,7 @@ from modicum.passes.mode import find_mode
 from modicum.passes.sums import Sums
 from modicum.random import Stream, key
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows, NodePlaces
+from modicum.rows.grouped_rows import GroupedRows, NodePlaces, as_groups
 from modicum.runtime import SCATTERS, in_double_precision, jit
 
 CLOSE = 0.5  # tolerance of a start for the mode, in posterior standard deviations
@@ -36,10 +36,9 @@ CLOSE = 0.5  # tolerance of a start for the mode, in posterior standard deviatio
 
 def with_nodes(sums: Sums, t: np.ndarray) -> tuple[Target, GroupedRows]:
     """Find the mode of each group's integrand at `t` in one pass; keep it with the groups."""
-    target, groups = sums.target, sums.rows
+    target, groups = sums.target, as_groups(sums.rows)
     model = target.model
     assert isinstance(model, IntegratedEffects)
-    assert isinstance(groups, GroupedRows)
     sums.enter("nodes", 1, "gradient", passes=1)
     chunk_places = group_places_by_numpy if sums.by_numpy else group_places
     point = np.array(t, np.float64)[: target.likelihood.size]
@@ -62,7 +61,6 @@ def common_start(sums: Sums, start: np.ndarray, seed: int) -> np.ndarray:
     """Find a start for the mode: coefficients as if there were no groups, and small effects."""
     model, groups = sums.target.model, sums.rows
     assert isinstance(model, IntegratedEffects)
-    assert isinstance(groups, GroupedRows)
     ledger = Ledger(rows=len(groups.members))
     target, first = Target.of(model.family, groups.members)
     if target.size == 0:  # y ~ 0 + (1 | g), without a scale

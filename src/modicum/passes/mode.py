@@ -24,7 +24,6 @@ from modicum.passes.hyperparameters import Settling
 from modicum.passes.no_mode import require_noise, why_no_mode, why_not_finite
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import one_blas_thread
 
 TOLERANCE = 1e-6  # whitened gradient norm: distance to the mode in posterior standard deviations
@@ -145,7 +144,7 @@ def _subset(sums: Sums, seed: int) -> Sums:
     if sums.rest is not None:  # the rest cannot be subset
         return sums
     rows, n, size = sums.rows, len(sums.rows), max(20_000, 100 * sums.target.size)
-    if isinstance(rows, GroupedRows):  # groups with about as many rows
+    if rows.grouped:  # groups with about as many rows
         size = max(FEWEST_GROUPS, ceil(size * n / len(rows.members)))
     else:  # chunks of the same size as in passes over all rows reuse the compiled pass
         chunk = chunk_rows(rows)

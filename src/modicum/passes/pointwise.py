@@ -25,11 +25,10 @@ import numpy as np
 
 from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT, Batch
-from modicum.passes.engine import compiled_pass, map_in_blocks, padded_chunk
+from modicum.passes.engine import compiled_pass, map_in_blocks
 from modicum.passes.sums import Sums
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import Array, in_double_precision, jit
 
 PIECE = 512  # rows whose log-likelihoods at all points are held at a time
@@ -76,10 +75,8 @@ def log_likelihoods(
     points = np.ascontiguousarray(points[:, : likelihood.size])
     for first in range(0, len(row_ids), PIECE):
         piece = rows.subset(row_ids[first : first + PIECE])
-        grouped = isinstance(piece, GroupedRows)
-        chunks = len(piece.chunk_starts) - 1 if isinstance(piece, GroupedRows) else 1
-        for k in range(chunks):
-            batch, present = padded_chunk(piece, k, 0 if grouped else PIECE)
+        for k in range(len(piece.bounds(PIECE))):
+            batch, present = piece.chunk(k, PIECE)
             with jax.enable_x64(True):  # not while the generator is suspended
                 values = np.asarray(_log_likelihoods(likelihood, points, batch))
             yield values[:, present]

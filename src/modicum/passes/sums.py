@@ -30,7 +30,6 @@ from modicum.passes.linear_hessian import arrow_hessian_sum, as_matrix, linear_h
 from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy, values_by_numpy
 from modicum.rows import Rows
 from modicum.rows.coding import DType
-from modicum.rows.grouped_rows import GroupedRows
 from modicum.runtime import COMPILED, Array, Pytree, free_memory, jit, to_device
 
 
@@ -197,7 +196,7 @@ class Sums:
 
         For groups, compiled passes take half the time, but compiling takes a second or two.
         """
-        few = not isinstance(self.rows, GroupedRows) or len(self.rows.members) <= FEW_ROWS
+        few = not self.rows.grouped or len(self.rows.members) <= FEW_ROWS
         return self.target.likelihood.on_numpy and few
 
     @property

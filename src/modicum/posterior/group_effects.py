@@ -61,7 +61,7 @@ from modicum.posterior.weighted import (
 )
 from modicum.rows import Rows
 from modicum.rows.coding import Level, level_names
-from modicum.rows.grouped_rows import GroupedRows, GroupIndex
+from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
 from modicum.runtime import Array, in_double_precision, jit
 
 if TYPE_CHECKING:
@@ -343,8 +343,7 @@ def _chosen(
         chosen_groups.flat_groups = min(groups.flat_groups, 1 << len(ids).bit_length())
     plain, quiet = target.likelihood, LocalEngine(progressbar=False)
     placed = units_of(target, chosen_groups, quiet, Ledger(rows=len(chosen_groups)))
-    assert isinstance(placed, GroupedRows)
-    return plain, placed, np.ascontiguousarray(points[:, : plain.size])
+    return plain, as_groups(placed), np.ascontiguousarray(points[:, : plain.size])
 
 
 def _check_acceptance(acceptance: np.ndarray, names: np.ndarray, group: str) -> None:

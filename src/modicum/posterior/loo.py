@@ -56,7 +56,7 @@ from modicum.posterior.fitted import FittedDraws, flat_points
 from modicum.posterior.group_effects import group_levels
 from modicum.random import Stream, generator
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.grouped_rows import as_groups
 from modicum.rows.reading import whole_field
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ class _Prepared(NamedTuple):
     @property
     def grouped(self) -> bool:
         """Whether the units are groups."""
-        return self.units.unit == "group"
+        return self.units.grouped
 
     def places(self, row_ids: np.ndarray) -> np.ndarray:
         """Return the indices among the units of rows given by their rank in the table."""
@@ -380,8 +380,8 @@ class _Prepared(NamedTuple):
 
     def names(self, row_ids: np.ndarray) -> np.ndarray:
         """Return the table indices of rows given by their rank; for groups, their names."""
-        if isinstance(self.units, GroupedRows):
-            return group_levels(self.units)[row_ids]
+        if self.grouped:
+            return group_levels(as_groups(self.units))[row_ids]
         return row_ids if self.numbers is None else np.sort(self.numbers)[row_ids]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -268,8 +269,19 @@ class GroupedRows(Rows):
         wide = MOST_GROUPS * -(-self.flat_rows // FLAT_ROWS)
         return min(wide, len(self))
 
-    def chunk(self, index: int) -> tuple[dict[str, Array], Array]:
+    @property
+    def chunk_units(self) -> int:  # type: ignore[override]
+        """Groups in a padded chunk."""
+        return self.flat_groups
+
+    def bounds(self, size: int = 0) -> list[tuple[int, int]]:
+        """Return the first group of each chunk and the one after its last, whatever the `size`."""
+        del size
+        return list(pairwise(map(int, self.chunk_starts)))
+
+    def chunk(self, index: int, size: int = 0, pad: bool = True) -> tuple[dict[str, Array], Array]:
         """Return chunk `index`, padded to a common shape, and a mask of the groups in it."""
+        del size, pad
         first, stop = (int(k) for k in self.chunk_starts[index : index + 2])
         batch = self._batch(np.arange(first, stop), self.flat_groups, self.flat_rows)
         return batch, np.arange(self.flat_groups) < stop - first
@@ -291,3 +303,9 @@ class GroupedRows(Rows):
             batch["group_centre"] = self.nodes.centre[padded]
             batch["group_point"] = self.nodes.point
         return batch
+
+
+def as_groups(rows: Rows) -> GroupedRows:
+    """Return rows that are `grouped` as what they are."""
+    assert isinstance(rows, GroupedRows)
+    return rows

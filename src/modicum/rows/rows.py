@@ -83,6 +83,7 @@ class Rows:
     """
 
     unit: ClassVar[str] = "row"  # what has a log-likelihood and is drawn; see `GroupedRows`
+    chunk_units: int | None = None  # how many units a chunk of a pass holds, if the rows say so
 
     def __init__(
         self,
@@ -316,6 +317,31 @@ class Rows:
     def members(self) -> Rows:
         """The individual rows, which row numbers refer to: these, unless they are grouped."""
         return self
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the units are groups, whose effects are integrated out."""
+        return self.unit == "group"
+
+    def bounds(self, size: int) -> list[tuple[int, int]]:
+        """Return the first unit of each chunk of a pass, and the one after its last."""
+        n = len(self)
+        return [(start, min(start + size, n)) for start in range(0, n, size)]
+
+    def chunk(self, index: int, size: int, pad: bool = True) -> tuple[dict[str, Array], Array]:
+        """Return chunk `index` of `size` rows, and a mask of the units that are present.
+
+        The last chunk is padded with copies of a row, or stays short without `pad`.
+        """
+        start = index * size
+        stop = min(start + size, len(self))
+        batch = self.slice(start, stop)
+        missing = size - (stop - start) if pad else 0
+        present = np.ones(stop - start + missing, dtype=bool)
+        if missing:
+            batch = {name: np.r_[v, np.repeat(v[:1], missing, axis=0)] for name, v in batch.items()}
+            present[-missing:] = False
+        return batch, present
 
     def take(self, row_ids: object) -> dict[str, Array]:
         """Return the rows at `row_ids`, an integer array of any shape S.

@@ -41,7 +41,7 @@ from modicum.models.arrowhead import ArrowFactor
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior, prior_slope
-from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.grouped_rows import as_groups
 from modicum.runtime import FASTEST_COMPILE, Array, Pytree, jit
 
 WIDE = 0.1  # posterior sd of a logarithm below which coordinates do not matter
@@ -226,9 +226,9 @@ class AnchoredProxy:
     def _proxy(self) -> Proxy:
         """Return the anchor's sums; for groups, in the coordinates that suit their information."""
         target, anchor, order = self.task.target, self.anchor, self.method.order
-        if not isinstance(self.task.rows, GroupedRows):
+        if not self.task.grouped:
             return proxy(anchor, target, order)
-        unit = variance_unit(target.likelihood, anchor.point, self.task.rows)
+        unit = variance_unit(target.likelihood, anchor.point, as_groups(self.task.rows))
         return group_proxy(anchor, target, order, unit)
 
     def _prior_slope(self) -> np.ndarray:

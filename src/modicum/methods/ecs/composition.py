@@ -36,7 +36,7 @@ from modicum.methods.weights import cached_rows, rows_for_chains, tables_for_cha
 from modicum.methods.whole_groups import GroupDesign, group_tables, uneven_groups
 from modicum.models.model import Batch
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.grouped_rows import as_groups
 from modicum.runtime import Pytree, to_device
 
 WIDEST = 512  # most columns for which a program can hold a few rows
@@ -142,9 +142,7 @@ class Composition:
         """Return the plan of the run."""
         task, method = study.task, study.method
         design: Chosen = {"value": method.design, "why": DESIGNS[method.design].description}
-        uneven = []
-        if isinstance(task.rows, GroupedRows):
-            uneven = uneven_groups(task.rows, self.subsample)
+        uneven = uneven_groups(as_groups(task.rows), self.subsample) if task.grouped else []
         kernel, context = self.kernel(study), self.context(study)
         kernel, integrator = with_integrator(method, kernel, context)
         settled, path = fused_kernel(method.fused, kernel, context)
@@ -176,7 +174,7 @@ class Composition:
         return EnergyConservingKernel(
             self._sized_control_variate(study),
             self.estimator,
-            GroupDesign(design, rows.largest) if isinstance(rows, GroupedRows) else design,
+            GroupDesign(design, as_groups(rows).largest) if rows.grouped else design,
             _move(study.method),
             self.subsample,
             self.blocks,
@@ -199,8 +197,8 @@ class Composition:
         certain, tables = study.certain(self.certainty), study.tables
         if certain is not None:
             tables = study.design.without(certain, tables)
-        if isinstance(study.task.rows, GroupedRows):
-            tables = group_tables(tables, study.task.rows)
+        if study.task.grouped:
+            tables = group_tables(tables, as_groups(study.task.rows))
         return EnergyConservingContext(
             proxy=study.proxy_of_chains,
             design=tables_for_chains(tables, study.placed),
@@ -214,8 +212,8 @@ class Composition:
         """Floats that an iteration holds: its rows, whitened or not, and its random numbers."""
         size, requested = study.task.target.size, self.refreshes * (self.subsample // self.blocks)
         rows, fields = study.task.rows, study.task.floats_per_row
-        if isinstance(rows, GroupedRows):
-            return size + requested * rows.largest * (fields + 12)
+        if rows.grouped:
+            return size + requested * as_groups(rows).largest * (fields + 12)
         if study.arrow:  # rows are kept as they are
             return size + requested * (2 * fields + 12)
         return size + requested * (size + fields + 12)

@@ -60,7 +60,7 @@ from modicum.models.model import Batch
 from modicum.passes.no_mode import first_bad_row
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
-from modicum.rows.grouped_rows import GroupedRows
+from modicum.rows.grouped_rows import as_groups
 from modicum.rows.weight_classes import KeptNumbers, extent_of
 from modicum.run import RowPlacement
 from modicum.runtime import Pytree, to_device
@@ -212,9 +212,9 @@ class Study(AnchoredProxy):
             self._expected = None
             if expected is None:
                 expected = expected_residuals(sums, self.control_variate, proxy, draws, by_draws)
-            if isinstance(sums.rows, GroupedRows):  # larger groups cost more
+            if sums.rows.grouped:  # larger groups cost more
                 assert isinstance(expected, np.ndarray)
-                expected = expected / np.sqrt(sums.rows.index.size)
+                expected = expected / np.sqrt(as_groups(sums.rows).index.size)
             return expected
 
         # Four bytes per row, kept only for a user's design, which asks for them a second time.
