@@ -1,11 +1,11 @@
 """Targets with known answers, and comparisons that every sampler must pass."""
 
-import warnings
 from functools import cache
 
 import numpy as np
 
 import modicum as mo
+from helpers.refusals import unwarned
 from modicum.diagnostics import mcse
 from modicum.ledger import Ledger
 from modicum.models import Target
@@ -99,6 +99,12 @@ def _apart(difference, error, times):
     return not np.all(np.abs(difference) <= times * error)  # NaN counts as apart
 
 
+def means_apart(values, known, slack=0.0, times=TIMES):
+    """Whether means of `values` (chain, draw, ...) differ from known ones beyond their errors."""
+    at, error = mean_and_error(values)
+    return _apart(at - known, error + slack / times, times)
+
+
 def normal_faults(draws, mean, cov, times=TIMES):
     """List moments of `draws` that differ from N(mean, cov) beyond their errors.
 
@@ -163,8 +169,7 @@ def quick(model, rows, **kwargs):
     """A short run: enough to compare draws, too short to be free of warnings."""
     settings = {"method": "hmc", "draws": 40, "tune": 100, "chains": 2, "random_seed": 5}
     settings |= {"progressbar": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         return mo.sample(model, rows, **(settings | kwargs))
 
 

@@ -6,7 +6,6 @@ deviations from the mode, residuals are so skewed that uniform subsamples of 100
 0.1 to 0.2 posterior standard deviations.
 """
 
-import warnings
 from contextlib import nullcontext
 from functools import cache
 
@@ -15,6 +14,7 @@ import numpy as np
 import modicum as mo
 from helpers.compiling import optimised_chains
 from helpers.pilots import small_pilots
+from helpers.refusals import unwarned
 from helpers.targets import TIMES, flat_draws, mean_and_error
 
 MEAN = np.array([-1.5067808, 0.9974667, -0.66914148, 0.49903137])
@@ -70,8 +70,7 @@ def posterior(draws=3000, chains=4, seed=1, **settings):
 def sample(method, tune=300, long=True, **settings):
     """Sample the posterior; chains that are not `long` are compiled as quickly as possible."""
     compiling = optimised_chains() if long else nullcontext()
-    with warnings.catch_warnings(), compiling, small_pilots():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned(), compiling, small_pilots():
         return mo.sample(MODEL, rows(), method=method, tune=tune, progressbar=False, **settings)
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import modicum as mo
 from helpers import toy
+from helpers.refusals import refused
 from modicum.kernels.all_rows import DelayedAcceptanceKernel
 from modicum.methods.ecs import perturbed
 
@@ -59,5 +60,4 @@ def test_the_same_check_notices_a_missing_second_stage(monkeypatch):
 
 
 def test_a_move_that_is_not_reversible_is_refused():
-    with pytest.raises(mo.SettingError, match="reversible"):
-        mo.HMCECS(exact="delayed", inner="nuts")
+    refused(mo.SettingError, "reversible", mo.HMCECS, exact="delayed", inner="nuts")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import location
 from modicum.kernels.integrators import (
     Baoab,
@@ -100,8 +101,7 @@ def test_friction_is_the_dynamics_of_chen_et_al(eta, alpha, corrected, known):
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, word):
-    with pytest.raises(mo.SettingError, match=word):
-        make()
+    refused(mo.SettingError, word, make)
 
 
 def test_derivatives_of_gradients_are_in_the_ledger():

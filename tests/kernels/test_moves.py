@@ -14,13 +14,8 @@ from modicum.kernels.moves import (
     NUTSMove,
     RandomWalkMove,
     at_point,
-    is_plain_hmc,
     longest_step,
-    move_afresh,
-    path_chances,
-    path_size,
 )
-from modicum.random import symmetric_uniforms
 
 COV = np.array([[1.0, 0.6], [0.6, 2.0]])
 PRECISION = np.linalg.inv(COV)
@@ -133,36 +128,3 @@ def test_a_split_step_is_not_tuned_beyond_its_trajectory(x64):
     assert free.step_size > 1.875
     # the average of truncated steps is just below the longest, and rounds to one step
     assert 0.98 * 1.875 < learned.step_size <= 1.875 * (1 + 1e-12)
-
-
-@MOVES
-def test_a_move_afresh_is_the_move_with_by_products(move, x64):
-    step_size, mass = jnp.asarray(1.0), jnp.array([1.0, 0.5])
-
-    def density(z):
-        return -0.5 * z @ PRECISION @ z - jnp.sum(z**4), {"cubes": z**3}
-
-    def plain(z):
-        return density(z)[0]
-
-    @jax.jit
-    @jax.vmap
-    def both(key, z):
-        known = move(key, at_point(z, plain), plain, step_size, mass)
-        chances = key
-        if is_plain_hmc(move):
-            chances = path_chances(symmetric_uniforms(key, (path_size(z),), z.dtype))
-        return known, move_afresh(move, chances, z, density, step_size, mass)
-
-    start = np.random.default_rng(3).standard_normal((500, 2))
-    (point, info), (there, same, evaluations) = both(
-        jax.random.split(jax.random.key(4), 500), start
-    )
-    moved = np.any(np.asarray(point.position) != start, axis=1)
-    assert 20 < moved.sum() < 480  # both outcomes occur
-    np.testing.assert_allclose(there.position, point.position, rtol=1e-12)
-    np.testing.assert_allclose(there.logdensity, point.logdensity, rtol=1e-10)
-    np.testing.assert_allclose(there.by_product["cubes"], np.asarray(there.position) ** 3)
-    np.testing.assert_allclose(same.acceptance_rate, info.acceptance_rate, rtol=1e-9)
-    steps = np.asarray(info.n_steps)
-    np.testing.assert_array_equal(evaluations, steps + (1 if type(move) is HMCMove else 2))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.sg_simulation import composed, context_of, simulate
 from helpers.targets import TIMES, Location, location, sums_of
 from modicum.kernels.designs import Stratified, strata_tables
@@ -284,8 +285,7 @@ def test_every_valid_composition_is_a_kernel_and_the_others_are_refused(integrat
     for estimator, selector in product(ESTIMATORS, SELECTORS):
         settings = {"integrator": integrator, "estimator": estimator, "selector": selector}
         if integrator == "preconditioned" and (estimator, selector) != ("minibatch", "plain"):
-            with pytest.raises(mo.SettingError, match="pSGLD scales"):
-                mo.StochasticGradient(**settings)
+            refused(mo.SettingError, "pSGLD scales", mo.StochasticGradient, **settings)
             continue
         kernel = composed(mo.StochasticGradient(batch=3, **settings), target)
         context = context_for(kernel.estimator, target)

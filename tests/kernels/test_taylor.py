@@ -8,10 +8,6 @@ import pytest
 import modicum as mo
 from helpers.expansion import LINEAR, OTHERS, Expansion, expanded
 from modicum.kernels.control_variates import AutodiffTaylor
-from modicum.kernels.designs import Uniform
-from modicum.kernels.energy_conserving import EnergyConservingContext, EnergyConservingKernel
-from modicum.kernels.likelihood_estimates import Perturbed
-from modicum.kernels.moves import HMCMove
 
 pytestmark = pytest.mark.usefixtures("x64")
 linear = pytest.mark.parametrize("family", LINEAR)
@@ -96,38 +92,3 @@ def test_rows_may_have_fields_of_any_name():
     log_prior, log_proxy = log_prior_and_proxy(e, z)
     right = e.sums.value(e.point(z), "check") + log_prior
     assert e.anchor.C + log_proxy + e.residuals(z).sum() == pytest.approx(right, rel=1e-10)
-
-
-# The density of a subsample ----------------------------------------------------------------
-
-
-def fourth_order_differences(function, z, h=2e-4):
-    steps = np.eye(len(z)) * h
-    ahead = [function(z + k * s) for s in steps for k in (-2, -1, 1, 2)]
-    a, b, c, d = np.reshape(ahead, (len(z), 4)).T
-    return (a - 8 * b + 8 * c - d) / (12 * h)
-
-
-@every
-def test_the_gradient_of_the_density_is_its_slope(family, order):
-    e = expanded(family, order)
-    ddof = 0 if family == "poisson" else 1
-    kernel = EnergyConservingKernel(e.cv, Perturbed(ddof), Uniform(), HMCMove(), 60, 5, 1)
-    rng = np.random.default_rng(5)
-    picked = rng.integers(0, e.n, 60)
-    # unequal probabilities, so that omitting them would show
-    subsample = e.cache(rng.uniform(0.5, 2.0, 60) / e.n, picked)
-    z = somewhere(len(e.anchor.point), scale=0.5)
-
-    @jax.jit
-    def both(z, subsample, proxy):
-        density = kernel.log_density(
-            subsample, jnp.ones(5, bool), EnergyConservingContext(proxy, (), (), jnp.zeros(()))
-        )
-        (value, _), slope = jax.value_and_grad(density, has_aux=True)(z)
-        return value, slope
-
-    value = lambda z: float(both(z, subsample, e.proxy)[0])  # noqa: E731
-    slope = np.asarray(both(z, subsample, e.proxy)[1])
-    right = fourth_order_differences(value, z)
-    assert np.linalg.norm(slope - right) < 1e-6 * np.linalg.norm(right)

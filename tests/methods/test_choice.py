@@ -8,6 +8,7 @@ import pytest
 import modicum as mo
 from helpers.interrupted import task_of
 from helpers.pilots import small_pilots
+from helpers.refusals import refused
 from helpers.targets import logistic_rows
 from modicum.cli.fitting import build_method
 from modicum.methods import auto as choice
@@ -64,10 +65,8 @@ def test_who_asks_for_chains_gets_chains(setting, monkeypatch):
         raise mo.SettingError("enough of this.")
 
     monkeypatch.setattr(mo.Auto, "decide", decide)
-    with pytest.raises(mo.SettingError, match="enough"):
-        mo.sample(M.Logistic(), ROWS, draws=20, **setting, **RUN)
-    with pytest.raises(mo.SettingError, match="enough"):
-        mo.sample(M.Logistic(), ROWS, draws=20, **RUN)
+    refused(mo.SettingError, "enough", mo.sample, M.Logistic(), ROWS, draws=20, **setting, **RUN)
+    refused(mo.SettingError, "enough", mo.sample, M.Logistic(), ROWS, draws=20, **RUN)
     assert asked == [mo.Auto(laplace=False), mo.Auto()]
 
 
@@ -79,8 +78,7 @@ def test_settings_of_a_method_on_the_command_line_say_which_is_meant():
     assert build_method("auto", ["pool=3000"]) == mo.Laplace(pool=3000)
     assert build_method("auto", ["max-depth=5"]) == mo.NUTS(max_depth=5)
     assert build_method("nuts", ["target_accept=0.9"]) == mo.NUTS(target_accept=0.9)
-    with pytest.raises(mo.SettingError, match="not a setting of hmc-ecs"):
-        build_method("auto", ["subsampel=400"])
+    refused(mo.SettingError, "not a setting of hmc-ecs", build_method, "auto", ["subsampel=400"])
 
 
 def test_a_posterior_that_is_not_normal_is_subsampled():

@@ -1,7 +1,5 @@
 """Control variates in coordinates other than the sampled ones."""
 
-from dataclasses import dataclass, replace
-
 import jax
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import pytest
 import modicum as mo
 from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
-from modicum.errors import SettingError
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.expansion import POWERS, bend
 from modicum.methods.ecs.anchored_proxy import choose_coordinates
@@ -78,38 +75,6 @@ def test_a_weak_overdispersion_is_expanded_as_it_is(case):
     assert "times less variance" in made.tuning["coordinates"]["why"]
     assert made.bend.power.tolist() == [1.0]
     assert made.evaluations == 8 * N * len(POWERS)
-
-
-@dataclass(frozen=True)
-class Settled(mo.models.NegativeBinomial):
-    power: str = "square"
-
-    def expansions(self):
-        return {"log_overdispersion": self.power}
-
-
-@in_double_precision
-def test_what_is_settled_or_narrow_is_not_studied(case):
-    target, anchor, variate, plain = case
-
-    def never():
-        raise AssertionError("no rows are needed")
-
-    def chosen(model, factor=anchor.factor):
-        there = replace(anchor, factor=factor)
-        return choose_coordinates(
-            replace(target, model=model), variate, there, plain, np.zeros((8, 3)), never
-        )
-
-    made = chosen(Settled())
-    assert made.tuning["coordinates"] == {
-        "value": "log_overdispersion: square",
-        "why": "set by hand",
-    }
-    assert made.bend.power.tolist() == [2.0]
-    assert chosen(target.model, anchor.factor / 100).bend is None
-    with pytest.raises(SettingError, match="no coordinate 'cube'"):
-        chosen(Settled(power="cube"))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.targets import TIMES, flat_draws, mean_and_error, softplus
+from helpers.targets import TIMES, flat_draws, mean_and_error, means_apart, softplus
 
 M, P = mo.models, mo.priors
 PRIORS = {"a": P.Laplace(0, 0.02), "b": P.StudentT(2, 0, 0.02)}
@@ -45,8 +45,7 @@ def truth():
 def faults(post, truth):
     """Whether means and second moments differ from the grid's beyond Monte Carlo error."""
     draws = flat_draws(post)
-    mean, error = mean_and_error(np.concatenate([draws, draws**2], axis=2))
-    return bool(np.any(np.abs(mean - truth) > TIMES * error))
+    return means_apart(np.concatenate([draws, draws**2], axis=2), truth)
 
 
 OTHERS = ("nuts", "hmc-ecs-signed", "flymc", "hmc", mo.HMCECS(inner="nuts"))

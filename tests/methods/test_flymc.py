@@ -1,6 +1,5 @@
 """FlyMC: every variant is right, reproducible, counted correctly and guarded."""
 
-import warnings
 from functools import cache
 
 import jax
@@ -11,6 +10,7 @@ import pytest
 import modicum as mo
 from helpers import toy
 from helpers.interrupted import planned
+from helpers.refusals import unwarned
 from helpers.targets import (
     class_rows,
     disagreements,
@@ -117,8 +117,7 @@ def test_every_family_against_all_rows(problem):
     model, rows, tuned = PROBLEMS[problem]
     run = {"draws": 4_000, "tune": 500, "chains": 2, "random_seed": 11, "progressbar": False}
     theirs = mo.sample(model, rows, method="nuts", **run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         post = mo.sample(model, rows, method=mo.FlyMC(tuned=tuned), **run)
     assert disagreements(flat_draws(post), flat_draws(theirs)) == []
 
@@ -177,8 +176,7 @@ def test_lights_start_where_they_belong():
 
 @SLOW
 def test_a_small_capacity_is_warned_of():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # so short a run causes others
+    with unwarned():  # so short a run causes others
         post = mo.sample(
             toy.MODEL, toy.rows(), method=mo.FlyMC(tuned=False, capacity=240), draws=200,
             tune=100, chains=2, random_seed=1, progressbar=False,

@@ -5,7 +5,7 @@ import pytest
 
 import modicum as mo
 from helpers.tables import data_folder
-from helpers.targets import TIMES, mean_and_error, quick, sums_of
+from helpers.targets import TIMES, mean_and_error, means_apart, quick, sums_of
 from modicum.kernels import energy_conserving
 from modicum.passes import anchor_at_mode
 
@@ -57,9 +57,7 @@ def exactly(tau_prior):
 
 def faults(post, truth):
     tau = post["group_sd"][..., 0]
-    held = np.stack([tau, tau**2, np.sqrt(tau), post["1|g"][..., 0]], axis=-1)
-    mean, error = mean_and_error(held)
-    return bool(np.any(np.abs(mean - truth) > TIMES * error))
+    return means_apart(np.stack([tau, tau**2, np.sqrt(tau), post["1|g"][..., 0]], axis=-1), truth)
 
 
 @pytest.fixture(scope="module")

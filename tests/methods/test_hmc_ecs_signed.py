@@ -8,6 +8,7 @@ import pytest
 import modicum as mo
 from helpers import toy
 from helpers.pilots import moments
+from helpers.refusals import refused
 from helpers.targets import (
     TIMES,
     flat_draws,
@@ -63,8 +64,7 @@ def test_the_results_carry_the_signs():
     with pytest.warns(mo.ModicumWarning, match="ignore"):
         tree = post.to_datatree()
     assert "sign" in tree["sample_stats"]
-    with pytest.raises(mo.SettingError, match="without negative signs"):
-        post.correct(toy.rows())
+    refused(mo.SettingError, "without negative signs", post.correct, toy.rows())
     told = " ".join(map(str, post.warnings))
     assert "too few" in told
     assert "negative sign" in told
@@ -161,5 +161,4 @@ def test_rows_of_the_coreset_are_counted(in_memory):
 
 
 def test_products_that_blocks_do_not_divide():
-    with pytest.raises(mo.SettingError, match="use 21 products"):
-        mo.SignedHMCECS(products=20, blocks=3)
+    refused(mo.SettingError, "use 21 products", mo.SignedHMCECS, products=20, blocks=3)

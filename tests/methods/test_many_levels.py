@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from helpers.targets import TIMES, mean_and_error, sums_of
+from helpers.targets import means_apart, sums_of
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.whitening import straighten
 from modicum.models import target as targets
@@ -167,8 +167,7 @@ def exactly(rows):
 def wrong(post, truth):
     """Whether means differ from the exact ones beyond Monte Carlo error."""
     held = np.concatenate([post["group_sd"], post["beta"][..., :4], post["1|g"][..., :3]], axis=-1)
-    mean, error = mean_and_error(held)
-    return bool(np.any(np.abs(mean - truth) > TIMES * error))
+    return means_apart(held, truth)
 
 
 @pytest.mark.slow

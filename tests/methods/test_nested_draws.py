@@ -1,13 +1,12 @@
 """Draws of scales and, given these, of coefficients, against quadrature."""
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.special import expit
 
 import modicum as mo
+from helpers.refusals import unwarned
 from modicum.methods import nested_draws
 
 WIDE = np.polynomial.hermite_e.hermegauss(60)
@@ -44,8 +43,7 @@ def by_quadrature(table):
 
 
 def fitted(table, method="laplace"):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)  # few draws may be effective
+    with unwarned():  # few draws may be effective
         return mo.fit("y ~ (1 | g)", table, family="logistic", priors=PRIORS, method=method, **FIT)
 
 

@@ -5,8 +5,6 @@ shuffled within a bounded buffer. This repeats the experiment: rows sorted by ou
 in files of one month each, against the same rows in random order.
 """
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -14,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import modicum as mo
-from helpers.targets import disagreements, flat_draws
+from helpers.targets import disagreements, flat_draws, quick
 
 N = 12_000
 
@@ -26,15 +24,6 @@ def table():
     eta = -1 + 0.5 * frame["a"] + 0.8 * frame["t"]  # a trend in time
     frame["y"] = (rng.random(N) < 1 / (1 + np.exp(-eta))) * 1.0
     return frame
-
-
-def sampled(rows, **settings):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
-        return mo.sample(
-            mo.models.Logistic(), rows, draws=600, tune=300, random_seed=1, progressbar=False,
-            **settings,
-        )  # fmt: skip
 
 
 def ingested(frame, folder):
@@ -55,10 +44,10 @@ def test_posteriors_do_not_depend_on_the_order_of_the_rows(tmp_path):
         "time": np.arange(N),
         "outcome": np.lexsort((frame["a"], frame["y"])),
     }
-    posts = {
-        name: sampled(ingested(frame.iloc[order].reset_index(drop=True), tmp_path / name))
-        for name, order in orders.items()
-    }
+    run, posts = {"method": "auto", "draws": 600, "tune": 300, "chains": 4, "random_seed": 1}, {}
+    for name, order in orders.items():
+        rows = ingested(frame.iloc[order].reset_index(drop=True), tmp_path / name)
+        posts[name] = quick(mo.models.Logistic(), rows, **run)
     for name in ("time", "outcome"):
         assert disagreements(flat_draws(posts[name]), flat_draws(posts["random"])) == [], name
     drift = np.abs(posts["outcome"].mean("beta") - posts["random"].mean("beta"))

@@ -1,7 +1,6 @@
 """Stochastic-gradient methods in `mo.sample`: budgets, coordinates, guards, resuming."""
 
 import sys
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 import modicum as mo
 from helpers.compiling import optimised_chains
+from helpers.refusals import refused, unwarned
 from helpers.targets import (
     TIMES,
     Conjugate,
@@ -27,8 +27,7 @@ def sample(method, target=None, **settings):
     given = {"tune": 0, "draws": 30, "chains": 3, "random_seed": 4} | settings
     if "passes" in settings:
         del given["draws"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         return mo.sample(target.model, target.rows, method=method, progressbar=False, **given)
 
 
@@ -213,8 +212,7 @@ def test_many_parameters_in_single_precision():
         ({"step_size": 0.1, "whiten": True}, "whiten=True needs the Hessian"),
         ({"step_size": 0.1, "design": "weighted"}, "design='weighted' needs the Hessian"),
     ):
-        with pytest.raises(mo.SettingError, match=word):
-            sample(mo.SGLD(**settings), target)
+        refused(mo.SettingError, word, sample, mo.SGLD(**settings), target)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +241,7 @@ def test_many_parameters_in_single_precision():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, word):
-    with pytest.raises(mo.SettingError, match=word):
-        make()
+    refused(mo.SettingError, word, make)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +255,7 @@ def test_settings_that_make_no_sense_are_refused(make, word):
     ],
 )
 def test_what_only_the_rows_can_tell_is_refused_too(method, word):
-    with pytest.raises(mo.SettingError, match=word):
-        sample(method)
+    refused(mo.SettingError, word, sample, method)
 
 
 # Guards ------------------------------------------------------------------------------------
@@ -301,8 +297,7 @@ def test_a_learning_curve_follows_realisations_along_passes():
     assert at["kl"].iloc[1] == pytest.approx(target.kl(post["theta"][:, 29]))
     with pytest.raises(mo.SettingError, match="no draw was made by 0"):
         post.learning_curve(lambda now: 0.0, at=[0.05])
-    with pytest.raises(mo.SettingError, match="must be a function of draws by name"):
-        post.learning_curve("theta")
+    refused(mo.SettingError, "must be a function of draws by name", post.learning_curve, "theta")
     warm = sample(mo.SGLD(**RAW), draws=10, tune=30)
     assert warm.learning_curve(lambda now: 0.0).index[0] == pytest.approx(31 * 2 / 20)
 
@@ -342,8 +337,7 @@ def first_weights(rows, **settings):
     """Kernels of the first layer after one step too small to move them, (chain, 16, 400)."""
     net = mo.models.MLP(hidden=(400,))
     method = mo.SGHMC(whiten=False, step_size=1e-12, batch=2, **settings)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         post = mo.sample(
             net, rows, method=method, draws=1, tune=0, chains=3, random_seed=4, progressbar=False
         )

@@ -1,6 +1,5 @@
 """Real tables: defaults compared with long full-data runs of the same models."""
 
-import warnings
 from dataclasses import replace
 from functools import cache
 
@@ -10,6 +9,7 @@ import pytest
 import modicum as mo
 from helpers import tables
 from helpers.interrupted import planned
+from helpers.refusals import unwarned
 from helpers.targets import TIMES, sums_of
 from modicum.diagnostics import mcse
 from modicum.errors import CrudeControlVariateError
@@ -36,8 +36,7 @@ def errors_of(post):
 
 def sampled(name, draws=2000, chains=4, **settings):
     """Run and keep the warnings with the posterior, where tests check them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         return mo.sample(
             *table(name), draws=draws, chains=chains, random_seed=1, progressbar=False, **settings
         )
@@ -205,8 +204,7 @@ def census():
 
 @pytest.fixture(scope="module")
 def census_post():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         return mo.sample(
             *census(), method="hmc-ecs", draws=5_000, tune=500, chains=4, random_seed=1,
             progressbar=False,
@@ -243,8 +241,7 @@ def test_the_bound_on_the_bias_of_real_tables_is_one(name):
 
 @pytest.mark.slow
 def test_too_few_rows_of_rare_levels_are_warned_of_and_wrong():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         post = mo.sample(
             *census(), method=mo.HMCECS(subsample=100, levels=False), draws=1_000, tune=500,
             chains=4, random_seed=1, progressbar=False,

@@ -1,12 +1,11 @@
 """Ten models of tall data: HMC-ECS agrees with NUTS on all rows, or is refused with a reason."""
 
-import warnings
-
 import numpy as np
 import pytest
 
 import modicum as mo
 from helpers.compiling import optimised_chains
+from helpers.refusals import unwarned
 from helpers.tall import TALL, tall
 from helpers.targets import TIMES, flat_draws, mean_and_error
 from modicum.diagnostics import ess
@@ -19,10 +18,8 @@ BIAS = 0.05  # posterior sds that the perturbation may cause
 
 def sampled(name, method, **changes):
     model, rows = tall(name, ROWS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
-        with optimised_chains():
-            return mo.sample(model, rows, method=method, **RUN | changes)
+    with unwarned(), optimised_chains():
+        return mo.sample(model, rows, method=method, **RUN | changes)
 
 
 def moments(post):
@@ -93,8 +90,7 @@ def test_custom_models_have_the_answer_of_numpyro_and_cost_no_more(name, x64):
 
 
 def own_sampled(model, rows, method):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         return mo.sample(model, rows, method=method, **RUN)
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.cli.fitting import build_engine
 from modicum.engines import engine_for
@@ -87,14 +88,12 @@ def test_workers_that_do_not_start_are_done_without(monkeypatch):
 
 def test_what_is_not_an_engine_is_refused():
     for wrong in ("ray", 3, LocalEngine(progressbar=False)):
-        with pytest.raises(mo.SettingError, match=r"engine must be mo.engines.Local\(\)"):
-            engine_for(wrong, False)
+        refused(mo.SettingError, r"engine must be mo.engines.Local\(\)", engine_for, wrong, False)
     assert isinstance(engine_for(mo.engines.Local, False), LocalEngine)
     for settings in ({"workers": 0}, {"cpus": "two"}, {"address": ""}, {"object_store": -1}):
         with pytest.raises(mo.SettingError):
             mo.engines.Ray(**settings)
-    with pytest.raises(mo.SettingError, match="threads must be a whole number"):
-        mo.engines.Local(threads=0)
+    refused(mo.SettingError, "threads must be a whole number", mo.engines.Local, threads=0)
 
 
 def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch):
@@ -106,10 +105,8 @@ def test_without_ray_a_sentence_says_how_to_get_it(monkeypatch):
 def test_the_command_line_names_engines():
     assert build_engine("local", None) == mo.engines.Local()
     assert build_engine("ray", "auto").address == "auto"
-    with pytest.raises(mo.SettingError, match="--engine must be local or ray"):
-        build_engine("spark", None)
-    with pytest.raises(mo.SettingError, match="add --engine ray"):
-        build_engine("local", "auto")
+    refused(mo.SettingError, "--engine must be local or ray", build_engine, "spark", None)
+    refused(mo.SettingError, "add --engine ray", build_engine, "local", "auto")
 
 
 def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):

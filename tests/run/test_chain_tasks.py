@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import refused
 from helpers.targets import logistic_rows, quick, same_draws
 from modicum.passes import LocalEngine
 from modicum.passes.worker import RayHosts
@@ -84,8 +85,7 @@ def test_a_state_that_is_not_taken_back_changes_draws(elsewhere, monkeypatch):
 
 
 def test_where_chains_run_is_checked():
-    with pytest.raises(mo.SettingError, match="chains must be 'driver' or 'tasks'"):
-        mo.engines.Ray(chains="gpu")
+    refused(mo.SettingError, "chains must be 'driver' or 'tasks'", mo.engines.Ray, chains="gpu")
 
 
 # A real Ray ---------------------------------------------------------------------------------

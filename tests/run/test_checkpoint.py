@@ -12,6 +12,7 @@ import pytest
 
 import modicum as mo
 from helpers.interrupted import Crash, saved_iterations
+from helpers.refusals import refused
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick, same_draws
 from modicum.run import runner
@@ -99,11 +100,9 @@ def test_a_checkpoint_of_another_run_is_refused(rows, finished, changes, word):
 
 def test_a_folder_of_something_else_is_left_alone(rows, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(mo.SettingError, match="other files"):
-        quick(MODEL, rows, checkpoint=tmp_path)
+    refused(mo.SettingError, "other files", quick, MODEL, rows, checkpoint=tmp_path)
     assert os.listdir(tmp_path) == ["thesis.tex"]
-    with pytest.raises(mo.SettingError, match="is a file"):
-        quick(MODEL, rows, checkpoint=tmp_path / "thesis.tex")
+    refused(mo.SettingError, "is a file", quick, MODEL, rows, checkpoint=tmp_path / "thesis.tex")
 
 
 @pytest.mark.parametrize("which", ["part", "state", "anchor"])
@@ -117,8 +116,7 @@ def test_a_damaged_part_is_refused(rows, whole, saved, which, harm):
     if (which, harm) == ("anchor", "removed"):  # it can be computed again, to the same point
         assert same_draws(quick(MODEL, rows, checkpoint=saved), whole)
         return
-    with pytest.raises(mo.DataError, match="missing or damaged"):
-        quick(MODEL, rows, checkpoint=saved)
+    refused(mo.DataError, "missing or damaged", quick, MODEL, rows, checkpoint=saved)
 
 
 # Crashes -----------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The number of chains for "auto", and superchains, whose chains start together."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import modicum as mo
+from helpers.refusals import unwarned
 from helpers.targets import logistic_rows
 from modicum.posterior import convergence_warnings
 from modicum.run import chains as layout
@@ -30,8 +30,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def post(rows):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         return mo.sample(mo.models.Logistic(), rows, chains=8, superchains=4, **SETTINGS)
 
 
@@ -53,8 +52,7 @@ def test_many_on_an_accelerator_within_its_memory(accelerator, monkeypatch):
 def test_the_door_takes_auto(accelerator, monkeypatch, rows, post):
     monkeypatch.setattr(layout, "MANY", 8)
     monkeypatch.setattr(layout, "SUPERCHAINS", 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mo.ModicumWarning)
+    with unwarned():
         auto = mo.sample(mo.models.Logistic(), rows, chains="auto", **SETTINGS)
     assert (auto.chains, auto.settings["superchains"]) == (8, 4)
     assert np.array_equal(auto["beta"], post["beta"])
