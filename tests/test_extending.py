@@ -1,13 +1,16 @@
 """One new part of each kind, added as in CONTRIBUTING.md: a class, and a line in a registry."""
 
+import json
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from scipy import stats
 from typer.testing import CliRunner
@@ -23,6 +26,7 @@ from helpers.targets import (
     flat_draws,
     logistic_rows,
     quick,
+    same_draws,
     softplus,
 )
 from modicum.cli import app
@@ -34,9 +38,11 @@ from modicum.methods import METHODS, list_methods
 from modicum.methods.full_data import HMC
 from modicum.models import FAMILIES, LinearPredictorModel
 from modicum.models.priors.distributions import DISTRIBUTIONS, Prior
+from modicum.passes.engine import Engine, EngineChoice, chunk_bounds, chunk_results
+from modicum.rows.sources import Source
 from modicum.sklearn import Regressor
 from modicum_lab.datasets.dataset import Dataset, Recipe
-from modicum_lab.datasets.source import Source
+from modicum_lab.datasets.source import Source as PublicFile
 
 RUN = {"draws": 600, "tune": 300, "chains": 2, "random_seed": 3, "progressbar": False}
 
@@ -168,6 +174,67 @@ def test_a_prior(monkeypatch, truth, tmp_path):
     np.testing.assert_allclose(automatic, np.tanh(r / 0.04) / (0.02 * r), rtol=1e-5)
 
 
+class JsonLines(Source):
+    """A file with one JSON object per line."""
+
+    def __init__(self, path):
+        self.path = path
+        self.names = tuple(self._table(1).column_names)
+
+    def types(self, columns):
+        return self._table(1).select(columns).schema.types
+
+    def batches(self, columns, first=0):
+        yield from self._table()[first:].select(columns).to_batches()
+
+    def _table(self, rows=None):
+        with open(self.path) as lines:
+            return pa.Table.from_pylist([json.loads(line) for line in islice(lines, rows)])
+
+
+def test_a_source(tmp_path):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"x": rng.normal(size=300), "g": rng.choice(["a", "b", "c"], 300)})
+    frame["y"] = 1.0 * (rng.random(300) < 1 / (1 + np.exp(-frame["x"])))
+    frame.to_json(tmp_path / "rows.jsonl", orient="records", lines=True, double_precision=15)
+    source = JsonLines(tmp_path / "rows.jsonl")
+    settings = RUN | {"method": "laplace", "draws": 100}
+    ours, theirs = (mo.fit("y ~ x + g", data, **settings) for data in (source, frame))
+    np.testing.assert_allclose(ours["beta"], theirs["beta"], rtol=1e-9)
+    np.testing.assert_allclose(ours.predict(source).mean, theirs.predict(frame).mean, rtol=1e-9)
+    assert ours.score(source).log_density == pytest.approx(theirs.score(frame).log_density)
+    roles = {"outcome": "y", "progressbar": False}
+    stored = [mo.rows.ingest(d, tmp_path / k, **roles) for k, d in (("a", source), ("b", frame))]
+    assert stored[0].fingerprint() == stored[1].fingerprint()
+    with pytest.raises(mo.SettingError, match="column 'z' of the formula is not in the data"):
+        mo.fit("y ~ z", source, **settings)
+
+
+class InTurn(Engine):
+    """Chunks one after the other, without threads."""
+
+    def parts(self, function, arguments, rows, description, dtype):
+        numbers = range(len(chunk_bounds(rows)))
+        return chunk_results(function, arguments, rows, numbers, dtype, threads=1)
+
+
+@dataclass(frozen=True)
+class OneAfterTheOther(EngineChoice):
+    """Passes without threads."""
+
+    def connect(self, progressbar):
+        return InTurn()
+
+
+def test_an_engine():
+    rows = logistic_rows(70_000)  # more than one chunk
+    ours, theirs = (
+        quick(mo.models.Logistic(), rows, method="laplace", engine=engine)
+        for engine in (OneAfterTheOther(), mo.engines.Local())
+    )
+    assert same_draws(ours, theirs)
+
+
 class HalvesTables(NamedTuple):
     n: jax.Array
 
@@ -283,7 +350,7 @@ def test_an_integrator(monkeypatch, truth):
 def test_a_data_set(tmp_path):
     (tmp_path / "toy").mkdir()
     np.savetxt(tmp_path / "toy" / "toy.csv", np.c_[np.arange(8.0), np.arange(8) % 2], delimiter=",")
-    source = Source(
+    source = PublicFile(
         name="toy", folder="toy", files=("toy.csv",), url="https://example.org/toy.csv",
         saved="toy.csv", digest="sha256:" + "0" * 64,
     )  # fmt: skip

@@ -437,10 +437,10 @@ def encode_table(
 
 
 def is_tabular(value: object) -> bool:
-    """Whether `value` is a table for a formula: a frame, columns, files, a dataset, or a list."""
+    """Whether `value` is a table for a formula: a frame, columns, files, a `Source`, or a list."""
     if isinstance(value, list | tuple):
         return len(value) > 0 and all(map(is_tabular, value))
-    single = is_table(value) or is_dataset(value) or is_columns(value)
+    single = is_table(value) or is_dataset(value) or is_columns(value) or hasattr(value, "batches")
     return single or isinstance(value, str | os.PathLike | TableFiles)
 
 
