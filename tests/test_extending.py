@@ -184,8 +184,8 @@ class JsonLines(Source):
     def types(self, columns):
         return self._table(1).select(columns).schema.types
 
-    def batches(self, columns, first=0):
-        yield from self._table()[first:].select(columns).to_batches()
+    def read(self, columns):
+        yield from self._table().select(columns).to_batches()
 
     def _table(self, rows=None):
         with open(self.path) as lines:

@@ -162,7 +162,7 @@ class CsvSource(Source):
             kinds |= {name: file.types.get(name, pa.null()) for name in empty}
         return [kinds[name] for name in columns]
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         for file in self._files:

@@ -237,7 +237,7 @@ class RowsSource(Source):
         """Whether the column is a factor, whose levels are already in order."""
         return column in self._factors
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for chunk in self._rows.chunks(BATCH_ROWS):
             yield self._batch(chunk, columns)
 

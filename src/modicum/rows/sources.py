@@ -61,14 +61,14 @@ class Source(ABC):
 
     def batches(self, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order, from row `first` on."""
-        for batch in self._read(columns):
+        for batch in self.read(columns):
             fresh = batch.slice(min(first, batch.num_rows)) if first else batch
             first -= batch.num_rows - fresh.num_rows
             if fresh.num_rows or not batch.num_rows:
                 yield fresh
 
     @abstractmethod
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Record batches with (at least) these columns, in order."""
 
     def has_order(self, column: str) -> bool:
@@ -165,7 +165,7 @@ class TableSource(Source):
         """Arrow types of the columns."""
         return list(self.table(columns).schema.types)
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
@@ -239,7 +239,7 @@ class LazySource(Source):
         """Whether the column is an Enum."""
         return self._empty.has_order(column)
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = self._frame.select(list(columns))
         if hasattr(chosen, "collect_batches"):
             frames = _polars(lambda: chosen.collect_batches(chunk_size=BATCH_ROWS))

@@ -158,7 +158,7 @@ class DatasetSource(Source):
         schema = self._schema([column])
         return keeps_order(schema.field(0).type, schema)
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
         try:
