@@ -38,17 +38,19 @@ ORDER = (  # from the top down; packages on one line may use each other
     ("kernels",),
     ("passes",),
     ("models",),
+    ("linalg",),
     ("diagnostics", "rows"),
     ("arguments", "arrays", "random", "runtime", "progress", "errors", "files", "ledger", "markup"),
 )
 
 BUDGET = {  # lines of code by package, those beside packages together; to shrink
-    "models": 7_200,
+    "models": 6_700,
+    "linalg": 900,
     "rows": 6_500,
     "methods": 6_150,
     "posterior": 5_300,
     "kernels": 4_350,
-    "passes": 3_500,
+    "passes": 3_300,
     "": 3_000,
     "run": 1_750,
     "cli": 1_100,
@@ -61,7 +63,7 @@ NAMED_TWICE = {  # classes that users know by the module they are in
 }
 
 TYPES_ASKED = {  # how often code asks whether something is one of our own types; to shrink
-    "LinearPredictorModel": 47,
+    "LinearPredictorModel": 45,
     "IntegratedEffects": 24,
     "ArrowFactor": 27,
     "ArrowMatrix": 22,
@@ -72,7 +74,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
     "Call": 10,
     "Digest": 9,
     "Horseshoe": 7,
-    "CodedMatrix": 6,
     "ColumnArray": 6,
     "ModelPredictor": 5,
     "EnergyConservingKernel": 4,
@@ -111,7 +112,6 @@ TYPES_ASKED = {  # how often code asks whether something is one of our own types
             "Beta",
             "BlockPoisson",
             "Cloglog",
-            "CodedProducts",
             "Constraint",
             "Curves",
             "EndlessError",

@@ -11,11 +11,11 @@ import numpy as np
 
 from modicum.digest import Digest
 from modicum.errors import ModicumWarning, warn
+from modicum.linalg.arrow import ArrowFactor, Factor
 from modicum.methods import Method
 from modicum.methods.method import Coordinates, Plan, Task, Tuning
 from modicum.methods.whole_groups import quadrature_doubts
 from modicum.models import Target
-from modicum.models.arrowhead import ArrowFactor, Factor
 from modicum.models.over_draws import ModelPredictor
 from modicum.passes import ModeRecord
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings

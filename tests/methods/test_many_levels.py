@@ -12,8 +12,8 @@ import modicum as mo
 from helpers.targets import means_apart, sums_of
 from modicum.kernels.control_variates import control_variate, proxy
 from modicum.kernels.whitening import straighten
+from modicum.linalg.arrow import ArrowCholesky, ArrowFactor, ArrowMatrix
 from modicum.models import target as targets
-from modicum.models.arrowhead import ArrowCholesky, ArrowFactor, ArrowMatrix
 from modicum.passes import anchor_at_mode
 from modicum.runtime import in_double_precision
 

@@ -12,16 +12,16 @@ from helpers.targets import gaussian_rows, logistic_rows, poisson_rows, sums_of
 from modicum.kernels.control_variates import control_variate
 from modicum.kernels.control_variates import proxy as proxy_at
 from modicum.kernels.residuals_by_numpy import NumPyRows
+from modicum.linalg.columns import DenseMatrix
 from modicum.methods import weights
 from modicum.methods.ecs import pilot_residuals as gradient_noise
 from modicum.methods.laplace import _block_values
 from modicum.models import Target
-from modicum.models.matrix import DenseMatrix
 from modicum.models.target import _log_priors
 from modicum.passes import anchor_at, engine
 from modicum.passes import sums as on_sums
 from modicum.passes.curvature import _expanded_prior, expanded_prior, prior_slope
-from modicum.passes.linear_hessian import linear_hessian_sum
+from modicum.passes.linear_sums import linear_hessian_sum
 from modicum.passes.sums import _values_sum
 from modicum.runtime import COMPILED, in_double_precision
 
@@ -161,7 +161,7 @@ def test_leverages_keep_their_digits(columns):
     _, scale, axes = np.linalg.svd(wide / 2, full_matrices=False)
     L = axes.T / scale
     with np.errstate(over="ignore", invalid="ignore"):  # as in passes
-        lengths = weights._squared_lengths(DenseMatrix(x, ones=True), L)
+        lengths = DenseMatrix(x, ones=True).quadratic(L @ L.T, L)
     exact = np.sum((wide.astype(np.longdouble) @ L) ** 2, axis=1).astype(float)
     np.testing.assert_allclose(lengths, exact, rtol=2e-3)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -50,7 +50,7 @@ from modicum.kernels.whitening import (
     straighten,
     to_record,
 )
-from modicum.models.arrowhead import ArrowFactor
+from modicum.linalg.arrow import ArrowFactor
 from modicum.models.model import Batch
 from modicum.passes.anchor import Warp
 from modicum.runtime import Pytree

@@ -48,9 +48,9 @@ from modicum.kernels.remainder import (
     remainder_and_slope,
 )
 from modicum.kernels.whitening import displacement
+from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Symmetric
+from modicum.linalg.columns import ModelMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.arrowhead import ArrowFactor, ArrowMatrix, Symmetric
-from modicum.models.matrix import ModelMatrix
 from modicum.models.model import Batch
 from modicum.models.priors.exact import ExactPrior
 from modicum.passes import Anchor
@@ -299,8 +299,7 @@ class LinearTaylor:
 
     def matrix(self, batch: Batch) -> ModelMatrix:
         """Return the model matrix, with the intercept's column last, in float64."""
-        x = self.model.matrix(batch).in_double()
-        return x.with_ones() if self.model.intercept else x
+        return self.model.matrix(batch).in_double().with_ones(self.model.intercept)
 
     def cache(self, batch: Batch, proxy: Proxy) -> LinearRows:
         """Whiten the rows and expand f at their eta*."""
@@ -350,9 +349,8 @@ class LinearTaylor:
         """Distance of each row's predictor from eta*: x L z."""
         if isinstance(cached.rows, jax.Array):
             return (cached.rows @ z.astype(cached.rows.dtype)).astype(self.precision)
-        x = self.model.matrix(cached.rows)
-        z = z.astype(self.precision)
-        return (x.with_ones() if self.model.intercept else x) @ z[: self.target.size]
+        x = self.model.matrix(cached.rows).with_ones(self.model.intercept)
+        return x @ z.astype(self.precision)[: self.target.size]
 
     def values(self, cached: LinearRows, z: jax.Array, proxy: Proxy) -> jax.Array:
         """D of each row: one product of the whitened rows with z."""

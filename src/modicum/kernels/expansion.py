@@ -29,8 +29,8 @@ import numpy as np
 
 from modicum.arrays import as_either, namespace
 from modicum.kernels.protocols import Bend, Proxy
+from modicum.linalg.arrow import ArrowFactor
 from modicum.models import IntegratedEffects, Target
-from modicum.models.arrowhead import ArrowFactor
 from modicum.models.covariances import entries_of
 from modicum.models.integrals import FlatGroups, NumPyGroups
 from modicum.models.model import Batch

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 import jax
 
 from modicum.kernels.whitening import Curves
-from modicum.models.arrowhead import ArrowFactor, ArrowMatrix
+from modicum.linalg.arrow import ArrowFactor, ArrowMatrix
 from modicum.models.model import Batch
 from modicum.passes.anchor import Warp
 from modicum.runtime import Pytree

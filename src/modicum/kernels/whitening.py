@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import namespace
-from modicum.models.arrowhead import ArrowFactor
+from modicum.linalg.arrow import ArrowFactor
 from modicum.passes.anchor import Warp
 
 FIRST, STEP, NODES = -6.0, 0.125, 97  # grid on which g is tabulated: from -6 to 6

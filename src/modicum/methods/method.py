@@ -15,8 +15,8 @@ from modicum.arguments import Rule, check_settings
 from modicum.errors import ModicumWarning, NoModeError, SettingError
 from modicum.kernels.protocols import Kernel, Move, Settled
 from modicum.ledger import Ledger
+from modicum.linalg.arrow import Factor
 from modicum.models import Target
-from modicum.models.arrowhead import Factor
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows

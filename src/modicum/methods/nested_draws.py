@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
+from modicum.linalg.arrow import ArrowLayout, ArrowMatrix
 from modicum.models import Target
-from modicum.models.arrowhead import ArrowLayout, ArrowMatrix
 from modicum.models.priors.exact import Effects, Numbers
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior

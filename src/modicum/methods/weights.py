@@ -28,15 +28,15 @@ from modicum.kernels.remainder import (
     series_value,
 )
 from modicum.kernels.residuals_by_numpy import NumPyGroupValues, groups_need_no_compiler
+from modicum.linalg.arrow import ArrowFactor, ArrowLayout
+from modicum.linalg.columns import ModelMatrix, sums_of_squares
 from modicum.methods.method import Task
 from modicum.models import LinearPredictorModel
-from modicum.models.arrowhead import ArrowFactor, ArrowLayout
-from modicum.models.matrix import CodedMatrix, DenseMatrix, ModelMatrix
 from modicum.models.model import Batch
 from modicum.passes import Sums
 from modicum.passes.engine import map_in_blocks, of_numpy
+from modicum.passes.linear_sums import map_by_numpy
 from modicum.passes.no_mode import describe_row
-from modicum.passes.on_numpy import map_by_numpy
 from modicum.rows import Rows
 from modicum.rows.weight_classes import KeptNumbers, extent_of, ordered
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, to_device
@@ -291,37 +291,9 @@ def _size_beside_level(
 
 def _leverage(x: ModelMatrix, posterior: PredictorPosterior) -> jax.Array:
     """Return the posterior variance of each row's linear predictor."""
-    if isinstance(x, CodedMatrix):
-        return x.quadratic(as_either(posterior.covariance))
-    if posterior.row_factor is None:  # only NumPy arrays come here
-        return as_either(_squared_lengths(x, posterior.factor))
-    return as_either(_sums_of_squares(np.asarray(whitened(x.densely(), posterior.row_factor))))
-
-
-PROBES, CLOSE = 16, 1e-3  # rows that float32 is checked on, and its largest relative error
-
-
-def _squared_lengths(x: DenseMatrix, L: np.ndarray) -> np.ndarray:
-    """Return |x L|^2 of each row, in float32 unless too many digits cancel."""
-    rows = np.asarray(x.x)
-    slopes, shift = (L[:-1], L[-1]) if x.ones else (L, np.zeros(L.shape[1]))
-    probes = slice(None, None, -(-len(rows) // PROBES))
-    centre = rows[probes].mean(axis=0)  # columns far from zero would lose their digits
-    away = np.empty(rows.shape, np.float32)
-    np.subtract(rows, centre, out=away, casting="same_kind")
-    z = away @ slopes.astype(np.float32)
-    z += (centre @ slopes + shift).astype(np.float32)
-    lengths = _sums_of_squares(z)
-    exact = _sums_of_squares(rows[probes] @ slopes + shift)
-    close = np.allclose(lengths[probes], exact, rtol=CLOSE, atol=0.0)
-    if close and np.isfinite(lengths).all():
-        return lengths.astype(np.float64)
-    return _sums_of_squares(rows @ slopes + shift)
-
-
-def _sums_of_squares(z: np.ndarray) -> np.ndarray:
-    """Return the sum of squares of each row."""
-    return np.asarray(np.einsum("ij,ij->i", z, z))
+    if posterior.row_factor is None:
+        return x.quadratic(posterior.covariance, posterior.factor)
+    return as_either(sums_of_squares(np.asarray(whitened(x.densely(), posterior.row_factor))))
 
 
 class PredictorDraws(NamedTuple):
@@ -396,11 +368,9 @@ def _residuals_of_levels(
     if by_draws:
         h = jnp.mean((x @ draws[:, :size].T) ** 2, axis=-1)
     else:
-        border = layout.border_matrix(dict(batch)).in_double()
-        border = border.with_ones() if model.intercept else border
+        border = layout.border_matrix(dict(batch)).in_double().with_ones(model.intercept)
         level, own = jnp.asarray(batch[layout.field]), layout.own_columns(dict(batch))
-        columns = border.columns if isinstance(border, CodedMatrix) else border.densely().shape[-1]
-        across = border @ jnp.asarray(factor.corner)[:columns]
+        across = border @ jnp.asarray(factor.corner)[: border.columns]
         across -= jnp.einsum("ic,icb->ib", own, jnp.asarray(factor.cross)[level])
         inside = jnp.einsum("ic,ick->ik", own, jnp.asarray(factor.blocks)[level])
         h = jnp.sum(across**2, axis=-1) + jnp.sum(inside**2, axis=-1)

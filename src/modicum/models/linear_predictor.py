@@ -20,8 +20,8 @@ import numpy as np
 
 from modicum.arrays import namespace
 from modicum.errors import DataError, SettingError
+from modicum.linalg.columns import ModelMatrix, model_matrix
 from modicum.models.coefficients import CoefficientPriors, coordinate_of
-from modicum.models.matrix import ModelMatrix, model_matrix
 from modicum.models.model import NEW, Batch, Labels, Params
 from modicum.models.outcome_checks import check_codes, check_outcomes, refuse_mistaken_fields
 from modicum.models.priors import OWN

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from modicum.errors import SettingError, argument
-from modicum.models.arrowhead import MOST_BORDER, MOST_NUMBERS, arrow_fits
+from modicum.linalg.arrow import MOST_BORDER, MOST_NUMBERS, arrow_fits
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel

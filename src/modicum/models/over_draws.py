@@ -16,7 +16,6 @@ from modicum.errors import DataError, ModicumError, SettingError, fault_text
 from modicum.models.families import FAMILIES, PoissonRates
 from modicum.models.integrated import IntegratedEffects
 from modicum.models.linear_predictor import LinearPredictorModel
-from modicum.models.matrix import CodedMatrix
 from modicum.models.model import BaseModel, Batch, Params
 from modicum.models.networks import CNN, MLP, Network
 from modicum.models.tracing import AsTraced, digest_of, evaluated
@@ -267,7 +266,7 @@ def _check_width(draws: Draws, fields: Batch, model: BaseModel) -> None:
     """Refuse an x whose number of columns is not that of the coefficients."""
     if isinstance(model, LinearPredictorModel) and "x" in fields and "beta" in draws:
         needed, shape = draws["beta"].shape[-1], fields["x"].shape
-        if isinstance(model.matrix(fields), CodedMatrix):
+        if model.matrix(fields).coding is not None:
             return
         if len(shape) != 2 or shape[1] != needed:
             columns = "1 column" if needed == 1 else f"{needed} columns"

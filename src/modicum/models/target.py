@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from modicum.arrays import HALF_LOG_2PI
 from modicum.errors import DataError, SettingError
 from modicum.ledger import Ledger
-from modicum.models.arrowhead import ArrowLayout, arrow_layout
+from modicum.linalg.arrow import ArrowLayout, arrow_layout
 from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, BaseModel, Batch, Params, named_leaves
 from modicum.models.priors.exact import Effects, ExactPrior, Numbers

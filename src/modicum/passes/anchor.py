@@ -12,8 +12,8 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh
 
 from modicum.errors import ConvergenceError, ModicumWarning, NoModeError, NoNoiseError
+from modicum.linalg.arrow import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.arrowhead import ArrowFactor, ArrowMatrix, Factor, Symmetric, diagonal
 from modicum.models.model import DENSE_LIMIT
 from modicum.models.priors import prior_warnings
 from modicum.passes.curvature import Curvature, curvature, flat_prior, whitening, whitening_factor

@@ -11,8 +11,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, eigh, solve_triangular
 
 from modicum.arrays import expansion
-from modicum.models import LinearPredictorModel, Target
-from modicum.models.arrowhead import (
+from modicum.linalg.arrow import (
     ArrowCholesky,
     ArrowLayout,
     ArrowMatrix,
@@ -22,6 +21,7 @@ from modicum.models.arrowhead import (
     Symmetric,
     all_finite,
 )
+from modicum.models import LinearPredictorModel, Target
 from modicum.models.priors.exact import ExactPrior, Numbers
 from modicum.passes.sums import Sums
 from modicum.runtime import Array, in_double_precision, jit

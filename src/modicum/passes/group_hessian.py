@@ -237,8 +237,7 @@ def _model(target: Target) -> IntegratedEffects:
 
 def _common_columns(model: IntegratedEffects, rows: Batch) -> jax.Array:
     """Return the columns of x, followed by a column of ones if there is an intercept."""
-    matrix = model.family.matrix(rows).in_double()
-    X = (matrix.with_ones() if model.family.intercept else matrix).densely()
+    X = model.family.matrix(rows).in_double().with_ones(model.family.intercept).densely()
     return as_either(np.asfortranarray(X)) if is_numpy(X) else X  # rows along the fastest axis
 
 

@@ -13,8 +13,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 
 from modicum.errors import ModicumWarning
-from modicum.models import Target
-from modicum.models.arrowhead import (
+from modicum.linalg.arrow import (
     ArrowCholesky,
     ArrowCovariance,
     ArrowMatrix,
@@ -23,6 +22,7 @@ from modicum.models.arrowhead import (
     Symmetric,
     diagonal,
 )
+from modicum.models import Target
 from modicum.models.priors.exact import Effects
 from modicum.passes.curvature import (
     Curvature,

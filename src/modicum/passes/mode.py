@@ -9,8 +9,8 @@ from math import ceil
 import numpy as np
 
 from modicum.errors import ConvergenceError
+from modicum.linalg.arrow import ArrowMatrix
 from modicum.models import IntegratedEffects, LinearPredictorModel
-from modicum.models.arrowhead import ArrowMatrix
 from modicum.passes.curvature import (
     Curvature,
     StandInPrior,

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.errors import ConvergenceError, NoNoiseError
+from modicum.linalg.arrow import ArrowCholesky, ArrowMatrix, all_finite, diagonal
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.arrowhead import ArrowCholesky, ArrowMatrix, all_finite, diagonal
 from modicum.models.families.real import ScaleFamily
 from modicum.models.model import Batch
 from modicum.passes.curvature import Curvature
@@ -212,8 +212,7 @@ def _spread(rows: Batch) -> float:
 
 def _least_squares(model: LinearPredictorModel, rows: Batch, y: np.ndarray) -> float:
     """Return the root mean square residual of `y` from the best linear predictor."""
-    columns = model.matrix(rows)
-    x = np.asarray((columns.with_ones() if model.intercept else columns).densely(), float)
+    x = np.asarray(model.matrix(rows).with_ones(model.intercept).densely(), float)
     if x.shape[1] > LEAST_SQUARES:
         return np.inf
     y = y - np.asarray(rows.get("offset", 0.0), float)

@@ -14,8 +14,8 @@ import numpy as np
 
 from modicum.arrays import expansion
 from modicum.ledger import Kind, Ledger
+from modicum.linalg.arrow import Symmetric
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.models.arrowhead import Symmetric
 from modicum.models.model import Batch
 from modicum.passes.engine import (
     Engine,
@@ -26,8 +26,14 @@ from modicum.passes.engine import (
     sum_in_blocks,
 )
 from modicum.passes.group_hessian import group_hessian_by_numpy, group_hessian_sum
-from modicum.passes.linear_hessian import arrow_hessian_sum, as_matrix, linear_hessian_sum
-from modicum.passes.on_numpy import gradient_by_numpy, hessian_by_numpy, values_by_numpy
+from modicum.passes.linear_sums import (
+    arrow_hessian_sum,
+    as_matrix,
+    gradient_by_numpy,
+    hessian_by_numpy,
+    linear_hessian_sum,
+    values_by_numpy,
+)
 from modicum.rows import Rows
 from modicum.rows.coding import DType
 from modicum.runtime import COMPILED, Array, Pytree, free_memory, jit, to_device

@@ -33,11 +33,11 @@ from modicum.kernels.control_variates import (
 )
 from modicum.kernels.expansion import POWERS, bend, group_proxy, variance_unit
 from modicum.kernels.protocols import Bend, ControlVariate, Proxy
+from modicum.linalg.arrow import ArrowFactor
 from modicum.methods.ecs.pilot_draws import log_proxies, straightened
 from modicum.methods.ecs.settings import EnergyConserving
 from modicum.methods.method import Chosen, Task, Tuning
 from modicum.models import LinearPredictorModel, Target
-from modicum.models.arrowhead import ArrowFactor
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.curvature import folded_prior, prior_slope

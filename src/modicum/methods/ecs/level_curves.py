@@ -22,7 +22,7 @@ from modicum.models import LinearPredictorModel
 from modicum.models.model import Batch
 from modicum.passes import Anchor, Sums
 from modicum.passes.engine import of_numpy
-from modicum.passes.on_numpy import in_blocks
+from modicum.passes.linear_sums import in_blocks
 
 # sd of a coefficient, given the others, times its column's largest entry, in eta's unit
 RARE = 0.1

@@ -31,7 +31,7 @@ from modicum.kernels.residuals_by_numpy import (
     needs_no_compiler,
 )
 from modicum.kernels.whitening import scaled
-from modicum.models.arrowhead import ArrowFactor
+from modicum.linalg.arrow import ArrowFactor
 from modicum.models.model import Batch
 from modicum.random import typed
 from modicum.runtime import FASTEST_COMPILE, SCATTERS, Array, Pytree, jit, one_blas_thread

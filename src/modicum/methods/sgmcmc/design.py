@@ -22,10 +22,10 @@ from modicum.kernels.designs import (
     WeightTables,
     certainty_rows,
 )
+from modicum.linalg.columns import model_matrix
 from modicum.methods.drawn_rows import cheapest_number
 from modicum.methods.method import Task
 from modicum.methods.weights import design_tables, expected_residuals
-from modicum.models.matrix import model_matrix
 from modicum.models.model import Batch
 from modicum.passes import Anchor
 from modicum.passes.engine import map_in_blocks

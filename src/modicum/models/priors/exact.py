@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI, as_either, expansion, namespace
-from modicum.models.arrowhead import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
+from modicum.linalg.arrow import ArrowCovariance, ArrowMatrix, Covariance, Symmetric, diagonal
 from modicum.models.covariances import correlation_factor, unnormalized_lkj
 from modicum.models.priors.distributions import HalfCauchy, Horseshoe, Prior
 from modicum.runtime import FASTEST_COMPILE, Array, jit

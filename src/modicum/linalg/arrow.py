@@ -30,7 +30,7 @@ import numpy as np
 from scipy.linalg import cholesky, eigh, solve_triangular
 from scipy.linalg.lapack import dpotrf
 
-from modicum.models.matrix import DenseMatrix, ModelMatrix, model_matrix
+from modicum.linalg.columns import DenseMatrix, ModelMatrix, model_matrix
 from modicum.rows import CodedTerm, Coding
 from modicum.runtime import Array
 

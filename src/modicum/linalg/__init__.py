@@ -1,0 +1,1 @@
+"""Matrices of rows and factors of precisions, over NumPy and JAX alike."""
