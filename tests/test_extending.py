@@ -174,22 +174,23 @@ def test_a_prior(monkeypatch, truth, tmp_path):
     np.testing.assert_allclose(automatic, np.tanh(r / 0.04) / (0.02 * r), rtol=1e-5)
 
 
+def records(path, number=None):
+    """Return the first lines of a file of JSON objects as a table."""
+    with open(path) as lines:
+        return pa.Table.from_pylist([json.loads(line) for line in islice(lines, number)])
+
+
 class JsonLines(Source):
     """A file with one JSON object per line."""
 
     def __init__(self, path):
-        self.path = path
-        self.names = tuple(self._table(1).column_names)
+        self.path, self.names = path, tuple(records(path, 1).column_names)
 
     def types(self, columns):
-        return self._table(1).select(columns).schema.types
+        return records(self.path, 1).select(columns).schema.types
 
     def read(self, columns):
-        yield from self._table().select(columns).to_batches()
-
-    def _table(self, rows=None):
-        with open(self.path) as lines:
-            return pa.Table.from_pylist([json.loads(line) for line in islice(lines, rows)])
+        yield from records(self.path).select(columns).to_batches()
 
 
 def test_a_source(tmp_path):

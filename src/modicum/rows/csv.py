@@ -163,6 +163,7 @@ class CsvSource(Source):
         return [kinds[name] for name in columns]
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in order."""
         import pyarrow as pa
 
         for file in self._files:

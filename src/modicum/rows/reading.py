@@ -238,6 +238,7 @@ class RowsSource(Source):
         return column in self._factors
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in order."""
         for chunk in self._rows.chunks(BATCH_ROWS):
             yield self._batch(chunk, columns)
 

@@ -166,6 +166,7 @@ class TableSource(Source):
         return list(self.table(columns).schema.types)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in order."""
         yield from self.table(columns).to_batches(max_chunksize=BATCH_ROWS)
 
     def has_order(self, column: str) -> bool:
@@ -240,6 +241,7 @@ class LazySource(Source):
         return self._empty.has_order(column)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in order."""
         chosen = self._frame.select(list(columns))
         if hasattr(chosen, "collect_batches"):
             frames = _polars(lambda: chosen.collect_batches(chunk_size=BATCH_ROWS))

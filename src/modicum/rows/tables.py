@@ -159,6 +159,7 @@ class DatasetSource(Source):
         return keeps_order(schema.field(0).type, schema)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Record batches with (at least) these columns, in order."""
         import pyarrow as pa
 
         try:
