@@ -11,8 +11,7 @@ about exp(log posterior) det(precision)^(-1/2) (Laplace).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from typing import NamedTuple
@@ -32,75 +31,7 @@ from modicum.runtime import in_double_precision
 
 ITERATIONS = 100
 SMALL_SLOPE = 1e-3  # in whitened coordinates: standard deviations from a mode
-PAIRS = 10  # recent steps that approximate the Hessian
-
-Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
-Pairs = deque[tuple[np.ndarray, np.ndarray]]
-
-
-def minimise(objective: Objective, z: np.ndarray) -> np.ndarray | None:
-    """Minimise an objective, which also returns its gradient, starting from `z`.
-
-    Return None if the objective is not finite there.
-    """
-    value, slope = objective(z)
-    if not is_finite(value, slope):
-        return None
-    pairs: Pairs = deque(maxlen=PAIRS)
-    for _ in range(ITERATIONS):
-        if np.linalg.norm(slope) < SMALL_SLOPE:
-            break
-        direction = -_inverse_hessian_times(slope, pairs)
-        if not pairs:
-            direction /= max(1.0, float(np.linalg.norm(direction)))
-        step = _line_search(objective, z, value, slope @ direction, direction)
-        if step is None:
-            break
-        trial, lower, next_slope = step
-        s, y = trial - z, next_slope - slope
-        if s @ y > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
-            pairs.append((s, y))
-        fell = value - lower
-        z, value, slope = trial, lower, next_slope
-        if fell < 1e-13 * abs(value):
-            break
-    return z
-
-
-def _line_search(
-    objective: Objective, z: np.ndarray, value: float, descent: float, direction: np.ndarray
-) -> tuple[np.ndarray, float, np.ndarray] | None:
-    """Halve the step until the objective falls enough; None if it never does."""
-    length = 1.0
-    for _ in range(30):
-        trial = z + length * direction
-        lower, slope = objective(trial)
-        if is_finite(lower, slope) and lower <= value + 1e-4 * length * descent:
-            return trial, lower, slope
-        length /= 2
-    return None
-
-
-def _inverse_hessian_times(slope: np.ndarray, pairs: Pairs) -> np.ndarray:
-    """Run the two-loop recursion (Nocedal and Wright, Numerical Optimization, algorithm 7.4)."""
-    q, shares = slope.copy(), []
-    for s, y in reversed(pairs):
-        share = (s @ q) / (s @ y)
-        q -= share * y
-        shares.append(share)
-    if pairs:
-        s, y = pairs[-1]
-        q *= (s @ y) / (y @ y)
-    for (s, y), share in zip(pairs, reversed(shares), strict=True):
-        q += s * (share - (y @ q) / (s @ y))
-    return q
-
-
-def is_finite(value: float, slope: np.ndarray) -> bool:
-    """Whether an objective and its gradient are finite."""
-    return bool(np.isfinite(value) and np.all(np.isfinite(slope)))
-
-
+BEYOND = 1e10  # a log-posterior that is not finite counts as one so far below the start
 APART = 3.0  # posterior standard deviations between distinct modes
 NEGLIGIBLE = 0.01  # share of the posterior below which a mode is ignored
 MOST = 4  # maximum number of other modes refined on all rows
@@ -365,15 +296,23 @@ class _RowSample:
 
     def climb(self, start: np.ndarray) -> np.ndarray | None:
         """Run L-BFGS from `start` in whitened coordinates; None if the start is not finite."""
+        from scipy.optimize import minimize  # slow to import, and seldom needed
+
+        before, _ = self._log_posterior(start)
+        if not np.isfinite(before):
+            return None
 
         def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._log_posterior(self.centre + self.factor @ z)
-            if not is_finite(value, gradient):
-                return np.inf, gradient  # the line search rejects it
-            return -value, -(self.factor.T @ gradient)
+            slope = self.factor.T @ gradient
+            if not np.isfinite(value) or not np.all(np.isfinite(slope)):
+                return BEYOND, np.zeros(len(z))  # the line search turns back
+            return before - value, -slope
 
-        end = minimise(negative, np.linalg.solve(self.factor, start - self.centre))
-        return None if end is None else np.asarray(self.centre + self.factor @ end)
+        options = {"maxiter": ITERATIONS, "gtol": SMALL_SLOPE, "ftol": 1e-13}
+        z = np.linalg.solve(self.factor, start - self.centre)
+        end = minimize(negative, z, jac=True, method="L-BFGS-B", options=options).x
+        return np.asarray(self.centre + self.factor @ end)
 
     def _log_posterior(self, t: np.ndarray) -> tuple[float, np.ndarray]:
         self.evaluations += 1
