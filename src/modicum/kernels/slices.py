@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from modicum.runtime import Array, Pytree
 
@@ -40,12 +39,12 @@ def set_entry(tree: Pytree, position: Position, new: Pytree) -> Pytree:
 
 def take(array: jax.Array, position: Position, count: int) -> jax.Array:
     """Return `count` entries from `position` on."""
-    return jax.lax.dynamic_slice(array, _corner(array, position), (count, *array.shape[1:]))
+    return jax.lax.dynamic_slice_in_dim(array, _unsigned(position), count)
 
 
 def put(array: jax.Array, part: jax.Array, position: Position) -> jax.Array:
     """Replace the entries from `position` on by those of `part`."""
-    return jax.lax.dynamic_update_slice(array, part, _corner(array, position))
+    return jax.lax.dynamic_update_slice_in_dim(array, part, _unsigned(position), 0)
 
 
 def put_each(array: jax.Array, parts: jax.Array, positions: jax.Array) -> jax.Array:
@@ -102,11 +101,6 @@ def locate(positions: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Arra
     end = jnp.cumsum(counts)
     block = jnp.minimum(jnp.sum(positions[:, None] >= end, axis=1), counts.shape[0] - 1)
     return block, positions - (end - counts)[block], positions < end[-1]
-
-
-def _corner(array: jax.Array, position: Position) -> list[Array | np.uint32]:
-    """Return the position of a slice along every axis of `array`."""
-    return [_unsigned(position), *(np.uint32(0) for _ in array.shape[1:])]
 
 
 def _unsigned(position: Position) -> jax.Array:

@@ -173,39 +173,27 @@ def ascend(
     Return where it ended, and whether it stopped because no step increases the log-posterior.
     """
     origin, prior = start if origin is None else origin, flat_prior(sums.target)
-    # with a stand-in prior, each step factors a matrix
-    few = nullcontext() if prior is None else one_blas_thread.for_small(len(start))
-    with few:
-        return _rise(sums, start, purpose, goal, origin, prior)
-
-
-def _rise(
-    sums: Sums,
-    start: np.ndarray,
-    purpose: str,
-    goal: float,
-    origin: np.ndarray,
-    prior: StandInPrior | None,
-) -> tuple[Curvature, bool]:
-    at = curvature(sums, start, purpose, prior)
-    if not at.finite:
-        kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
-        raise kind(why_not_finite(sums, at))
-    damping, idle = 0.0, 0
     settling = None if prior is None else Settling(sums.target, prior)
-    for _ in range(MAX_STEPS):
-        if settling is not None:
-            at, prior = settling.next(at), settling.prior
-        if _is_near(at, goal) and not (settling and settling.held_back):
-            break
-        better, damping = _step(sums, at, purpose, damping, origin, prior)
-        if better is None:  # no ascent left at working precision
-            return at, True
-        idle = idle + 1 if _is_idle(at, better) else 0
-        at = better
-        if idle == IDLE_STEPS and sums.target.model.users_functions:
-            return at, True
-    return at, False
+    damping, idle = 0.0, 0
+    # with a stand-in prior, each step factors a matrix
+    with nullcontext() if prior is None else one_blas_thread.for_small(len(start)):
+        at = curvature(sums, start, purpose, prior)
+        if not at.finite:
+            kind = EndlessError if at.log_posterior == np.inf else ConvergenceError
+            raise kind(why_not_finite(sums, at))
+        for _ in range(MAX_STEPS):
+            if settling is not None:
+                at, prior = settling.next(at), settling.prior
+            if _is_near(at, goal) and not (settling and settling.held_back):
+                break
+            better, damping = _step(sums, at, purpose, damping, origin, prior)
+            if better is None:  # no ascent left at working precision
+                return at, True
+            idle = idle + 1 if _is_idle(at, better) else 0
+            at = better
+            if idle == IDLE_STEPS and sums.target.model.users_functions:
+                return at, True
+        return at, False
 
 
 def _is_idle(at: Curvature, better: Curvature) -> bool:
@@ -214,10 +202,8 @@ def _is_idle(at: Curvature, better: Curvature) -> bool:
     A smooth log-posterior would have risen by about half the squared gradient norm. At a kink the
     gradient stays as large as before, and only tiny steps rise at all, by next to nothing.
     """
-    rise, least = (
-        better.log_posterior - at.log_posterior,
-        min(at.gradient_norm, better.gradient_norm),
-    )
+    rise = better.log_posterior - at.log_posterior
+    least = min(at.gradient_norm, better.gradient_norm)
     return least > FAR and rise < min(IDLE_RISE, IDLE_SHARE * least**2)
 
 
@@ -241,10 +227,8 @@ def _step(
         rise = trial.log_posterior - at.log_posterior
         enough = 1e-4 * length * max(at.gradient @ step, 0.0) - slack
         if trial.finite and rise >= enough:
-            closer = trial.gradient_norm < at.gradient_norm
-            return (trial if closer or rise > slack else None), (
-                damping / 100 if damping > 50 else 0
-            )
+            closer, less = trial.gradient_norm < at.gradient_norm, damping / 100
+            return (trial if closer or rise > slack else None), (less if damping > 50 else 0)
         if held_back is not None:
             step, held_back = held_back, None
         elif damping < 1e4:

@@ -519,7 +519,7 @@ class Fetcher:
     rows
         The rows to read from.
     capacity
-        Number of iterations to which batches are padded, since compiled loops have one shape.
+        Most iterations at a time, for which requests are computed.
     start_keys
         The keys with which chains begin.
     """
@@ -559,8 +559,7 @@ class Fetcher:
     def _fetch(self, first: int, count: int) -> Batches:
         keys = words_of_iterations(self.keys, np.arange(first, first + self.capacity))
         requests = row_requests(self.kernel, self.context, keys)
-        batches = self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
-        return jax.tree.map(lambda values: lengthened(values, self.capacity, axis=1), batches)
+        return self._read(jax.tree.map(lambda part: np.asarray(part)[:, :count], requests))
 
     def _read(self, requests: RowRequest | None) -> Batches:
         """Read the rows of all chains at once, and add the requests' other arrays."""

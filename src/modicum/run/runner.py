@@ -306,7 +306,7 @@ def _run_chunks(
     """Run chunks until all iterations are done or a stop is requested; return how many are."""
     settled = chains.settled is not None
     pace = _Pace(chains.capacity, total, hook, book.tune * chains.thin, settled)
-    count = pace.first(done)
+    count = pace.next(done)
     while done < total and not stop.requested:
         started = time.monotonic()
         if hook is not None and hook.due(done):
@@ -352,10 +352,6 @@ class _Pace:
         self.settled = settled
         self.per_iteration: float | None = None
         self.timed = 0
-
-    def first(self, done: int) -> int:
-        """Return the length of the first chunk, after `done` earlier iterations."""
-        return self._at_most(done, min(self.capacity, 4))
 
     def next(self, done: int) -> int:
         """Return the length of the chunk that begins after `done` iterations."""
