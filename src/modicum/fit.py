@@ -34,7 +34,7 @@ from modicum.rows.formula import FormulaEncoding
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import grouping_name
 from modicum.rows.reading import Missing, TableFiles, TableRows, read_formula
-from modicum.run import ChainCount, Parallel
+from modicum.run.chains import ChainCount, Parallel
 from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:

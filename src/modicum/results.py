@@ -20,7 +20,8 @@ from modicum.models.over_draws import ModelPredictor
 from modicum.passes import ModeRecord
 from modicum.posterior import FitRows, Posterior, Warnings, convergence_warnings
 from modicum.rows import Rows
-from modicum.run import History, Layout
+from modicum.run.chains import Layout
+from modicum.run.runner import History
 
 
 class Origin(NamedTuple):

@@ -40,23 +40,20 @@ from modicum.results import WITHOUT_TABLE, Finished, Origin, posterior_of
 from modicum.rows import Rows
 from modicum.rows.json_entries import Json
 from modicum.rows.rows import doubtful_weights
-from modicum.run import (
-    LENGTH,
+from modicum.run.chain_tasks import ChainHost, ChainTasks
+from modicum.run.chains import (
+    FEW,
     ChainCount,
-    ChainHost,
     Chains,
-    ChainTasks,
-    Checkpoint,
     Layout,
     Parallel,
     auto_layout,
-    capacity_for,
     default_parallel,
-    run,
-    stoppable,
-    within_limits,
 )
-from modicum.run.chains import FEW
+from modicum.run.checkpoint import Checkpoint
+from modicum.run.interrupt import stoppable, within_limits
+from modicum.run.iterations import LENGTH
+from modicum.run.runner import capacity_for, run
 from modicum.runtime import free_memory, in_double_precision, refuse_forked
 
 FUSED = 256  # most iterations of a fused call: few enough that copying the last ones is short

@@ -41,7 +41,7 @@ from modicum.posterior.predict import in_pieces
 from modicum.posterior.weighted import weighted_mean
 from modicum.rows import Rows
 from modicum.rows.sources import is_table
-from modicum.run import ChainCount
+from modicum.run.chains import ChainCount
 from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:

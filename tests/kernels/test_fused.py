@@ -12,7 +12,7 @@ import modicum as mo
 from helpers.refusals import refused
 from helpers.targets import design, sums_of
 from modicum.kernels.energy_conserving import certain_rows
-from modicum.kernels.fused import FusedKernel
+from modicum.kernels.fused.kernel import FusedKernel
 from modicum.kernels.fused.sizes import PhasedShape
 from modicum.kernels.moves import HMCMove
 from modicum.methods.ecs.composition import fused_kernel, with_integrator
@@ -206,7 +206,9 @@ def test_rows_that_are_slightly_off_are_noticed(plan, begun, truth, table, form,
 def test_the_front_door_takes_it(monkeypatch):
     # the GPU program, interpreted: after warm-up its draws equal the plain path's
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    monkeypatch.setattr("modicum.kernels.fused.FusedKernel", partial(FusedKernel, interpret=True))
+    monkeypatch.setattr(
+        "modicum.kernels.fused.kernel.FusedKernel", partial(FusedKernel, interpret=True)
+    )
     # From JAX 0.11 on, a program can only be lowered with a GPU present.
     monkeypatch.setattr("modicum.methods.ecs.composition._can_lower", lambda form: True)
     length = {"draws": 24, "tune": 30, "chains": 4, "random_seed": 2, "progressbar": False}

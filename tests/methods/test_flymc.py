@@ -25,8 +25,8 @@ from modicum.kernels.firefly import implicit
 from modicum.methods.flymc import look_back
 from modicum.methods.method import Task
 from modicum.random import chain_keys, words_at_start
-from modicum.run import History
 from modicum.run.iterations import begin
+from modicum.run.runner import History
 
 M = mo.models
 SLOW = pytest.mark.slow

@@ -15,7 +15,7 @@ from modicum.kernels.protocols import Kernel
 from modicum.methods import DEFAULT, METHODS, list_methods, resolve
 from modicum.methods.method import Method, Outcome, Plan
 from modicum.models import Target
-from modicum.run import place_rows
+from modicum.run.iterations import place_rows
 from modicum.runtime import in_double_precision, to_device
 
 

@@ -63,7 +63,7 @@ def test_stacked_chains_draw_from_the_same_posterior(first):
 
 def test_a_crash_loses_nothing(first, tmp_path, monkeypatch):
     method, post = first
-    real = mo.run.Checkpoint.append
+    real = mo.run.checkpoint.Checkpoint.append
 
     def append(self, done, *rest):
         real(self, done, *rest)
@@ -72,7 +72,7 @@ def test_a_crash_loses_nothing(first, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(runner, "CHUNK_SECONDS", 0.0)  # a checkpoint every iteration
-        patch.setattr(mo.run.Checkpoint, "append", append)
+        patch.setattr(mo.run.checkpoint.Checkpoint, "append", append)
         with pytest.raises(Crash):
             sampled(method, checkpoint=tmp_path)
     assert saved_iterations(tmp_path) == 70

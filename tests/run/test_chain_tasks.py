@@ -16,7 +16,8 @@ from helpers.targets import logistic_rows, quick, same_draws
 from modicum.passes import LocalEngine
 from modicum.passes.worker import RayHosts
 from modicum.rows import weight_classes
-from modicum.run import ChainHost, chain_tasks
+from modicum.run import chain_tasks
+from modicum.run.chain_tasks import ChainHost
 
 MODEL = mo.models.Logistic()
 

@@ -13,7 +13,8 @@ from helpers.targets import gaussian_rows
 from modicum.kernels.designs import Drawn
 from modicum.kernels.protocols import Kernel
 from modicum.random import chain_keys
-from modicum.run import Chains, run
+from modicum.run.chains import Chains
+from modicum.run.runner import run
 
 ROWS, BATCH, LENGTH = 97, 6, 25
 

@@ -53,7 +53,7 @@ def test_a_finished_checkpoint_returns_at_once(rows, whole, saved, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("a finished run must not compute again")
 
-    monkeypatch.setattr(mo.run.Chains, "advance", never)
+    monkeypatch.setattr(mo.run.chains.Chains, "advance", never)
     monkeypatch.setattr("modicum.methods.method.anchor_at_mode", never)
     again = quick(MODEL, rows, checkpoint=saved)
     assert same_run(again, whole)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import modicum as mo
-from modicum.run import iterations, place_rows
+from modicum.run import iterations
+from modicum.run.iterations import place_rows
 
 pytestmark = pytest.mark.usefixtures("x64")
 

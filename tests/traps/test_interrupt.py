@@ -19,7 +19,7 @@ import pytest
 import modicum as mo
 from helpers.scripts import Script
 from helpers.targets import gaussian_rows, quick
-from modicum.run import Chains
+from modicum.run.chains import Chains
 from modicum.run.checkpoint import Checkpoint
 from modicum.run.interrupt import stoppable
 

@@ -56,7 +56,7 @@ from modicum.methods import DEFAULT, METHODS
 from modicum.models import FAMILIES
 from modicum.models.families.links import LINKS
 from modicum.rows.reading import TableFiles
-from modicum.run import Checkpoint
+from modicum.run.checkpoint import Checkpoint
 from modicum.sample import RunSettings
 from modicum_command import after_a_stop, stop_line, watch
 

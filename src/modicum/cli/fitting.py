@@ -30,7 +30,7 @@ from modicum.rows import Rows, ingest
 from modicum.rows.json_entries import Json
 from modicum.rows.lake import Listing
 from modicum.rows.reading import Missing, TableRows, is_store, read_formula
-from modicum.run import ChainCount
+from modicum.run.chains import ChainCount
 from modicum.sample import RunSettings, draw
 
 if TYPE_CHECKING:

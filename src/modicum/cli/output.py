@@ -24,7 +24,7 @@ from modicum.posterior.predict import NewGroups
 from modicum.rows import Rows
 from modicum.rows.formula import NewLevels
 from modicum.rows.reading import TableFiles
-from modicum.run import within_limits
+from modicum.run.interrupt import within_limits
 from modicum_command import stop_line
 
 if TYPE_CHECKING:

@@ -34,7 +34,8 @@ from modicum.methods.method import Method, Outcome, OwnMove, Plan, Task, Tuning,
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
-from modicum.run import History, place_rows
+from modicum.run.iterations import place_rows
+from modicum.run.runner import History
 from modicum.runtime import Array, in_double_precision, jit, to_device
 
 FAR_DRAWS, PILOT_DRAWS = 4, 16

@@ -44,7 +44,7 @@ from modicum.passes import Anchor, Modes
 from modicum.passes.anchor import Warp
 from modicum.passes.sums import Resident
 from modicum.random import chain_keys, words_at_start
-from modicum.run import History
+from modicum.run.runner import History
 from modicum.runtime import Pytree, in_double_precision, to_device
 
 # The usual acceptance rate; one with shorter steps for group effects about which the data carry at

@@ -60,7 +60,7 @@ from modicum.models import LinearPredictorModel
 from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor
 from modicum.random import Stream, generator
-from modicum.run import History
+from modicum.run.runner import History
 from modicum.runtime import Array, Pytree, in_double_precision, jit
 
 BLOCK = 1_024  # rows and draws evaluated at once, so that a block of each stays in the caches

@@ -20,7 +20,8 @@ from modicum.models import Target
 from modicum.models.model import Batch
 from modicum.passes import NEAR, Anchor, ModeRecord, Starts, Sums, anchor_at_mode
 from modicum.rows import Rows
-from modicum.run import Checkpoint, History, PeriodicHook
+from modicum.run.checkpoint import Checkpoint
+from modicum.run.runner import History, PeriodicHook
 from modicum.runtime import Pytree
 
 Arrays = dict[str, np.ndarray]

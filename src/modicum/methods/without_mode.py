@@ -43,7 +43,8 @@ from modicum.passes.curvature import expanded_prior, prior_slope
 from modicum.passes.sums import Resident, Streamed, hold, log_likelihood
 from modicum.random import Stream, chain_keys, generator, words_at_start
 from modicum.rows import Rows
-from modicum.run import Chains, capacity_for, run
+from modicum.run.chains import Chains
+from modicum.run.runner import capacity_for, run
 from modicum.runtime import Pytree, in_double_precision, to_device
 
 

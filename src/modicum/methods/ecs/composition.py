@@ -53,7 +53,7 @@ def fused_kernel(
         return None, "fused iterations were switched off"
     why = fusing_obstacle(kernel, context)
     if why is None:
-        from modicum.kernels.fused import FusedKernel
+        from modicum.kernels.fused.kernel import FusedKernel
 
         form, estimator = kernel.control_variate, kernel.estimator
         assert isinstance(form, LinearTaylor)

@@ -53,7 +53,8 @@ from modicum.methods.method import Chosen, Outcome, Plan, Task, Tuning, account
 from modicum.methods.without_mode import FullLogPosterior, anchor_at_mean, may_have_mean
 from modicum.passes import Anchor, Sums, anchor_at
 from modicum.random import Stream, chain_keys, generator
-from modicum.run import Chains, History, capacity_for, run
+from modicum.run.chains import Chains
+from modicum.run.runner import History, capacity_for, run
 from modicum.runtime import in_double_precision
 
 

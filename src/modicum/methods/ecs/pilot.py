@@ -62,7 +62,7 @@ from modicum.random import Stream, generator, key
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
 from modicum.rows.weight_classes import KeptNumbers, extent_of
-from modicum.run import RowPlacement
+from modicum.run.iterations import RowPlacement
 from modicum.runtime import Pytree, to_device
 
 PILOT_ROWS = 8_192

@@ -21,7 +21,7 @@ from modicum.methods.ecs.signed_products import DEVIATIONS, FEWEST, NEARLY_ALL, 
 from modicum.methods.ecs.subsample import NOISY, Choice, seldom_exceeded
 from modicum.methods.method import Tuning
 from modicum.models import IntegratedEffects, LinearPredictorModel, Target
-from modicum.run import History
+from modicum.run.runner import History
 
 # Warnings of the pilot study that draws would not come from the posterior.
 UNFIT = frozenset({"posterior-not-normal", "mode-not-typical", "not-concave", "other-modes"})

@@ -16,7 +16,7 @@ from modicum.methods.method import Method, OwnMove, Task
 from modicum.methods.without_mode import NoMeanError, anchor_at_mean, may_have_mean
 from modicum.models.model import DENSE_LIMIT
 from modicum.passes import Anchor, anchor_at
-from modicum.run import RowPlacement
+from modicum.run.iterations import RowPlacement
 
 Fused: TypeAlias = bool | Literal["auto"]
 Integrator: TypeAlias = Literal["auto", "leapfrog", "split"]

@@ -26,7 +26,7 @@ from modicum.methods.ecs.settings import (
 )
 from modicum.methods.ecs.signed_products import ProductChoice, choose_products
 from modicum.methods.method import Outcome, Plan, Task, Tuning, account
-from modicum.run import History
+from modicum.run.runner import History
 from modicum.runtime import in_double_precision
 
 

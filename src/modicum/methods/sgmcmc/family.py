@@ -66,7 +66,8 @@ from modicum.models.model import DENSE_LIMIT, Batch
 from modicum.passes import Anchor, LocalEngine, Sums
 from modicum.random import Stream, generator, key
 from modicum.rows import Rows
-from modicum.run import History, PeriodicHook, place_rows
+from modicum.run.iterations import place_rows
+from modicum.run.runner import History, PeriodicHook
 from modicum.runtime import in_double_precision, to_device
 
 

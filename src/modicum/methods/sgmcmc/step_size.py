@@ -24,7 +24,7 @@ from modicum.methods.method import Plan, Task
 from modicum.models.model import Batch
 from modicum.random import Stream, key
 from modicum.rows import Rows
-from modicum.run import History
+from modicum.run.runner import History
 from modicum.runtime import jit
 
 Moments = tuple[jax.Array, jax.Array, jax.Array]  # count, mean, sum of squares about it
