@@ -9,10 +9,16 @@ import numpy as np
 
 from modicum.errors import SettingError, whole_number
 from modicum.posterior import Posterior, group_effects
-from modicum.posterior.draws import check_interval, require_finite, scalar_names
+from modicum.posterior.draws import (
+    check_interval,
+    require_finite,
+    require_positive_sum,
+    weights_of,
+)
 from modicum.posterior.exactness import residual_sizes
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.group_effects import terms_of
+from modicum.posterior.marginal import by_class
 from modicum.posterior.ppc import new_axes, pyplot
 from modicum.rows.checks import names_like
 
@@ -99,21 +105,38 @@ def forest(
     matplotlib.axes.Axes
     """
     check_interval(prob)
-    scalars = _scalars(post, names)
-    written = list(scalars) if labels is None else list(labels)
+    chosen = [names] if isinstance(names, str) else list(names or post.draws)
+    scalars = post.lines(chosen)
+    written = scalars if labels is None else list(labels)
     if len(written) != len(scalars):
         raise SettingError(f"there are {len(written)} labels for {len(scalars)} scalars.")
     levels = [(1 - prob) / 2, 0.5, (1 + prob) / 2]
-    low, middle, high = _quantiles(post, scalars, levels, transform)
+    quantiles = [post.quantile(name, levels).reshape(len(levels), -1) for name in chosen]
+    ends = np.concatenate(quantiles, axis=1)
+    ends = ends if transform is None else np.asarray(transform(ends))  # increasing: of quantiles
     ax = new_axes(ax, (6.0, 1.0 + 0.22 * len(scalars)))
-    at = np.arange(len(scalars))
-    ax.hlines(at, low, high, color=colour_of(post), linewidth=2)
-    ax.plot(middle, at, "o", color=colour_of(post), markersize=4)
-    ax.set_yticks(at, written)
-    ax.set_ylim(len(scalars) - 0.5, -0.5)  # the first on top
+    low, middle, high = ends
+    _intervals(ax, low, middle, high, written, color=colour_of(post))
     ax.set_xlabel(f"median and {prob:.0%} interval")
     ax.grid(axis="x", alpha=0.3)
     return ax
+
+
+def _intervals(
+    ax: Axes,
+    low: np.ndarray,
+    middle: np.ndarray,
+    high: np.ndarray,
+    names: Sequence[str],
+    color: str | None = None,
+    label: str | None = None,
+) -> None:
+    """Draw intervals one below the other, the first on top."""
+    at = np.arange(len(names))
+    ax.hlines(at, low, high, color=color, linewidth=2)
+    ax.plot(middle, at, "o", color=color, markersize=4, label=label)
+    ax.set_yticks(at, names)
+    ax.set_ylim(len(names) - 0.5, -0.5)
 
 
 def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = None) -> Axes:
@@ -134,9 +157,8 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
     """
     if table.index.nlevels > 1:
         ax = new_axes(ax)
-        for name in dict.fromkeys(table.index.get_level_values(-1)):
-            level = table[table.index.get_level_values(-1) == name].droplevel(-1)
-            effect(level, ax=ax, label=f"{table.index.names[-1]} {name}")
+        for name, part in by_class(table).items():
+            effect(part, ax=ax, label=name)
         ax.legend(frameon=False)
         return ax
     low, high = (table.iloc[:, k].to_numpy() for k in (2, 3))
@@ -147,13 +169,10 @@ def effect(table: pd.DataFrame, *, ax: Axes | None = None, label: str | None = N
         ax.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
         ax.set(xlabel=str(table.index.name), ylabel="expected outcome")
     else:
-        at = np.arange(len(table))
-        ax.hlines(at, low, high, linewidth=2)
-        ax.plot(table["mean"], at, "o", markersize=4, label=label)
+        mean, names = table["mean"].to_numpy(), [str(value) for value in table.index]
+        _intervals(ax, low, mean, high, names, label=label)
         if low.min() < 0 < high.max():
             ax.axvline(0, color=OTHER, linewidth=0.8)
-        ax.set_yticks(at, [str(value) for value in table.index])
-        ax.set_ylim(len(table) - 0.5, -0.5)
         ax.set(
             ylabel=str(table.index.name),
             xlabel=f"mean and {table.columns[2]}-{table.columns[3]} interval",
@@ -321,7 +340,7 @@ def _errors(post: Posterior, reference: Posterior, name: str) -> tuple[np.ndarra
     touched = post.stats["rows_touched"].sum(axis=0, dtype=float)
     before = max(post.ledger.evaluations - touched.sum(), 0.0)
     passes = (before + np.cumsum(touched)) / post.ledger.rows
-    weight = np.ones(post.stats["rows_touched"].shape) if post.weights is None else post.weights
+    weight = weights_of(post)
     mass = np.cumsum(weight.sum(axis=0))
     worst = np.zeros(len(passes))
     for parameter, x in post.draws.items():
@@ -488,60 +507,22 @@ def marginal(post: Posterior, name: str, *, bins: int = 40, ax: Axes | None = No
     -------
     matplotlib.axes.Axes
     """
-    (parameter, index), *more = _scalars(post, name).values()
-    if more:
-        raise SettingError(f"{name!r} has {len(more) + 1} entries: name one of them.")
+    count = len(post.lines([name]))
+    if count > 1:
+        raise SettingError(f"{name!r} has {count} entries: name one of them.")
     whole_number("bins", bins)
-    require_finite({parameter: post[parameter]}, "a histogram")
-    values = _flat(post, parameter)[:, index]
-    weights = np.ones(len(values)) if post.weights is None else post.weights.reshape(-1)
-    if not weights.sum() > 0:
-        raise SettingError(
-            "a histogram needs draws whose weights have a positive sum, and here the signs cancel."
-        )
+    values, weights = post[name].reshape(-1), weights_of(post).reshape(-1)
+    require_finite({name: post[name]}, "a histogram")
+    require_positive_sum(weights, "a histogram")
     ax = new_axes(ax)
     colour = colour_of(post)
     heights, edges = np.histogram(values, bins, weights=weights / weights.sum(), density=False)
     ax.stairs(heights / np.diff(edges), edges, fill=True, color=colour, alpha=0.35)
-    mean = float(np.ravel(post.mean(parameter))[index])
-    ax.axvline(mean, color=colour, label=f"{post.settings.get('method', 'draws')}, and its mean")
+    ax.axvline(
+        post.mean(name).item(),
+        color=colour,
+        label=f"{post.settings.get('method', 'draws')}, and its mean",
+    )
     ax.set(xlabel=name, ylabel="posterior density")
     ax.legend(frameon=False)
     return ax
-
-
-def _scalars(post: Posterior, names: Sequence[str] | str | None) -> dict[str, tuple[str, int]]:
-    """Find scalars by name; return where each lies, as (parameter, flat index)."""
-    scalar_places = {
-        scalar: (parameter, i)
-        for parameter, x in post.draws.items()
-        for i, scalar in enumerate(scalar_names(parameter, x.shape[2:], post.labels))
-    }
-    places: dict[str, tuple[str, int]] = {}
-    for name in [names] if isinstance(names, str) else post.draws if names is None else names:
-        if name in scalar_places:
-            places[name] = scalar_places[name]
-        elif name in post.draws:
-            places |= {k: v for k, v in scalar_places.items() if v[0] == name}
-        else:
-            raise SettingError(f"there is no parameter {name!r}: {names_like(name, scalar_places)}")
-    return places
-
-
-def _flat(post: Posterior, parameter: str) -> np.ndarray:
-    x = post[parameter]
-    return x.reshape(x.shape[0] * x.shape[1], -1)
-
-
-def _quantiles(
-    post: Posterior,
-    scalars: dict[str, tuple[str, int]],
-    levels: Sequence[float],
-    transform: Callable[[np.ndarray], np.ndarray] | None,
-) -> np.ndarray:
-    """Return quantiles (level, scalar); an increasing transform maps quantiles to quantiles."""
-    by_parameter = {
-        p: post.quantile(p, levels).reshape(len(levels), -1) for p, _ in set(scalars.values())
-    }
-    ends = np.stack([by_parameter[p][:, i] for p, i in scalars.values()], axis=1)
-    return ends if transform is None else np.asarray(transform(ends))

@@ -14,7 +14,7 @@ from modicum.markup import Markup, tag
 from modicum.models.over_draws import ModelPredictor
 from modicum.posterior import FitRows
 from modicum.posterior.ppc import PredictiveCheck
-from modicum.posterior.report import code_for, lights, overall, predictive_light
+from modicum.posterior.report import code_for, lights, overall
 from modicum.rows.reading import read_formula
 
 EVIL = '<script>alert("x")</script>'
@@ -200,12 +200,16 @@ def test_a_run_that_says_nothing_of_itself_is_not_called_fine():
 
 def test_a_model_that_misses_the_data_is_doubtful(page):
     table = pd.DataFrame({"observed": [0.5, 2.0, 3.0, 0.1], "lower": 0.0, "upper": 1.0})
-    check = PredictiveCheck("ecdf", table, "", 9, 100, 0.9)
-    (light,) = predictive_light(check)
+    run = mo.Posterior({"a": RNG.normal(size=(4, 100))}, {}, mo.Ledger(rows=1))
+
+    def judged(table):
+        check = PredictiveCheck("ecdf", table, "", 9, 100, 0.9)
+        found = lights(run, run.summary(), check)
+        return next(light for light in found if light.name == "predictive check")
+
+    light = judged(table)
     assert (light.level, light.figure) == ("doubtful", "50% outside")
-    fine = PredictiveCheck("ecdf", table[:1], "", 9, 100, 0.9)
-    assert predictive_light(fine)[0].level == "good"
-    assert predictive_light("no rows") == []
+    assert judged(table[:1]).level == "good"
     assert "predictive check" in Page(page).words
 
 

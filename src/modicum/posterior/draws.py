@@ -5,7 +5,7 @@ Scalars of a parameter have names: ``beta[age]`` rather than ``beta[0]``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, TypeAlias, TypeVar
@@ -163,24 +163,28 @@ class Draws:
         return int(next(iter(self.draws.values())).shape[1])
 
     @property
-    def weighted(self) -> bool:
-        """Whether the weights differ, so that draws do not count alike."""
+    def unequal_weights(self) -> np.ndarray | None:
+        """The weights; None if there are none, or if they are equal, so that draws count alike."""
         w = self.weights
         # NaN != NaN: weights with a NaN count as unequal, and every estimate is NaN
-        return w is not None and w.size > 0 and bool((w != w.flat[0]).any() or w.flat[0] <= 0)
+        if w is None or not w.size or not ((w != w.flat[0]).any() or w.flat[0] <= 0):
+            return None
+        return w
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the weights differ, so that draws do not count alike."""
+        return self.unequal_weights is not None
 
     def mean(self, name: str) -> np.ndarray:
         """Return the posterior mean; with signs or weights, the ratio estimate."""
-        x = self[name]
-        if self.weights is None or not self.weighted:
-            return np.asarray(x.mean(axis=(0, 1), dtype=float))
-        return weighted_mean(x, self.weights)
+        return weighted_mean(self[name], self.unequal_weights)
 
     def sd(self, name: str) -> np.ndarray:
         """Return the posterior standard deviation."""
-        x = np.asarray(self[name], dtype=float)
-        if self.weights is not None and self.weighted:
-            return np.sqrt(weighted_variance(x, self.weights))
+        x, weights = np.asarray(self[name], dtype=float), self.unequal_weights
+        if weights is not None:
+            return np.sqrt(weighted_variance(x, weights))
         if x.shape[0] * x.shape[1] < 2:
             return np.full(x.shape[2:], np.nan)
         return np.asarray(x.std(axis=(0, 1), ddof=1))
@@ -190,17 +194,16 @@ class Draws:
         x, levels = self[name], np.asarray(q, float)
         if not ((levels >= 0) & (levels <= 1)).all():
             raise SettingError(f"quantile levels must be between 0 and 1, not {q!r}.")
-        if self.weights is None or not self.weighted:
-            return np.asarray(np.quantile(x, levels, axis=(0, 1)))
-        return weighted_quantile(x, self.weights, levels)
+        return weighted_quantile(x, self.unequal_weights, levels)
 
     def covariance(self, name: str) -> np.ndarray:
         """Return the posterior covariance matrix of one parameter's scalars, flattened."""
-        x = np.asarray(self[name], dtype=float)
-        if self.weights is not None and self.weighted:
-            return weighted_covariance(x, self.weights)
-        flat = x.reshape(x.shape[0] * x.shape[1], -1)
-        return np.atleast_2d(np.cov(flat, rowvar=False))
+        return weighted_covariance(np.asarray(self[name], float), self.unequal_weights)
+
+    def lines(self, names: Iterable[str]) -> list[str]:
+        """Return the names of all scalars of these parameters, or lines of the summary."""
+        shapes = {name: self[name].shape[2:] for name in names}
+        return [line for name, s in shapes.items() for line in scalar_names(name, s, self.labels)]
 
 
 D = TypeVar("D", bound=Draws)
@@ -356,7 +359,7 @@ def resample(post: D, random_seed: int = 0) -> D:
     array([[0., 0., 3., 3.]])
     """
     require_positive(post.weights, "resampling")
-    if post.weights is None or not post.weighted:
+    if post.weights is None or post.unequal_weights is None:
         return post
     shape, number = post.weights.shape, post.weights.size
     at = equal_places(post.weights.reshape(-1), number, number, random_seed, "resampling")

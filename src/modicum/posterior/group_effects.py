@@ -51,7 +51,7 @@ from modicum.passes.integrated_groups import draw_effects, effect_moments
 from modicum.posterior.draws import Draws, affordable, check_interval, thinned, weights_of
 from modicum.posterior.fit_rows import RowsLike
 from modicum.posterior.fitted import FittedDraws, flat_points
-from modicum.posterior.summary import percent
+from modicum.posterior.summary import interval_columns
 from modicum.posterior.weighted import (
     normalised,
     weighted_mcse,
@@ -274,7 +274,7 @@ def _frame(
     """Return a frame with one line per level, or per level and effect if there are several."""
     import pandas as pd
 
-    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2), "mcse_mean"]
+    columns = interval_columns(prob)
     kinds = set(map(type, levels.tolist()))
     if kinds <= {int, float} or kinds == {bool}:  # numbers join with a table's, objects do not
         levels = np.asarray(levels.tolist())
@@ -418,10 +418,9 @@ def icc(post: FittedDraws, rows: RowsLike | None = None, prob: float = 0.9) -> p
     if len(shares) > 1:
         shares["all groups"] = sum(between.values()) / total
     x = np.stack(list(shares.values()), axis=-1)
-    weights = weights_of(post)
-    columns = ["mean", "sd", percent((1 - prob) / 2), percent((1 + prob) / 2)]
+    table = _tabulated(x, weights_of(post), prob)[:, :4]
     index = pd.Index(list(shares), name="group")
-    return pd.DataFrame(_tabulated(x, weights, prob)[:, :4], index=index, columns=columns)
+    return pd.DataFrame(table, index=index, columns=interval_columns(prob)[:4])
 
 
 def _group_variances(

@@ -30,7 +30,7 @@ from modicum.posterior.predict import (
     rows_behind,
     with_groups,
 )
-from modicum.posterior.summary import percent
+from modicum.posterior.summary import interval_columns
 from modicum.posterior.weighted import (
     weighted_mcse,
     weighted_mean,
@@ -383,6 +383,15 @@ def _compared(base: np.ndarray, other: np.ndarray, comparison: Comparison) -> np
     return np.asarray(other / (1 - other) / (base / (1 - base)))
 
 
+def by_class(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Split a table by class of the outcome; one without classes has no name."""
+    if table.index.nlevels == 1:
+        return {"": table}
+    classes = table.index.get_level_values(-1)
+    name = table.index.names[-1]
+    return {f"{name} {k}": table[classes == k].droplevel(-1) for k in dict.fromkeys(classes)}
+
+
 def _table(
     estimates: list[Average],
     averages: Averages,
@@ -413,7 +422,7 @@ def _table(
     if mean.ndim == 2:
         class_labels = classes if len(classes) == mean.shape[1] else range(mean.shape[1])
         index = pd.MultiIndex.from_product([labels, class_labels], names=[name, "class"])
-    titles = ["mean", "sd", *map(percent, ends), "mcse_mean"]
+    titles = interval_columns(prob)
     table = pd.DataFrame(columns.reshape(-1, len(titles)), index=index, columns=titles)
     table.attrs |= {"draws": weights.size, "rows": len(averages.rows)}
     return table

@@ -210,8 +210,9 @@ class Posterior(FittedDraws):
         chains = f"{self.chains} chain" + "s" * (self.chains != 1)
         names = ", ".join(f"{k} {v.shape[2:]}" if v.ndim > 2 else k for k, v in self.draws.items())
         parts = [f"{chains} of {self.num_draws:,} draws", names]
-        if self.weights is not None and self.weighted:
-            parts.append(f"mean {weight_name(self.weights)} {self.weights.mean():.3g}")
+        weights = self.unequal_weights
+        if weights is not None:
+            parts.append(f"mean {weight_name(weights)} {weights.mean():.3g}")
         units = f"{self.ledger.rows:,} {self.ledger.unit}s"
         parts.append(f"{self.ledger.passes:,.1f} passes over {units}")
         if self.warnings:

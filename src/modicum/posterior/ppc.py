@@ -483,10 +483,8 @@ def _frame(
     import pandas as pd
 
     ends = [(1 - prob) / 2, (1 + prob) / 2]
-    if signs is None:
-        (low, high), mean = np.quantile(drawn, ends, axis=0), drawn.mean(axis=0)
-    else:
-        low, high = weighted_quantile(drawn[None], signs[None], ends)
-        mean = weighted_mean(drawn[None], signs[None])
+    weights = None if signs is None else signs[None]
+    low, high = weighted_quantile(drawn[None], weights, ends)
+    mean = weighted_mean(drawn[None], weights)
     columns = {"observed": observed, "predicted": mean, "lower": low, "upper": high}
     return pd.DataFrame(columns, index=pd.Index(index, name="bin"))

@@ -7,10 +7,9 @@ self-contained, light and dark, for screens, phones and print (`report.css`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -27,8 +26,8 @@ from modicum.posterior.doubts import largest_r_hat, smallest_ess
 from modicum.posterior.draws import check_interval
 from modicum.posterior.fit_rows import FitRows, RowsLike
 from modicum.posterior.fitted import FittedDraws
-from modicum.posterior.group_effects import Shrinkage, effect_names, effects, group_names, shrinkage
-from modicum.posterior.marginal import marginal
+from modicum.posterior.group_effects import effect_names, effects, group_names, shrinkage
+from modicum.posterior.marginal import by_class, marginal
 from modicum.posterior.ppc import PredictiveCheck, ppc
 from modicum.posterior.summary import summary
 from modicum.rows import Rows
@@ -91,7 +90,7 @@ def report(
             holder = copy(post)
             holder.take_rows(data)
             other = None
-    page = report_page(Report.of(holder, title, prob, other))
+    page = report_page(holder, title, prob, other)
     with whole_file(path) as part:
         part.write_text(page, encoding="utf-8")
     return Path(path)
@@ -141,100 +140,85 @@ class Light(NamedTuple):
     meaning: str
 
 
-def lights(post: FittedDraws, summary: pd.DataFrame) -> list[Light]:
-    """Return the diagnostics of a run, the most important first."""
-    stats = post.stats
-    all_lights = [*_summary_lights(summary, post.chains, post.num_draws)]
-    if "diverging" in stats and stats["diverging"].size:
-        share = float(np.mean(stats["diverging"]))
-        all_lights.append(
-            Light(
-                "divergences",
-                f"{int(np.sum(stats['diverging'])):,} draws",
-                _level(share, 0.0, MOST_DIVERGING),
-                "trajectories that diverged; there should be none",
-            )
+def lights(
+    post: FittedDraws, summary: pd.DataFrame, check: PredictiveCheck | None = None
+) -> Iterator[Light]:
+    """Yield the diagnostics of a run, the most important first."""
+    yield from _summary_lights(summary, post.chains, post.num_draws)
+    diverging = post.stats.get("diverging", np.empty(0))
+    if diverging.size:
+        yield Light(
+            "divergences",
+            f"{int(np.sum(diverging)):,} draws",
+            _level(float(np.mean(diverging)), 0.0, MOST_DIVERGING),
+            "trajectories that diverged; there should be none",
         )
     bias = post.tuning.get("bias_bound")
     bound = bias.get("value") if isinstance(bias, Mapping) else None
     if is_number(bound):
-        all_lights.append(
-            Light(
-                "error of subsampling",
-                f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
-                _level(float(bound), 0.1, 0.3),  # type: ignore[arg-type]
-                "how far using a subsample of the rows may move a posterior mean, in posterior "
-                "standard deviations",
-            )
+        yield Light(
+            "error of subsampling",
+            f"at most {float(bound):.2g} sd",  # type: ignore[arg-type]
+            _level(float(bound), 0.1, 0.3),  # type: ignore[arg-type]
+            "how far using a subsample of the rows may move a posterior mean, in posterior "
+            "standard deviations",
         )
     if post.settings.get("complete") is False:
-        all_lights.append(Light("run", "stopped early", "doubtful", "only the draws so far"))
-    count = len(post.warnings)
-    all_lights.append(
-        Light(
-            "warnings",
-            f"{count:,}",
-            "good" if count == 0 else "doubtful",
-            "reasons to doubt the run, listed below" if count else "no reason to doubt the run",
-        )
-    )
-    return all_lights
-
-
-def _summary_lights(summary: pd.DataFrame, chains: int, draws: int) -> list[Light]:
-    """Judge R-hat and ESS of the worst scalar, by the limits of the warnings."""
-    finite = summary[np.isfinite(summary["r_hat"])]
-    if not len(finite):
-        unknown = "too few draws to tell whether the chains have converged"
-        return [Light("R-hat", "unknown", "bad", unknown)]
-    agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
-    worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
-    all_lights = [
-        Light(
-            "R-hat",
-            f"{finite['r_hat'].max():.3f}",
-            _level(float(finite["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
-            f"{agree}: 1 means that they do (worst: {worst})",
-        )
-    ]
-    for column, title, of in (
-        ("ess_bulk", "effective draws", "means"),
-        ("ess_tail", "effective draws in the tails", "intervals"),
-    ):
-        sizes = summary[column][np.isfinite(summary[column])]
-        if len(sizes):
-            smallest = float(sizes.min())
-            needed_ess = smallest_ess(chains * draws)
-            level = _level(-smallest, -needed_ess, -needed_ess / 4)
-            meaning = (
-                f"number of independent draws that would give equally precise {of} "
-                f"(worst: {sizes.idxmin()})"
-            )
-            all_lights.append(Light(title, f"{smallest:,.0f}", level, meaning))
-    return all_lights
-
-
-def predictive_light(check: PredictiveCheck | str) -> list[Light]:
-    """Judge the predictive check, if there is one."""
-    if isinstance(check, str):
-        return []
-    share = 1 - check.prob
-    return [
-        Light(
+        yield Light("run", "stopped early", "doubtful", "only the draws so far")
+    if check is not None:
+        share = 1 - check.prob
+        yield Light(
             "predictive check",
             f"{check.outside:.0%} outside",
             "good" if check.outside <= 3 * share else "doubtful",
             f"how often the data lie outside the model's {check.prob:.0%} intervals; much more "
             f"than {share:.0%} means that the model misses something",
         )
-    ]
+    count = len(post.warnings)
+    yield Light(
+        "warnings",
+        f"{count:,}",
+        "good" if count == 0 else "doubtful",
+        "reasons to doubt the run, listed below" if count else "no reason to doubt the run",
+    )
+
+
+def _summary_lights(summary: pd.DataFrame, chains: int, draws: int) -> Iterator[Light]:
+    """Judge R-hat and ESS of the worst scalar, by the limits of the warnings."""
+    finite = summary[np.isfinite(summary["r_hat"])]
+    if not len(finite):
+        unknown = "too few draws to tell whether the chains have converged"
+        yield Light("R-hat", "unknown", "bad", unknown)
+        return
+    agree = "whether chains agree" if chains > 1 else "whether both halves of the chain agree"
+    worst, limit = finite["r_hat"].idxmax(), largest_r_hat(chains, draws, len(finite))
+    yield Light(
+        "R-hat",
+        f"{finite['r_hat'].max():.3f}",
+        _level(float(finite["r_hat"].max()), limit, max(limit, BAD_R_HAT)),
+        f"{agree}: 1 means that they do (worst: {worst})",
+    )
+    for column, title, of in (
+        ("ess_bulk", "effective draws", "means"),
+        ("ess_tail", "effective draws in the tails", "intervals"),
+    ):
+        sizes = summary[column][np.isfinite(summary[column])]
+        if len(sizes):
+            needed_ess = smallest_ess(chains * draws)
+            yield Light(
+                title,
+                f"{sizes.min():,.0f}",
+                _level(-float(sizes.min()), -needed_ess, -needed_ess / 4),
+                f"number of independent draws that would give equally precise {of} "
+                f"(worst: {sizes.idxmin()})",
+            )
 
 
 def _level(value: float, good: float, bad: float) -> Level:
     return "good" if value <= good else "doubtful" if value <= bad else "bad"
 
 
-def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
+def overall(all_lights: Iterable[Light]) -> tuple[Level, str]:
     """Return the worst light, and a verdict."""
     levels = {light.level for light in all_lights}
     if "bad" in levels:
@@ -244,165 +228,32 @@ def overall(all_lights: Sequence[Light]) -> tuple[Level, str]:
     return "good", "No reason to doubt this fit was found."
 
 
-@dataclass
-class GroupEffects:
-    """Effects of a group's levels.
-
-    Attributes
-    ----------
-    table
-        As `Posterior.effects` tabulates them.
-    shrinkage
-        By name of the effect, its unpooled estimates, if they were computed.
-    """
-
-    table: pd.DataFrame
-    shrinkage: Mapping[str, Shrinkage] = field(default_factory=dict)
-
-
-@dataclass
-class Report:
-    """The contents of a report.
-
-    Attributes
-    ----------
-    post
-        The fit.
-    model
-        The model; None if it is not known.
-    title
-        Heading of the page.
-    prob
-        Posterior probability of the intervals.
-    summary
-        The table of `summary`.
-    check
-        The predictive check, or why there is none.
-    columns
-        Average predictions by column, or why there are none.
-    groups
-        Effects by grouping factor, or why there are none.
-    """
-
-    post: FittedDraws
-    model: BaseModel | None
-    title: str
-    prob: float
-    summary: pd.DataFrame
-    check: PredictiveCheck | str
-    columns: Mapping[str, pd.DataFrame | str]
-    groups: Mapping[str, GroupEffects | str]
-
-    @classmethod
-    def of(cls, post: FittedDraws, title: str | None, prob: float, data: RowsLike | None) -> Report:
-        """Gather the contents; what cannot be computed is a sentence that says why."""
-        predictor = post.restore_predictor()
-        model = predictor.model if isinstance(predictor, ModelPredictor) else None
-        has_rows = model is not None and (post.rows is not None or data is not None)
-        return cls(
-            post,
-            model,
-            title or str(post.settings.get("formula", model_name(model))),
-            prob,
-            summary(post, prob=prob),
-            _check(post, prob, data) if has_rows else NO_ROWS,
-            _columns(post, prob, data) if has_rows else {},
-            {} if model is None else _groups(post, model, prob, data),
-        )
-
-
-def _check(post: FittedDraws, prob: float, data: RowsLike | None) -> PredictiveCheck | str:
-    try:
-        return ppc(post, data, draws=DRAWS, prob=prob)
-    except ModicumError as fault:
-        return str(fault)
-
-
-def _columns(
-    post: FittedDraws, prob: float, data: RowsLike | None
-) -> dict[str, pd.DataFrame | str]:
-    """Return average predictions by column."""
-    columns: dict[str, pd.DataFrame | str] = {}
-    for column in _column_names(post, data):
+def report_page(post: FittedDraws, title: str | None, prob: float, data: RowsLike | None) -> str:
+    """Return the page as one HTML document; what cannot be computed says why."""
+    predictor = post.restore_predictor()
+    model = predictor.model if isinstance(predictor, ModelPredictor) else None
+    title = title or str(post.settings.get("formula", model_name(model)))
+    estimates = summary(post, prob=prob)
+    check, why, columns = None, NO_ROWS, []
+    if model is not None and (post.rows is not None or data is not None):
+        columns = _column_names(post, data)
         try:
-            columns[column] = marginal(
-                post, column, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS
-            )
+            check = ppc(post, data, draws=DRAWS, prob=prob)
         except ModicumError as fault:
-            columns[column] = str(fault)
-    return columns
-
-
-def _column_names(post: FittedDraws, data: RowsLike | None) -> list[str]:
-    """Return the first few columns, as the user named them; groups have their own section."""
-    encoding = None if post.fit_rows is None else post.fit_rows.encoding
-    if encoding is not None:
-        grouped = {name for group in encoding.groupings for name in group.columns}
-        has_table = post.table is not None or data is not None
-        names = encoding.needed(outcome=False, fields=()) if has_table else ()
-        return [name for name in names if name not in grouped][:MOST_COLUMNS]
-    schema = post.rows.schema if post.fit_rows is None and post.rows is not None else None
-    schema = schema or (None if post.fit_rows is None else post.fit_rows.schema)
-    if schema is None:
-        return []
-    places = range(len(schema.columns)) if schema.coding is None else schema.coding.dense
-    coded = () if schema.coding is None else schema.coding.fields
-    return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
-
-
-def _groups(
-    post: FittedDraws, model: BaseModel, prob: float, data: RowsLike | None
-) -> dict[str, GroupEffects | str]:
-    """Return the effects of every group."""
-    groups: dict[str, GroupEffects | str] = {}
-    rows, why = post.held_rows(), "no rows were given"
-    if rows is None and data is not None and group_names(model):
-        try:
-            rows = post.rows_of_fit(data, "a table of effects")
-        except ModicumError as fault:
-            why = str(fault).rstrip(".")
-    for group in group_names(model):
-        if rows is None and group == model.integrated_group:
-            groups[group] = (
-                f"These effects were integrated out and are drawn from the rows of the fit, "
-                f"which a file does not keep ({why}); give the rows or their table: "
-                "post.report(path, data=...)."
-            )
-            continue
-        table = effects(post, group, rows=rows, prob=prob)
-        groups[group] = GroupEffects(table, _shrinkages(post, model, group, table, rows))
-    return groups
-
-
-def _shrinkages(
-    post: FittedDraws, model: BaseModel, group: str, table: pd.DataFrame, rows: Rows | None
-) -> dict[str, Shrinkage]:
-    """Return the shrinkage of each effect of a group, if there are rows and not too many."""
-    if rows is None or len(rows) > MOST_SHRINKAGE_ROWS:
-        return {}
-    names = effect_names(model, group)
-    return {name: shrinkage(post, rows, group, name, table) for name in names}
-
-
-def report_page(report: Report) -> str:
-    """Return the page as one HTML document."""
-    traffic_lights = lights(report.post, report.summary)
-    traffic_lights[-1:-1] = predictive_light(report.check)  # before the warnings
+            why = str(fault)
+    traffic_lights = list(lights(post, estimates, check))
     level, verdict = overall(traffic_lights)
     sections = [
-        _section("What was fitted", _fitted(report)),
-        _section("Can it be trusted?", _trust(traffic_lights), _warnings(report)),
-        _section("Coefficients", _coefficients(report)),
-        *[
-            _section(f"Effects of {name}", _effects_section(shown, name, report.prob))
-            for name, shown in report.groups.items()
-        ],
-        _section("What each column does", _columns_section(report)) if report.columns else None,
-        _section("Does it look like the data?", _check_section(report.check)),
-        _section("What it cost", _cost(report)),
-        _section("Priors", _priors(report)),
-        _section("How it was sampled, and why", _method(report)),
-        _section("How to run it again", _how_to_repeat(report)),
+        _section("What was fitted", _fitted(post, model)),
+        _section("Can it be trusted?", _trust(traffic_lights), _warnings(post)),
+        _section("Coefficients", _coefficients(estimates)),
+        *([] if model is None else _groups(post, model, prob, data)),
+        _section("What each column does", _columns(post, columns, prob, data)) if columns else None,
+        _section("Does it look like the data?", _note(why) if check is None else _check(check)),
+        _section("What it cost", _cost(post)),
+        _section("Priors", _priors(post)),
+        _section("How it was sampled, and why", _method(post)),
+        _section("How to run it again", _how_to_repeat(post, model)),
     ]
     css = (files(__package__) / "report.css").read_text(encoding="utf-8")
     head = tag(
@@ -410,11 +261,11 @@ def report_page(report: Report) -> str:
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("title", report.title),
+        tag("title", title),
         tag("style", Markup("\n" + css)),
     )
-    top = tag("header", tag("h1", report.title), tag("p", _light(level), " ", verdict))
-    body = tag("body", tag("main", top, [part for part in sections if part is not None]))
+    top = tag("header", tag("h1", title), tag("p", _light(level), " ", verdict))
+    body = tag("body", tag("main", top, sections))
     return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
@@ -431,16 +282,20 @@ def _facts(pairs: Sequence[tuple[str, object]]) -> Markup:
     return tag("dl", [(tag("dt", name), tag("dd", value)) for name, value in pairs])
 
 
+def _note(text: str) -> Markup:
+    return tag("p", text, class_="note")
+
+
 def _wide(markup: Markup) -> Markup:
     return tag("div", markup, class_="scroll")
 
 
-def _fitted(report: Report) -> Markup:
-    post, settings = report.post, report.post.settings
+def _fitted(post: FittedDraws, model: BaseModel | None) -> Markup:
+    settings = post.settings
     pairs: list[tuple[str, object]] = []
     if "formula" in settings:
         pairs.append(("formula", tag("code", settings["formula"])))
-    pairs.append(("model", model_name(report.model)))
+    pairs.append(("model", model_name(model)))
     units = f"{post.ledger.rows:,} {post.ledger.unit}s"
     rows = settings.get("rows", post.ledger.rows)
     row_count = f"{rows:,} rows" + (f" in {units}" if post.ledger.unit != "row" else "")
@@ -489,27 +344,28 @@ def _trust(traffic_lights: Sequence[Light]) -> Markup:
     return tag("div", lines, class_="checks")
 
 
-def _warnings(report: Report) -> Markup | None:
-    if not report.post.warnings:
+def _warnings(post: FittedDraws) -> Markup | None:
+    if not post.warnings:
         return None
     lines = [
         tag("li", tag("strong", doubt.sentence + "."), " ", doubt.remedy and doubt.remedy + ".",
             " ", tag("code", doubt.code))
-        for doubt in report.post.warnings
+        for doubt in post.warnings
     ]  # fmt: skip
     return tag("ul", lines, class_="warnings")
 
 
-def _coefficients(report: Report) -> list[Markup]:
-    effects = [name for name in report.summary.index if "|" in str(name).split("[")[0]]
-    rest = report.summary.drop(index=effects)
+def _coefficients(estimates: pd.DataFrame) -> list[Markup]:
+    effects = [name for name in estimates.index if "|" in str(name).split("[")[0]]
+    rest = estimates.drop(index=effects)
     first = rest.head(MOST_LINES)
     low, high = first.columns[2], first.columns[3]
-    unit = tag("p", f"Mean and interval from {low} to {high} of the posterior.", class_="note")
-    picture = forest(list(first.index), Band.of(first, low, "mean", high))
-    parts = [unit, picture]
+    parts = [
+        _note(f"Mean and interval from {low} to {high} of the posterior."),
+        forest(list(first.index), Band.of(first, low, "mean", high)),
+    ]
     if len(rest) > len(first):
-        parts.append(tag("p", f"These are the first {len(first)} of {len(rest):,}.", class_="note"))
+        parts.append(_note(f"These are the first {len(first)} of {len(rest):,}."))
     columns = ["mean", "sd", low, high, "ess_bulk", "r_hat"]
     lines = [
         [name, *(f"{line[c]:.3g}" for c in columns[:4]), f"{line['ess_bulk']:,.0f}",
@@ -520,37 +376,61 @@ def _coefficients(report: Report) -> list[Markup]:
     return [*parts, tag("details", tag("summary", "the same as a table"), body)]
 
 
-def _effects_section(shown: GroupEffects | str, group: str, prob: float) -> list[Markup]:
-    """Show effects sorted by mean (of many, the largest and smallest), and their shrinkage."""
-    import pandas as pd
+def _groups(
+    post: FittedDraws, model: BaseModel, prob: float, data: RowsLike | None
+) -> Iterator[Markup]:
+    """Yield a section for the effects of every group."""
+    rows, why = post.held_rows(), "no rows were given"
+    if rows is None and data is not None and group_names(model):
+        try:
+            rows = post.rows_of_fit(data, "a table of effects")
+        except ModicumError as fault:
+            why = str(fault).rstrip(".")
+    for group in group_names(model):
+        if rows is None and group == model.integrated_group:
+            shown = [
+                _note(
+                    f"These effects were integrated out and are drawn from the rows of the fit, "
+                    f"which a file does not keep ({why}); give the rows or their table: "
+                    "post.report(path, data=...)."
+                )
+            ]
+        else:
+            frame = effects(post, group, rows=rows, prob=prob)
+            shown = [*_effects(frame), *_shrinkages(post, group, frame, rows, prob)]
+        yield _section(f"Effects of {group}", shown)
 
-    if isinstance(shown, str):
-        return [tag("p", shown, class_="note")]
-    ordered = shown.table.sort_values("mean", ascending=False)
+
+def _effects(frame: pd.DataFrame) -> list[Markup]:
+    """Show effects sorted by mean; of many, the largest and smallest."""
+    ordered = frame.sort_values("mean", ascending=False)
     low, high = ordered.columns[2], ordered.columns[3]
     unit = f"What each level adds to the predictor: mean and interval from {low} to {high}."
-    parts = [tag("p", unit, class_="note")]
+    parts = [_note(unit)]
     if len(ordered) > MOST_LINES:
         half = MOST_LINES // 2
-        parts.append(
-            tag("p", f"The {half} largest and the {half} smallest of {len(ordered):,}.",
-                class_="note")
-        )  # fmt: skip
-        ordered = pd.concat([ordered.head(half), ordered.tail(half)])
+        parts.append(_note(f"The {half} largest and the {half} smallest of {len(ordered):,}."))
+        ordered = ordered.take(np.r_[:half, -half:0])
     labels = [_label(level) for level in ordered.index]
-    parts.append(forest(labels, Band.of(ordered, low, "mean", high)))
-    pictures = [
-        tag("figure", tag("figcaption", name), shrinkage_chart(one, group, prob))
-        for name, one in shown.shrinkage.items()
-    ]
-    if pictures:
-        words = (
-            "Filled: the effects above. Hollow: estimates from the rows of each level alone "
-            "(triangles: beyond the edge). The fewer rows a level has, the more it borrows from "
-            f"the others. Grey: where {prob:.0%} of levels that are not in the data would lie."
-        )
-        parts += [tag("p", words, class_="note"), tag("div", pictures, class_="figures")]
-    return parts
+    return [*parts, forest(labels, Band.of(ordered, low, "mean", high))]
+
+
+def _shrinkages(
+    post: FittedDraws, group: str, frame: pd.DataFrame, rows: Rows | None, prob: float
+) -> list[Markup]:
+    """Show the shrinkage of each effect of a group, if there are rows and not too many."""
+    if rows is None or len(rows) > MOST_SHRINKAGE_ROWS:
+        return []
+    words = (
+        "Filled: the effects above. Hollow: estimates from the rows of each level alone "
+        "(triangles: beyond the edge). The fewer rows a level has, the more it borrows from "
+        f"the others. Grey: where {prob:.0%} of levels that are not in the data would lie."
+    )
+    pictures = []
+    for name in effect_names(post.fitted_model(), group):
+        picture = shrinkage_chart(shrinkage(post, rows, group, name, frame), group, prob)
+        pictures.append(tag("figure", tag("figcaption", name), picture))
+    return [_note(words), tag("div", pictures, class_="figures")]
 
 
 def _label(level: object) -> str:
@@ -560,26 +440,40 @@ def _label(level: object) -> str:
     return f"{level:.3g}" if isinstance(level, float) else str(level)
 
 
-def _columns_section(report: Report) -> list[Markup]:
+def _columns(
+    post: FittedDraws, names: Sequence[str], prob: float, data: RowsLike | None
+) -> list[Markup]:
+    """Show average predictions by column."""
     intro = (
         "Average predictions: the column is set to one value at a time in all rows, which are "
         "otherwise left as they are."
     )
-    parts = [tag("p", intro, class_="note")]
-    for name, effect in report.columns.items():
-        if isinstance(effect, str):
-            parts.append(tag("p", tag("strong", name), ": ", effect, class_="note"))
+    parts = []
+    for name in names:
+        try:
+            effect = marginal(post, name, data, draws=DRAWS, prob=prob, subsample=COLUMN_ROWS)
+        except ModicumError as fault:
+            parts.append(tag("p", tag("strong", name), ": ", str(fault), class_="note"))
             continue
-        parts += [_effect(f"{name}{of_class}", name, part) for of_class, part in _by_class(effect)]
-    return [parts[0], tag("div", parts[1:], class_="figures")]
+        for of_class, part in by_class(effect).items():
+            parts.append(_effect(f"{name}, {of_class}" if of_class else name, name, part))
+    return [_note(intro), tag("div", parts, class_="figures")]
 
 
-def _by_class(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Split the table by class of the outcome, if it has classes."""
-    if table.index.nlevels == 1:
-        return [("", table)]
-    classes = table.index.get_level_values(-1)
-    return [(f", class {k}", table[classes == k].droplevel(-1)) for k in dict.fromkeys(classes)]
+def _column_names(post: FittedDraws, data: RowsLike | None) -> list[str]:
+    """Return the first few columns, as the user named them; groups have their own section."""
+    fit = post.fit_rows if post.fit_rows is not None else post.rows
+    if fit is None:
+        return []
+    schema = fit.schema
+    if schema.encoding is not None and post.fit_rows is not None:
+        grouped = {name for group in schema.encoding.groupings for name in group.columns}
+        has_table = post.table is not None or data is not None
+        names = schema.encoding.needed(outcome=False, fields=()) if has_table else ()
+        return [name for name in names if name not in grouped][:MOST_COLUMNS]
+    places = range(len(schema.columns)) if schema.coding is None else schema.coding.dense
+    coded = () if schema.coding is None else schema.coding.fields
+    return [*(schema.columns[k] for k in places), *coded][:MOST_COLUMNS]
 
 
 def _effect(caption: str, name: str, table: pd.DataFrame) -> Markup:
@@ -591,9 +485,7 @@ def _effect(caption: str, name: str, table: pd.DataFrame) -> Markup:
     return tag("figure", tag("figcaption", caption), picture)
 
 
-def _check_section(check: PredictiveCheck | str) -> list[Markup]:
-    if isinstance(check, str):
-        return [tag("p", check, class_="note")]
+def _check(check: PredictiveCheck) -> list[Markup]:
     frame = check.table
     band = Band.of(frame, "lower", "predicted", "upper")
     observed = frame["observed"].to_numpy(float)
@@ -611,11 +503,11 @@ def _check_section(check: PredictiveCheck | str) -> list[Markup]:
         f"{check.prob:.0%} intervals. {check.outside:.0%} of the bins lie outside their intervals; "
         f"{expected:.0%} would by chance."
     )
-    return [tag("p", words, class_="note"), tag("figure", picture)]
+    return [_note(words), tag("figure", picture)]
 
 
-def _cost(report: Report) -> list[Markup]:
-    ledger = report.post.ledger
+def _cost(post: FittedDraws) -> list[Markup]:
+    ledger = post.ledger
     lines = [
         [purpose, kind, f"{n:,}", f"{n / ledger.rows:,.1f}"]
         for (purpose, kind), n in ledger.counts.items()
@@ -623,17 +515,17 @@ def _cost(report: Report) -> list[Markup]:
     text = f"{ledger.evaluations:,} {ledger.unit} evaluations: {ledger.passes:,.1f} passes"
     if ledger.share is not None:
         text += f", {ledger.share:.2%} of what HMC on all rows with the same trajectories costs"
-    seconds = report.post.settings.get("seconds")
+    seconds = post.settings.get("seconds")
     if isinstance(seconds, int | float):
         text += f"; {seconds:,.0f} seconds"
     head = ["for", "what", "evaluations", "passes"]
     return [tag("p", text + "."), _wide(table(head, lines))]
 
 
-def _priors(report: Report) -> Markup:
-    priors = report.post.tuning.get("priors")
+def _priors(post: FittedDraws) -> Markup:
+    priors = post.tuning.get("priors")
     if not isinstance(priors, Mapping) or not priors:
-        return tag("p", "The priors of this model were not recorded.", class_="note")
+        return _note("The priors of this model were not recorded.")
     items = list(priors.items())
     lines = [[name, prior] for name, prior in items[:MOST_LINES]]
     body = _wide(table(["parameter", "prior"], lines))
@@ -643,9 +535,9 @@ def _priors(report: Report) -> Markup:
     return tag("details", tag("summary", title), body)
 
 
-def _method(report: Report) -> Markup:
+def _method(post: FittedDraws) -> Markup:
     pairs: list[tuple[str, object]] = []
-    for name, entry in report.post.tuning.items():
+    for name, entry in post.tuning.items():
         if name == "priors":
             continue
         if isinstance(entry, Mapping) and "why" in entry:
@@ -657,16 +549,15 @@ def _method(report: Report) -> Markup:
             pairs.append((name, text))
         else:
             pairs.append((name, str(entry)))
-    if "settings" in report.post.settings:
-        pairs.append(("settings", tag("code", report.post.settings["settings"])))
-    return _facts(pairs) if pairs else tag("p", "Nothing was tuned.", class_="note")
+    if "settings" in post.settings:
+        pairs.append(("settings", tag("code", post.settings["settings"])))
+    return _facts(pairs) if pairs else _note("Nothing was tuned.")
 
 
-def _how_to_repeat(report: Report) -> list[Markup]:
-    post = report.post
+def _how_to_repeat(post: FittedDraws, model: BaseModel | None) -> list[Markup]:
     versions: list[tuple[str, object]] = [
         (k, post.settings[k]) for k in ("modicum", "jax", "backend") if k in post.settings
     ]
     if post.fit_rows is not None:
         versions.append(("fingerprint of the rows", post.fit_rows.fingerprint))
-    return [tag("pre", tag("code", code_for(post, report.model))), _facts(versions)]
+    return [tag("pre", tag("code", code_for(post, model))), _facts(versions)]

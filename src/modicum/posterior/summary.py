@@ -40,7 +40,7 @@ def summary(
     import pandas as pd
 
     check_interval(prob)
-    superchains = post.settings.get("superchains")
+    superchains, weights = post.settings.get("superchains"), post.unequal_weights
     if names is None:
         names = sorted(post.draws, key=lambda name: EFFECTS in name)
     requests = [names] if isinstance(names, str) else list(names)
@@ -54,15 +54,21 @@ def summary(
             "sd": post.sd(name),
             percent(ends[0]): low,
             percent(ends[1]): high,
-            **diagnose(x, post.weights if post.weighted else None, superchains),
+            **diagnose(x, weights, superchains),
         }
         index = scalar_names(name, x.shape[2:], post.labels)
         parts.append(pd.DataFrame({k: np.ravel(v) for k, v in columns.items()}, index=index))
     table = pd.concat(parts) if parts else pd.DataFrame()
-    if post.weighted and post.weights is not None:
-        table.attrs["mean_weight"] = float(post.weights.mean())
-        table.attrs["r_hat_weight"] = r_hat(post.weights)
+    if weights is not None:
+        table.attrs["mean_weight"] = float(weights.mean())
+        table.attrs["r_hat_weight"] = r_hat(weights)
     return table
+
+
+def interval_columns(prob: float) -> list[str]:
+    """Return the names of the columns that hold an estimate, its interval and its error."""
+    ends = map(percent, ((1 - prob) / 2, (1 + prob) / 2))
+    return ["mean", "sd", *ends, "mcse_mean"]
 
 
 def percent(level: float) -> str:

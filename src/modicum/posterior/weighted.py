@@ -7,7 +7,8 @@ Both are handled alike: whether ``w`` is the sign of a block-Poisson likelihood 
 
 and its error is that of the average of ``zeta_j = w_j (psi_j - I) / wbar`` (delta method).
 Arrays are (chain, draw, *shape), weights (chain, draw). If the sum of the weights is not positive,
-everything is ``nan``: signs that cancel say nothing about the posterior.
+everything is ``nan``: signs that cancel say nothing about the posterior. Weights of ``None`` mean
+that draws count alike: mean, quantiles and covariance are then NumPy's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def normalised(weights: Floats) -> Floats:
     return weights / total if total > 0 else np.full_like(weights, np.nan)
 
 
-def weighted_mean(x: Floats, weights: Floats) -> Floats:
+def weighted_mean(x: Floats, weights: Floats | None) -> Floats:
     """Estimate the expectation of x (eq. 5.3).
 
     Examples
@@ -34,6 +35,8 @@ def weighted_mean(x: Floats, weights: Floats) -> Floats:
     >>> float(weighted_mean(np.array([[1.0, 2.0, 5.0]]), np.array([[1.0, 1.0, -1.0]])))
     -2.0
     """
+    if weights is None:
+        return np.asarray(x.mean(axis=(0, 1), dtype=float))
     return np.asarray(np.tensordot(normalised(weights), x, axes=([0, 1], [0, 1])))
 
 
@@ -43,14 +46,16 @@ def weighted_variance(x: Floats, weights: Floats) -> Floats:
     return np.where(variance >= 0, variance, np.nan)
 
 
-def weighted_covariance(x: Floats, weights: Floats) -> Floats:
+def weighted_covariance(x: Floats, weights: Floats | None) -> Floats:
     """Estimate the covariance matrix of the flattened scalars of x."""
     flat = x.reshape(*x.shape[:2], -1)
+    if weights is None:
+        return np.atleast_2d(np.cov(flat.reshape(-1, flat.shape[2]), rowvar=False))
     centred = flat - weighted_mean(flat, weights)
     return np.asarray(np.einsum("cd,cdi,cdj->ij", normalised(weights), centred, centred))
 
 
-def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
+def weighted_quantile(x: Floats, weights: Floats | None, q: ArrayLike) -> Floats:
     """Estimate the quantiles q of each scalar, of shape (*q.shape, *shape).
 
     The distribution function is the running sum of the normalised weights over the sorted
@@ -64,6 +69,8 @@ def weighted_quantile(x: Floats, weights: Floats, q: ArrayLike) -> Floats:
     4.0
     """
     levels = np.asarray(q, dtype=float)
+    if weights is None:
+        return np.asarray(np.quantile(x, levels, axis=(0, 1)))
     values = x.reshape(x.shape[0] * x.shape[1], -1)
     share = normalised(weights).reshape(-1)
     quantiles = np.full((levels.size, values.shape[1]), np.nan)
