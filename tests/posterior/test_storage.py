@@ -150,7 +150,7 @@ WHOLE = ["save", "report", "to_netcdf"]
 def plain(post, monkeypatch):
     """Return a posterior that each of the writers can write."""
     pytest.importorskip("h5netcdf")
-    monkeypatch.setattr("modicum.posterior.report.report_page", lambda contents: "page" * 1000)
+    monkeypatch.setattr("modicum.posterior.report.report_page", lambda *contents: "page" * 1000)
     return Posterior({"beta": post["beta"]}, {}, post.ledger)
 
 

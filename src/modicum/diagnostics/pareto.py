@@ -77,31 +77,33 @@ def rows_smoothed(log_ratio: Floats, efficiency: float = 1.0) -> tuple[Floats, F
     Parameters
     ----------
     log_ratio
-        Log of target over proposal (rows, draws), finite, each row up to a constant.
+        Log of target over proposal (rows, draws), each row up to a constant; minus infinity counts
+        as e^-700 of the largest weight.
     efficiency
         Effective over actual draws: dependent draws have a longer tail.
 
     Returns
     -------
     log_weights, k
-        Logs of weights that sum to one in each row, and each row's tail index. The index is
-        infinite where all weights of the tail are equal, so that none can be fitted.
+        Logs of weights that sum to one in each row, and each row's tail index: 0 where all weights
+        are equal, and infinite where only those of the tail are, so that none can be fitted.
     """
-    log_weight = log_ratio - log_ratio.max(axis=1, keepdims=True)
+    log_weight = np.maximum(log_ratio - log_ratio.max(axis=1, keepdims=True), LEAST)
     rows, number = log_weight.shape
     few = number * efficiency <= 225
     beyond = max(FEWEST, int(number / 5 if few else 3 * np.sqrt(number / efficiency)))
-    k = np.full(rows, np.inf)
+    k = np.zeros(rows)
+    uneven = np.flatnonzero(np.ptp(log_weight, axis=1) >= 1e-10)
     step = max(1, TOGETHER // (beyond * _points(beyond)))
-    for first in range(0, rows, step):
-        piece = slice(first, first + step)
-        k[piece] = _smooth_tails(log_weight[piece], beyond)
+    for first in range(0, len(uneven), step):
+        piece = uneven[first : first + step]
+        log_weight[piece], k[piece] = _smooth_tails(log_weight[piece], beyond)
     total = np.log(np.exp(log_weight).sum(axis=1, keepdims=True))
     return log_weight - total, k
 
 
-def _smooth_tails(log_weight: Floats, beyond: int) -> Floats:
-    """Smooth the largest `beyond` weights of each row in place; return the tail indices."""
+def _smooth_tails(log_weight: Floats, beyond: int) -> tuple[Floats, Floats]:
+    """Smooth the largest `beyond` weights of each row; return weights and tail indices."""
     order = np.argpartition(log_weight, -beyond - 1, axis=1)[:, -beyond - 1 :]
     cut = np.exp(np.take_along_axis(log_weight, order[:, :1], axis=1))
     inner = np.argsort(np.take_along_axis(log_weight, order[:, 1:], axis=1), axis=1)
@@ -114,7 +116,7 @@ def _smooth_tails(log_weight: Floats, beyond: int) -> Floats:
     smooth = cut[vary] + scale[:, None] * _quantile(_middle(beyond), k[vary, None])
     values[vary] = np.minimum(np.log(smooth), values[vary, -1:])
     np.put_along_axis(log_weight, tail, values, axis=1)
-    return k
+    return log_weight, k
 
 
 def _middle(number: int) -> Floats:

@@ -21,18 +21,17 @@ import numpy as np
 
 from modicum.arrays import HALF_LOG_2PI
 from modicum.diagnostics import ess
-from modicum.diagnostics.pareto import rows_smoothed
+from modicum.diagnostics.pareto import LEAST, rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
-from modicum.ledger import Ledger
 from modicum.models import BaseModel, IntegratedEffects, LinearPredictorModel, Target
 from modicum.models.covariances import unnormalized_lkj_integral
 from modicum.models.model import DENSE_LIMIT
-from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes import Sums
 from modicum.passes.curvature import expanded_prior
 from modicum.posterior.draws import averaged_draws, require_positive_sum
 from modicum.posterior.exactness import WORST_TAIL
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, flat_points
+from modicum.posterior.fitted import FittedDraws, sums_at
 from modicum.random import Stream, generator
 
 NOISY = 0.5  # variance of log-weights, due to few draws, above which a covariance is not used
@@ -102,17 +101,13 @@ def log_joint(sums: Sums, points: np.ndarray, purpose: str) -> np.ndarray:
 
 def average(log_ratio: np.ndarray) -> tuple[Evidence, float]:
     """Return the log of the average of smoothed weights, with its error, and their Pareto k."""
-    top = log_ratio.max()
-    centred = np.maximum(log_ratio - top, -700.0)
-    if np.ptp(centred) < 1e-10:
-        return Evidence(float(top), 0.0), 0.0
-    (smoothed,), (tail,) = rows_smoothed(centred[None])
+    (smoothed,), (tail,) = rows_smoothed(log_ratio[None])
     # these are normalised; the smallest weight, which is not smoothed, shows by how much
-    lowest = int(np.argmin(centred))
-    log_total = centred[lowest] - smoothed[lowest]
+    lowest = int(np.argmin(log_ratio))
+    log_total = max(log_ratio[lowest], log_ratio.max() + LEAST) - smoothed[lowest]
     share = np.exp(smoothed) * len(smoothed)
     error = float(np.std(share, ddof=1) / np.sqrt(len(share)))
-    return Evidence(float(top + log_total - np.log(len(share))), error), float(tail)
+    return Evidence(float(log_total - np.log(len(share))), error), float(tail)
 
 
 FEWEST = 100  # points needed to see the tail of their weights
@@ -165,11 +160,8 @@ def log_evidence(
         )
     total = post.chains * post.num_draws
     subset, weights = averaged_draws(post, total, "the evidence")
-    target, draws = flat_points(post, rows, subset)
-    _require_enough(target, total)
-    engine = LocalEngine(progressbar=progressbar)
-    ledger = Ledger(rows=len(rows))
-    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
+    sums, draws = sums_at(post, rows, subset, progressbar)
+    _require_enough(sums.target, total)
     bridge = np.zeros(total, bool)
     bridge[np.unique(np.linspace(0, total - 1, min(points, total // 2)).astype(int))] = True
     proposal = NormalProposal.fitted(sums, draws[~bridge], weights[~bridge], "evidence")

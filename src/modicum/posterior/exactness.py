@@ -32,7 +32,6 @@ from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
 from modicum.models.over_draws import log_priors
-from modicum.passes import LocalEngine, Sums, units_of
 from modicum.passes.pointwise import log_likelihoods
 from modicum.passes.pointwise import scores as log_posterior_scores
 from modicum.posterior.doubts import Warnings
@@ -45,7 +44,7 @@ from modicum.posterior.draws import (
     resample,
 )
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, flat_points
+from modicum.posterior.fitted import FittedDraws, sums_at
 from modicum.posterior.population import random_rows
 from modicum.posterior.weighted import kish_share, weighted_mean, weighted_variance
 from modicum.rows import Rows
@@ -125,10 +124,8 @@ def _exact_log_posterior(
     """Return the log-posterior of all rows at each draw, (chain, draw), in one pass."""
     chains, number = next(iter(draws.values())).shape[:2]
     flat = {k: v.reshape(chains * number, *v.shape[2:]) for k, v in draws.items()}
-    target, points = flat_points(post, rows, flat)
-    engine = LocalEngine(progressbar=progressbar)
-    sums = Sums(target, units_of(target, rows, engine, ledger), engine, ledger)
-    total = sums.values(points, "correction") + target.log_priors(points)
+    sums, points = sums_at(post, rows, flat, progressbar, ledger)
+    total = sums.values(points, "correction") + sums.target.log_priors(points)
     return np.asarray(total.reshape(chains, number))
 
 
@@ -150,16 +147,12 @@ def _require_weights(log_weights: np.ndarray) -> None:
 
 
 def _smooth(log_weights: np.ndarray) -> tuple[np.ndarray, float]:
-    # a weight below e^-700 of the largest is as good as 0; -inf is clipped too
-    centred = np.maximum(log_weights - log_weights.max(), -700.0)
-    if np.ptp(centred) < 1e-10:
-        return centred, 0.0
-    if centred.size < FEWEST:
+    if log_weights.size < FEWEST and np.ptp(log_weights) >= 1e-10:
         raise SettingError(
-            f"{centred.size} draws are too few to be corrected, since the tail of their weights "
-            f"cannot be judged; sample at least {FEWEST}."
+            f"{log_weights.size} draws are too few to be corrected, since the tail of their "
+            f"weights cannot be judged; sample at least {FEWEST}."
         )
-    smoothed, (tail,) = rows_smoothed(centred.reshape(1, -1))
+    smoothed, (tail,) = rows_smoothed(log_weights.reshape(1, -1))
     return smoothed.reshape(log_weights.shape), float(tail)
 
 
@@ -342,13 +335,12 @@ def stein_discrepancy(
     if weights.size < 2:
         raise SettingError(f"{PURPOSE} compares draws with each other, and there is only one.")
     subsample = None if subsample is None or subsample >= len(same) else subsample
-    target, points = flat_points(post, same, subset)
+    sums, points = sums_at(post, same, subset, progressbar)
     if not finite_and_moving(points[None]).all():
         raise SettingError(
             "some parameters have the same value in all draws, so there is no discrepancy to "
             "measure; sample again, or fix these parameters in the model."
         )
-    sums = Sums(target, same, LocalEngine(progressbar=progressbar), Ledger(rows=len(same)))
     scores = log_posterior_scores(sums, points, subsample, random_seed)
     if not np.isfinite(scores).all():
         raise SettingError(
@@ -377,16 +369,15 @@ def residual_sizes(
     rows = post.rows_of_fit(data, "a plot of residuals")
     total = post.chains * post.num_draws
     subset, weights = averaged_draws(post, total, "a plot of residuals")
-    target, points = flat_points(post, rows, subset)
+    sums, points = sums_at(post, rows, subset, progressbar=False)
     mean = np.average(points, axis=0, weights=weights)
     delta = points[evenly_spaced(len(points), draws)] - mean
-    units = units_of(target, rows, LocalEngine(progressbar=False), Ledger(rows=len(rows)))
-    ids = np.sort(random_rows(len(units), number, random_seed))
+    ids = np.sort(random_rows(len(sums.rows), number, random_seed))
     evaluated_at = np.concatenate(
         [mean[None], mean + delta, mean + STEP * delta, mean - STEP * delta]
     )
     parts = []
-    for values in log_likelihoods(target, units, ids, evaluated_at):
+    for values in log_likelihoods(sums.target, sums.rows, ids, evaluated_at):
         centre, (value, above, below) = values[0], values[1:].reshape(3, len(delta), -1)
         slope = (above - below) / (2 * STEP)
         curvature = (above + below - 2 * centre) / STEP**2
@@ -394,6 +385,6 @@ def residual_sizes(
         size = np.sqrt(np.mean(residual**2, axis=0))
         parts.append(np.where(size > ROUNDING * np.maximum(np.abs(centre), 1.0), size, 0.0))
     sizes = np.concatenate(parts)
-    if "weight" in units.fields:
-        sizes = sizes * units.subset(ids).slice(0, len(ids))["weight"]
+    if "weight" in sums.rows.fields:
+        sizes = sizes * sums.rows.subset(ids).slice(0, len(ids))["weight"]
     return np.asarray(sizes)

@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from modicum.errors import SettingError
+from modicum.ledger import Ledger
 from modicum.models import Target
 from modicum.models.model import BaseModel
 from modicum.models.over_draws import ModelPredictor, rebuild
+from modicum.passes import LocalEngine, Sums, units_of
 from modicum.posterior.doubts import Warnings
 from modicum.posterior.draws import Draws
 from modicum.posterior.fit_rows import (
@@ -163,3 +165,16 @@ def flat_points(
             "these rows; give the rows the posterior was sampled with."
         )
     return target, points
+
+
+def sums_at(
+    post: FittedDraws,
+    rows: Rows,
+    draws: dict[str, np.ndarray],
+    progressbar: bool,
+    ledger: Ledger | None = None,
+) -> tuple[Sums, np.ndarray]:
+    """Return sums over the rows of the fit, or its groups, and draws as flat vectors (S, d)."""
+    target, points = flat_points(post, rows, draws)
+    engine, ledger = LocalEngine(progressbar=progressbar), ledger or Ledger(rows=len(rows))
+    return Sums(target, units_of(target, rows, engine, ledger), engine, ledger), points

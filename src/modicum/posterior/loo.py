@@ -40,9 +40,8 @@ import numpy as np
 from modicum.diagnostics.pareto import rows_smoothed
 from modicum.errors import ModicumWarning, SettingError, too_few, warn, whole_number
 from modicum.ledger import Ledger
-from modicum.models import Target
 from modicum.models.model import DENSE_LIMIT
-from modicum.passes import LocalEngine, Sums, units_of
+from modicum.passes import LocalEngine, Sums
 from modicum.passes.curvature import expanded_prior
 from modicum.passes.pointwise import LeftOut, approximately_left_out, log_likelihoods
 from modicum.posterior.draws import (
@@ -52,8 +51,9 @@ from modicum.posterior.draws import (
 )
 from modicum.posterior.evidence import NormalProposal, average, log_joint
 from modicum.posterior.fit_rows import RowsLike
-from modicum.posterior.fitted import FittedDraws, flat_points
+from modicum.posterior.fitted import FittedDraws, sums_at
 from modicum.posterior.group_effects import group_levels
+from modicum.posterior.weighted import kish_share
 from modicum.random import Stream, generator
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import as_groups
@@ -356,33 +356,20 @@ class LeaveOneOut:
 
 
 class _Prepared(NamedTuple):
-    """A subject's draws as flat points, with its target and the units to leave out."""
+    """A subject's draws as flat points, with the sums over the units to leave out."""
 
-    target: Target
-    units: Rows
+    sums: Sums
     points: np.ndarray
     log_weight: np.ndarray
     sign: np.ndarray  # of each draw; 1 except for signed samplers
     efficiency: float  # effective over actual draws
-    ledger: Ledger
-    numbers: np.ndarray | None  # index of each row in the table; None if in the table's order
+    order: np.ndarray  # of the units, by their indices in the table
+    called: np.ndarray  # their names in that order: indices in the table, or names of groups
 
     @property
-    def grouped(self) -> bool:
-        """Whether the units are groups."""
-        return self.units.grouped
-
-    def places(self, row_ids: np.ndarray) -> np.ndarray:
-        """Return the indices among the units of rows given by their rank in the table."""
-        if self.grouped or self.numbers is None:
-            return row_ids
-        return np.argsort(self.numbers)[row_ids]
-
-    def names(self, row_ids: np.ndarray) -> np.ndarray:
-        """Return the table indices of rows given by their rank; for groups, their names."""
-        if self.grouped:
-            return group_levels(as_groups(self.units))[row_ids]
-        return row_ids if self.numbers is None else np.sort(self.numbers)[row_ids]
+    def mean(self) -> np.ndarray:
+        """The posterior mean."""
+        return _mean(self.points, self.log_weight, self.sign)
 
 
 def loo(
@@ -464,17 +451,14 @@ def leave_one_out(
     whole_number("draws", draws, FEWEST)
     if subsample is not None:
         whole_number("subsample", subsample, 2)
-    engine = LocalEngine(progressbar=progressbar)
-    prepared = [_prepare(*subject, draws, engine) for subject in subjects]
-    counts = {(len(model.units), model.grouped) for model in prepared}
-    assert len(counts) == 1, "the caller compares like with like"
-    number = len(prepared[0].units)
+    prepared = [_prepare(*subject, draws, progressbar) for subject in subjects]
+    (number,) = {len(model.order) for model in prepared}  # the caller compares like with like
     weight = _weights(prepared[0])
     if number <= (EXACT if subsample is None else subsample):
         near = [LeftOut(*np.zeros((3, number)))] * len(prepared)  # no approximation is needed
         sample = RowSample.of_all(number)
     else:
-        near = [_approximation(model, engine) for model in prepared]
+        near = [_approximation(model) for model in prepared]
         size = weight * sum(np.nan_to_num(part.variance.astype(float)) for part in near)
         sample = RowSample.drawn(size, subsample or SAMPLED, random_seed)
     results = [
@@ -483,7 +467,7 @@ def leave_one_out(
     if not moment_match:
         return results
     return [
-        _moment_matched(left_out, model, engine, random_seed)
+        _moment_matched(left_out, model, random_seed)
         for left_out, model in zip(results, prepared, strict=True)
     ]
 
@@ -493,7 +477,7 @@ def _prepare(
     rows: Rows,
     numbers: np.ndarray | None,
     draws: int,
-    engine: LocalEngine,
+    progressbar: bool,
 ) -> _Prepared:
     subset, weights = averaged_draws(source, draws, "leaving rows out")
     counts = weights != 0
@@ -503,12 +487,15 @@ def _prepare(
             f"weights cannot be judged; sample at least {FEWEST}."
         )
     subset = {name: x[counts] for name, x in subset.items()}
-    target, points = flat_points(source, rows, subset)
-    ledger = Ledger(rows=len(rows))
-    units = units_of(target, rows, engine, ledger)
+    sums, points = sums_at(source, rows, subset, progressbar)
     log_weight, sign = np.log(np.abs(weights[counts])), np.sign(weights[counts])
+    order = called = np.arange(len(sums.rows))
+    if sums.rows.grouped:
+        called = group_levels(as_groups(sums.rows))
+    elif numbers is not None:
+        order, called = np.argsort(numbers), np.sort(numbers)
     efficiency = _efficiency(source, len(points))
-    return _Prepared(target, units, points, log_weight, sign, efficiency, ledger, numbers)
+    return _Prepared(sums, points, log_weight, sign, efficiency, order, called)
 
 
 def _efficiency(source: Draws, count: int) -> float:
@@ -528,14 +515,13 @@ def _efficiency(source: Draws, count: int) -> float:
 
 def _weights(subject: _Prepared) -> np.ndarray:
     """Return the frequency weight of each unit."""
-    units = subject.units
-    if subject.grouped or "weight" not in units.fields:
+    units = subject.sums.rows
+    if units.unit == "group" or "weight" not in units.fields:
         return np.ones(len(units))
-    weight = whole_field(units, "weight").astype(float)
-    return weight[subject.places(np.arange(len(weight)))]
+    return whole_field(units, "weight").astype(float)[subject.order]
 
 
-def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
+def _approximation(subject: _Prepared) -> LeftOut:
     """Approximate every row from a few draws, shifted so that their mean is that of all draws.
 
     Without the shift, a row's log-likelihood would be off by its gradient times the difference of
@@ -543,12 +529,9 @@ def _approximation(subject: _Prepared, engine: LocalEngine) -> LeftOut:
     """
     spaced = evenly_spaced(len(subject.points), FEW_POINTS)
     points, log_weight = subject.points[spaced], subject.log_weight[spaced]
-    centre = _mean(subject.points, subject.log_weight, subject.sign)
-    moved = points + centre - _mean(points, log_weight, np.ones(len(spaced)))
-    sums = Sums(subject.target, subject.units, engine, subject.ledger)
-    near = approximately_left_out(sums, moved, log_weight)
-    places = subject.places(np.arange(len(subject.units)))
-    return LeftOut(*(part[places] for part in near))
+    moved = points + subject.mean - _mean(points, log_weight, np.ones(len(spaced)))
+    near = approximately_left_out(subject.sums, moved, log_weight)
+    return LeftOut(*(part[subject.order] for part in near))
 
 
 def _mean(points: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:
@@ -560,9 +543,9 @@ def _leave_out(
 ) -> LeaveOneOut:
     """Run PSIS-LOO on the rows of the sample, a piece at a time."""
     parts, first = [], 0
-    unit, called = "group" if subject.grouped else "row", subject.names(sample.row_ids)
-    places = subject.places(sample.row_ids)
-    for values in log_likelihoods(subject.target, subject.units, places, subject.points):
+    units, called = subject.sums.rows, subject.called[sample.row_ids]
+    places, unit = subject.order[sample.row_ids], units.unit
+    for values in log_likelihoods(subject.sums.target, units, places, subject.points):
         piece = slice(first, first + values.shape[1])
         _require_numbers(values, unit, called[piece])
         share = np.minimum(weight[sample.row_ids[piece]], 1.0)
@@ -574,19 +557,16 @@ def _leave_out(
     return LeaveOneOut(sample, weight, near, elpd, lpd, pareto_k, draws, unit, called)
 
 
-def _moment_matched(
-    left_out: LeaveOneOut, subject: _Prepared, engine: LocalEngine, seed: int
-) -> LeaveOneOut:
+def _moment_matched(left_out: LeaveOneOut, subject: _Prepared, seed: int) -> LeaveOneOut:
     """Leave out the worst rows with new points, and keep the results whose Pareto k is good."""
     worst = np.argsort(-left_out.pareto_k)[:MOST_UNITS]
     bad = np.sort(worst[left_out.pareto_k[worst] > left_out.good_k])
     if not len(bad):
         return left_out
     row_ids = left_out.sample.row_ids[bad]
-    sums = Sums(subject.target, subject.units, engine, subject.ledger)
-    mean = _mean(subject.points, subject.log_weight, subject.sign)
     share = np.minimum(left_out.weight[row_ids], 1.0)
-    new_elpd, new_k = leave_out_anew(sums, mean, subject.places(row_ids), share, seed)
+    places = subject.order[row_ids]
+    new_elpd, new_k = leave_out_anew(subject.sums, subject.mean, places, share, seed)
     elpd, pareto_k = left_out.elpd.copy(), left_out.pareto_k.copy()
     better = new_k <= min(WORST_TAIL, left_out.good_k)
     elpd[bad[better]], pareto_k[bad[better]] = new_elpd[better], new_k[better]
@@ -619,12 +599,9 @@ def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.n
     """Return elpd, lpd and Pareto k (3, rows) from log-likelihoods (draws, rows)."""
     log_weight, sign = subject.log_weight, subject.sign
     log_ratio = (log_weight[:, None] - share * values).T
-    flat = np.ptp(log_ratio, axis=1) < 1e-10
-    smoothed = np.full(log_ratio.shape, -np.log(len(values)))
-    pareto_k = np.zeros(len(smoothed))
-    smoothed[~flat], pareto_k[~flat] = rows_smoothed(log_ratio[~flat], subject.efficiency)
-    doubtful = pareto_k > DOUBTFUL
-    if doubtful.any() and _count_nearly_alike(log_weight):
+    smoothed, pareto_k = rows_smoothed(log_ratio, subject.efficiency)
+    doubtful, weight = pareto_k > DOUBTFUL, np.exp(log_weight - log_weight.max())
+    if doubtful.any() and np.ptp(log_weight) > 0 and kish_share(weight) > ALIKE:
         # The draws' weights were smoothed and judged when they were computed. Even if nearly equal
         # they have a tail, whose k would show in every row; use k of the row's own ratio instead.
         _, row_k = rows_smoothed(-(share * values).T[doubtful], subject.efficiency)
@@ -632,12 +609,6 @@ def _smoothed(values: np.ndarray, share: np.ndarray, subject: _Prepared) -> np.n
     elpd = _log_average(values.T, smoothed, sign)
     lpd = _log_average(values.T, log_weight, sign)
     return np.stack([elpd, lpd, pareto_k])
-
-
-def _count_nearly_alike(log_weight: np.ndarray) -> bool:
-    """Return whether the draws have weights that are nearly, but not exactly, equal."""
-    weight = np.exp(log_weight - log_weight.max())
-    return np.ptp(log_weight) > 0 and weight.sum() ** 2 > ALIKE * len(weight) * (weight @ weight)
 
 
 def _log_average(values: np.ndarray, log_weight: np.ndarray, sign: np.ndarray) -> np.ndarray:

@@ -277,23 +277,24 @@ def _compared(
     _require_comparable(y, fields)
     natural = _natural_kind(model, source, rows, y)
     kind: Kind = natural if by is None else "residuals"
-    counter: _RowBins | _ValueBins
-    if by is not None:
-        places, at = _bins(by[1], bins)
-        classes = int(y.max()) + 1 if natural == "classes" else None
-        counter = _RowBins(lambda batch, part: places[part], len(at), classes)
-    elif kind == "calibration":
-        counter = _RowBins(_by_probability(source, bins), bins)
-    else:
-        counter = _ValueBins(_edges(kind, y), kind)
-    observed, predicted, first = np.zeros(()), np.zeros(()), 0
+    bin_of_row, at = (np.zeros(len(y), int), np.zeros(1)) if by is None else _bins(by[1], bins)
+    calibrated = kind == "calibration"
+    by_probability = _by_probability(source, bins) if calibrated else None
+    count = bins if calibrated else len(at)
+    edges = np.empty(0) if calibrated or by is not None else _edges(kind, y)
+    classes = int(y.max()) + 1 if kind == "residuals" and natural == "classes" else 0
+    summed = _sums_of(kind, count, edges, classes)
+    total, in_bins, first = np.zeros(()), np.zeros((2, count)), 0
     for batch, drawn in outcomes(source, rows, seed):
         part = slice(first, first + drawn.shape[1])
-        summed = counter.sums(batch, part, mass[part])
-        observed = observed + summed(y[part])
-        predicted = predicted + np.stack([summed(outcome) for outcome in drawn])
+        place = bin_of_row[part] if by_probability is None else by_probability(batch)
+        in_bins += [np.bincount(place, w, minlength=count) for w in (None, mass[part])]
+        total = total + np.stack([summed(place, x, mass[part]) for x in (y[part], *drawn)])
         first = part.stop
-    table = counter.table(observed, predicted, prob, source.signs)
+    if len(edges):
+        table = _value_table(kind, edges, total, prob, source.signs)
+    else:
+        table = _row_table(total, in_bins, classes, prob, source.signs)
     if by is not None:
         table = table.assign(at=at[table.index])
     if "rows" in table:
@@ -384,17 +385,15 @@ def _bins(values: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.divide(total, count, out=np.zeros(len(count)), where=count > 0)
 
 
-Places = Callable[[Batch, slice], np.ndarray]
-"""Maps a batch, and its place among the rows, to the bin of each of its rows."""
-Sums = Callable[[np.ndarray], np.ndarray]
-"""Maps one outcome per row of a batch to sums in bins."""
+Sums = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Maps the bin, the outcome and the weight of each row of a batch to sums in bins."""
 
 
-def _by_probability(source: OutcomeDraws, bins: int) -> Places:
+def _by_probability(source: OutcomeDraws, bins: int) -> Callable[[Batch], np.ndarray]:
     """Bin rows by their mean probability of a one; the first batch, a random one, sets edges."""
     edges: np.ndarray | None = None
 
-    def places(batch: Batch, part: slice) -> np.ndarray:
+    def places(batch: Batch) -> np.ndarray:
         nonlocal edges
         chance = np.asarray(source.predictor(source.draws, batch))
         chance = np.asarray(np.average(chance, axis=0, weights=source.signs))
@@ -405,84 +404,64 @@ def _by_probability(source: OutcomeDraws, bins: int) -> Places:
     return places
 
 
-class _RowBins:
-    """Sums of outcomes in bins of rows.
+def _sums_of(kind: Kind, bins: int, edges: np.ndarray, classes: int) -> Sums:
+    """Return what is added up: outcomes in bins of values, or of rows; or classes in these."""
 
-    For classes, rows of each class are counted instead, since class numbers have no mean.
-    """
-
-    def __init__(self, places: Places, bins: int, classes: int | None = None) -> None:
-        self.places, self.bins, self.classes = places, bins, classes
-        self.count, self.mass = np.zeros(bins), np.zeros(bins)
-
-    def sums(self, batch: Batch, part: slice, mass: np.ndarray) -> Sums:
-        place = self.places(batch, part)
-        self.count += np.bincount(place, minlength=self.bins)
-        self.mass += np.bincount(place, mass, minlength=self.bins)
-
-        def summed(outcome: np.ndarray) -> np.ndarray:
-            if self.classes is None:
-                return np.bincount(place, mass * outcome, minlength=self.bins)
-            is_class = outcome < self.classes  # classes that were never observed are not tabulated
-            cell = place[is_class] * self.classes + outcome[is_class].astype(int)
-            return np.bincount(cell, mass[is_class], minlength=self.bins * self.classes)
-
-        return summed
-
-    def table(
-        self, observed: np.ndarray, predicted: np.ndarray, prob: float, signs: np.ndarray | None
-    ) -> pd.DataFrame:
-        width = self.classes or 1
-        mass = np.repeat(np.where(self.mass > 0, self.mass, 1.0), width)
-        index = np.repeat(np.arange(self.bins), width)
-        table = _frame(observed / mass, predicted / mass, prob, index, signs)
-        table = table.assign(rows=np.repeat(self.count, width).astype(int))
-        if self.classes is None:
-            return table
-        return table.assign(**{"class": np.tile(np.arange(width), self.bins)})
-
-
-class _ValueBins:
-    """Counts of outcomes in bins of their values."""
-
-    def __init__(self, edges: np.ndarray, kind: Kind) -> None:
-        self.edges, self.kind = edges, kind
-
-    def sums(self, batch: Batch, part: slice, mass: np.ndarray) -> Sums:
+    def values(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
         # bin = number of edges below the value; "right" also counts an edge equal to it
-        side: Literal["left", "right"] = "left" if self.kind == "ecdf" else "right"
-        number = len(self.edges) + 1
-        return lambda values: np.bincount(
-            np.searchsorted(self.edges, values, side=side), mass, minlength=number
-        )
+        side: Literal["left", "right"] = "left" if kind == "ecdf" else "right"
+        bin_of_value = np.searchsorted(edges, outcome, side=side)
+        return np.bincount(bin_of_value, mass, minlength=len(edges) + 1)
 
-    def table(
-        self, observed: np.ndarray, predicted: np.ndarray, prob: float, signs: np.ndarray | None
-    ) -> pd.DataFrame:
-        if self.kind == "ecdf":  # values up to and including each edge
-            up_to = [np.cumsum(x, axis=-1)[..., :-1] for x in (observed, predicted)]
-            seen, drawn = (x / observed.sum() for x in up_to)
-            return _frame(seen, drawn, prob, self.edges, signs)
-        ends = [*self.edges[1:] - 1, np.inf]
-        names = [
-            f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
-            for a, b in zip(self.edges, ends, strict=True)
-        ]
-        if self.kind == "classes":
-            names[-1] = f"{self.edges[-1]:.0f}"
-        return _frame(observed[1:], predicted[:, 1:], prob, names, signs)
+    def rows(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        return np.bincount(place, mass * outcome, minlength=bins)
+
+    def rows_of_classes(place: np.ndarray, outcome: np.ndarray, mass: np.ndarray) -> np.ndarray:
+        is_class = outcome < classes  # classes that were never observed are not tabulated
+        cell = place[is_class] * classes + outcome[is_class].astype(int)
+        return np.bincount(cell, mass[is_class], minlength=bins * classes)
+
+    return values if len(edges) else rows_of_classes if classes else rows
+
+
+def _row_table(
+    total: np.ndarray, in_bins: np.ndarray, classes: int, prob: float, signs: np.ndarray | None
+) -> pd.DataFrame:
+    """Tabulate means of outcomes in bins of rows, or shares of their classes."""
+    width, (rows, mass) = classes or 1, in_bins
+    means = total / np.repeat(np.where(mass > 0, mass, 1.0), width)
+    index = np.repeat(np.arange(len(rows)), width)
+    table = _frame(means, prob, index, signs).assign(rows=np.repeat(rows, width).astype(int))
+    if not classes:
+        return table
+    return table.assign(**{"class": np.tile(np.arange(width), len(rows))})
+
+
+def _value_table(
+    kind: Kind, edges: np.ndarray, total: np.ndarray, prob: float, signs: np.ndarray | None
+) -> pd.DataFrame:
+    """Tabulate counts of outcomes in bins of their values, or their distribution function."""
+    if kind == "ecdf":  # values up to and including each edge
+        return _frame(np.cumsum(total, axis=-1)[..., :-1] / total[0].sum(), prob, edges, signs)
+    ends = [*edges[1:] - 1, np.inf]
+    names = [
+        f"{a:.0f}" if a == b else f"{a:.0f}+" if b == np.inf else f"{a:.0f}-{b:.0f}"
+        for a, b in zip(edges, ends, strict=True)
+    ]
+    if kind == "classes":
+        names[-1] = f"{edges[-1]:.0f}"
+    return _frame(total[:, 1:], prob, names, signs)
 
 
 def _frame(
-    observed: np.ndarray,
-    drawn: np.ndarray,
+    total: np.ndarray,
     prob: float,
     index: Sequence[object] | np.ndarray | range,
     signs: np.ndarray | None,
 ) -> pd.DataFrame:
     import pandas as pd
 
-    ends = [(1 - prob) / 2, (1 + prob) / 2]
+    observed, drawn, ends = total[0], total[1:], [(1 - prob) / 2, (1 + prob) / 2]
     weights = None if signs is None else signs[None]
     low, high = weighted_quantile(drawn[None], weights, ends)
     mean = weighted_mean(drawn[None], weights)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 Evaluation: TypeAlias = Callable[[Batch], tuple[np.ndarray, np.ndarray]]
 """Maps a batch to expected outcomes (draws, rows, ...), for the mean and for the interval."""
+Answer = TypeVar("Answer", bound=np.ndarray | tuple[np.ndarray | None, ...])
 NewGroups: TypeAlias = Literal["one", "average"]
 ROWS_PER_AVERAGE = 7  # rows that cost as much as an average over new groups, by quadrature
 MOST_GIGABYTES = 4.0  # of drawn outcomes held in memory
@@ -194,11 +195,8 @@ def _mean_interval_error(
 ) -> np.ndarray:
     """Return mean, ends and Monte Carlo error of each row's expected outcome, by chunks."""
     count, parts = weights.size, []
-    unequal = None if are_equal(weights) else weights
-    ends = [(1 - prob) / 2, (1 + prob) / 2]
-
-    def summarised(piece: Batch) -> np.ndarray:
-        average, single = evaluate(piece)
+    ends, unequal = [(1 - prob) / 2, (1 + prob) / 2], None if are_equal(weights) else weights
+    for piece, (average, single) in in_pieces(rows, count, evaluate):
         if average.ndim < 2 or average.shape[:2] != (count, length_of(piece)):
             raise SettingError(
                 f"The predictor returned shape {average.shape} for {count} draws and "
@@ -207,19 +205,15 @@ def _mean_interval_error(
         error = np.asarray(weighted_mcse(average[None], weights))
         interval = weighted_quantile(single[None], unequal, ends)
         parts.append(np.stack([weighted_mean(average[None], unequal), *interval, error]))
-        return average
-
-    for _ in in_pieces(rows, count, summarised):
-        pass
     table = np.concatenate(parts, axis=1)
     _check_finite(table[0], weights)
     return table
 
 
 def in_pieces(
-    rows: AlignedRows, draws: int, evaluate: Callable[[Batch], np.ndarray]
-) -> Iterator[tuple[Batch, np.ndarray]]:
-    """Visit all rows in order, in pieces whose outcomes (draws, rows, ...) fit in memory."""
+    rows: AlignedRows, draws: int, evaluate: Callable[[Batch], Answer]
+) -> Iterator[tuple[Batch, Answer]]:
+    """Visit all rows in order, in pieces whose answers (draws, rows, ...) fit in memory."""
     most = max(1, CHUNK_BYTES // (8 * draws))
     step = min(most, FIRST_ROWS)
     for batch in rows.chunks(most):
@@ -227,10 +221,12 @@ def in_pieces(
         while start < max(1, size):  # the outcomes of no rows have a shape, too
             piece = {k: v[start : start + step] for k, v in batch.items()}
             start += step
-            outcome = evaluate(piece)
+            answer = evaluate(piece)
             # outcomes of several classes have more than one number per row
-            step = max(1, most // max(1, int(np.prod(outcome.shape[2:], dtype=int))))
-            yield piece, outcome
+            parts = answer if isinstance(answer, tuple) else (answer,)
+            wide = max(int(np.prod(x.shape[2:], dtype=int)) for x in parts if x is not None)
+            step = max(1, most // max(1, wide))
+            yield piece, answer
 
 
 def _check_finite(mean: np.ndarray, weights: np.ndarray) -> None:

@@ -94,121 +94,98 @@ def score(
     per_chain = min(post.num_draws, max(1, number // chains))
     subset, weights = thinned(post, chains * per_chain)
     drawn = OutcomeDraws(subset, predictor, known_effects(post, subset, new))
-    total = _Total(predictor.model, weights.reshape(chains, per_chain))
-
-    def evaluate(piece: Batch) -> np.ndarray:
-        expected, density = drawn.outcome(piece)
-        total.add(expected, density, piece)
-        return density if expected is None else expected
-
-    for _ in in_pieces(new, chains * per_chain, evaluate):
-        pass
-    return total.score()
-
-
-class _Total:
-    """Running sums over rows of the scores of the average prediction and of single draws."""
-
-    def __init__(self, model: BaseModel, weights: np.ndarray) -> None:
-        self.model, self.weights = model, weights
-        self.share = normalised(weights).reshape(-1)
-        self.right, self.density = 0.0, 0.0
-        self.rights, self.densities = np.zeros(weights.size), np.zeros(weights.size)
-        self.ratios = np.zeros(weights.size)  # of a draw's density to the average, summed
-        self.mass, self.rows, self.cancelled = 0.0, 0, 0
-        self.classes = True
-
-    def add(self, expected: np.ndarray | None, density: np.ndarray, piece: Batch) -> None:
-        """Add a piece of rows: expected outcomes (draws, rows, ...) and log-densities."""
-        y = np.asarray(piece[self.model.outcome_field])
-        bets = None if expected is None else self.model.decide(expected)
-        multiclass = expected is not None and bets is not None and expected.ndim == 3
-        self._check_outcomes(y, expected.shape[2] if multiclass else None)  # type: ignore[union-attr]
-        if isinstance(self.model, LinearPredictorModel):
-            self.model.check_fields(piece, self.rows)
-        mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
-        density = np.where(mass > 0, density, 0.0)  # a row of weight 0 adds 0, not 0 times inf
-        self.mass, self.rows = self.mass + mass.sum(), self.rows + len(y)
-        self.densities += density @ mass
-        together = self._log_mean(density)
-        self.density += float(together @ mass)
+    weights = weights.reshape(chains, per_chain)
+    share = normalised(weights).reshape(-1)
+    together, alone = np.zeros(2), np.zeros((3, weights.size))
+    mass, number, cancelled = 0.0, 0, 0
+    for piece, (expected, density) in in_pieces(new, weights.size, drawn.outcome):
+        y = np.asarray(piece[field])
+        _check_outcomes(predictor.model, piece, expected, number)
+        row_mass = np.asarray(piece.get("weight", np.ones(len(y))), dtype=float)
+        density = np.where(row_mass > 0, density, 0.0)  # a weight of 0 adds 0, not 0 times inf
+        mean, joint = _log_mean(density, share)
         with np.errstate(invalid="ignore", over="ignore"):
-            self.ratios += np.exp(density - together) @ mass
-        if expected is None or bets is None:
-            self.classes = False
-            return
-        self.rights += (bets == y) @ mass
-        bet = self.model.decide(np.tensordot(self.share, expected, axes=1))
-        self.right += float((bet == y) @ mass)
+            ratio = np.exp(density - joint)
+        right: np.ndarray = np.full(y.shape, np.nan)
+        right_together = right
+        bets = None if expected is None else predictor.model.decide(expected)
+        if expected is not None and bets is not None:
+            bet = predictor.model.decide(np.tensordot(share, expected, axes=1))
+            right, right_together = bets == y, np.asarray(bet == y)
+        together += [right_together @ row_mass, joint @ row_mass]
+        alone += np.stack([part @ row_mass for part in np.broadcast_arrays(right, density, ratio)])
+        mass, number = mass + row_mass.sum(), number + len(y)
+        cancelled += int(np.sum(mean < 0))
+    _warn(cancelled, number, together[1], alone[1])
+    single, by_chain = _average(alone[0] / mass, weights)
+    single_density, density_by_chain = _average(alone[1] / mass, weights)
+    # a log of averages has the error of the average ratio of what is averaged to it
+    error = float(weighted_mcse(alone[2].reshape(weights.shape) / mass, weights))
+    accuracy, log_density = map(float, together / mass)
+    averages = (accuracy, log_density, single, single_density)
+    return Score(*averages, by_chain, density_by_chain, number, weights.size, error)
 
-    def _check_outcomes(self, y: np.ndarray, classes: int | None) -> None:
-        """Refuse outcomes the model gives no density to, naming the first such row."""
-        if classes is not None:
-            bad, support = class_fault(y, classes)
-        elif isinstance(self.model, LinearPredictorModel):
-            bad, support = self.model.outcome_fault(y)
-        else:
-            return
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise DataError(
-                f"the outcome is {y[at]:g} in row {self.rows + at}, but the model of this "
-                f"posterior needs {support}."
-            )
 
-    def _log_mean(self, density: np.ndarray) -> np.ndarray:
-        """Return the log of the weighted mean density of each row."""
-        top = density.max(axis=0)
-        top = np.where(np.isfinite(top), top, 0.0)
-        mean = self.share @ np.exp(density - top)
-        self.cancelled += int(np.sum(mean < 0))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.log(mean) + top)
+def _check_outcomes(
+    model: BaseModel, piece: Batch, expected: np.ndarray | None, first: int
+) -> None:
+    """Refuse outcomes the model gives no density to, naming the first such row."""
+    y = np.asarray(piece[model.outcome_field])
+    bad, support = np.zeros(len(y), bool), ""
+    if expected is not None and expected.ndim == 3 and model.decide(expected) is not None:
+        bad, support = class_fault(y, expected.shape[2])
+    elif isinstance(model, LinearPredictorModel):
+        bad, support = model.outcome_fault(y)
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise DataError(
+            f"the outcome is {y[at]:g} in row {first + at}, but the model of this posterior needs "
+            f"{support}."
+        )
+    if isinstance(model, LinearPredictorModel):
+        model.check_fields(piece, first)
 
-    def score(self) -> Score:
-        """Average over rows, draws and chains."""
-        self._warn()
-        if not self.classes:
-            self.right, self.rights = np.nan, self.rights * np.nan
-        accuracy, accuracies = self._average(self.rights)
-        density, densities = self._average(self.densities)
-        together = (self.right / self.mass, self.density / self.mass)
-        # a log of averages has the error of the average ratio of what is averaged to it
-        error = weighted_mcse(self.ratios.reshape(self.weights.shape) / self.mass, self.weights)
-        counts = (self.rows, self.weights.size)
-        return Score(*together, accuracy, density, accuracies, densities, *counts, float(error))
 
-    def _warn(self) -> None:
-        """Warn if the average is NaN; minus infinity means that an outcome was ruled out."""
-        if self.cancelled:
-            warn(
-                ModicumWarning(
-                    "signs-cancel",
-                    f"the signs of the draws cancel: {self.cancelled} of {self.rows} rows have a "
-                    "predictive density below zero",
-                    "score with more draws",
-                    rows=self.cancelled,
-                ),
-            )
-        elif np.isnan(self.density) or np.isnan(self.densities).any():
-            bad = int(np.isnan(self.densities).sum())
-            reason = (
-                f"{bad} of {self.densities.size} draws give NaN"
-                if bad
-                else "the weights of the draws do not add up to more than 0"
-            )
-            warn(
-                ModicumWarning(
-                    "not-finite",
-                    f"the log predictive density is not a number ({reason})",
-                    "look for draws that are not finite, and for signs that cancel",
-                    draws=bad,
-                ),
-            )
+def _log_mean(density: np.ndarray, share: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weighted mean density of each row, up to a factor, and the log of the mean."""
+    top = density.max(axis=0)
+    top = np.where(np.isfinite(top), top, 0.0)
+    mean = share @ np.exp(density - top)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return mean, np.asarray(np.log(mean) + top)
 
-    def _average(self, scores: np.ndarray) -> tuple[float, np.ndarray]:
-        """Average the scores of single draws, over all draws and by chain."""
-        by_draw = scores.reshape(self.weights.shape) / self.mass
-        pairs = zip(by_draw, self.weights, strict=True)
-        by_chain = [weighted_mean(values[None], weights[None]) for values, weights in pairs]
-        return float(weighted_mean(by_draw, self.weights)), np.array(by_chain)
+
+def _warn(cancelled: int, rows: int, density: float, densities: np.ndarray) -> None:
+    """Warn if the average is NaN; minus infinity means that an outcome was ruled out."""
+    if cancelled:
+        warn(
+            ModicumWarning(
+                "signs-cancel",
+                f"the signs of the draws cancel: {cancelled} of {rows} rows have a predictive "
+                "density below zero",
+                "score with more draws",
+                rows=cancelled,
+            ),
+        )
+    elif np.isnan(density) or np.isnan(densities).any():
+        bad = int(np.isnan(densities).sum())
+        reason = (
+            f"{bad} of {densities.size} draws give NaN"
+            if bad
+            else "the weights of the draws do not add up to more than 0"
+        )
+        warn(
+            ModicumWarning(
+                "not-finite",
+                f"the log predictive density is not a number ({reason})",
+                "look for draws that are not finite, and for signs that cancel",
+                draws=bad,
+            ),
+        )
+
+
+def _average(by_draw: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray]:
+    """Average the scores of single draws, over all draws and by chain."""
+    scores = by_draw.reshape(weights.shape)
+    by_chain = [weighted_mean(x[None], w[None]) for x, w in zip(scores, weights, strict=True)]
+    return float(weighted_mean(scores, weights)), np.array(by_chain)
