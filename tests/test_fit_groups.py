@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -72,6 +73,84 @@ def test_names_of_draws(frame: pd.DataFrame, term: str, sds, effects) -> None:
         assert {name for name in integrated if "|" in name} == {"1|site"}
         return
     assert integrated["group_sd"] == (sds,)
+
+
+SLOPES = {  # what multiplies each effect, by hand
+    "(site | ward)": {"1": 1.0, "site[west]": "west"},
+    "(0 + site || ward)": {"site[east]": "east", "site[west]": "west"},
+    "(0 + dose | ward)": {"dose": "dose"},
+    "(dose * site | ward)": {
+        "1": 1.0,
+        "dose": "dose",
+        "site[west]": "west",
+        "dose:site[west]": "both",
+    },
+}
+
+
+@pytest.mark.parametrize("common", ["1", "dose", "site", "dose + site"])
+@pytest.mark.parametrize("term", SLOPES)
+def test_slopes_of_numbers_and_factors(frame: pd.DataFrame, common: str, term: str) -> None:
+    """The predictor is the common terms plus each ward's effects times their columns."""
+    rows = read_formula(f"well ~ {common} + {term}", frame, progressbar=False).rows
+    model = model_for(rows, "logistic", None, "explicit").model.resolved(rows)
+    rng, labels = np.random.default_rng(1), model.labels(rows)
+    shapes = {name: len(entries[0]) for name, entries in labels.items()}
+    named = {name: rng.normal(size=n) for name, n in shapes.items() if "group" not in name}
+    own = {"group_sd": rng.random(shapes["group_sd"])}
+    own |= {"group_cor": np.zeros(shapes["group_cor"])} if "group_cor" in shapes else {}
+    with jax.enable_x64(True):
+        theta = model.restore(named | own | {"intercept": np.zeros(())})
+        eta = np.asarray(model.linear(theta, rows.slice(0, len(rows))))
+    west = (frame["site"] == "west").to_numpy(float)
+    columns = {"dose": frame["dose"].to_numpy(), "west": west, "east": 1 - west}
+    columns["both"] = columns["dose"] * west
+    beta = dict(zip(labels.get("beta", ((),))[0], named.get("beta", ()), strict=True))
+    expected = sum(b * columns[{"site[west]": "west"}.get(name, name)] for name, b in beta.items())
+    level = frame["ward"].str[1:].astype(int).to_numpy()
+    assert [f"{effect}|ward" for effect in SLOPES[term]] == [n for n in named if n != "beta"]
+    for effect, column in SLOPES[term].items():
+        expected = expected + columns.get(column, 1.0) * named[f"{effect}|ward"][level]
+    np.testing.assert_allclose(eta, expected, atol=1e-6)
+    # the default prior of a slope is in the unit of its column
+    priors = model.describe_priors(rows)
+    units = {"dose": frame["dose"].std(ddof=0), "dose:site[west]": columns["both"].std()}
+    for effect in SLOPES[term]:
+        name = "ward" if effect == "1" else f"ward:{effect}"
+        scale = float(priors[f"group_sd[{name}]"].split("(")[1][:-1])
+        assert scale == pytest.approx(2.5 / units.get(effect, 1.0), rel=0.01)
+
+
+@pytest.mark.parametrize("how", ["explicit", pytest.param("integrate", marks=pytest.mark.slow)])
+def test_slopes_of_a_factor_are_recovered(how: str) -> None:
+    """Effects of a factor by group have their own sds, in known and in new groups."""
+    rng, groups = np.random.default_rng(7), 150
+    g = np.repeat(np.arange(groups), 12)
+    kind = rng.choice(["a", "b"], len(g))
+    u, v = rng.normal(size=(2, groups)) * [[0.5], [1.5]]
+    y = 1 + u[g] + (0.7 + v[g]) * (kind == "b") + 0.5 * rng.normal(size=len(g))
+    table = pd.DataFrame({"y": y, "kind": kind, "g": g})
+    post = mo.fit(
+        "y ~ kind + (kind | g)",
+        table,
+        mo.models.Gaussian(scale=0.5),
+        groups=how,
+        method="laplace" if how == "explicit" else "nuts",
+        draws=200,
+        tune=200,
+        chains=2,
+        random_seed=1,
+        progressbar=False,
+    )
+    sds = post.summary(["group_sd"])
+    truth = {"group_sd[g]": u.std(), "group_sd[g:kind[b]]": v.std()}
+    for name, sd in truth.items():  # of the effects that were drawn, so within their noise
+        assert abs(sds.loc[name, "mean"] - sd) < 4 * 0.1 * sd
+    effects = post.effects("g")["mean"].unstack("effect")
+    assert np.corrcoef(effects["g:kind[b]"], v)[0, 1] > 0.95
+    new = post.predictive(pd.DataFrame({"kind": ["a", "b"]}), draws=400, random_seed=1)
+    spread = np.std(np.asarray(new), axis=0)
+    assert spread[1] > 2 * spread[0]  # sqrt(.5^2 + .5^2) and sqrt(.5^2 + .5^2 + 1.5^2)
 
 
 @pytest.mark.filterwarnings("ignore::modicum.ModicumWarning")  # of so few draws
@@ -188,7 +267,6 @@ REFUSED = {
     "well ~ dose + (. | ward)": "'.' before |, but '.' means all columns only among the common",
     "well ~ dose + (1 | well)": "the outcome 'well' is determined by 'well'",
     "dose > 0 ~ 1 + (1 | site:dose)": "the outcome 'dose > 0' is determined by 'site:dose'",
-    "well ~ (dose | ward)": "'dose' varies by 'ward' but is not a common numeric term",
     "well ~ dose + ward + (1 | ward)": "both a common term and a group",
     "well ~ dose + (1 | ward) + (dose | ward)": "an effect twice",
 }

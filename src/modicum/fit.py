@@ -52,6 +52,8 @@ FIELDS_ELSEWHERE = {
     "trunc": "no family has truncated outcomes, so leave it out",
 }
 
+MOST_EFFECTS = 20  # per level of a group; their correlations number half the square of it
+
 Table: TypeAlias = (
     "pd.DataFrame | pl.DataFrame | pa.Table | dataset.Dataset | str | os.PathLike[str] | Rows"
     " | Digest"
@@ -276,7 +278,7 @@ def model_for(
                 "groups says how to treat group effects, and the formula has none: leave it out."
             )
         return FormulaModel(model, {})
-    choice = multilevel(model, _group_terms(encoding, rows), rows, groups)
+    choice = multilevel(model, _group_terms(encoding), rows, groups)
     return FormulaModel(choice.model, {"groups": {"value": choice.how, "why": choice.why}})
 
 
@@ -298,24 +300,24 @@ def _model(family: object, encoding: FormulaEncoding) -> LinearPredictorModel:
     return replace(family, intercept=encoding.intercept)
 
 
-def _group_terms(encoding: FormulaEncoding, rows: Rows) -> tuple[GroupTerm, ...]:
+def _group_terms(encoding: FormulaEncoding) -> tuple[GroupTerm, ...]:
     """Return the group terms of a formula; raise if a model cannot represent them."""
     terms = []
-    for group in encoding.groups:
+    for group, slopes in zip(encoding.groups, encoding.layout.slopes, strict=True):
         field = grouping_name(group.group)
         if field in encoding.layout.coding.fields:
             raise SettingError(
                 f"{field!r} is both a common term and a group in {encoding.formula!r}: its levels "
                 "have either pooled effects or unpooled coefficients; leave one out."
             )
-        for effect in group.effects:
-            if effect != INTERCEPT and effect not in rows.columns:
-                raise SettingError(
-                    f"the slope {effect!r} varies by {field!r} but is not a common numeric term: "
-                    f"if the column is numeric, add it, as in '{effect} + {group}'; slopes of "
-                    "categorical columns cannot vary by group."
-                )
-        terms.append(GroupTerm(field, group.effects, group.correlated))
+        effects = (INTERCEPT,) * group.intercept + slopes
+        if len(effects) > MOST_EFFECTS:
+            raise SettingError(
+                f"each level of {field!r} would have {len(effects):,} effects of {group}, and the "
+                f"limit is {MOST_EFFECTS}: let fewer columns, or a factor with fewer levels, vary "
+                "by group."
+            )
+        terms.append(GroupTerm(field, effects, group.correlated))
     return tuple(terms)
 
 

@@ -43,7 +43,7 @@ from modicum.models.priors.resolved import (
     shapes_of,
     tidy_priors,
 )
-from modicum.models.priors.units import with_slopes_by_level
+from modicum.models.priors.units import columns_with_moments, with_slopes_by_level
 from modicum.models.terms import (
     INTERCEPT,
     GroupTerm,
@@ -286,10 +286,11 @@ class CoefficientPriors(BaseModel):
         return replace(coded, resolved_priors=self.priors_for(rows, data))
 
     def _moments(self, rows: Rows, data: Moments | None) -> Moments:
-        """Return the moments of the common columns."""
+        """Return the moments of the common columns and, after them, of further columns of x."""
         data = moments(rows) if data is None else data
-        if self.intercept and data.remote.any():
-            j = int(np.argmax(data.remote))
+        remote = data.remote[: len(rows.columns)]
+        if self.intercept and remote.any():
+            j = int(np.argmax(remote))
             raise DataError(
                 f"the column '{rows.columns[j]}' varies by {data.x_sd[j]:.2g} about "
                 f"{data.x_mean[j]:.2g}, too little to tell its slope from the intercept in 64 "
@@ -299,14 +300,16 @@ class CoefficientPriors(BaseModel):
             data = with_slopes_by_level(data, rows.coding)
         if not self.groups:
             return data
-        common = list(common_columns(self.group_terms, rows))
-        of_common = {name: getattr(data, name)[common] for name in ("x_mean", "x_sd", "x_unit")}
-        return replace(data, **of_common)
+        further = range(len(rows.columns), len(data.x_mean))
+        kept = [*common_columns(self.group_terms, rows), *further]
+        of_kept = {name: getattr(data, name)[kept] for name in ("x_mean", "x_sd", "x_unit")}
+        return replace(data, **of_kept)
 
     def priors_for(self, rows: Rows, data: Moments | None) -> ModelPriors:
         """Return the priors with all scales fixed; `data` is needed where a setting is None."""
         by_key = dict(self.prior_table)
-        intercept, centre = self._intercept_prior(by_key.get("intercept"), data)
+        columns = len(common_columns(self.group_terms, rows))
+        intercept, centre = self._intercept_prior(by_key.get("intercept"), data, columns)
         extras = []
         for name in self.extras:
             scale = self.extra_scale(name)
@@ -338,7 +341,7 @@ class CoefficientPriors(BaseModel):
 
     def _refuse_remote_slopes(self, term: GroupTerm, rows: Rows, data: Moments) -> None:
         """Refuse slopes for which the default prior of the intercepts is not meant."""
-        names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        names = self._with_moments(rows)
         for slope in (effect for effect in term.effects if effect in names):
             at = names.index(slope)
             refuse_remote_slope(slope, term.field, float(data.x_mean[at]), float(data.x_sd[at]))
@@ -346,8 +349,12 @@ class CoefficientPriors(BaseModel):
     def _sd_prior(self, effect: str, rows: Rows, data: Moments) -> Prior:
         if effect == INTERCEPT:
             return HalfNormal(2.5 * self.outcome_unit(data))
-        names = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
-        return HalfNormal(float(self._data_scales(data)[names.index(effect)]))
+        return HalfNormal(float(self._data_scales(data)[self._with_moments(rows).index(effect)]))
+
+    def _with_moments(self, rows: Rows) -> list[str]:
+        """Names of the columns whose moments `_moments` returns."""
+        common = [rows.columns[j] for j in common_columns(self.group_terms, rows)]
+        return common + columns_with_moments(rows)[len(rows.columns) :]
 
     def prior_keys(self, terms: Sequence[GroupTerm]) -> list[str]:
         """Keys that a prior may have, besides columns and their terms."""
@@ -366,7 +373,8 @@ class CoefficientPriors(BaseModel):
         elif self.prior_scale is not None:
             priors = [*self._scaled_priors(len(places))]
         else:
-            priors = [Normal(0.0, float(scale)) for scale in self._data_scales(_expect(data))]
+            scales = self._data_scales(_expect(data))[: len(places)]
+            priors = [Normal(0.0, float(scale)) for scale in scales]
         others = self.prior_keys(self.group_terms)
         named = {key: columns_of(key, rows) for key in by_key if key not in others}
         single = {key for key in named if key in rows.columns or column_in_summary(key) is not None}
@@ -401,7 +409,7 @@ class CoefficientPriors(BaseModel):
         return prior
 
     def _intercept_prior(
-        self, prior: Prior | None, data: Moments | None
+        self, prior: Prior | None, data: Moments | None, columns: int = 0
     ) -> tuple[Prior | None, tuple[float, ...]]:
         """Return the intercept's prior and the point in x where it holds: x = 0, unless default."""
         if not self.intercept:
@@ -412,7 +420,8 @@ class CoefficientPriors(BaseModel):
             return prior, ()
         if self.intercept_scale is not None:
             return Normal(0.0, float(self.intercept_scale)), ()
-        return self.intercept_prior(_expect(data)), tuple(float(c) for c in _expect(data).x_mean)
+        centre = _expect(data).x_mean[:columns]
+        return self.intercept_prior(_expect(data)), tuple(float(c) for c in centre)
 
     def _data_scales(self, data: Moments) -> np.ndarray:
         """2.5 units of the outcome per unit of column j: its sd, or two levels' difference.

@@ -21,7 +21,14 @@ from modicum.models.linear_predictor import LinearPredictorModel
 from modicum.models.model import Batch, Labels, Params
 from modicum.models.priors import LKJ, OWN, HalfNormal, is_positive, moments
 from modicum.models.priors.exact import ExactPrior, Numbers
-from modicum.models.terms import INTERCEPT, GroupTerm, constant_slope, refuse_remote_slope
+from modicum.models.priors.units import columns_with_moments
+from modicum.models.terms import (
+    INTERCEPT,
+    GroupTerm,
+    constant_slope,
+    refuse_remote_slope,
+    slope_columns,
+)
 from modicum.rows import Rows
 from modicum.rows.grouped_rows import GroupedRows, GroupIndex, as_groups
 from modicum.runtime import Array
@@ -225,7 +232,7 @@ class IntegratedEffects(GroupIntegrals):
         if isinstance(self.group_sd, tuple):
             return replace(self, family=family, columns=columns, scales=self.group_sd)
         data = moments(members)
-        places = [members.columns.index(name) for name in self.slopes]
+        places = [columns_with_moments(members).index(name) for name in self.slopes]
         for name, at in zip(self.slopes, places, strict=True):
             if self.intercept:
                 refuse_remote_slope(name, self.group, float(data.x_mean[at]), float(data.x_sd[at]))
@@ -365,20 +372,18 @@ class IntegratedEffects(GroupIntegrals):
 
 def _column_of_x(rows: Rows, name: str) -> int:
     """Position of a column in the field x, which excludes columns held as codes."""
-    if name not in rows.columns:
-        raise SettingError(
-            f"'{name}' is to vary by group, but x has no column of that name; it has "
-            f"{', '.join(rows.columns[:8])}."
-        )
-    place = rows.columns.index(name)
-    if rows.coding is None:
-        return place
-    if place not in rows.coding.dense:
+    columns = slope_columns(rows)
+    if name in columns:
+        return columns[name]
+    if name in rows.columns:
         raise SettingError(
             f"'{name}' is a level of a categorical column, but only effects of numeric columns can "
-            "be integrated out."
+            "be integrated out; a formula of mo.fit takes the factor itself."
         )
-    return rows.coding.dense.index(place)
+    raise SettingError(
+        f"'{name}' is to vary by group, but x has no column of that name; it has "
+        f"{', '.join(columns)[:80]}."
+    )
 
 
 def _varies_within(groups: GroupedRows, column: int) -> bool:

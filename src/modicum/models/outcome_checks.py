@@ -180,7 +180,7 @@ def refuse_remote(rows: Rows) -> None:
 
 def check_codes(rows: Rows) -> None:
     """Refuse codes without a level, as in a damaged store."""
-    if rows.coding is None:
+    if rows.coding is None or not rows.coding.terms:
         return
     start = 0
     for chunk in rows.chunks(CHUNK):

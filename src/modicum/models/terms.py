@@ -153,7 +153,7 @@ def group_coding(groups: Sequence[GroupTerm], rows: Rows) -> Coding | None:
         for effect in group.effects:
             terms.append(CodedTerm(group.field, first, levels, False, _scale_of(effect, rows)))
             first += levels
-    return Coding(dense, tuple(terms))
+    return Coding(dense, tuple(terms), coding.further)
 
 
 def effect_columns(term: GroupTerm, rows: Rows, x: np.ndarray) -> np.ndarray:
@@ -164,14 +164,15 @@ def effect_columns(term: GroupTerm, rows: Rows, x: np.ndarray) -> np.ndarray:
 
 def _scale_of(effect: str, rows: Rows) -> int | None:
     """Column of x that an effect multiplies; None for the intercept."""
-    return None if effect == INTERCEPT else _numeric(rows).index(effect)
+    return None if effect == INTERCEPT else slope_columns(rows)[effect]
 
 
-def _numeric(rows: Rows) -> list[str]:
-    """Names of the numeric columns, in the order of x."""
+def slope_columns(rows: Rows) -> dict[str, int]:
+    """Return the columns of x whose effects can vary by group, with their index in x."""
     if rows.coding is None:
-        return list(rows.columns)
-    return [rows.columns[j] for j in rows.coding.dense]
+        return {name: at for at, name in enumerate(rows.columns)}
+    dense = {rows.columns[j]: at for at, j in enumerate(rows.coding.dense)}
+    return dense | dict(rows.coding.further)
 
 
 def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
@@ -193,11 +194,12 @@ def check_groups(groups: Sequence[GroupTerm], rows: Rows) -> None:
             )
         slopes = [effect for effect in group.effects if effect != INTERCEPT]
         for effect in slopes:
-            if effect not in _numeric(rows):
+            if effect not in slope_columns(rows):
+                known = list(slope_columns(rows))
                 raise DataError(
                     f"the slope {effect!r} of the group {group.field!r} is not a numeric column"
-                    f"{suggestion(effect, _numeric(rows))}; the columns are "
-                    f"{', '.join(_numeric(rows)[:12]) or 'none'}."
+                    f"{suggestion(effect, known)}; the columns are "
+                    f"{', '.join(known[:12]) or 'none'}."
                 )
         _check_slopes(group, slopes, levels, rows)
 
@@ -226,7 +228,7 @@ def _check_slopes(group: GroupTerm, slopes: list[str], levels: int, rows: Rows) 
     """Refuse a slope beside an intercept whose column is constant within every group."""
     if not slopes or INTERCEPT not in group.effects:
         return
-    columns = [_numeric(rows).index(effect) for effect in slopes]
+    columns = [slope_columns(rows)[effect] for effect in slopes]
     low, high = np.full((levels, len(slopes)), np.inf), np.full((levels, len(slopes)), -np.inf)
     varies = np.zeros(len(slopes), bool)
     for chunk in rows.chunks(CHUNK):

@@ -143,6 +143,9 @@ class Coding:
         as scales.
     terms
         What the codes mean. Where terms share columns, as neighbouring B-splines do, they add up.
+    further
+        Columns of x that only effects of groups multiply, with their index in x: slopes of a
+        factor's levels, or of a number, that vary by group.
 
     Examples
     --------
@@ -157,6 +160,7 @@ class Coding:
 
     dense: tuple[int, ...] = ()
     terms: tuple[CodedTerm, ...] = ()
+    further: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.dense)) < len(self.dense):
@@ -217,7 +221,7 @@ class Coding:
             if list(places[term.columns]) != list(range(first, first + term.width)):
                 raise ValueError(f"the columns of {term.field!r} would not stay together")
             terms.append(replace(term, first=first))
-        return Coding(tuple(places[place] for place in self.dense), tuple(terms))
+        return Coding(tuple(places[place] for place in self.dense), tuple(terms), self.further)
 
     def fault(self, batch: Mapping[str, np.ndarray]) -> tuple[str, int] | None:
         """Return field and row of the first code out of range; None if all are valid."""

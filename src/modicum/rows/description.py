@@ -342,7 +342,7 @@ def describe(
         columns=layout.columns,
         outcome=None if encoding.outcome is None else encoding.outcome.expression,
         levels=levels | groupings,
-        coding=layout.coding if layout.codes else None,
+        coding=layout.coding if layout.codes or layout.coding.further else None,
         terms={
             name: tuple(layout.columns[place] for place in places)
             for name, places in layout.terms.items()

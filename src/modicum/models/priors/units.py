@@ -32,7 +32,8 @@ class Moments:
     Attributes
     ----------
     x_mean, x_sd
-        Moments of each column; the standard deviation of a constant column is 0.
+        Moments of each column of the model matrix, and of each further column of x (see `Coding`);
+        the standard deviation of a constant column is 0.
     x_unit
         The unit of each column: the difference of its values if it has two, as indicators of
         levels do, and otherwise its standard deviation.
@@ -74,8 +75,8 @@ class MomentSums:
     weight
         Sum of the frequency weights.
     mean, squares
-        Mean and sum of squared deviations from it, of each column and, last, of the outcome minus
-        the offset.
+        Mean and sum of squared deviations from it, of each column, each further column of x, and
+        the outcome minus the offset.
     low, high
         Smallest and largest value of the same.
     counts
@@ -152,6 +153,12 @@ class MomentSums:
         )
 
 
+def columns_with_moments(rows: Rows) -> list[str]:
+    """Return the names of the columns of the model matrix, and of further columns of x."""
+    further = () if rows.coding is None else rows.coding.further
+    return [*rows.columns, *(name for name, _ in further)]
+
+
 def moments(rows: Rows) -> Moments:
     """Compute moments by one streaming pass over the fields x, y, offset and weight."""
     return moment_sums(rows).moments()
@@ -159,7 +166,7 @@ def moments(rows: Rows) -> Moments:
 
 def moment_sums(rows: Rows) -> MomentSums:
     """Compute sums by one streaming pass over the fields x, y, offset and weight."""
-    none = np.zeros(len(rows.columns) + 1)
+    none = np.zeros(len(columns_with_moments(rows)) + 1)
     nothing = MomentSums(0.0, none, none, none + np.inf, none - np.inf, 0.0, -np.inf)
     total = sum(_parts(rows), nothing)  # by several threads, added in order
     _require_sound(rows, total.mean, _sd(total.mean, total.squares, total.weight))
@@ -209,6 +216,11 @@ def _chunk_sums(rows: Rows, chunk: Mapping[str, np.ndarray], buffer: _Buffer) ->
         together[:, :width] = chunk["x"] if rows.coding is None else rows.coding.densely(chunk)
         together[:, width] = y - offset
         moments = _dense_moments(together, weight)
+    if rows.coding is not None and rows.coding.further:
+        places = [at for _, at in rows.coding.further]
+        further = _dense_moments(np.asarray(chunk["x"][:, places], np.float64), weight)
+        joined = [np.r_[a[:-1], b, a[-1]] for a, b in zip(moments, further, strict=True)]
+        moments = joined[0], joined[1], joined[2], joined[3]
     top = offset.max()
     with np.errstate(divide="ignore"):  # a chunk whose weights are all 0
         log_exposure = float(top + np.log(weight @ np.exp(offset - top)))
@@ -313,7 +325,7 @@ def _sum_by_level(term: CodedTerm, codes: np.ndarray, numbers: np.ndarray) -> np
 
 
 def _require_sound(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> None:
-    names = (*rows.columns, rows.outcome or "y")
+    names = (*columns_with_moments(rows), rows.outcome or "y")
     bad = ~(np.isfinite(mean) & np.isfinite(sd))
     if bad.any():
         damage = first_not_finite(rows)

@@ -29,7 +29,7 @@ from modicum.rows.formula.evaluation import (
 from modicum.rows.formula.expressions import Expression
 from modicum.rows.formula.grouping import Grouping
 from modicum.rows.formula.parsing import ParsedGroup
-from modicum.rows.formula.structure import Factor, MatrixLayout, Part, lay_out
+from modicum.rows.formula.structure import Factor, MatrixLayout, Part, lay_out, reduced_parts
 from modicum.rows.formula.transforms import State
 from modicum.rows.json_entries import Json, mapping, plain, restored, sequence
 from modicum.rows.levels import kind_of
@@ -100,7 +100,15 @@ class FormulaEncoding:
     @cached_property
     def layout(self) -> MatrixLayout:
         """The columns of the model matrix and how rows store them."""
-        return lay_out(self.factors, [(term.name, term.parts) for term in self.terms])
+        number = {factor.expression: i for i, factor in enumerate(self.factors)}
+        slopes = []
+        for group in self.groups:
+            terms = [tuple(number[text] for text in slope) for slope in group.slopes]
+            spans = [factor.spans for factor in self.factors]
+            parts = reduced_parts(terms, spans, group.intercept)
+            slopes.append([part for of_term in parts for part in of_term])
+        terms = [(term.name, term.parts) for term in self.terms]
+        return lay_out(self.factors, terms, slopes)
 
     @property
     def largest_group(self) -> str | None:

@@ -207,14 +207,13 @@ class Evaluated:
         return ":".join(self._factors[f].names(reduced)[at] for f, reduced, at in parts)
 
     def _numbers(self, number: int, reduced: bool) -> Array:
-        """Return the columns (rows, k) of a numeric factor, or of the contrasts of its levels."""
+        """Return the columns (rows, k) of a numeric factor, or of a factor's levels as numbers."""
         key = (number, reduced)
         if key in self._numeric:
             return self._numeric[key]
         factor = self._factors[number]
         if factor.levels:
-            assert factor.contrast is not None
-            columns = factor.contrast.matrix(factor.levels)[0][self._codes(number)]
+            columns = factor.matrix(reduced)[self._codes(number)]
         else:
             columns = self._columns_of(factor)
             columns = columns[:, 1:] if reduced and factor.spans else columns

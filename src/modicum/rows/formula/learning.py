@@ -137,7 +137,7 @@ class _Reading:
         drop: bool,
     ) -> None:
         self._source, self._weight, self._drop = source, weight, drop
-        self.factors = list(dict.fromkeys(factor for term in formula.terms for factor in term))
+        self.factors = formula.factors
         self.groupings = GroupingLevels(formula.groups, from_csv=source.written)
         outcome = [] if formula.outcome is None else [formula.outcome]
         further = [Expression(text) for texts in fields.values() for text in texts]

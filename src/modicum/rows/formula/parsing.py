@@ -46,24 +46,28 @@ class ParsedGroup:
     group
         Columns whose levels, or combinations of levels, are the groups: ("ward",), or ("g", "h")
         for h within g.
-    effects
-        Expressions whose effects vary between groups; "1" is the intercept.
+    intercept
+        Whether the intercept varies between groups.
+    slopes
+        The terms whose coefficients vary, each as the texts of its factors.
     correlated
         Whether the effects of a group are correlated (``|``) or not (``||``).
 
     Examples
     --------
-    >>> parse("late ~ dist + (1 + hour | carrier/tailnum)").groups[1]
-    ParsedGroup(group=('carrier', 'tailnum'), effects=('1', 'hour'), correlated=True)
+    >>> str(parse("late ~ dist + (hour * origin || carrier/tailnum)").groups[1])
+    '(1 + hour + origin + hour:origin || carrier:tailnum)'
     """
 
     group: tuple[str, ...]
-    effects: tuple[str, ...] = ("1",)
+    intercept: bool = True
+    slopes: tuple[tuple[str, ...], ...] = ()
     correlated: bool = True
 
     def __str__(self) -> str:
         bar = "|" if self.correlated else "||"
-        return f"({' + '.join(self.effects)} {bar} {':'.join(self.group)})"
+        effects = [str(int(self.intercept)), *(":".join(slope) for slope in self.slopes)]
+        return f"({' + '.join(effects)} {bar} {':'.join(self.group)})"
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,15 @@ class Formula:
     @property
     def expressions(self) -> tuple[Expression, ...]:
         """Every expression computed per row, including the outcome."""
-        factors = [factor for term in self.terms for factor in term]
         outcome = () if self.outcome is None else (self.outcome,)
-        return (*factors, *self.offsets, *(e for _, e in self.fields), *outcome)
+        return (*self.factors, *self.offsets, *(e for _, e in self.fields), *outcome)
+
+    @property
+    def factors(self) -> tuple[Expression, ...]:
+        """The factors of all terms, then those that only vary by group."""
+        slopes = [slope for group in self.groups for slope in group.slopes]
+        varying = [Expression(text) for slope in slopes for text in slope]
+        return tuple(dict.fromkeys([*(f for term in self.terms for f in term), *varying]))
 
 
 def parse(text: str, columns: Sequence[str] = (), taken: Collection[str] = ()) -> Formula:
@@ -382,20 +392,19 @@ def _group_terms(inside: str) -> list[ParsedGroup]:
             "among the common terms: name the slopes that vary."
         )
     effects, intercept = _terms(left, ())
-    slopes = tuple(":".join(f.label for f in term) for term in effects)
-    if "1" in slopes:
+    slopes = tuple(tuple(f.text for f in term) for term in effects)
+    if any([f.label for f in term] == ["1"] for term in effects):
         raise SettingError(
             f"the group term ({inside.strip()}) has the slope of a column called '1', and 1 is the "
             "intercept there: rename the column."
         )
-    texts = ("1",) * intercept + slopes
-    if not texts or not left.strip():
+    if not (intercept or slopes) or not left.strip():
         raise SettingError(f"the group term ({inside.strip()}) has no effects before |: add 1.")
     terms: list[ParsedGroup] = []
     outer: tuple[str, ...] = ()
     for group in columns:
         outer = (*outer, *group)
-        terms.append(ParsedGroup(outer, texts, correlated))
+        terms.append(ParsedGroup(outer, intercept, slopes, correlated))
     return terms
 
 

@@ -14,8 +14,10 @@ from itertools import product
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
+
 from modicum.errors import DataError, SettingError
-from modicum.rows.coding import CodedTerm, Coding, Level, level_names
+from modicum.rows.coding import Array, CodedTerm, Coding, Level, level_names
 from modicum.rows.formula.expressions import Contrast
 from modicum.rows.levels import code_field
 
@@ -77,6 +79,12 @@ class Factor:
         names = level_names(self.levels)
         return tuple(f"{self.label}[{name}]" for name in names[int(reduced) :])
 
+    def matrix(self, reduced: bool) -> Array:
+        """Return the numbers in the factor's columns, one row per level."""
+        if reduced and self.contrast:
+            return self.contrast.matrix(self.levels)[0]
+        return np.eye(len(self.levels))[:, int(reduced) :]
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -129,6 +137,8 @@ class MatrixLayout:
         Columns of x.
     codes
         Fields of codes.
+    slopes
+        For each group term, names of the columns of x whose effects vary.
     """
 
     coding: Coding
@@ -136,6 +146,7 @@ class MatrixLayout:
     terms: dict[str, tuple[int, ...]]
     numbers: tuple[Numbers, ...]
     codes: tuple[Codes, ...]
+    slopes: tuple[tuple[str, ...], ...] = ()
 
 
 def reduced_parts(
@@ -196,7 +207,9 @@ def _merge(old: Part, part: Part) -> tuple[Part, Part] | None:
 
 
 def lay_out(
-    factors: Sequence[Factor], terms: Sequence[tuple[str, tuple[Part, ...]]]
+    factors: Sequence[Factor],
+    terms: Sequence[tuple[str, tuple[Part, ...]]],
+    slopes: Sequence[Sequence[Part]] = (),
 ) -> MatrixLayout:
     """Lay out the columns: those of a term are adjacent, in the order of the terms.
 
@@ -206,6 +219,8 @@ def lay_out(
         All factors of the formula.
     terms
         Name and scoped parts of each term.
+    slopes
+        Scoped parts of the terms of each group whose coefficients vary.
     """
     names: list[str] = []
     places: dict[str, tuple[int, ...]] = {}
@@ -228,11 +243,23 @@ def lay_out(
             f"two columns of x would be named {twice[0]!r}: rename a column of the table."
         )
     scales = [n for b, _ in coded for n in b.scales if n is not None and n not in dense]
-    numbers = [*dense, *dict.fromkeys(scales)]
+    varying = [dict(c for part in parts for c in _as_numbers(factors, part)) for parts in slopes]
+    alone = {n: name for columns in varying for name, n in columns.items() if n not in dense}
+    numbers = [*dict.fromkeys([*dense, *scales, *alone])]
     coded_terms = [term for block, at in coded for term in _coded_terms(block, at, numbers)]
-    coding = Coding(tuple(dense.values()), tuple(coded_terms))
+    further = tuple((name, numbers.index(n)) for n, name in alone.items())
+    coding = Coding(tuple(dense.values()), tuple(coded_terms), further)
     codes = tuple(dict.fromkeys(b.codes for b, _ in coded if b.codes is not None))
-    return MatrixLayout(coding, tuple(names), places, tuple(numbers), codes)
+    named = tuple(tuple(columns) for columns in varying)
+    return MatrixLayout(coding, tuple(names), places, tuple(numbers), codes, named)
+
+
+def _as_numbers(factors: Sequence[Factor], part: Part) -> Iterator[tuple[str, Numbers]]:
+    """Yield names and products of all columns of a part, levels as numbers too."""
+    names = {(f, reduced): factors[f].names(reduced) for f, reduced in part}
+    for backwards in product(*(range(len(names[scoped])) for scoped in reversed(part))):
+        at = dict(zip(part, backwards[::-1], strict=True))
+        yield _name(names, at), Numbers(tuple((*scoped, j) for scoped, j in at.items()))
 
 
 @dataclass(frozen=True)
