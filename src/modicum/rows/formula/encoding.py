@@ -107,8 +107,7 @@ class FormulaEncoding:
             spans = [factor.spans for factor in self.factors]
             parts = reduced_parts(terms, spans, group.intercept)
             slopes.append([part for of_term in parts for part in of_term])
-        terms = [(term.name, term.parts) for term in self.terms]
-        return lay_out(self.factors, terms, slopes)
+        return lay_out(self.factors, [(term.name, term.parts) for term in self.terms], slopes)
 
     @property
     def largest_group(self) -> str | None:
